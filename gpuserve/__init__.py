@@ -1,0 +1,40 @@
+"""gpuserve: Python inference callables behind the Open Inference Protocol v2.
+
+The public names, imported on first use, so that ``import gpuserve`` costs next to nothing and a
+worker that imports ``gpuserve.decorators`` does not pay for the server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpuserve.model import DynamicBatcher, ModelConfig, Tensor
+    from gpuserve.server import Server
+    from gpuserve_worker.request import Request
+
+__version__ = "0.1.0"
+
+__all__ = ["DynamicBatcher", "ModelConfig", "Request", "Server", "Tensor", "__version__"]
+
+_HOMES = {
+    "DynamicBatcher": "gpuserve.model",
+    "ModelConfig": "gpuserve.model",
+    "Request": "gpuserve_worker.request",
+    "Server": "gpuserve.server",
+    "Tensor": "gpuserve.model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

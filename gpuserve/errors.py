@@ -1,0 +1,137 @@
+"""The errors of gpuserve, each with a code of its own. No HTTP and no gRPC status is named here;
+``front/endpoint/status.py`` is the one table that translates a code for a client.
+
+::
+
+    GpuserveError
+    ├── RequestError            answers one request; ``code`` says how
+    │   ├── InvalidArgument         the request is wrong and will stay wrong
+    │   ├── NotFound                unknown model, version, or path
+    │   ├── Unavailable             not now: full, draining, worker lost; another try may succeed
+    │   │   └── QueueFull
+    │   ├── ResourceExhausted       larger than a limit
+    │   ├── DeadlineExceeded
+    │   ├── Cancelled               the client went away
+    │   ├── Unimplemented
+    │   └── Internal                the callable raised, or answered nonsense
+    ├── ConfigError             a config file, flag or environment variable is wrong (exit code 4)
+    ├── DeviceError             a device that this machine does not have (exit code 5)
+    ├── BindError               ``bind()`` was given something that cannot be served
+    └── StartupError            a model could not be loaded, or a process not be started (exit code 3)
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class Code(enum.Enum):
+    """What kind of failure a request met. The values travel between processes."""
+
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    NOT_FOUND = "NOT_FOUND"
+    UNAVAILABLE = "UNAVAILABLE"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    CANCELLED = "CANCELLED"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+    INTERNAL = "INTERNAL"
+
+
+class GpuserveError(Exception):
+    """Whatever gpuserve raises on purpose."""
+
+
+class RequestError(GpuserveError):
+    """A failure that answers one request. Its text is a sentence for the client: no path, no traceback."""
+
+    code: ClassVar[Code] = Code.INTERNAL
+
+
+class InvalidArgument(RequestError):
+    """The request breaks the protocol or the model's declaration."""
+
+    code = Code.INVALID_ARGUMENT
+
+
+class NotFound(RequestError):
+    """The model, the version or the path does not exist."""
+
+    code = Code.NOT_FOUND
+
+
+class Unavailable(RequestError):
+    """The server cannot take or finish this request now; another try may succeed."""
+
+    code = Code.UNAVAILABLE
+
+
+class QueueFull(Unavailable):
+    """The model's queue is at its limit of requests or bytes."""
+
+
+class ResourceExhausted(RequestError):
+    """The request is larger than a limit of the server."""
+
+    code = Code.RESOURCE_EXHAUSTED
+
+
+class DeadlineExceeded(RequestError):
+    """The request's own time ran out."""
+
+    code = Code.DEADLINE_EXCEEDED
+
+
+class Cancelled(RequestError):
+    """The client took the request back."""
+
+    code = Code.CANCELLED
+
+
+class Unimplemented(RequestError):
+    """The protocol knows it, this model or server does not do it."""
+
+    code = Code.UNIMPLEMENTED
+
+
+class Internal(RequestError):
+    """The inference callable raised or answered nonsense."""
+
+    code = Code.INTERNAL
+
+
+_BY_CODE: dict[str, type[RequestError]] = {
+    cls.code.value: cls
+    for cls in (
+        InvalidArgument,
+        NotFound,
+        Unavailable,
+        ResourceExhausted,
+        DeadlineExceeded,
+        Cancelled,
+        Unimplemented,
+        Internal,
+    )
+}
+
+
+def request_error(code: str, text: str) -> RequestError:
+    """The error that a code and a text from another process stand for; an unknown code is INTERNAL."""
+    return _BY_CODE.get(code, Internal)(text)
+
+
+class ConfigError(GpuserveError):
+    """A config file, an environment variable or a flag is wrong. The text is ready to print."""
+
+
+class DeviceError(GpuserveError):
+    """A model names a device that this machine does not have."""
+
+
+class BindError(GpuserveError):
+    """``bind()`` was given something that cannot be served."""
+
+
+class StartupError(GpuserveError):
+    """A model could not be loaded or a process of the server could not be started."""

@@ -1,0 +1,18 @@
+"""The one table from an error's code to what a client sees: (HTTP status, gRPC status number)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuserve.errors import Code
+
+STATUS: Final[dict[Code, tuple[int, int]]] = {
+    Code.INVALID_ARGUMENT: (400, 3),
+    Code.NOT_FOUND: (404, 5),
+    Code.UNAVAILABLE: (503, 14),
+    Code.RESOURCE_EXHAUSTED: (413, 8),
+    Code.DEADLINE_EXCEEDED: (504, 4),
+    Code.CANCELLED: (499, 1),
+    Code.UNIMPLEMENTED: (501, 12),
+    Code.INTERNAL: (500, 13),
+}

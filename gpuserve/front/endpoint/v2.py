@@ -1,0 +1,109 @@
+"""The requests and responses of the Open Inference Protocol v2, as the service layer sees them.
+
+Plain types without I/O. Both codecs (HTTP, gRPC) make and take these; nothing below the codecs knows
+JSON, protobuf, HTTP or gRPC.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from gpuserve_worker.memory import Block
+
+#: The bytes of a tensor in wire layout: in heap memory, or already in the model's arena.
+Data: TypeAlias = bytes | memoryview | Block
+
+
+class InputTensor:
+    """One input of a request. ``shape`` is as sent; ``data`` is row-major, BYTES length-prefixed."""
+
+    __slots__ = ("data", "datatype", "name", "shape")
+
+    def __init__(self, name: str, datatype: str, shape: tuple[int, ...], data: Data) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+        self.data = data
+
+
+class InferRequest:
+    """One inference request.
+
+    ``model_version`` is the version as text, "" for the newest. ``outputs`` are the names asked for,
+    in order; empty means all. ``timeout_s`` is the client's own limit, None for none.
+    ``parameters`` are the request parameters without the ones the protocol itself reads.
+    """
+
+    __slots__ = (
+        "id",
+        "inputs",
+        "model_name",
+        "model_version",
+        "outputs",
+        "parameters",
+        "timeout_s",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        request_id: str,
+        parameters: dict[str, Any],
+        inputs: list[InputTensor],
+        outputs: tuple[str, ...],
+        timeout_s: float | None,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = request_id
+        self.parameters = parameters
+        self.inputs = inputs
+        self.outputs = outputs
+        self.timeout_s = timeout_s
+
+
+class OutputTensor:
+    """One output of a response; ``data`` is row-major, BYTES length-prefixed."""
+
+    __slots__ = ("data", "datatype", "name", "shape")
+
+    def __init__(
+        self, name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview
+    ) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+        self.data = data
+
+
+class InferResponse:
+    """One response. ``model_version`` is the decimal version, never empty; ``id`` echoes the request's.
+
+    The outputs' memory may belong to a worker's output arena: whoever writes the response calls
+    ``close()`` when the bytes have been copied out, exactly once.
+    """
+
+    __slots__ = ("_on_close", "id", "model_name", "model_version", "outputs", "parameters")
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        request_id: str,
+        parameters: dict[str, Any],
+        outputs: list[OutputTensor],
+        on_close: Any = None,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = request_id
+        self.parameters = parameters
+        self.outputs = outputs
+        self._on_close = on_close
+
+    def close(self) -> None:
+        """Give the outputs' memory back."""
+        if self._on_close is not None:
+            on_close, self._on_close = self._on_close, None
+            on_close()

@@ -1,0 +1,200 @@
+"""What a tensor is on the wire: the v2 datatypes, their numpy types, and the BYTES layout.
+
+Pure functions and tables; no shared memory and no sockets here. The table is the only place in the
+project that pairs a v2 datatype with a numpy type.
+
+A tensor on the wire is row-major, little-endian, unpadded. BYTES is, for each element in row-major
+order, a little-endian ``uint32`` length and that many bytes (Open Inference Protocol v2, binary
+tensor data extension).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BYTES: Final = "BYTES"
+BF16: Final = "BF16"
+
+#: v2 datatype -> bytes an element takes. BYTES has no fixed size and is 0.
+ITEMSIZE: Final[dict[str, int]] = {
+    "BOOL": 1,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+    "BYTES": 0,
+}
+
+#: numpy name -> v2 datatype, for every numpy type that has one and needs no further look.
+_DATATYPE_OF_NUMPY: Final[dict[str, str]] = {
+    "bool": "BOOL",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "object": "BYTES",
+}
+_NUMPY_OF_DATATYPE: Final[dict[str, np.dtype[Any]]] = {
+    datatype: np.dtype(name) for name, datatype in _DATATYPE_OF_NUMPY.items() if name != "bfloat16"
+}
+#: Words people write for a byte-string tensor.
+_BYTES_WORDS: Final = frozenset({"bytes", "object", "string", "str", "bytes_", "type_string"})
+
+
+class TensorSpec(NamedTuple):
+    """One declared input or output.
+
+    ``shape`` is without the batch dimension where the model batches; -1 stands for any size.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+
+
+def numpy_dtype(datatype: str) -> np.dtype[Any]:
+    """The numpy type of a v2 datatype; ``object`` for BYTES.
+
+    Raises:
+        ImportError: BF16 without ``ml_dtypes`` installed.
+        KeyError: the datatype is not one of ``ITEMSIZE``.
+    """
+    if datatype == BF16:
+        from ml_dtypes import bfloat16  # only models that use BF16 pay for the import
+
+        return np.dtype(bfloat16)
+    return _NUMPY_OF_DATATYPE[datatype]
+
+
+def datatype_of(dtype: Any) -> str:
+    """The v2 datatype a user means by a numpy dtype, a scalar type, or a word.
+
+    Accepts ``np.dtype("float32")``, ``np.float32``, ``bool``/``bytes``/``object``, "float32", "FP32",
+    "TYPE_FP32", "bf16", "bytes".
+
+    Raises:
+        ValueError: nothing in v2 corresponds; the text says what came.
+    """
+    if isinstance(dtype, str):
+        word = dtype.removeprefix("TYPE_")
+        if word.upper() in ITEMSIZE:
+            return word.upper()
+        if dtype.lower() in _BYTES_WORDS:
+            return BYTES
+        if dtype == "bfloat16":
+            return BF16
+    try:
+        resolved = np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"{dtype!r} is no tensor datatype") from None
+    if resolved.kind in "SU":
+        return BYTES
+    datatype = _DATATYPE_OF_NUMPY.get(resolved.name)
+    if datatype is None or resolved.byteorder == ">":
+        raise ValueError(f"{resolved} has no v2 datatype; use one of {', '.join(ITEMSIZE)}")
+    return datatype
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """How many elements a shape holds, in Python ints so that nothing overflows; 1 for rank 0."""
+    count = 1
+    for dim in shape:
+        count *= dim
+    return count
+
+
+def encode_bytes(elements: Iterable[Any]) -> bytes:
+    """Elements in row-major order as the v2 BYTES layout. ``str`` is encoded as UTF-8.
+
+    Raises:
+        TypeError: an element is neither bytes-like nor str.
+    """
+    parts: list[bytes] = []
+    for element in elements:
+        if isinstance(element, str):
+            element = element.encode()
+        elif not isinstance(element, bytes):
+            if not isinstance(element, (bytearray, memoryview, np.bytes_)):
+                raise TypeError(
+                    f"a BYTES tensor holds bytes or str, but an element is {type(element).__name__}"
+                )
+            element = bytes(element)
+        parts.append(struct.pack("<I", len(element)))
+        parts.append(element)
+    return b"".join(parts)
+
+
+def decode_bytes(data: memoryview | bytes, count: int) -> list[bytes]:
+    """``count`` elements out of the v2 BYTES layout.
+
+    Raises:
+        ValueError: the layout does not hold exactly ``count`` elements; see ``check_bytes``.
+    """
+    problem = check_bytes(data, count)
+    if problem is not None:
+        raise ValueError(problem)
+    whole = bytes(data)
+    elements = []
+    position = 0
+    for _ in range(count):
+        start = position + 4
+        position = start + int.from_bytes(whole[position:start], "little")
+        elements.append(whole[start:position])
+    return elements
+
+
+def check_bytes(data: memoryview | bytes, count: int) -> str | None:
+    """What is wrong with a BYTES payload that should hold ``count`` elements; None where nothing is."""
+    position, end, seen = 0, len(data), 0
+    while position < end:
+        if seen == count:
+            return f"expecting {count} string elements, got more"
+        if end - position < 4:
+            return (
+                f"incomplete string length indicator at element {seen}, expecting 4 bytes "
+                f"but only {end - position} bytes available"
+            )
+        length = int.from_bytes(data[position : position + 4], "little")
+        position += 4
+        if end - position < length:
+            return (
+                f"incomplete string data at element {seen}, expecting {length} bytes "
+                f"but only {end - position} bytes available"
+            )
+        position += length
+        seen += 1
+    if seen != count:
+        return f"expected {count} string elements, got {seen}"
+    return None
+
+
+def bytes_array(data: memoryview | bytes, shape: Sequence[int]) -> NDArray[np.object_]:
+    """A BYTES payload as an object array of ``bytes`` of the given shape."""
+    count = element_count(shape)
+    array = np.empty(count, dtype=object)
+    array[:] = decode_bytes(data, count)
+    return array.reshape(tuple(shape))

@@ -1,0 +1,313 @@
+"""Every message that a worker process sends or receives. All of them, and nothing else.
+
+A message is a small named tuple. On the wire it is a msgpack array ``[TAG, *fields]`` in one
+SOCK_SEQPACKET datagram (see ``link.py`` for datagrams that would be too large); file descriptors
+ride beside it. Nothing here is pickled, no class name travels, and a tag that is not in the table
+is an error of the peer.
+
+Who says what::
+
+    supervisor -> worker   Init, Stop                           (the boot socket)
+    worker -> supervisor   Phase, Ready, LoadFailed, Log
+    front -> worker        Attach, Segment, DropSegment, Run, Free     (the link)
+    worker -> front        Attached, Segment, DropSegment, Done, Failed, Released
+
+The supervisor keeps a duplicate of the front's end of every link, so a front may die and be
+replaced while the worker keeps its model. A new front opens with ``Attach``; whatever arrives on
+the link before the worker's ``Attached`` of the same epoch was meant for the previous front and is
+dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgpack
+
+#: Raised whenever a field of a message changes meaning.
+PROTOCOL: Final = 1
+
+#: Tensors up to this many bytes a batch travel inside the message, not in an arena. Below it the
+#: bookkeeping of an arena block costs more than copying the bytes through the socket.
+INLINE_NBYTES: Final = 16 * 1024
+
+
+class Ref(NamedTuple):
+    """Where bytes lie in an arena of the sender: a segment, an offset in it, a length."""
+
+    segment: int
+    offset: int
+    nbytes: int
+
+
+#: The bytes of a tensor: themselves when small, a place in an arena otherwise.
+Payload: TypeAlias = bytes | Ref
+
+
+class WireTensor(NamedTuple):
+    """One tensor of a whole batch. ``shape`` is complete, batch dimension included."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    payload: Payload
+
+
+class WireRequest(NamedTuple):
+    """What a batch knows of one of its requests besides its rows of the tensors."""
+
+    rows: int
+    parameters: dict[str, Any]
+    requested_outputs: tuple[str, ...]
+
+
+class WireFailure(NamedTuple):
+    """Why one request, or a whole batch, has no outputs. ``code`` is a name of ``errors.Code``."""
+
+    code: str
+    text: str
+
+
+# ---- supervisor -> worker -------------------------------------------------------------------
+
+
+class Init(NamedTuple):
+    """Load this callable and say ``Ready``.
+
+    ``source`` is ``{"path": "linear.py:Linear", "base_dir": "/models", "kwargs": {…}}`` or
+    ``{"pickle": b"…"}`` (cloudpickle, written by the ``bind()`` of the same user, never by a client).
+    Tensors are ``[name, datatype, shape, optional]``.
+    """
+
+    TAG = 1
+    protocol: int
+    model: str
+    version: int
+    instance: str
+    device: str
+    source: dict[str, Any]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    max_batch_size: int
+    strict: bool
+    read_only_inputs: bool
+
+
+class Stop(NamedTuple):
+    """Finish the batch at hand and exit with status 0."""
+
+    TAG = 2
+
+
+# ---- worker -> supervisor -------------------------------------------------------------------
+
+
+class Phase(NamedTuple):
+    """What the worker does while it is not ready yet: "importing", "loading"."""
+
+    TAG = 10
+    name: str
+
+
+class Ready(NamedTuple):
+    """The callable is loaded; ``load_s`` seconds were spent on it."""
+
+    TAG = 11
+    load_s: float
+
+
+class LoadFailed(NamedTuple):
+    """The callable could not be loaded. ``text`` is one line, ``traceback`` is for the log."""
+
+    TAG = 12
+    text: str
+    traceback: str
+
+
+class Log(NamedTuple):
+    """A log record of the worker's own. ``level`` is a ``logging`` number."""
+
+    TAG = 13
+    level: int
+    text: str
+    traceback: str
+
+
+# ---- both directions of the link ------------------------------------------------------------
+
+
+class Segment(NamedTuple):
+    """The sender's arena has a new segment; its memfd rides beside this message."""
+
+    TAG = 20
+    segment: int
+    nbytes: int
+
+
+class DropSegment(NamedTuple):
+    """The sender's arena gave a segment up; nothing will refer to it again."""
+
+    TAG = 21
+    segment: int
+
+
+# ---- front -> worker ------------------------------------------------------------------------
+
+
+class Attach(NamedTuple):
+    """A front (a new one, where the epoch is new) takes the link over."""
+
+    TAG = 30
+    epoch: int
+
+
+class Run(NamedTuple):
+    """Call the inference callable on one batch. Every request shares the tensors' inner shapes."""
+
+    TAG = 31
+    batch_id: int
+    requests: tuple[WireRequest, ...]
+    inputs: tuple[WireTensor, ...]
+
+
+class Free(NamedTuple):
+    """The front has read these blocks of the worker's output arena: (segment, offset) each."""
+
+    TAG = 32
+    blocks: tuple[tuple[int, int], ...]
+
+
+# ---- worker -> front ------------------------------------------------------------------------
+
+
+class Attached(NamedTuple):
+    """The worker heard ``Attach``; what follows belongs to that epoch."""
+
+    TAG = 40
+    epoch: int
+
+
+class Done(NamedTuple):
+    """A batch ran.
+
+    Exactly one of the two is given: ``outputs`` (one tensor for the whole batch, rows in the order
+    of the requests; the front slices) or ``responses`` (a tuple of tensors, or a ``WireFailure``,
+    for each request). ``inputs_free`` says that nothing in the worker refers to the batch's input
+    blocks any more; otherwise ``Released`` follows when that comes true.
+    """
+
+    TAG = 41
+    batch_id: int
+    outputs: tuple[WireTensor, ...] | None
+    responses: tuple[tuple[WireTensor, ...] | WireFailure, ...] | None
+    inputs_free: bool
+    compute_input_ns: int
+    compute_infer_ns: int
+    compute_output_ns: int
+
+
+class Failed(NamedTuple):
+    """The callable raised or answered nonsense: the whole batch fails with this."""
+
+    TAG = 42
+    batch_id: int
+    failure: WireFailure
+    inputs_free: bool
+
+
+class Released(NamedTuple):
+    """The last array over the inputs of these batches died after their ``Done``."""
+
+    TAG = 43
+    batch_ids: tuple[int, ...]
+
+
+Message: TypeAlias = (
+    Init
+    | Stop
+    | Phase
+    | Ready
+    | LoadFailed
+    | Log
+    | Segment
+    | DropSegment
+    | Attach
+    | Run
+    | Free
+    | Attached
+    | Done
+    | Failed
+    | Released
+)
+
+_CLASSES: Final[dict[int, Any]] = {
+    cls.TAG: cls
+    for cls in (
+        Init,
+        Stop,
+        Phase,
+        Ready,
+        LoadFailed,
+        Log,
+        Segment,
+        DropSegment,
+        Attach,
+        Run,
+        Free,
+        Attached,
+        Done,
+        Failed,
+        Released,
+    )
+}
+
+
+class WireError(Exception):
+    """The peer sent something that is no message of this protocol."""
+
+
+def encode(message: Message) -> bytes:
+    """A message as the bytes of one datagram."""
+    packed: bytes = msgpack.packb((message.TAG, *message))
+    return packed
+
+
+def decode(data: bytes | memoryview) -> Message:
+    """The message in a datagram.
+
+    Nested tuples arrive as plain tuples; ``tensors()`` and its kin name their fields again.
+
+    Raises:
+        WireError: not msgpack, an unknown tag, or the wrong number of fields.
+    """
+    try:
+        tag, *fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
+        message: Message = _CLASSES[tag](*fields)
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise WireError(f"not a message of protocol {PROTOCOL}: {error}") from error
+    return message
+
+
+def payload(raw: Any) -> Payload:
+    """A payload field as decoded: bytes stay, a triple becomes a ``Ref``."""
+    return raw if isinstance(raw, bytes) else Ref(*raw)
+
+
+def tensors(raw: tuple[Any, ...]) -> tuple[WireTensor, ...]:
+    """A decoded field of tensors with its names back."""
+    return tuple(
+        WireTensor(name, datatype, shape, payload(at)) for name, datatype, shape, at in raw
+    )
+
+
+def requests(raw: tuple[Any, ...]) -> tuple[WireRequest, ...]:
+    """A decoded field of requests with its names back."""
+    return tuple(WireRequest(*fields) for fields in raw)
+
+
+def responses(raw: tuple[Any, ...]) -> tuple[tuple[WireTensor, ...] | WireFailure, ...]:
+    """A decoded field of responses: a failure is told by its first element being a string."""
+    return tuple(
+        WireFailure(*one) if len(one) == 2 and isinstance(one[0], str) else tensors(one)
+        for one in raw
+    )
