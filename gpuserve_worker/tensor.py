@@ -86,7 +86,8 @@ def numpy_dtype(datatype: str) -> np.dtype[Any]:
     if datatype == BF16:
         from ml_dtypes import bfloat16  # only models that use BF16 pay for the import
 
-        return np.dtype(bfloat16)
+        dtype: np.dtype[Any] = np.dtype(bfloat16)
+        return dtype
     return _NUMPY_OF_DATATYPE[datatype]
 
 

@@ -75,11 +75,11 @@ class Init(NamedTuple):
     """Load this callable and say ``Ready``.
 
     ``source`` is ``{"path": "linear.py:Linear", "base_dir": "/models", "kwargs": {…}}`` or
-    ``{"pickle": b"…"}`` (cloudpickle, written by the ``bind()`` of the same user, never by a client).
+    ``{"pickle": b"…"}`` (cloudpickle, written by the ``bind()`` of the same user, never by a
+    client).
     Tensors are ``[name, datatype, shape, optional]``.
     """
 
-    TAG = 1
     protocol: int
     model: str
     version: int
@@ -96,8 +96,6 @@ class Init(NamedTuple):
 class Stop(NamedTuple):
     """Finish the batch at hand and exit with status 0."""
 
-    TAG = 2
-
 
 # ---- worker -> supervisor -------------------------------------------------------------------
 
@@ -105,21 +103,18 @@ class Stop(NamedTuple):
 class Phase(NamedTuple):
     """What the worker does while it is not ready yet: "importing", "loading"."""
 
-    TAG = 10
     name: str
 
 
 class Ready(NamedTuple):
     """The callable is loaded; ``load_s`` seconds were spent on it."""
 
-    TAG = 11
     load_s: float
 
 
 class LoadFailed(NamedTuple):
     """The callable could not be loaded. ``text`` is one line, ``traceback`` is for the log."""
 
-    TAG = 12
     text: str
     traceback: str
 
@@ -127,7 +122,6 @@ class LoadFailed(NamedTuple):
 class Log(NamedTuple):
     """A log record of the worker's own. ``level`` is a ``logging`` number."""
 
-    TAG = 13
     level: int
     text: str
     traceback: str
@@ -139,7 +133,6 @@ class Log(NamedTuple):
 class Segment(NamedTuple):
     """The sender's arena has a new segment; its memfd rides beside this message."""
 
-    TAG = 20
     segment: int
     nbytes: int
 
@@ -147,7 +140,6 @@ class Segment(NamedTuple):
 class DropSegment(NamedTuple):
     """The sender's arena gave a segment up; nothing will refer to it again."""
 
-    TAG = 21
     segment: int
 
 
@@ -157,14 +149,12 @@ class DropSegment(NamedTuple):
 class Attach(NamedTuple):
     """A front (a new one, where the epoch is new) takes the link over."""
 
-    TAG = 30
     epoch: int
 
 
 class Run(NamedTuple):
     """Call the inference callable on one batch. Every request shares the tensors' inner shapes."""
 
-    TAG = 31
     batch_id: int
     requests: tuple[WireRequest, ...]
     inputs: tuple[WireTensor, ...]
@@ -173,7 +163,6 @@ class Run(NamedTuple):
 class Free(NamedTuple):
     """The front has read these blocks of the worker's output arena: (segment, offset) each."""
 
-    TAG = 32
     blocks: tuple[tuple[int, int], ...]
 
 
@@ -183,7 +172,6 @@ class Free(NamedTuple):
 class Attached(NamedTuple):
     """The worker heard ``Attach``; what follows belongs to that epoch."""
 
-    TAG = 40
     epoch: int
 
 
@@ -196,7 +184,6 @@ class Done(NamedTuple):
     blocks any more; otherwise ``Released`` follows when that comes true.
     """
 
-    TAG = 41
     batch_id: int
     outputs: tuple[WireTensor, ...] | None
     responses: tuple[tuple[WireTensor, ...] | WireFailure, ...] | None
@@ -209,7 +196,6 @@ class Done(NamedTuple):
 class Failed(NamedTuple):
     """The callable raised or answered nonsense: the whole batch fails with this."""
 
-    TAG = 42
     batch_id: int
     failure: WireFailure
     inputs_free: bool
@@ -218,7 +204,6 @@ class Failed(NamedTuple):
 class Released(NamedTuple):
     """The last array over the inputs of these batches died after their ``Done``."""
 
-    TAG = 43
     batch_ids: tuple[int, ...]
 
 
@@ -241,25 +226,23 @@ Message: TypeAlias = (
 )
 
 _CLASSES: Final[dict[int, Any]] = {
-    cls.TAG: cls
-    for cls in (
-        Init,
-        Stop,
-        Phase,
-        Ready,
-        LoadFailed,
-        Log,
-        Segment,
-        DropSegment,
-        Attach,
-        Run,
-        Free,
-        Attached,
-        Done,
-        Failed,
-        Released,
-    )
+    1: Init,
+    2: Stop,
+    10: Phase,
+    11: Ready,
+    12: LoadFailed,
+    13: Log,
+    20: Segment,
+    21: DropSegment,
+    30: Attach,
+    31: Run,
+    32: Free,
+    40: Attached,
+    41: Done,
+    42: Failed,
+    43: Released,
 }
+_TAGS: Final[dict[type[Any], int]] = {cls: tag for tag, cls in _CLASSES.items()}
 
 
 class WireError(Exception):
@@ -268,7 +251,7 @@ class WireError(Exception):
 
 def encode(message: Message) -> bytes:
     """A message as the bytes of one datagram."""
-    packed: bytes = msgpack.packb((message.TAG, *message))
+    packed: bytes = msgpack.packb((_TAGS[type(message)], *message))
     return packed
 
 
@@ -295,9 +278,7 @@ def payload(raw: Any) -> Payload:
 
 def tensors(raw: tuple[Any, ...]) -> tuple[WireTensor, ...]:
     """A decoded field of tensors with its names back."""
-    return tuple(
-        WireTensor(name, datatype, shape, payload(at)) for name, datatype, shape, at in raw
-    )
+    return tuple(WireTensor(name, datatype, shape, payload(at)) for name, datatype, shape, at in raw)
 
 
 def requests(raw: tuple[Any, ...]) -> tuple[WireRequest, ...]:
@@ -308,6 +289,5 @@ def requests(raw: tuple[Any, ...]) -> tuple[WireRequest, ...]:
 def responses(raw: tuple[Any, ...]) -> tuple[tuple[WireTensor, ...] | WireFailure, ...]:
     """A decoded field of responses: a failure is told by its first element being a string."""
     return tuple(
-        WireFailure(*one) if len(one) == 2 and isinstance(one[0], str) else tensors(one)
-        for one in raw
+        WireFailure(*one) if len(one) == 2 and isinstance(one[0], str) else tensors(one) for one in raw
     )

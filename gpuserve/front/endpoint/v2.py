@@ -68,9 +68,7 @@ class OutputTensor:
 
     __slots__ = ("data", "datatype", "name", "shape")
 
-    def __init__(
-        self, name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview
-    ) -> None:
+    def __init__(self, name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
