@@ -1,19 +1,46 @@
 """What an inference callable is given and may give back: ``Request``, and batches of them.
 
-Users see ``Request``. ``RequestBatch`` is the list the worker passes; it also holds the arrays of
-the whole batch, so that ``@batch`` can hand them on without concatenating. ``BatchedOutputs`` is
-its counterpart on the way back.
+Users see ``Request`` and, as the list of them, ``RequestBatch``. The decorators of this project are
+given a ``Batch`` instead: the arrays of the whole batch, not yet cut into requests, so that ``@batch``
+neither cuts nor concatenates. ``BatchedOutputs`` is its counterpart on the way back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+_MARK: Final = "_gpuserve_accepts_batch"
+
+
+def accept_batch(function: Callable[..., Any]) -> None:
+    """Mark a function whose last positional argument may be a ``Batch`` in place of a request list."""
+    setattr(function, _MARK, function)
+
+
+def accepts_batch(inference_callable: Any) -> bool:
+    """Whether this callable (function, method, object with ``__call__``) was marked itself.
+
+    The mark names the function it was put on: a wrapper that copied the attributes of a marked
+    function, as ``functools.wraps`` does, is not meant by it.
+    """
+    function = function_of(inference_callable)
+    return function is not None and getattr(function, _MARK, None) is function
+
+
+def function_of(inference_callable: Any) -> Any:
+    """The function that runs when this is called: its own, a method's, or its class's ``__call__``."""
+    if isinstance(inference_callable, MethodType):
+        return inference_callable.__func__
+    if isinstance(inference_callable, FunctionType):
+        return inference_callable
+    return getattr(type(inference_callable), "__call__", None)  # noqa: B004 - not to ask whether it is there
 
 
 class Request(MutableMapping[str, "NDArray[Any]"]):
@@ -58,24 +85,54 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
 
 
 class RequestBatch(list[Request]):
-    """The requests of one call, in order, and their arrays before they were cut apart.
+    """The requests of one call, in order.
 
-    ``arrays`` holds one array for each input with the rows of every request, or is None where the
-    model does not batch. ``rows`` is how many rows each request has. ``output_names`` are the
-    declared outputs, in order: a callable that answers with a list means them by position.
+    ``output_names`` are the declared outputs, in order: a callable that answers with a list means
+    them by position. ``batching`` says whether axis 0 of the arrays is a batch axis.
     """
+
+    def __init__(self, requests: Sequence[Request], output_names: Sequence[str], batching: bool) -> None:
+        super().__init__(requests)
+        self.output_names = tuple(output_names)
+        self.batching = batching
+
+
+class Batch:
+    """One call's inputs before they are cut into requests.
+
+    ``arrays`` holds one array for each input with the rows of every request; where the model does not
+    batch, the arrays of its only request. ``rows`` is how many rows each request has. ``requests`` is,
+    for each request, ``(rows, parameters, requested output names)`` as it came.
+    """
+
+    __slots__ = ("arrays", "batching", "output_names", "requests", "rows")
 
     def __init__(
         self,
-        requests: Sequence[Request],
-        arrays: Arrays | None,
-        rows: Sequence[int],
-        output_names: Sequence[str],
+        arrays: Arrays,
+        requests: Sequence[tuple[int, dict[str, Any], tuple[str, ...]]],
+        output_names: tuple[str, ...],
+        batching: bool,
     ) -> None:
-        super().__init__(requests)
         self.arrays = arrays
-        self.rows = tuple(rows)
-        self.output_names = tuple(output_names)
+        self.requests = requests
+        self.rows = tuple([one[0] for one in requests])
+        self.output_names = output_names
+        self.batching = batching
+
+    def as_list(self) -> RequestBatch:
+        """The batch as the list that users are promised; its arrays are views."""
+        return RequestBatch(list(self._cut()), self.output_names, self.batching)
+
+    def _cut(self) -> Iterator[Request]:
+        start = 0
+        for rows, parameters, requested in self.requests:
+            stop = start + rows
+            data = self.arrays
+            if self.batching:
+                data = {name: array[start:stop] for name, array in data.items()}
+            yield Request(data, parameters, list(requested or self.output_names))
+            start = stop
 
 
 class BatchedOutputs(Sequence["Arrays"]):
@@ -84,22 +141,27 @@ class BatchedOutputs(Sequence["Arrays"]):
     Iterating or indexing cuts views; the worker sends ``arrays`` as they are.
     """
 
-    __slots__ = ("_starts", "arrays", "rows")
+    __slots__ = ("arrays", "rows")
 
     def __init__(self, arrays: Arrays, rows: Sequence[int]) -> None:
         self.arrays = arrays
         self.rows = tuple(rows)
-        starts = [0]
-        for count in self.rows:
-            starts.append(starts[-1] + count)
-        self._starts = starts
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __iter__(self) -> Iterator[Arrays]:
+        start = 0
+        for rows in self.rows:
+            yield self._cut(start, start + rows)
+            start += rows
+
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            return list(self)[index]
         position = range(len(self.rows))[index]
-        start, stop = self._starts[position], self._starts[position + 1]
+        start = sum(self.rows[:position])
+        return self._cut(start, start + self.rows[position])
+
+    def _cut(self, start: int, stop: int) -> Arrays:
         return {name: array[start:stop] for name, array in self.arrays.items()}

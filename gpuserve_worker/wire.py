@@ -225,49 +225,67 @@ Message: TypeAlias = (
     | Released
 )
 
-_CLASSES: Final[dict[int, Any]] = {
-    1: Init,
-    2: Stop,
-    10: Phase,
-    11: Ready,
-    12: LoadFailed,
-    13: Log,
-    20: Segment,
-    21: DropSegment,
-    30: Attach,
-    31: Run,
-    32: Free,
-    40: Attached,
-    41: Done,
-    42: Failed,
-    43: Released,
-}
-_TAGS: Final[dict[type[Any], int]] = {cls: tag for tag, cls in _CLASSES.items()}
-
 
 class WireError(Exception):
     """The peer sent something that is no message of this protocol."""
 
 
+class Vocabulary:
+    """The messages of one channel: tag -> class. Encodes and decodes nothing else."""
+
+    def __init__(self, classes: dict[int, Any]) -> None:
+        self._classes = classes
+        self._tags = {cls: tag for tag, cls in classes.items()}
+
+    def encode(self, message: Any) -> bytes:
+        """A message as the bytes of one datagram."""
+        packed: bytes = msgpack.packb((self._tags[type(message)], *message))
+        return packed
+
+    def decode(self, data: bytes | memoryview) -> Any:
+        """The message in a datagram.
+
+        Nested tuples arrive as plain tuples; ``tensors()`` and its kin name their fields again.
+
+        Raises:
+            WireError: not msgpack, an unknown tag, or the wrong number of fields.
+        """
+        try:
+            tag, *fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
+            return self._classes[tag](*fields)
+        except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+            raise WireError(f"not a message of protocol {PROTOCOL}: {error}") from error
+
+
+WORKER: Final = Vocabulary(
+    {
+        1: Init,
+        2: Stop,
+        10: Phase,
+        11: Ready,
+        12: LoadFailed,
+        13: Log,
+        20: Segment,
+        21: DropSegment,
+        30: Attach,
+        31: Run,
+        32: Free,
+        40: Attached,
+        41: Done,
+        42: Failed,
+        43: Released,
+    }
+)
+
+
 def encode(message: Message) -> bytes:
-    """A message as the bytes of one datagram."""
-    packed: bytes = msgpack.packb((_TAGS[type(message)], *message))
-    return packed
+    """A message from or to a worker as the bytes of one datagram."""
+    return WORKER.encode(message)
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """The message in a datagram.
-
-    Nested tuples arrive as plain tuples; ``tensors()`` and its kin name their fields again.
-
-    Raises:
-        WireError: not msgpack, an unknown tag, or the wrong number of fields.
-    """
-    try:
-        tag, *fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
-        message: Message = _CLASSES[tag](*fields)
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise WireError(f"not a message of protocol {PROTOCOL}: {error}") from error
+    """The message from or to a worker in a datagram; raises ``WireError``."""
+    message: Message = WORKER.decode(data)
     return message
 
 

@@ -1,0 +1,80 @@
+"""A worker process: ``python -m gpuserve_worker BOOT_FD LINK_FD``, both inherited from the supervisor.
+
+The boot socket leads to the supervisor: what to load comes in, how it went and log records go out. The
+link leads to the front: batches. Here the two are put together and nothing else is done; the life of
+the process is in ``lifecycle.py``, the work in ``loop.py``. stdout and stderr are the user's.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+
+from gpuserve_worker import lifecycle
+from gpuserve_worker.callable import InferenceCallable, LoadError, build, locate
+from gpuserve_worker.link import Link
+from gpuserve_worker.loop import Loop, Model
+from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.wire import PROTOCOL, Init, LoadFailed, Log, Phase, Ready
+
+
+def main() -> int:
+    """Run the worker; the exit status."""
+    if len(sys.argv) != 3 or not all(argument.isdigit() for argument in sys.argv[1:]):
+        sys.stderr.write("gpuserve_worker is started by the supervisor, with two descriptors\n")
+        return lifecycle.EXIT_USAGE
+    boot, link = (Link.from_fd(int(argument)) for argument in sys.argv[1:])
+    lifecycle.prepare_process()
+    lifecycle.keep_from_children(boot, link)
+    received = boot.receive()
+    if received is None or not isinstance(received[0], Init):
+        return lifecycle.EXIT_FAILED
+    return _serve(received[0], boot, link)
+
+
+def _serve(init: Init, boot: Link, link: Link) -> int:
+    lifecycle.set_title(f"gs:{init.model}/{init.instance}")
+    supervision = lifecycle.Supervision(boot)
+    supervision.start()
+    started_s = time.monotonic()
+    try:
+        model = _model(init, _load(init, boot))
+    except LoadError as error:
+        boot.send(LoadFailed(str(error), error.traceback))
+        return lifecycle.EXIT_FAILED
+    gc.freeze()  # what was loaded stays; collections need not walk it again
+    loop = Loop(link, model, lambda *record: _log(boot, record))
+    supervision.on_stop = loop.stop
+    boot.send(Ready(time.monotonic() - started_s))
+    loop.run()
+    return lifecycle.EXIT_STOPPED
+
+
+def _load(init: Init, boot: Link) -> InferenceCallable:
+    if init.protocol != PROTOCOL:
+        raise LoadError(f"the supervisor speaks protocol {init.protocol}, this worker protocol {PROTOCOL}")
+    boot.send(Phase("importing"))
+    target = locate(init.source)
+    boot.send(Phase("loading"))
+    return build(target, init.source, init.device)
+
+
+def _model(init: Init, inference_callable: InferenceCallable) -> Model:
+    return Model(
+        init.model,
+        inference_callable,
+        tuple(TensorSpec(*one) for one in init.outputs),
+        init.max_batch_size > 0,
+        init.strict,
+        init.read_only_inputs,
+    )
+
+
+def _log(boot: Link, record: tuple[int, str, str]) -> None:
+    """A record for the supervisor's log. It is dropped rather than let inference wait for a log."""
+    boot.try_send(Log(*record))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What is told of an exception in user code: a line for the client, the whole for the log.
+
+Pure functions. A client never sees a path or a traceback; the log sees both.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from types import TracebackType
+from typing import Final
+
+from gpuserve_worker.wire import WireFailure
+
+#: ``errors.Code.INTERNAL``: what a failure of the inference callable is for a client.
+INTERNAL: Final = "INTERNAL"
+TEXT_LIMIT: Final = 4096
+_OWN_DIRECTORY: Final = os.path.dirname(__file__) + os.sep
+
+#: An absolute path in quotes may hold spaces; outside them it ends at one. URLs are left alone.
+_QUOTED_PATH: Final = re.compile(r"""(['"])/[^'"\n]*?([^'"/\n]*)\1""")
+_BARE_PATH: Final = re.compile(r"""(?<![\w:/.~'"\\-])/(?:[^\s/'"<>:,;()]+/)*([^\s/'"<>:,;()]+)""")
+
+
+def client_text(error: BaseException) -> str:
+    """One line of at most ``TEXT_LIMIT`` characters about ``error``, file paths cut to file names."""
+    name = type(error).__name__
+    try:
+        text = str(error).strip()
+    except Exception:  # the user's own __str__ may raise anything
+        text = ""
+    line = text.splitlines()[0] if text else name
+    if isinstance(error, KeyError) and text:
+        line = f"{name}: {line}"  # on its own it would be a quoted key and nothing else
+    return _without_paths(line[: 4 * TEXT_LIMIT])[:TEXT_LIMIT]
+
+
+def failure(text: str) -> WireFailure:
+    """INTERNAL with this text."""
+    return WireFailure(INTERNAL, text)
+
+
+def log_text(error: BaseException) -> str:
+    """The class and the message of ``error``, on one line, nothing cut out."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def log_traceback(error: BaseException) -> str:
+    """The traceback of ``error`` from where the user's code begins."""
+    import traceback  # most workers never need it
+
+    frames: TracebackType | None = error.__traceback__
+    while frames is not None and frames.tb_next is not None and _is_ours(frames):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    file = frame.tb_frame.f_code.co_filename
+    return file.startswith((_OWN_DIRECTORY, "<frozen importlib"))
+
+
+def _without_paths(line: str) -> str:
+    return _BARE_PATH.sub(r"\1", _QUOTED_PATH.sub(r"\1\2\1", line))

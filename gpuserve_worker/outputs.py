@@ -1,0 +1,368 @@
+"""From what an inference callable returned to tensors on the wire, in two steps.
+
+``OutputRules.check`` reads the answer against the declared outputs and converts what needs converting.
+All that touches objects of the user happens there, so whatever it raises is the callable's failure.
+``OutputWriter.write`` then only copies bytes: small tensors into the message, the others into the
+worker's output arena. No socket here, and no callable is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuserve_worker.failure import client_text, failure
+from gpuserve_worker.memory import Arena, Block
+from gpuserve_worker.request import BatchedOutputs, Request
+from gpuserve_worker.tensor import BYTES, TensorSpec, encode_bytes, numpy_dtype
+from gpuserve_worker.wire import INLINE_NBYTES, Payload, Ref, WireFailure, WireTensor
+
+#: Kinds of numpy types that become a numeric tensor, a BYTES tensor.
+_NUMERIC_KINDS: Final = "biuf"
+_BYTES_KINDS: Final = "OSU"
+_PLAIN_VALUES: Final = (list, tuple, bool, int, float, str, bytes, bytearray, memoryview)
+
+#: One request as it came: (rows, parameters, requested output names).
+RawRequest = tuple[int, dict[str, Any], tuple[str, ...]]
+
+
+class OutputError(Exception):
+    """The callable answered what cannot be sent. The text is one sentence for the client."""
+
+
+class Output(NamedTuple):
+    """One output, checked. ``parts``, one after the other along axis 0, are its elements: arrays that
+    only need a numeric cast, or BYTES already encoded.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    dtype: np.dtype[Any]
+    parts: list[Any]
+
+
+class Answers(NamedTuple):
+    """The outputs of a batch: of the whole, or of each request; the other one is None."""
+
+    whole: list[Output] | None
+    each: list[list[Output] | WireFailure] | None
+
+
+class OutputRules:
+    """What a model's outputs must be. Pure: no state but the declaration."""
+
+    def __init__(self, model: str, specs: Sequence[TensorSpec], *, batching: bool, strict: bool) -> None:
+        self._model = model
+        self._specs = tuple(specs)
+        self._names = tuple(spec.name for spec in specs)
+        self._dtypes = {spec.name: numpy_dtype(spec.datatype) for spec in specs}
+        self._batching = batching
+        self._strict = strict
+
+    def check(self, result: Any, requests: Sequence[RawRequest]) -> Answers:
+        """The answers in what the callable returned for these requests.
+
+        Raises:
+            OutputError: it is no set of outputs for them.
+        """
+        if type(result) is BatchedOutputs:
+            whole = self._whole(result, requests)
+            if whole is not None:
+                return Answers(whole, None)
+        elements = self._elements(result, len(requests))
+        each = [self._element(one, request) for one, request in zip(elements, requests, strict=True)]
+        if self._batching:
+            whole = _combined(each)
+            if whole is not None:
+                return Answers(whole, None)
+        return Answers(None, each)
+
+    def _whole(self, result: BatchedOutputs, requests: Sequence[RawRequest]) -> list[Output] | None:
+        """The outputs of the batch as one; None where the requests must be told apart."""
+        if result.rows != tuple([one[0] for one in requests]):
+            return None
+        named = self._by_declared_name(result.arrays)
+        requested = {name for one in requests for name in one[2]}
+        if not requested.issubset(named):
+            return None
+        wanted = requested if all(one[2] for one in requests) else self._names
+        rows = sum(result.rows)
+        return [
+            self._output(spec, named[spec.name], rows)
+            for spec in self._specs
+            if spec.name in wanted and spec.name in named
+        ]
+
+    def _elements(self, result: Any, count: int) -> Sequence[Any]:
+        if not isinstance(result, Sequence) or isinstance(result, (str, bytes, bytearray, memoryview)):
+            raise OutputError(
+                f"The inference callable of model {self._model!r} must return a list with one mapping of "
+                f"output names to arrays for each request, but returned {_type_name(result)}"
+            )
+        if len(result) != count:
+            raise OutputError(
+                f"The inference callable of model {self._model!r} returned {len(result)} "
+                f"{'response' if len(result) == 1 else 'responses'} for {count} "
+                f"{'request' if count == 1 else 'requests'}"
+            )
+        return result
+
+    def _element(self, element: Any, request: RawRequest) -> list[Output] | WireFailure:
+        if isinstance(element, Exception):
+            return failure(client_text(element))
+        data = element.data if isinstance(element, Request) else element
+        if not isinstance(data, Mapping):
+            raise OutputError(
+                f"Each response of the inference callable of model {self._model!r} must be a mapping of "
+                f"output names to arrays, but one is {_type_name(element)}"
+            )
+        rows, _, requested = request
+        named = self._by_declared_name(data)
+        for name in requested:
+            if name not in named:
+                return failure(
+                    f"The inference callable of model {self._model!r} returned no output {name!r}, which "
+                    "the request asks for"
+                )
+        wanted = requested or self._names
+        return [
+            self._output(spec, named[spec.name], rows)
+            for spec in self._specs
+            if spec.name in wanted and spec.name in named
+        ]
+
+    def _by_declared_name(self, data: Mapping[Any, Any]) -> Mapping[str, Any]:
+        """The returned values by declared name; by position where no name is a declared one."""
+        unknown = [name for name in data if name not in self._dtypes]
+        if not unknown:
+            return data
+        for name in unknown:
+            if not isinstance(name, str):
+                raise OutputError(f"An output of model {self._model!r} is named {name!r}: names must be str")
+        if self._strict:
+            raise OutputError(f"Output {unknown[0]!r} is not declared; {self._declared()}")
+        if len(unknown) < len(data):
+            return data
+        if len(data) == len(self._names):
+            return dict(zip(self._names, data.values(), strict=True))
+        raise OutputError(f"None of the returned outputs {_list(unknown)} is declared; {self._declared()}")
+
+    def _declared(self) -> str:
+        return f"model {self._model!r} declares {_list(self._names)}"
+
+    def _output(self, spec: TensorSpec, value: Any, rows: int) -> Output:
+        array = value if type(value) is np.ndarray else self._as_array(spec, value)
+        shape = array.shape
+        if self._batching and (not shape or shape[0] != rows):
+            raise OutputError(
+                f"{self._of(spec)} must have {rows} {'row' if rows == 1 else 'rows'} on its first axis, as "
+                f"its input has, but its shape is {shape}"
+            )
+        if self._strict:
+            self._check_shape(spec, shape[1:] if self._batching else shape)
+        dtype = self._dtypes[spec.name]
+        if spec.datatype == BYTES:
+            encoded = self._encoded(spec, array)
+            return Output(spec.name, BYTES, shape, len(encoded), dtype, [encoded])
+        if array.dtype != dtype:
+            array = self._castable(spec, array, dtype)
+        return Output(spec.name, spec.datatype, shape, array.size * dtype.itemsize, dtype, [array])
+
+    def _as_array(self, spec: TensorSpec, value: Any) -> NDArray[Any]:
+        """The array in a value that is none itself: of another library, a list, a scalar."""
+        foreign = hasattr(value, "__array__")
+        if not foreign and not isinstance(value, _PLAIN_VALUES):
+            raise OutputError(
+                f"{self._of(spec)} must be an array, but the callable returned {_type_name(value)}"
+            )
+        try:
+            if foreign:
+                return np.asarray(value)
+            if spec.datatype == BYTES:
+                return np.array(value, dtype=object)
+            return self._from_python(spec, np.asarray(value))
+        except OutputError:
+            raise
+        except Exception as error:  # the conversion is the value's own code, and may raise anything
+            raise OutputError(f"{self._of(spec)} cannot be made an array: {client_text(error)}") from error
+
+    def _from_python(self, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
+        """Numbers of Python have no width of their own, so the declared one is theirs in strict mode."""
+        dtype = self._dtypes[spec.name]
+        numeric = array.dtype.kind in _NUMERIC_KINDS
+        if self._strict and numeric and np.can_cast(array.dtype, dtype, "same_kind"):
+            return array.astype(dtype)
+        return array
+
+    def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
+        fits = len(shape) == len(spec.shape) and all(
+            declared in (-1, dim) for dim, declared in zip(shape, spec.shape, strict=True)
+        )
+        if not fits:
+            axis = " without the batch axis" if self._batching else ""
+            raise OutputError(
+                f"{self._of(spec)} must have shape {spec.shape}{axis}, but the callable returned {shape}"
+            )
+
+    def _encoded(self, spec: TensorSpec, array: NDArray[Any]) -> bytes:
+        if array.dtype.kind not in _BYTES_KINDS:
+            raise self._wrong_dtype(spec, array)
+        try:
+            return encode_bytes(array.ravel().tolist())
+        except TypeError as error:
+            raise OutputError(f"{self._of(spec)}: {error}") from None
+
+    def _castable(self, spec: TensorSpec, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array that copies into ``dtype`` without raising."""
+        if self._strict and array.dtype.newbyteorder("=") != dtype:
+            raise self._wrong_dtype(spec, array)
+        if array.dtype.kind in _NUMERIC_KINDS or array.dtype.name == "bfloat16":
+            return array
+        if array.dtype.kind != "O":
+            raise self._wrong_dtype(spec, array)
+        try:
+            return array.astype(dtype)
+        except (TypeError, ValueError, OverflowError):
+            raise self._wrong_dtype(spec, array) from None
+
+    def _wrong_dtype(self, spec: TensorSpec, array: NDArray[Any]) -> OutputError:
+        expected = "bytes or str" if spec.datatype == BYTES else self._dtypes[spec.name].name
+        return OutputError(
+            f"{self._of(spec)} must be {spec.datatype} ({expected}), but the callable returned "
+            f"an array of {array.dtype.name}"
+        )
+
+    def _of(self, spec: TensorSpec) -> str:
+        return f"Output {spec.name!r} of model {self._model!r}"
+
+
+def _combined(each: Sequence[list[Output] | WireFailure]) -> list[Output] | None:
+    """The outputs of all requests as those of one batch, where names and inner shapes are the same."""
+    columns: list[Output] = []
+    lists = [one for one in each if isinstance(one, list)]
+    if len(lists) != len(each) or any(len(one) != len(lists[0]) for one in lists):
+        return None
+    for column in zip(*lists, strict=True):
+        first = column[0]
+        inner = first.shape[1:]
+        if any(one.name != first.name or one.shape[1:] != inner for one in column):
+            return None
+        rows = sum([one.shape[0] for one in column])
+        parts = [part for one in column for part in one.parts]
+        nbytes = sum([one.nbytes for one in column])
+        columns.append(first._replace(shape=(rows, *inner), nbytes=nbytes, parts=parts))
+    return columns
+
+
+class OutputWriter:
+    """Puts checked outputs where the front reads them, and keeps the blocks until it has."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._blocks: dict[tuple[int, int], Block] = {}
+
+    def write(
+        self, answers: Answers
+    ) -> tuple[tuple[WireTensor, ...] | None, tuple[tuple[WireTensor, ...] | WireFailure, ...] | None]:
+        """The two fields of a ``Done``. Up to ``INLINE_NBYTES`` travel in the message itself.
+
+        Raises:
+            OutOfMemory: the arena has no room; nothing is kept.
+        """
+        taken: list[Block] = []
+        inline = _Budget(INLINE_NBYTES)
+        try:
+            if answers.whole is not None:
+                return self._tensors(answers.whole, inline, taken), None
+            return None, tuple(
+                one if isinstance(one, WireFailure) else self._tensors(one, inline, taken)
+                for one in answers.each or ()
+            )
+        except BaseException:
+            self.free((block.segment, block.offset) for block in taken)
+            raise
+
+    def free(self, places: Iterable[tuple[int, int]]) -> None:
+        """The front has read these blocks.
+
+        Raises:
+            KeyError: no block begins there.
+        """
+        for segment, offset in places:
+            self._arena.free(self._blocks.pop((segment, offset)))
+
+    def _tensors(self, outputs: list[Output], inline: _Budget, taken: list[Block]) -> tuple[WireTensor, ...]:
+        return tuple(
+            [
+                WireTensor(
+                    one.name,
+                    one.datatype,
+                    one.shape,
+                    _inline(one) if inline.take(one.nbytes) else self._place(one, taken),
+                )
+                for one in outputs
+            ]
+        )
+
+    def _place(self, output: Output, taken: list[Block]) -> Payload:
+        block = self._arena.allocate(output.nbytes)
+        self._blocks[block.segment, block.offset] = block
+        taken.append(block)
+        _fill(block.view, output)
+        return Ref(block.segment, block.offset, output.nbytes)
+
+
+class _Budget:
+    """Bytes that may still be taken."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._left = nbytes
+
+    def take(self, nbytes: int) -> bool:
+        if nbytes > self._left:
+            return False
+        self._left -= nbytes
+        return True
+
+
+def _inline(output: Output) -> bytes:
+    parts = output.parts
+    if output.datatype == BYTES:
+        return b"".join(parts)
+    if len(parts) == 1 and parts[0].dtype == output.dtype:
+        one: bytes = parts[0].tobytes()
+        return one
+    memory = bytearray(output.nbytes)
+    _fill(memoryview(memory), output)
+    return bytes(memory)
+
+
+def _fill(memory: memoryview, output: Output) -> None:
+    """Copy the parts, one after the other along axis 0, casting as they go."""
+    position = 0
+    if output.datatype == BYTES:
+        for part in output.parts:
+            memory[position : position + len(part)] = part
+            position += len(part)
+        return
+    whole = np.ndarray(output.shape, output.dtype, memory)
+    with np.errstate(all="ignore"):  # a NaN cast to an integer is the callable's business
+        if len(output.parts) == 1:
+            np.copyto(whole, output.parts[0], casting="unsafe")
+            return
+        for part in output.parts:
+            np.copyto(whole[position : position + len(part)], part, casting="unsafe")
+            position += len(part)
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "nothing"

@@ -1,0 +1,25 @@
+"""Outputs of the width that its first element asks for, and of every layout an array may have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpuserve.decorators import batch
+
+
+@batch
+def wide(x: Any) -> Any:
+    return {"y": np.repeat(x[:, :1], int(x[0, 1]), axis=1)}
+
+
+@batch
+def transposed(x: Any) -> Any:
+    """Not contiguous and big-endian."""
+    return {"y": np.asfortranarray(x.astype(">f8"))[:, ::-1]}
+
+
+def uneven(requests: Any) -> Any:
+    """As many columns as the request's first element says: no two requests share a shape."""
+    return [{"y": np.repeat(one["x"][:, :1], int(one["x"][0, 0]), axis=1)} for one in requests]

@@ -1,0 +1,17 @@
+"""Raises, for a whole batch or for one of its requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def always(requests: Any) -> Any:
+    raise ValueError("the weights in '/secret/dir with space/weights.bin' are spoiled\nand a second line")
+
+
+def negative(requests: Any) -> Any:
+    """One answer for each request; an exception object for those with a negative element."""
+    return [
+        ValueError(f"{request['x'].min():g} is negative") if (request["x"] < 0).any() else {"y": request["x"]}
+        for request in requests
+    ]
