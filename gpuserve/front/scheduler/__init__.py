@@ -1,0 +1,1 @@
+"""Which requests make a batch, when, and on which instance."""

@@ -1,0 +1,340 @@
+"""The scheduler of one model: what waits, what runs where, and when requests become a batch.
+
+Pure: events and the time go in, batches come out. No clock, event loop, socket, task or log here; the
+driver owns those. ``queue.py`` holds what waits, ``slots.py`` what runs, and this file the decision
+between them. Times are seconds of any one monotonic clock.
+
+What the driver does after every event, and when the time of ``next_wakeup`` has come::
+
+    answer(scheduler.expire(now))
+    while (batch := scheduler.next_batch(now)) is not None:
+        send(batch)
+    wake_at(scheduler.next_wakeup(now))
+
+A batch is formed only when an instance has room (late binding). So it is as large as the backlog allows,
+and no request stands behind another on a busy instance while an idle one could take it. When requests
+may wait for others is the dynamic batcher of Triton; ``BatchFormer`` says it in full.
+
+Every request that was accepted is in exactly one place, at any time::
+
+    accepted == queued + running_requests + finished + cancelled + expired + lost
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from gpuserve.errors import RequestError, Unavailable
+from gpuserve.front.scheduler.queue import (
+    IllegalTransition,
+    QueuedRequest,
+    RequestQueue,
+    RequestState,
+    advance,
+    first_queued,
+)
+from gpuserve.front.scheduler.slots import Batch, InstanceSlots
+from gpuserve.model import BatchingSpec, QueueSpec
+
+__all__ = [
+    "Batch",
+    "IllegalTransition",
+    "ModelScheduler",
+    "QueuedRequest",
+    "RequestState",
+    "SchedulerStatistics",
+]
+
+
+class SchedulerStatistics(NamedTuple):
+    """A moment of a scheduler: what there is now, then what there has been since its start.
+
+    ``rejected`` requests were never accepted. ``finished`` ones were in a batch that came to its end,
+    well or badly; ``cancelled`` ones were taken back before that, whether queued or running; ``lost``
+    ones ended with their worker. ``retried`` counts second runs, not fates.
+    """
+
+    queued: int
+    queued_rows: int
+    queued_nbytes: int
+    running_batches: int
+    running_requests: int
+    instances: int
+    room: int
+    accepted: int
+    finished: int
+    rejected: int
+    cancelled: int
+    expired: int
+    retried: int
+    lost: int
+
+
+class BatchFormer:
+    """Which requests at the head of the queue make the next batch, or whether to wait for more.
+
+    Requests are walked in order of arrival and taken until the batch is *closed*, because the next one
+    would exceed ``max_batch_size`` or has another merge key, or the queue ends. *best* is the largest
+    preferred size that the walk hit, or else all that came before the request that went over the largest
+    preferred size. Then, with the age of the oldest request taken:
+
+    1. best, and the delay has not run out: send exactly best.
+    2. closed, or at least the largest preferred size: send all that was taken.
+    3. the delay has run out, or there is none: send all that was taken.
+    4. wait.
+
+    Without preferred sizes, ``max_batch_size`` is the one. A model that does not merge sends every request
+    by itself, at once.
+
+    What was taken stays here while it waits, so that an arrival is walked once, not once for each later one.
+    Rule 4 leaves no best behind and nothing closed: the requests and their rows are all there is to keep.
+    """
+
+    def __init__(self, max_batch_size: int, batching: BatchingSpec) -> None:
+        self.merges = batching.merge and max_batch_size > 0
+        self._max_rows = max_batch_size
+        self._preferred = frozenset(batching.preferred_batch_sizes or (max_batch_size,))
+        self._largest_preferred = max(self._preferred)
+        self._delay_s = batching.max_queue_delay_us / 1e6 if self.merges else 0.0
+        self._taken: list[QueuedRequest] = []
+        self._rows = 0
+
+    def form(self, waiting: deque[QueuedRequest], now: float) -> list[QueuedRequest] | None:
+        """Take the next batch off the queue, where at least one request waits; None: not yet."""
+        if not self.merges:
+            first_queued(waiting)
+            return [waiting.popleft()]
+        best, closed = self._walk(waiting)
+        # The same sum as in ready_at(): a difference could round to the other side of the delay.
+        overdue = now >= self._taken[0].enqueued_at + self._delay_s
+        if best and not (overdue and self._delay_s > 0):
+            return self._cut(best, waiting)
+        if closed or overdue or self._rows >= self._largest_preferred:
+            return self._cut(len(self._taken), waiting)
+        return None
+
+    def ready_at(self, waiting: deque[QueuedRequest]) -> float | None:
+        """When the delay of the oldest request runs out; None where none waits."""
+        oldest = self._taken[0] if self._taken else first_queued(waiting)
+        return None if oldest is None else oldest.enqueued_at + self._delay_s
+
+    def dissolve(self, waiting: deque[QueuedRequest]) -> None:
+        """Put back what was taken, because one of it may be about to leave the queue."""
+        self._cut(0, waiting)
+
+    def _walk(self, waiting: deque[QueuedRequest]) -> tuple[int, bool]:
+        """Take requests: how many of them are the best size (0: none was hit), and whether it is closed."""
+        taken, rows, best = self._taken, self._rows, 0
+        while (request := first_queued(waiting)) is not None:
+            total = rows + request.rows
+            if taken:
+                if total > self._largest_preferred and not best:
+                    best = len(taken)
+                if total > self._max_rows or request.merge_key != taken[0].merge_key:
+                    self._rows = rows
+                    return best, True
+            taken.append(waiting.popleft())
+            rows = total
+            if rows in self._preferred:
+                best = len(taken)
+        self._rows = rows
+        return best, False
+
+    def _cut(self, count: int, waiting: deque[QueuedRequest]) -> list[QueuedRequest]:
+        """The first ``count`` requests taken; the others go back, to be walked afresh."""
+        batch, rest = self._taken[:count], self._taken[count:]
+        waiting.extendleft(reversed(rest))
+        self._taken, self._rows = [], 0
+        return batch
+
+
+class ModelScheduler:
+    """The queue of one model over all of its instances. Not thread-safe.
+
+    Args:
+        max_batch_size: the most rows a batch may have; 0 for a model that does not batch. No request is
+            ever cut, and one of more rows must not come here.
+        prefetch: how many batches an instance may hold besides the one it runs.
+        retry_on_death: whether a request may run again when a worker died under it.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_batch_size: int,
+        batching: BatchingSpec,
+        queue: QueueSpec,
+        prefetch: int,
+        retry_on_death: bool,
+    ) -> None:
+        self._queue = RequestQueue(queue)
+        self._former = BatchFormer(max_batch_size, batching)
+        self._slots = InstanceSlots(1 + prefetch)
+        self._retry_on_death = retry_on_death
+        self._draining = False
+        self._finished = 0
+        self._rejected = 0
+        self._cancelled = 0
+        self._expired = 0
+        self._retried = 0
+        self._lost = 0
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._draining
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests from now on; what was accepted is still run."""
+        self._draining = True
+
+    def submit(self, request: QueuedRequest, now: float) -> None:
+        """Queue a new request.
+
+        Raises:
+            Unavailable: the scheduler is draining.
+            QueueFull: the queue is at its limit of requests or bytes.
+            DeadlineExceeded: the request's deadline is not after ``now``.
+            IllegalTransition: the request was submitted before.
+        """
+        try:
+            if self._draining:
+                raise Unavailable(
+                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
+                )
+            self._queue.add(request, now)
+        except RequestError:
+            self._rejected += 1
+            raise
+
+    def cancel(self, request: QueuedRequest) -> bool:
+        """Take a request back. True: it was queued and will never run. False: it runs, and its result is
+        to be dropped (``request.cancelled``), or it has finished.
+
+        Raises:
+            IllegalTransition: it was never accepted.
+        """
+        if request.state is RequestState.FINISHED:
+            return False
+        if request.state is RequestState.RUNNING:
+            request.cancelled = True
+            return False
+        self._former.dissolve(self._queue.waiting)
+        self._queue.remove(request, "cancel")
+        request.cancelled = True
+        self._cancelled += 1
+        return True
+
+    def take_all(self) -> list[QueuedRequest]:
+        """Take every queued request out, as ``cancel`` does: no instance is to be had for them."""
+        self._former.dissolve(self._queue.waiting)
+        places = (*self._queue.retried, *self._queue.waiting)
+        queued = [request for request in places if request.state is RequestState.QUEUED]
+        for request in queued:
+            self.cancel(request)
+        return queued
+
+    def expire(self, now: float) -> list[QueuedRequest]:
+        """Take every queued request out whose deadline is not after ``now``, nearest deadline first."""
+        due: list[QueuedRequest] = []
+        while (request := self._queue.deadlines.first_due(now)) is not None:
+            self._former.dissolve(self._queue.waiting)
+            self._queue.remove(request, "expire")
+            due.append(request)
+        self._expired += len(due)
+        return due
+
+    def next_batch(self, now: float) -> Batch | None:
+        """Form one batch for the instance with the most room. Call it until it gives None.
+
+        None means that nothing is queued, that no instance has room, that it is better to wait, or that
+        deadlines have passed and ``expire(now)`` comes first: no request runs after its deadline.
+        """
+        queue = self._queue
+        if not queue.requests or not self._slots.room or queue.deadlines.first_due(now) is not None:
+            return None
+        retried = queue.take_retried()
+        requests = self._former.form(queue.waiting, now) if retried is None else [retried]
+        if requests is None:
+            return None
+        queue.dispatched(requests)
+        rows = sum([request.rows for request in requests])
+        return self._slots.place(requests, rows, retried is not None or not self._former.merges)
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When time alone changes something: a delay or a deadline runs out. Never before ``now``.
+
+        Meant for after ``next_batch`` gave None. The time itself counts: at it, ``expire`` or ``next_batch``
+        has something to give. None: only another event can change anything.
+        """
+        deadline = self._queue.deadlines.nearest()
+        ready_at = self._former.ready_at(self._queue.waiting) if self._slots.room else None
+        times = [time for time in (deadline, ready_at) if time is not None]
+        return max(now, min(times)) if times else None
+
+    def instance_up(self, name: str) -> None:
+        """An instance is ready for batches.
+
+        Raises:
+            ValueError: it is up already.
+        """
+        self._slots.up(name)
+
+    def instance_down(self, name: str) -> list[QueuedRequest]:
+        """An instance died: the requests that are lost with it. Nothing where it was not up.
+
+        What ran there goes back to the front of the queue, to run once more, each request by itself: one of
+        them may be what killed the worker. Lost are those that died twice (``attempts`` is 2) and those that
+        may not run again (``attempts`` is 1). Cancelled ones are neither; they just finish.
+        """
+        requests = [request for batch in self._slots.down(name) for request in batch.requests]
+        again: list[QueuedRequest] = []
+        lost: list[QueuedRequest] = []
+        for request in requests:
+            request.attempts += 1
+            if request.cancelled:
+                advance((request,), "complete")
+                self._cancelled += 1
+            elif self._retry_on_death and request.retriable and request.attempts == 1:
+                again.append(request)
+            else:
+                lost.append(request)
+        advance(lost, "lose")
+        self._queue.put_back(again)
+        self._retried += len(again)
+        self._lost += len(lost)
+        return lost
+
+    def complete(self, batch_id: int) -> Batch:
+        """A batch ended, well or badly: its slot is free and its requests have finished.
+
+        Raises:
+            KeyError: no such batch runs: it ended before, or its instance went down.
+        """
+        batch = self._slots.release(batch_id)
+        advance(batch.requests, "complete")
+        cancelled = sum([request.cancelled for request in batch.requests])
+        self._cancelled += cancelled
+        self._finished += len(batch.requests) - cancelled
+        return batch
+
+    def statistics(self) -> SchedulerStatistics:
+        """The counts at this moment."""
+        running = self._slots.running
+        return SchedulerStatistics(
+            queued=self._queue.requests,
+            queued_rows=self._queue.rows,
+            queued_nbytes=self._queue.nbytes,
+            running_batches=len(running),
+            running_requests=sum(len(batch.requests) for batch in running),
+            instances=self._slots.instances,
+            room=self._slots.room,
+            accepted=self._queue.accepted,
+            finished=self._finished,
+            rejected=self._rejected,
+            cancelled=self._cancelled,
+            expired=self._expired,
+            retried=self._retried,
+            lost=self._lost,
+        )

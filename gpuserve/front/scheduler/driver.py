@@ -1,0 +1,396 @@
+"""One model at work in the front: it drives the pure scheduler with the loop's clock, sends batches to
+workers, and resolves what the service awaits. It decides nothing that the scheduler could decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from gpuserve.errors import (
+    DeadlineExceeded,
+    Internal,
+    RequestError,
+    ResourceExhausted,
+    Unavailable,
+    request_error,
+)
+from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
+from gpuserve.front.endpoint.validation import CheckedRequest, ModelCheck
+from gpuserve.front.links import WorkerLink
+from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.plane.gather import gather
+from gpuserve.front.plane.scatter import Answer, scatter
+from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, QueuedRequest
+from gpuserve.model import ModelSpec
+from gpuserve_worker import wire
+from gpuserve_worker.memory import Arena, Block, OutOfMemory
+
+logger = logging.getLogger(__name__)
+
+#: With no instance up and none due within this time, requests are refused instead of queued.
+PATIENCE_S = 5.0
+
+
+class PendingRequest(QueuedRequest):
+    """A request in the scheduler, with its answer to come and the blocks that its body lies in."""
+
+    __slots__ = ("answer", "blocks", "request", "timer")
+
+    def __init__(
+        self,
+        request: InferRequest,
+        checked: CheckedRequest,
+        answer: asyncio.Future[Any],
+        blocks: list[Block],
+        retriable: bool,
+    ) -> None:
+        super().__init__(checked.rows, checked.nbytes, checked.merge_key, None, None, retriable)
+        self.request = request
+        self.answer = answer
+        self.blocks = blocks
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class _Flight:
+    """A batch at a worker: which link, and the blocks that are the batch's own."""
+
+    __slots__ = ("batch", "blocks", "in_place", "link", "sent_at")
+
+    def __init__(
+        self, batch: Batch, link: WorkerLink, blocks: list[Block], in_place: bool, sent_at: float
+    ) -> None:
+        self.batch = batch
+        self.link = link
+        self.blocks = blocks
+        self.in_place = in_place
+        self.sent_at = sent_at
+
+
+class ModelDriver:
+    """A model's queue, its instances that are up, and its input arena."""
+
+    def __init__(self, spec: ModelSpec, max_arena_nbytes: int, metrics: ModelMetrics) -> None:
+        self.spec = spec
+        self.metrics = metrics
+        self.check = ModelCheck(spec)
+        self.scheduler = ModelScheduler(
+            max_batch_size=spec.max_batch_size,
+            batching=spec.batching,
+            queue=spec.queue,
+            prefetch=spec.prefetch,
+            retry_on_death=spec.retry_on_worker_death,
+        )
+        self.arena = Arena(max_arena_nbytes, self._announce_segment, self._announce_drop)
+        self._batched = spec.max_batch_size > 0
+        self._links: dict[str, WorkerLink] = {}
+        self._flights: dict[int, _Flight] = {}
+        #: Blocks that a worker still looks at after its batch was answered.
+        self._lent: dict[int, tuple[WorkerLink, list[Block]]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._pump_due = False
+        self._wakeup: asyncio.TimerHandle | None = None
+        self._unavailable = ""
+
+    # ---- requests -------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether an instance is up."""
+        return bool(self._links)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that wait or run."""
+        counts = self.scheduler.statistics()
+        return counts.queued + counts.running_requests
+
+    def allocate(self, nbytes: int) -> Block | None:
+        """Memory for one large input, to be filled while its bytes arrive; None when there is none."""
+        try:
+            return self.arena.allocate(nbytes)
+        except OutOfMemory:
+            return None
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Run one request through a batch. Its blocks become the driver's to free, also on errors.
+
+        Cancelling this coroutine takes the request out of the queue, or drops its result.
+
+        Raises:
+            RequestError: the request is wrong, refused, late, or the callable failed.
+        """
+        pending = self._submit(request)
+        try:
+            response: InferResponse = await pending.answer
+        except asyncio.CancelledError:
+            self._take_back(pending)
+            raise
+        return response
+
+    def _submit(self, request: InferRequest) -> PendingRequest:
+        blocks = [one.data for one in request.inputs if isinstance(one.data, Block)]
+        try:
+            checked = self.check.check(request)
+            if self._unavailable:
+                raise Unavailable(self._unavailable)
+            # A body in place is seen by the callable itself: it can be run again only if the
+            # callable could not write to it.
+            retriable = not blocks or self.spec.read_only_inputs
+            pending = PendingRequest(request, checked, self._loop.create_future(), blocks, retriable)
+            self.scheduler.submit(pending, time.monotonic())
+        except RequestError as error:
+            self._free(blocks)
+            self.metrics.refused(error)
+            raise
+        if request.timeout_s is not None:
+            pending.timer = self._loop.call_later(request.timeout_s, self._on_deadline, pending)
+        self._pump_soon()
+        return pending
+
+    def _take_back(self, pending: PendingRequest) -> None:
+        if self.scheduler.cancel(pending):
+            self._settle(pending)
+        self.metrics.cancelled()
+
+    def _on_deadline(self, pending: PendingRequest) -> None:
+        pending.timer = None
+        if pending.answer.done():
+            return
+        was_queued = self.scheduler.cancel(pending)
+        self.metrics.failed(1, "DEADLINE_EXCEEDED")
+        pending.answer.set_exception(
+            DeadlineExceeded(
+                f"Request timeout expired: {pending.request.timeout_s:g} s were given to model "
+                f"{self.spec.name!r}, and the request was still {'queued' if was_queued else 'running'}"
+            )
+        )
+        if was_queued:
+            self._settle(pending)
+
+    def _settle(self, pending: QueuedRequest) -> None:
+        """A request that is in no batch any more lets go of its body and its timer."""
+        assert isinstance(pending, PendingRequest)
+        if pending.timer is not None:
+            pending.timer.cancel()
+            pending.timer = None
+        self._free(pending.blocks)
+        pending.blocks = []
+
+    def free(self, blocks: list[Block]) -> None:
+        """Take back blocks of a request that was never submitted."""
+        self._free(blocks)
+
+    def _free(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self.arena.free(block)
+
+    # ---- batches out ----------------------------------------------------------------------
+
+    def _pump_soon(self) -> None:
+        # At the end of this turn of the loop: requests that arrived together are batched together.
+        if not self._pump_due:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        now = time.monotonic()
+        while (batch := self.scheduler.next_batch(now)) is not None:
+            self._dispatch(batch, now)
+        if self._wakeup is not None:
+            self._wakeup.cancel()
+            self._wakeup = None
+        wakeup = self.scheduler.next_wakeup(now)
+        if wakeup is not None:
+            self._wakeup = self._loop.call_later(wakeup - now, self._pump)
+
+    def _dispatch(self, batch: Batch, now: float) -> None:
+        requests: list[InferRequest] = [one.request for one in batch.requests]  # type: ignore[attr-defined]
+        nbytes = sum([one.nbytes for one in batch.requests])
+        try:
+            tensors, blocks, in_place = gather(requests, batch.rows, self._batched, nbytes, self.arena)
+        except OutOfMemory as error:
+            logger.warning("model %s: %s", self.spec.name, error)
+            self._fail_batch(
+                batch, ResourceExhausted(f"model {self.spec.name!r} has no memory left for its inputs")
+            )
+            return
+        link = self._links[batch.instance]
+        self._flights[batch.batch_id] = _Flight(batch, link, blocks, in_place, now)
+        self.metrics.queued([now - one.enqueued_at for one in batch.requests])
+        link.send(
+            wire.Run(
+                batch.batch_id,
+                tuple(
+                    [
+                        wire.WireRequest(one.rows, request.parameters, request.outputs)
+                        for one, request in zip(batch.requests, requests, strict=True)
+                    ]
+                ),
+                tensors,
+            )
+        )
+
+    def _fail_batch(self, batch: Batch, error: RequestError) -> None:
+        self.scheduler.complete(batch.batch_id)
+        for pending in batch.requests:
+            self._answer(pending, error)
+
+    # ---- answers in -----------------------------------------------------------------------
+
+    def on_message(self, link: WorkerLink, message: wire.Message) -> None:
+        """What a worker of this model says; anything out of place is a breach of the protocol."""
+        match message:
+            case wire.Done():
+                self._on_done(link, message)
+            case wire.Failed(batch_id, failure, inputs_free):
+                flight = self._land(link, batch_id, inputs_free)
+                error = request_error(*failure)
+                compute_s = time.monotonic() - flight.sent_at
+                self.metrics.instance(link.instance).batch(flight.batch.rows, compute_s)
+                self._pump()
+                for pending in flight.batch.requests:
+                    self._answer(pending, error)
+            case wire.Released(batch_ids):
+                for batch_id in batch_ids:
+                    self._free(self._lent.pop(batch_id, (link, []))[1])
+            case wire.Attached():
+                pass
+            case _:
+                raise wire.WireError(f"{type(message).__name__} from a worker")
+
+    def _on_done(self, link: WorkerLink, done: wire.Done) -> None:
+        flight = self._land(link, done.batch_id, done.inputs_free)
+        instance = self.metrics.instance(link.instance)
+        instance.batch(flight.batch.rows, done.compute_infer_ns / 1e9)
+        # The worker gets its next batch before anybody is answered.
+        self._pump()
+        answers = self._scatter(link, flight.batch, done)
+        for pending, answer in zip(flight.batch.requests, answers, strict=True):
+            self._answer(pending, answer)
+
+    def _scatter(self, link: WorkerLink, batch: Batch, done: wire.Done) -> list[Answer]:
+        try:
+            return scatter(self.spec, link, batch.requests, done)
+        except (ValueError, TypeError, KeyError) as error:
+            # A worker is not trusted either: user code runs in it.
+            logger.error("model %s: nonsense from instance %s: %s", self.spec.name, link.instance, error)
+            wrong = Internal(f"model {self.spec.name!r} gave an answer that does not fit its request")
+            return [wrong] * len(batch.requests)
+
+    def _land(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> _Flight:
+        flight = self._flights.get(batch_id)
+        if flight is None or flight.link is not link:
+            raise wire.WireError(f"an answer to batch {batch_id}, which is not at instance {link.instance}")
+        del self._flights[batch_id]
+        self.scheduler.complete(batch_id)
+        if flight.in_place and not inputs_free:
+            # The body outlives its request: the callable kept an array over it.
+            flight.blocks.extend(self._disown(flight.batch))
+        if inputs_free:
+            self._free(flight.blocks)
+        elif flight.blocks:
+            self._lent[batch_id] = (link, flight.blocks)
+        return flight
+
+    def _disown(self, batch: Batch) -> list[Block]:
+        blocks: list[Block] = []
+        for pending in batch.requests:
+            assert isinstance(pending, PendingRequest)
+            blocks += pending.blocks
+            pending.blocks = []
+        return blocks
+
+    def _answer(self, pending: QueuedRequest, answer: Answer) -> None:
+        assert isinstance(pending, PendingRequest)
+        self._settle(pending)
+        future = pending.answer
+        if future.done():
+            if isinstance(answer, InferResponse):
+                answer.close()
+        elif isinstance(answer, RequestError):
+            self.metrics.failed(1, answer.code.value)
+            future.set_exception(answer)
+        else:
+            self.metrics.succeeded(time.monotonic() - pending.enqueued_at, pending.rows)
+            future.set_result(answer)
+
+    # ---- instances ------------------------------------------------------------------------
+
+    def instance_up(self, link: WorkerLink) -> None:
+        """A worker is there; it may be given batches at once."""
+        self._unavailable = ""
+        link.open()
+        for segment, fd, nbytes in self.arena.segments():
+            link.send(wire.Segment(segment, nbytes), [fd])
+        self._links[link.instance] = link
+        self.metrics.instance(link.instance).set_up(True)
+        self.scheduler.instance_up(link.instance)
+        self._pump_soon()
+
+    def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:
+        """A worker is gone: what it ran runs once more elsewhere, or is lost."""
+        link = self._links.pop(instance, None)
+        if link is not None:
+            self._lose(link, reason)
+        if restart_in_s is not None and restart_in_s > PATIENCE_S and not self._links:
+            self._give_up(f"model {self.spec.name!r} has no live instance: its last one died")
+
+    def _lose(self, link: WorkerLink, reason: str) -> None:
+        instance = self.metrics.instance(link.instance)
+        instance.set_up(False)
+        instance.restarts += 1
+        running: list[QueuedRequest] = []
+        for batch_id in [n for n, flight in self._flights.items() if flight.link is link]:
+            flight = self._flights.pop(batch_id)
+            self._free(flight.blocks)
+            running += flight.batch.requests
+        for batch_id in [n for n, (lender, _) in self._lent.items() if lender is link]:
+            self._free(self._lent.pop(batch_id)[1])
+        logger.debug("model %s: instance %s is down: %s", self.spec.name, link.instance, reason)
+        lost = self.scheduler.instance_down(link.instance)
+        link.close()
+        for pending in lost:
+            self._answer(pending, self._death_of(pending))
+        for pending in running:
+            if pending.cancelled:  # nobody waits for it, but its body is still here
+                self._settle(pending)
+        self._pump_soon()
+
+    def _death_of(self, pending: QueuedRequest) -> RequestError:
+        if pending.attempts > 1:
+            text = "the worker process died twice while it ran this request"
+            return Internal(f"model {self.spec.name!r}: {text}")
+        text = "the worker process died while it ran this request"
+        return Unavailable(f"model {self.spec.name!r}: {text}")
+
+    def _give_up(self, reason: str) -> None:
+        self._unavailable = reason
+        for pending in self.scheduler.take_all():
+            self._answer(pending, Unavailable(reason))
+
+    # ---- ending ---------------------------------------------------------------------------
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests; those accepted are still run."""
+        self.scheduler.stop_accepting()
+
+    def close(self) -> None:
+        """Let every worker go and give the arena up; whoever still waits is told."""
+        for instance in list(self._links):
+            self.instance_down(instance, "the model is removed")
+        self._give_up(f"model {self.spec.name!r} is not served any more")
+        if self._wakeup is not None:
+            self._wakeup.cancel()
+        self.arena.close()
+
+    def _announce_segment(self, segment: int, fd: int, nbytes: int) -> None:
+        for link in self._links.values():
+            link.send(wire.Segment(segment, nbytes), [fd])
+
+    def _announce_drop(self, segment: int) -> None:
+        for link in self._links.values():
+            link.send(wire.DropSegment(segment))

@@ -1,0 +1,106 @@
+"""The instances of one model: how many batches each may hold, and which batches run where.
+
+An instance is a name here. Nothing is known of processes or links, and nothing of what a batch is made
+of or why.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+from gpuserve.front.scheduler.queue import QueuedRequest
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """Requests that run in one call on one instance. ``batch_id`` is never used twice.
+
+    ``alone``: its one request was not to be merged: the model does not merge, or a worker died
+    under it.
+    """
+
+    batch_id: int
+    instance: str
+    requests: list[QueuedRequest]
+    rows: int
+    alone: bool
+
+
+class _Instance:
+    __slots__ = ("name", "running")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.running = 0
+
+
+class InstanceSlots:
+    """Slots for batches, ``capacity`` on every instance that is up. ``room`` is how many are free."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._instances: dict[str, _Instance] = {}
+        #: Least recently used first; one that has just come up counts as used.
+        self._by_use: list[_Instance] = []
+        self._running: dict[int, Batch] = {}
+        self._next_batch_id = 0
+        self.room = 0
+
+    @property
+    def instances(self) -> int:
+        """How many instances are up."""
+        return len(self._instances)
+
+    @property
+    def running(self) -> tuple[Batch, ...]:
+        """The batches that occupy a slot, oldest first."""
+        return tuple(self._running.values())
+
+    def up(self, name: str) -> None:
+        """An instance takes batches from now on.
+
+        Raises:
+            ValueError: it already does.
+        """
+        if name in self._instances:
+            raise ValueError(f"instance {name!r} is up already")
+        self._instances[name] = instance = _Instance(name)
+        self._by_use.append(instance)
+        self.room += self._capacity
+
+    def down(self, name: str) -> list[Batch]:
+        """An instance is gone: the batches that ran there, oldest first; none where it was not up."""
+        instance = self._instances.pop(name, None)
+        if instance is None:
+            return []
+        self._by_use.remove(instance)
+        self.room -= self._capacity - instance.running
+        batches = [batch for batch in self._running.values() if batch.instance == name]
+        for batch in batches:
+            del self._running[batch.batch_id]
+        return batches
+
+    def place(self, requests: list[QueuedRequest], rows: int, alone: bool) -> Batch:
+        """Make a batch of requests and give it to the instance that runs the fewest; needs ``room``."""
+        # min() keeps the first of equals, which is the least recently used.
+        instance = min(self._by_use, key=operator.attrgetter("running"))
+        self._by_use.remove(instance)
+        self._by_use.append(instance)
+        instance.running += 1
+        self.room -= 1
+        batch = Batch(self._next_batch_id, instance.name, requests, rows, alone)
+        self._next_batch_id += 1
+        self._running[batch.batch_id] = batch
+        return batch
+
+    def release(self, batch_id: int) -> Batch:
+        """Free the slot of a batch that ended.
+
+        Raises:
+            KeyError: no such batch runs: it ended before, or its instance went down.
+        """
+        batch = self._running.pop(batch_id)
+        self._instances[batch.instance].running -= 1
+        self.room += 1
+        return batch
