@@ -6,7 +6,7 @@ JSON, protobuf, HTTP or gRPC.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gpuserve_worker.memory import Block
 
@@ -105,3 +105,15 @@ class InferResponse:
         if self._on_close is not None:
             on_close, self._on_close = self._on_close, None
             on_close()
+
+
+class IndexEntry(NamedTuple):
+    """One version of a model in the repository index.
+
+    ``state`` is READY, UNAVAILABLE, LOADING or UNLOADING; what is empty is not said.
+    """
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""

@@ -1,0 +1,48 @@
+"""The ASGI application: which door a request goes through. Nothing of either protocol is here.
+
+Types of the messages are those of the ASGI specification, 3.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+Scope: TypeAlias = dict[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
+Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
+Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Doors:
+    """gRPC and HTTP behind one application, so that either port answers both.
+
+    ``metrics_port`` answers with ``metrics`` alone: it is often reachable from further away.
+    """
+
+    def __init__(
+        self, grpc: Application, http: Application, metrics: Application, metrics_port: int | None
+    ) -> None:
+        self._grpc = grpc
+        self._http = http
+        self._metrics = metrics
+        self._metrics_port = metrics_port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"no {scope['type']} here: only HTTP and gRPC are served")
+        if self._metrics_port is not None and scope["server"][1] == self._metrics_port:
+            await self._metrics(scope, receive, send)
+        elif is_grpc(scope):
+            await self._grpc(scope, receive, send)
+        else:
+            await self._http(scope, receive, send)
+
+
+def is_grpc(scope: Scope) -> bool:
+    """Told by the content type, as the gRPC specification wants it."""
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            return bool(value.startswith(b"application/grpc"))
+    return False

@@ -1,0 +1,105 @@
+"""The gRPC door on grpc.aio, for users who need grpc's own features, and as the oracle of the
+conformance tests. The same service, codec and RPC table as ``grpc_asgi``; only the carrier differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+
+from gpuserve.errors import RequestError
+from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
+from gpuserve.front.endpoint.service import InferenceService
+from gpuserve.front.endpoint.status import STATUS
+
+logger = logging.getLogger(__name__)
+
+_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+_STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class GrpcAioTransport:
+    """A ``grpc.aio`` server on one address. Runs in the front's event loop."""
+
+    def __init__(self, service: InferenceService, address: str, max_request_nbytes: int) -> None:
+        self._service = service
+        self._address = address
+        # grpc takes a C int; -1 is without a limit.
+        limit = max_request_nbytes if max_request_nbytes < 1 << 31 else -1
+        self._options = [
+            ("grpc.max_receive_message_length", limit),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 1),  # beside the supervisor's socket, which only reserves the port
+        ]
+        self._server: Any = None
+
+    async def start(self) -> None:
+        """Accept connections."""
+        self._server = grpc.aio.server(options=self._options)
+        self._server.add_generic_rpc_handlers([_Methods(self._service)])
+        self._server.add_insecure_port(self._address)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Close the connections; in-flight requests were finished before."""
+        if self._server is not None:
+            await self._server.stop(grace=0.5)
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Method path -> how it is run. Bodies stay bytes: the codec reads them."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+
+    def service(self, handler_call_details: Any) -> Any:
+        """The method of a call; None is answered with UNIMPLEMENTED by grpc."""
+        path = handler_call_details.method
+        if path == _INFER:
+            return grpc.unary_unary_rpc_method_handler(self._infer)
+        if path == grpc_rpcs.HEALTH_WATCH:
+            return grpc.unary_stream_rpc_method_handler(self._health_watch)
+        rpc = grpc_rpcs.UNARY.get(path)
+        if rpc is None:
+            return None
+
+        async def unary(body: bytes, context: Any) -> bytes:
+            async with _status(context):
+                return rpc(self._service, body)
+
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    async def _infer(self, body: bytes, context: Any) -> bytes:
+        async with _status(context):
+            request = grpc_codec.parse_infer_request(body)
+            left_s = context.time_remaining()
+            if left_s is not None and (request.timeout_s is None or left_s < request.timeout_s):
+                request.timeout_s = left_s
+            response = await self._service.infer(request)
+            try:
+                return b"".join(grpc_codec.encode_infer_response(response))
+            finally:
+                response.close()
+
+    async def _health_watch(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
+        async with _status(context):
+            async for reply in grpc_rpcs.health_changes(self._service, grpc_rpcs.health_service(body)):
+                yield reply
+
+
+@contextlib.asynccontextmanager
+async def _status(context: Any) -> AsyncIterator[None]:
+    """Turn what goes wrong inside into the call's status."""
+    try:
+        yield
+    except RequestError as error:
+        await context.abort(_STATUS_CODES[STATUS[error.code][1]], str(error))
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        logger.exception("defect while serving a call")
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error of the server")

@@ -1,0 +1,243 @@
+"""The gRPC door over ASGI: methods of ``inference.GRPCInferenceService`` and ``grpc.health.v1.Health``.
+
+Converts, calls the service, converts back. The status travels in trailers, or, where there is no
+message, in the headers (gRPC's Trailers-Only).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import urllib.parse
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from gpuserve.errors import Code, Internal, RequestError, ResourceExhausted, Unimplemented
+from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
+from gpuserve.front.endpoint.asgi import Receive, Scope, Send
+from gpuserve.front.endpoint.disconnects import DisconnectWatch
+from gpuserve.front.endpoint.grpc_framing import (
+    ACCEPTED_ENCODINGS,
+    PREFIX_NBYTES,
+    check_encoding,
+    frame,
+    read_prefix,
+    unary_message,
+)
+from gpuserve.front.endpoint.service import InferenceService
+from gpuserve.front.endpoint.status import STATUS
+from gpuserve.front.endpoint.v2 import InferRequest
+from gpuserve.front.plane.grpc_ingest import GrpcBodyScanner
+
+logger = logging.getLogger(__name__)
+
+#: Bodies from this size on are copied into the arena chunk by chunk.
+INGEST_NBYTES: Final = 64 * 1024
+#: What one ``send`` of a large output copies.
+SEND_NBYTES: Final = 1 << 20
+_CONTENT_TYPE: Final = (b"content-type", b"application/grpc")
+_ACCEPT: Final = (b"grpc-accept-encoding", ACCEPTED_ENCODINGS.replace(" ", "").encode())
+_START: Final = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [_CONTENT_TYPE, _ACCEPT],
+    "trailers": True,
+}
+_OK: Final = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")]}
+_TIMEOUT_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+Method: TypeAlias = Callable[["Call"], Awaitable[None]]
+
+
+class Call(NamedTuple):
+    """One call: its ASGI ends and what its headers say."""
+
+    path: str
+    receive: Receive
+    send: Send
+    encoding: str
+    timeout_s: float | None
+
+
+class GrpcDoor:
+    """The ASGI application for gRPC requests."""
+
+    def __init__(self, service: InferenceService, watch: DisconnectWatch, max_request_nbytes: int) -> None:
+        self._service = service
+        self._watch = watch
+        self._max_request_nbytes = max_request_nbytes
+        self._methods: dict[str, Method] = {
+            "/inference.GRPCInferenceService/ModelInfer": self._infer,
+            grpc_rpcs.HEALTH_WATCH: self._health_watch,
+            **dict.fromkeys(grpc_rpcs.UNARY, self._unary),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call. Whatever goes wrong is its status; the connection and the others go on."""
+        path = scope["path"]
+        try:
+            method = self._methods.get(path)
+            if method is None:
+                raise Unimplemented(f"method {path[:256]!r} is not implemented by this server")
+            await method(_call(scope, receive, send))
+        except RequestError as error:
+            await _refuse(send, error)
+        except Exception:
+            logger.exception("defect while serving %s", path[:256])
+            await _refuse(send, Internal("internal error of the server"))
+
+    async def _infer(self, call: Call) -> None:
+        request = await self._read_request(call)
+        timeout_s = call.timeout_s
+        if timeout_s is not None and (request.timeout_s is None or timeout_s < request.timeout_s):
+            request.timeout_s = timeout_s
+        waiting = self._watch.add(call.receive)
+        try:
+            response = await self._service.infer(request)
+        except asyncio.CancelledError:
+            if waiting.gone:
+                return
+            raise
+        finally:
+            waiting.finish()
+        try:
+            pieces = grpc_codec.encode_infer_response(response, framed=True)
+            if len(pieces) == 1 and type(pieces[0]) is bytes:
+                await call.send(_START)
+                await call.send({"type": "http.response.body", "body": pieces[0], "more_body": False})
+                await call.send(_OK)
+            else:
+                await _send_pieces(call.send, pieces)
+        finally:
+            response.close()
+
+    async def _read_request(self, call: Call) -> InferRequest:
+        message = await call.receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        body = message.get("body", b"")
+        if not message.get("more_body", False):
+            return grpc_codec.parse_infer_request(
+                unary_message(body, self._max_request_nbytes, call.encoding)
+            )
+        if not call.encoding and self._is_large(body):
+            return await self._ingest(call, body)
+        whole = await _read_rest(call.receive, body, self._max_request_nbytes + PREFIX_NBYTES)
+        return grpc_codec.parse_infer_request(unary_message(whole, self._max_request_nbytes, call.encoding))
+
+    def _is_large(self, start: bytes) -> bool:
+        """Told by the length in the first five bytes; a body that does not even begin with them is not."""
+        if len(start) < PREFIX_NBYTES:
+            return False
+        return read_prefix(start, self._max_request_nbytes)[1] >= INGEST_NBYTES
+
+    async def _ingest(self, call: Call, body: bytes) -> InferRequest:
+        model_of_blocks = ""
+
+        def allocate(model_name: str, nbytes: int) -> Any:
+            nonlocal model_of_blocks
+            model_of_blocks = model_name
+            return self._service.allocate(model_name, nbytes)
+
+        scanner = GrpcBodyScanner(allocate, self._max_request_nbytes)
+        try:
+            scanner.feed(body)
+            more = True
+            while more:
+                message = await call.receive()
+                if message["type"] == "http.disconnect":
+                    raise asyncio.CancelledError
+                scanner.feed(message.get("body", b""))
+                more = message.get("more_body", False)
+            return scanner.finish()
+        finally:
+            # After finish() the blocks are the request's and this list is empty.
+            self._service.free(model_of_blocks, scanner.abort())
+
+    async def _unary(self, call: Call) -> None:
+        body = await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
+        message = unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES, call.encoding)
+        reply = grpc_rpcs.UNARY[call.path](self._service, bytes(message))
+        await call.send(_START)
+        await call.send({"type": "http.response.body", "body": frame(len(reply)) + reply, "more_body": False})
+        await call.send(_OK)
+
+    async def _health_watch(self, call: Call) -> None:
+        body = await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
+        name = grpc_rpcs.health_service(bytes(unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES)))
+        await call.send(_START)
+        waiting = self._watch.add(call.receive)
+        try:
+            async for reply in grpc_rpcs.health_changes(self._service, name):
+                data = frame(len(reply)) + reply
+                await call.send({"type": "http.response.body", "body": data, "more_body": True})
+        except asyncio.CancelledError:
+            if not waiting.gone:
+                raise
+        finally:
+            waiting.finish()
+
+
+def _call(scope: Scope, receive: Receive, send: Send) -> Call:
+    encoding, timeout_s = "", None
+    for name, value in scope["headers"]:
+        if name == b"grpc-timeout":
+            timeout_s = _timeout_s(value)
+        elif name == b"grpc-encoding" and value != b"identity":
+            encoding = check_encoding(value.decode("latin-1"))
+    return Call(scope["path"], receive, send, encoding, timeout_s)
+
+
+def _timeout_s(value: bytes) -> float | None:
+    """The header as seconds; one that does not parse is no limit, as in grpc's own servers."""
+    text = value.decode("latin-1")
+    unit = _TIMEOUT_UNITS.get(text[-1:])
+    digits = text[:-1]
+    if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
+        return None
+    return int(digits) * unit
+
+
+async def _read_rest(receive: Receive, body: bytes, limit_nbytes: int) -> bytes:
+    parts = [body]
+    nbytes = len(body)
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        part = message.get("body", b"")
+        parts.append(part)
+        nbytes += len(part)
+        if nbytes > limit_nbytes:
+            raise ResourceExhausted(f"the request body is over the limit of {limit_nbytes} bytes")
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _send_pieces(send: Send, pieces: list[bytes | memoryview]) -> None:
+    await send(_START)
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), SEND_NBYTES):
+            part = bytes(view[start : start + SEND_NBYTES])
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await send(_OK)
+
+
+async def _refuse(send: Send, error: RequestError) -> None:
+    """Trailers-Only: the status is in the headers, and there is no body."""
+    headers = [
+        _CONTENT_TYPE,
+        (b"grpc-status", str(STATUS[error.code][1]).encode()),
+        (b"grpc-message", grpc_message(str(error))),
+    ]
+    if error.code is Code.UNIMPLEMENTED:
+        headers.append(_ACCEPT)
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def grpc_message(text: str) -> bytes:
+    """An error text as the ``grpc-message`` header: percent-encoded UTF-8, printable ASCII as it is."""
+    return urllib.parse.quote(text[:8192], safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}").encode()

@@ -1,0 +1,257 @@
+"""The HTTP door over ASGI: the v2 endpoints. Converts, calls the service, converts back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from gpuserve.errors import Code, InvalidArgument, RequestError, ResourceExhausted
+from gpuserve.front.endpoint import http_bodies, http_codec, http_encoding, routes
+from gpuserve.front.endpoint.asgi import Receive, Scope, Send
+from gpuserve.front.endpoint.disconnects import DisconnectWatch
+from gpuserve.front.endpoint.http_header import OutputForm
+from gpuserve.front.endpoint.routes import Endpoint, Refusal, Route
+from gpuserve.front.endpoint.service import EXTENSIONS, InferenceService
+from gpuserve.front.endpoint.status import STATUS
+from gpuserve.front.endpoint.v2 import InferRequest
+from gpuserve.front.plane.http_ingest import HttpBodyScanner
+
+logger = logging.getLogger(__name__)
+
+#: The bodies of all endpoints but inference are a few names at most.
+SMALL_BODY_NBYTES: Final = 4 << 20
+#: What one ``send`` of a large output copies.
+SEND_NBYTES: Final = 1 << 20
+_METRICS_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+_HEADER_LENGTH: Final = b"inference-header-content-length"
+
+Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
+
+
+class HttpDoor:
+    """The ASGI application for everything that is not gRPC."""
+
+    def __init__(self, service: InferenceService, watch: DisconnectWatch, max_request_nbytes: int) -> None:
+        self._service = service
+        self._watch = watch
+        self._max_request_nbytes = max_request_nbytes
+        self._endpoints: dict[Endpoint, Callable[[Route, Receive], Awaitable[Answer]]] = {
+            Endpoint.SERVER_METADATA: self._server_metadata,
+            Endpoint.SERVER_LIVE: self._server_live,
+            Endpoint.SERVER_READY: self._server_ready,
+            Endpoint.MODEL_METADATA: self._model_metadata,
+            Endpoint.MODEL_READY: self._model_ready,
+            Endpoint.REPOSITORY_INDEX: self._repository_index,
+            Endpoint.METRICS: self._metrics,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Whatever goes wrong is its answer; the connection and the others go on."""
+        route = routes.match(scope["method"], scope.get("raw_path") or scope["path"].encode())
+        try:
+            if isinstance(route, Refusal):
+                await _send(send, _refusal(route))
+            elif route.endpoint is Endpoint.MODEL_INFER:
+                await self._infer(route, scope, receive, send)
+            else:
+                await _send(send, await self._endpoints[route.endpoint](route, receive))
+        except RequestError as error:
+            await _send(send, _failure(error))
+        except Exception:
+            logger.exception("defect while serving %s", scope["path"][:256])
+            await _send(send, _json(500, http_bodies.error_body("internal error of the server")))
+
+    async def metrics_only(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application of the metrics port: ``/metrics`` and health, nothing else."""
+        route = routes.match(scope["method"], scope.get("raw_path") or scope["path"].encode())
+        allowed = {Endpoint.METRICS, Endpoint.SERVER_LIVE, Endpoint.SERVER_READY}
+        if isinstance(route, Route) and route.endpoint not in allowed:
+            route = routes.NOT_FOUND
+        if isinstance(route, Refusal):
+            await _send(send, _refusal(route))
+        else:
+            await _send(send, await self._endpoints[route.endpoint](route, receive))
+
+    # ---- inference ------------------------------------------------------------------------
+
+    async def _infer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = _headers(scope)
+        request, form = await self._read_request(route, headers, receive)
+        waiting = self._watch.add(receive)
+        try:
+            response = await self._service.infer(request)
+        except asyncio.CancelledError:
+            if waiting.gone:
+                return
+            raise
+        finally:
+            waiting.finish()
+        try:
+            answer_headers, pieces = http_codec.encode_infer_response(response, form)
+            coding = http_encoding.negotiate(headers.get(b"accept-encoding", b"").decode("latin-1"))
+            if coding != http_encoding.IDENTITY:
+                answer_headers, pieces = http_encoding.compress(coding, answer_headers, pieces)
+            await _send_pieces(send, answer_headers, pieces)
+        finally:
+            response.close()
+
+    async def _read_request(
+        self, route: Route, headers: dict[bytes, bytes], receive: Receive
+    ) -> tuple[InferRequest, OutputForm]:
+        driver = self._service.model(route.model_name, route.model_version)
+        coding = http_encoding.request_coding(headers.get(b"content-encoding", b"").decode("latin-1"))
+        header_length = headers.get(_HEADER_LENGTH)
+        text = None if header_length is None else header_length.decode("latin-1")
+        message = await _next(receive)
+        body = message.get("body", b"")
+        if message.get("more_body", False):
+            return await self._ingest(route, headers, text, coding, body, receive)
+        self._check_size(len(body))
+        plain = http_encoding.decompress(coding, body, self._max_request_nbytes)
+        return http_codec.parse_infer_request(route.model_name, route.model_version, plain, text, driver.spec)
+
+    async def _ingest(
+        self,
+        route: Route,
+        headers: dict[bytes, bytes],
+        header_length: str | None,
+        coding: str,
+        body: bytes,
+        receive: Receive,
+    ) -> tuple[InferRequest, OutputForm]:
+        identity = coding == http_encoding.IDENTITY
+        length = headers.get(b"content-length", b"") if identity else b""
+        scanner = HttpBodyScanner(
+            route.model_name,
+            route.model_version,
+            header_length,
+            int(length) if length.isdigit() else None,
+            self._service.allocate,
+            self._max_request_nbytes,
+            self._service.model(route.model_name).spec,
+        )
+        inflater = None if identity else http_encoding.Decompressor(coding, self._max_request_nbytes)
+        blocks = scanner.blocks
+        try:
+            more = True
+            while True:
+                scanner.feed(body if inflater is None else inflater.feed(body))
+                if not more:
+                    break
+                message = await _next(receive)
+                body, more = message.get("body", b""), message.get("more_body", False)
+            if inflater is not None:
+                inflater.finish()
+            finished = scanner.finish()
+        except BaseException:
+            self._service.free(route.model_name, blocks)
+            raise
+        return finished
+
+    def _check_size(self, nbytes: int) -> None:
+        if nbytes > self._max_request_nbytes:
+            raise ResourceExhausted(
+                f"a request body of {nbytes} bytes is over the limit of {self._max_request_nbytes} bytes"
+            )
+
+    # ---- everything else ------------------------------------------------------------------
+
+    async def _server_metadata(self, route: Route, receive: Receive) -> Answer:
+        service = self._service
+        return _json(200, http_bodies.server_metadata_body(service.name, service.version, EXTENSIONS))
+
+    async def _server_live(self, route: Route, receive: Receive) -> Answer:
+        return _json(200 if self._service.live else 400, http_bodies.live_body(self._service.live))
+
+    async def _server_ready(self, route: Route, receive: Receive) -> Answer:
+        ready = self._service.ready
+        return _json(200 if ready else 400, http_bodies.ready_body(ready))
+
+    async def _model_metadata(self, route: Route, receive: Receive) -> Answer:
+        found = self._service.model_metadata(route.model_name, route.model_version)
+        batch = (-1,) if found.batches else ()
+        body = http_bodies.model_metadata_body(
+            found.spec.name,
+            found.versions,
+            found.platform,
+            [one._replace(shape=batch + one.shape) for one in found.spec.inputs],
+            [one._replace(shape=batch + one.shape) for one in found.spec.outputs],
+        )
+        return _json(200, body)
+
+    async def _model_ready(self, route: Route, receive: Receive) -> Answer:
+        self._service.model(route.model_name, route.model_version)
+        ready = self._service.model_ready(route.model_name, route.model_version)
+        if ready:
+            return _json(200, http_bodies.ready_body(True))
+        return _json(400, http_bodies.error_body("Model version not ready"))
+
+    async def _repository_index(self, route: Route, receive: Receive) -> Answer:
+        body = b""
+        more = True
+        while more:
+            message = await _next(receive)
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > SMALL_BODY_NBYTES:
+                raise InvalidArgument(f"the request body is over the limit of {SMALL_BODY_NBYTES} bytes")
+        entries = self._service.repository_index(http_bodies.parse_repository_index(body))
+        return _json(200, http_bodies.repository_index_body(entries))
+
+    async def _metrics(self, route: Route, receive: Receive) -> Answer:
+        page = self._service.metrics_page.render()
+        return 200, [_METRICS_TYPE, (b"content-length", b"%d" % len(page))], page
+
+
+def _headers(scope: Scope) -> dict[bytes, bytes]:
+    return dict(scope["headers"])
+
+
+async def _next(receive: Receive) -> dict[str, Any]:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise asyncio.CancelledError
+    return message
+
+
+def _json(status: int, body: bytes) -> Answer:
+    return status, http_bodies.json_headers(body), body
+
+
+def _failure(error: RequestError) -> Answer:
+    status, headers, body = _json(STATUS[error.code][0], http_bodies.error_body(str(error)))
+    if error.code is Code.UNAVAILABLE:
+        headers.append((b"retry-after", b"1"))
+    elif error.code is Code.UNIMPLEMENTED:
+        headers.append(http_encoding.ACCEPT_ENCODING)
+    return status, headers, body
+
+
+def _refusal(refusal: Refusal) -> Answer:
+    status, headers, body = _json(refusal.status, http_bodies.error_body(refusal.text))
+    if refusal.allow:
+        headers.append((b"allow", refusal.allow.encode()))
+    return status, headers, body
+
+
+async def _send(send: Send, answer: Answer) -> None:
+    status, headers, body = answer
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _send_pieces(
+    send: Send, headers: list[tuple[bytes, bytes]], pieces: list[bytes | memoryview]
+) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if len(pieces) == 1 and isinstance(pieces[0], bytes):
+        await send({"type": "http.response.body", "body": pieces[0], "more_body": False})
+        return
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), SEND_NBYTES):
+            part = bytes(view[start : start + SEND_NBYTES])
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

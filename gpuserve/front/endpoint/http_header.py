@@ -1,0 +1,227 @@
+"""The JSON part of an inference request over HTTP, read into ``InferHeader``.
+
+Pure. It holds all that a request says besides its binary tensors, so a body that arrives in chunks
+is understood as soon as its first bytes are there. It is the same for every model: names, shapes
+and sizes are held against the model later, by whoever knows it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final, NamedTuple
+
+from gpuserve.errors import Internal, InvalidArgument, Unimplemented
+from gpuserve.front.endpoint.http_json import MAX_INT64, loads, member, tensor_bytes, typed, unsigned
+from gpuserve.front.endpoint.limits import shown
+from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
+from gpuserve_worker.tensor import ITEMSIZE
+
+#: Clients send the same few bytes before their binary tensors again and again; headers up to this
+#: length are remembered, the last ``_REMEMBERED`` of them. A hit saves three quarters of the parsing.
+REMEMBERED_NBYTES: Final = 1024
+_REMEMBERED: Final = 512
+
+_DATA_FIELDS: Final = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+
+
+class OutputForm(NamedTuple):
+    """Which outputs of the response are binary: those named here, or simply all."""
+
+    names: frozenset[str] = frozenset()
+    everything: bool = False
+
+    def is_binary(self, name: str) -> bool:
+        """Whether the output of this name is sent as binary data, not as JSON."""
+        return self.everything or name in self.names
+
+
+class HeaderInput(NamedTuple):
+    """One input: ``nbytes`` of binary data after the JSON, or (None) the bytes that the JSON held."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int | None
+    inline: bytes = b""
+
+
+class InferHeader(NamedTuple):
+    """What the JSON says. Shared between requests that sent the same: never changed."""
+
+    request_id: str
+    parameters: dict[str, Any]
+    timeout_s: float | None
+    inputs: tuple[HeaderInput, ...]
+    outputs: tuple[str, ...]
+    form: OutputForm
+
+    def request(self, model_name: str, model_version: str, inputs: list[InputTensor]) -> InferRequest:
+        """The request for a model, once the data of its inputs is there."""
+        return InferRequest(
+            model_name,
+            model_version,
+            self.request_id,
+            dict(self.parameters),
+            inputs,
+            self.outputs,
+            self.timeout_s,
+        )
+
+
+def read_header(text: bytes) -> InferHeader:
+    """What the JSON of an inference request says.
+
+    Raises:
+        InvalidArgument: malformed JSON, or a member that breaks the protocol.
+        Internal: a negative dimension (the protocol's reference answers so).
+        Unimplemented: shared memory regions, classification.
+    """
+    document = typed(loads(text), dict, "the request")
+    parameters = typed(document.get("parameters", {}), dict, "'parameters'")
+    entries = member(document, "inputs", list)
+    outputs = typed(document.get("outputs", []), list, "'outputs'")
+    names, form = _read_outputs(outputs, _flag(parameters, "binary_data_output"))
+    return InferHeader(
+        typed(document.get("id", ""), str, "'id'"),
+        _custom_parameters(parameters),
+        _timeout_s(parameters),
+        tuple(_read_input(entry, position) for position, entry in enumerate(entries)),
+        names,
+        form,
+    )
+
+
+_remembered_header = functools.lru_cache(_REMEMBERED)(read_header)
+
+
+def read_header_of_binary(text: bytes) -> InferHeader:
+    """``read_header`` for JSON that stands before binary tensors: short ones are remembered."""
+    return _remembered_header(text) if len(text) <= REMEMBERED_NBYTES else read_header(text)
+
+
+def _read_input(entry: Any, position: int) -> HeaderInput:
+    typed(entry, dict, f"'inputs[{position}]'")
+    name = _named(entry, "input", position)
+    said = shown(name)
+    datatype = member(entry, "datatype", str, f" of input '{said}'")
+    if datatype not in ITEMSIZE:
+        raise InvalidArgument(
+            f"datatype '{shown(datatype)}' of input '{said}' does not exist; use one of {', '.join(ITEMSIZE)}"
+        )
+    shape = _read_shape(entry, said)
+    count = _element_count(shape, datatype, said)
+    parameters = typed(entry.get("parameters", {}), dict, f"'parameters' of input '{said}'")
+    source = _data_source(entry, parameters)
+    if source == "shared_memory_region":
+        raise Unimplemented(
+            f"input '{said}' lies in a shared memory region, which this server does not read yet; "
+            "send its data in the request"
+        )
+    if source == "binary_data_size":
+        return HeaderInput(
+            name, datatype, shape, unsigned(parameters[source], f"'{source}' of input '{said}'")
+        )
+    data = member(entry, "data", list, f" of input '{said}'")
+    return HeaderInput(name, datatype, shape, None, tensor_bytes(data, datatype, count, said))
+
+
+def _named(entry: dict[str, Any], kind: str, position: int) -> str:
+    name = member(entry, "name", str, f" of {kind} {position}")
+    if not name:
+        raise InvalidArgument(f"{kind} {position} of the request has an empty name")
+    return name
+
+
+def _read_shape(entry: dict[str, Any], name: str) -> tuple[int, ...]:
+    shape: list[Any] = member(entry, "shape", list, f" of input '{name}'")
+    if any(type(dim) is int and dim < 0 for dim in shape):
+        raise Internal(
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer"
+        )
+    return tuple(unsigned(dim, "'shape'") for dim in shape)
+
+
+def _element_count(shape: tuple[int, ...], datatype: str, name: str) -> int:
+    """The elements of a shape; stops at the first overflow, so a shape of any length is quick."""
+    count = 1
+    for dim in shape:
+        count *= dim
+        if count > MAX_INT64:
+            raise InvalidArgument(
+                f"shape of input '{name}' causes total element count to exceed maximum size of {MAX_INT64}"
+            )
+    if count * ITEMSIZE[datatype] > MAX_INT64:
+        raise InvalidArgument(f"byte size overflow for input '{name}'")
+    return count
+
+
+def _data_source(entry: dict[str, Any], parameters: dict[str, Any]) -> str:
+    given = ["data"] if "data" in entry else []
+    given += [field for field in ("binary_data_size", "shared_memory_region") if field in parameters]
+    if len(given) == 1:
+        return given[0]
+    found = " ".join(["set", *(f"'{field}'" for field in given)]) if given else "no field is set"
+    raise InvalidArgument(f"Input must set only one of the following fields: {_DATA_FIELDS}. But {found}")
+
+
+def _read_outputs(entries: list[Any], everything: bool) -> tuple[tuple[str, ...], OutputForm]:
+    """The outputs asked for. One that is listed is JSON unless it says otherwise itself."""
+    if not entries:
+        return (), OutputForm(everything=everything)
+    names: list[str] = []
+    binary: list[str] = []
+    for position, entry in enumerate(entries):
+        typed(entry, dict, f"'outputs[{position}]'")
+        name = _named(entry, "output", position)
+        said = shown(name)
+        parameters = typed(entry.get("parameters", {}), dict, f"'parameters' of output '{said}'")
+        _refuse_unimplemented(parameters, said)
+        names.append(name)
+        if _flag(parameters, "binary_data"):
+            binary.append(name)
+    return tuple(names), OutputForm(frozenset(binary))
+
+
+def _refuse_unimplemented(parameters: dict[str, Any], name: str) -> None:
+    if "shared_memory_region" in parameters:
+        raise Unimplemented(
+            f"output '{name}' is wanted in a shared memory region, which this server does not write yet; "
+            "take it from the response"
+        )
+    if "classification" in parameters:
+        raise Unimplemented(f"classification of output '{name}' is wanted, which this server does not do yet")
+
+
+def _flag(parameters: dict[str, Any], key: str) -> bool:
+    return typed(parameters.get(key, False), bool, f"'{key}'")
+
+
+def _timeout_s(parameters: dict[str, Any]) -> float | None:
+    """The client's own limit; on the wire in microseconds, 0 for none."""
+    return unsigned(parameters.get("timeout", 0), "'timeout'") / 1e6 or None
+
+
+def _custom_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters meant for the model; those the protocol reads itself are checked and left out."""
+    custom: dict[str, Any] = {}
+    for key, value in parameters.items():
+        if key == "priority":
+            unsigned(value, f"'{key}'")
+        elif key not in {"timeout", "binary_data_output"}:
+            custom[key] = _custom_parameter(key, value)
+    return custom
+
+
+def _custom_parameter(key: str, value: Any) -> Any:
+    if key.startswith("triton_"):
+        raise InvalidArgument(
+            "parameter keys starting with 'triton_' are reserved for Triton usage "
+            "and should not be specified."
+        )
+    if type(value) not in {bool, int, float, str}:
+        raise InvalidArgument(
+            f"parameter '{shown(key)}' has invalid type. It should be either 'int', 'bool', or 'string'."
+        )
+    if type(value) is int and not -MAX_INT64 - 1 <= value <= MAX_INT64:
+        raise InvalidArgument(f"parameter '{shown(key)}' is an integer of more than 64 bits")
+    return value

@@ -1,0 +1,80 @@
+"""The caps on what one request may name, and how names and shapes from outside are shown in a text.
+
+Both codecs and the validation use these. They bound the work that a hostile request can cause before
+it is refused, and the length of the sentence that refuses it. No rule of the protocol is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gpuserve.errors import InvalidArgument
+
+MAX_INPUTS: Final = 1024
+MAX_OUTPUTS: Final = 1024
+MAX_PARAMETERS: Final = 256
+#: What a parameter's key may measure, or a name that is to be known while a body still arrives.
+MAX_NAME_NBYTES: Final = 256
+_SHOWN_CHARACTERS: Final = 128
+_SHOWN_ITEMS: Final = 16
+_SHOWN_NUMBER: Final = 10**20
+
+
+def shown(text: str) -> str:
+    """A name from outside as an error may repeat it: cut to a length that can be read, on one line."""
+    cut = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    if cut.isprintable():
+        return cut
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """Names as ``['A','B']``, cut after the first few."""
+    quoted = [f"'{shown(name)}'" for name in names]
+    return _listed(quoted)
+
+
+def shown_dim(dim: int) -> str:
+    """A number from outside, which may have thousands of digits where it came as JSON."""
+    return str(dim) if abs(dim) < _SHOWN_NUMBER else "a number of over 20 digits"
+
+
+def shown_shape(shape: Sequence[int]) -> str:
+    """A shape as ``[1,16]``, cut after the first few dimensions."""
+    first = [shown_dim(dim) for dim in shape[: _SHOWN_ITEMS + 1]]
+    if len(shape) > _SHOWN_ITEMS:
+        return f"[{','.join(first[:_SHOWN_ITEMS])},… {len(shape)} dimensions]"
+    return f"[{','.join(first)}]"
+
+
+def check_count(what: str, given: int, most: int, model_name: str) -> None:
+    """Refuse a request that carries more of ``what`` ("inputs", "parameters") than the server reads.
+
+    Raises:
+        InvalidArgument: ``given`` is over ``most``.
+    """
+    if given > most:
+        raise InvalidArgument(
+            f"the request for model '{shown(model_name)}' has {given} {what}, expected at most {most}"
+        )
+
+
+def check_name(what: str, name: str, model_name: str) -> None:
+    """Refuse a name that is longer than any name the server knows.
+
+    Raises:
+        InvalidArgument: it takes more than ``MAX_NAME_NBYTES`` bytes as UTF-8.
+    """
+    # A character is at most four bytes, so only few names have to be encoded to be measured.
+    if len(name) > MAX_NAME_NBYTES // 4 and len(name.encode("utf-8", "replace")) > MAX_NAME_NBYTES:
+        raise InvalidArgument(
+            f"{what} '{shown(name)}' for model '{shown(model_name)}' is longer than the "
+            f"{MAX_NAME_NBYTES} bytes a name may have, got {len(name)} characters"
+        )
+
+
+def _listed(items: list[str]) -> str:
+    if len(items) > _SHOWN_ITEMS:
+        items = [*items[:_SHOWN_ITEMS], f"… {len(items)} in all"]
+    return f"[{','.join(items)}]"

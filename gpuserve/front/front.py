@@ -1,0 +1,180 @@
+"""The front process put together: what the supervisor says becomes models, links and a server.
+
+It keeps nothing that the supervisor would not tell a successor again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+from gpuserve.front.endpoint.asgi import Doors
+from gpuserve.front.endpoint.disconnects import DisconnectWatch
+from gpuserve.front.endpoint.grpc_asgi import GrpcDoor
+from gpuserve.front.endpoint.http import HttpDoor
+from gpuserve.front.endpoint.service import InferenceService
+from gpuserve.front.links import WorkerLink
+from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.front.transport import H2cornTransport, Transport
+from gpuserve.logs import configure
+from gpuserve.model import ModelSpec
+from gpuserve.settings import ServerSettings
+from gpuserve.supervisor import messages
+from gpuserve_worker import datagram
+from gpuserve_worker.wire import Message
+
+logger = logging.getLogger(__name__)
+
+#: How often a drain looks whether everything is finished.
+_DRAIN_POLL_S = 0.005
+
+
+class Front:
+    """One front. ``run()`` lives until the supervisor says ``Quit`` or is gone."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._buffer = memoryview(bytearray(datagram.MAX_DATAGRAM_NBYTES))
+        self._epoch = 0
+        self._settings = ServerSettings()
+        self._service = InferenceService("")
+        self._transports: list[Transport] = []
+        self._quit = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until told to quit."""
+        self._control.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._control.fileno(), self._hear)
+        await self._quit.wait()
+        for transport in self._transports:
+            await transport.stop()
+        for driver in list(self._service.models()):
+            driver.close()
+
+    # ---- the supervisor's word ------------------------------------------------------------
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                data, fds = datagram.receive(self._control, self._buffer)
+            except BlockingIOError:
+                return
+            if not data:
+                os._exit(1)  # the supervisor is gone: so are the listeners, the workers and the server
+            self._obey(messages.CONTROL.decode(data), fds)
+
+    def _obey(self, message: Any, fds: list[int]) -> None:
+        match message:
+            case messages.Setup(epoch, settings, roles):
+                self._epoch = epoch
+                self._settings = ServerSettings(**settings)
+                self._service.name = self._settings.name
+                configure(self._settings.log_format, self._settings.log_level)
+                self._spawn(self._listen(dict(zip(roles, fds, strict=True))))
+            case messages.AddModel(spec):
+                self._add_model(ModelSpec.from_wire(spec))
+            case messages.RemoveModel(model):
+                driver = self._service.remove_model(model)
+                if driver is not None:
+                    driver.close()
+            case messages.InstanceUp(model, instance, _):
+                self._instance_up(model, instance, socket.socket(fileno=fds[0]), fds[1])
+            case messages.InstanceDown(model, instance, reason, restart_in_s):
+                self._service.model(model).instance_down(instance, reason, restart_in_s)
+                self._service.changed()
+            case messages.Serving():
+                self._service.serving()
+            case messages.Drain(timeout_s):
+                self._spawn(self._drain(timeout_s))
+            case messages.Quit():
+                self._quit.set()
+
+    def _spawn(self, coroutine: Any) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.critical("the front cannot go on", exc_info=task.exception())
+            os._exit(1)
+
+    def _say(self, message: Any) -> None:
+        datagram.send(self._control, messages.CONTROL.encode(message))
+
+    async def _listen(self, listeners: dict[str, int]) -> None:
+        watch = DisconnectWatch()
+        http = HttpDoor(self._service, watch, self._settings.max_request_nbytes)
+        grpc = GrpcDoor(self._service, watch, self._settings.max_request_nbytes)
+        metrics_fd = listeners.get("metrics")
+        doors = Doors(grpc, http, http.metrics_only, None if metrics_fd is None else _port(metrics_fd))
+        if self._settings.transport == "grpcio":
+            self._transports.append(self._grpc_aio(listeners.pop("grpc")))
+        self._transports.append(H2cornTransport(doors, list(listeners.values()), self._settings.log_format))
+        for transport in self._transports:
+            await transport.start()
+        self._say(messages.FrontReady())
+
+    def _grpc_aio(self, reserved_fd: int) -> Transport:
+        from gpuserve.front.endpoint.grpc_aio import GrpcAioTransport
+
+        host = self._settings.host
+        address = f"[{host}]" if ":" in host else host
+        address = f"{address}:{_port(reserved_fd)}"
+        return GrpcAioTransport(self._service, address, self._settings.max_request_nbytes)
+
+    # ---- models and instances -------------------------------------------------------------
+
+    def _add_model(self, spec: ModelSpec) -> None:
+        metrics = ModelMetrics(spec.name, str(spec.version), lambda: _gauges(driver))
+        driver = ModelDriver(spec, self._settings.max_arena_nbytes, metrics)
+        self._service.add_model(driver)
+
+    def _instance_up(self, model: str, instance: str, sock: socket.socket, pidfd: int) -> None:
+        driver = self._service.model(model)
+
+        def on_down(link: WorkerLink, reason: str) -> None:
+            driver.instance_down(link.instance, reason)
+            self._service.changed()
+
+        def on_message(link: WorkerLink, message: Message) -> None:
+            driver.on_message(link, message)
+
+        driver.instance_up(WorkerLink(instance, sock, pidfd, self._epoch, on_message, on_down))
+        self._service.changed()
+
+    async def _drain(self, timeout_s: float) -> None:
+        self._service.drain()
+        deadline = time.monotonic() + timeout_s
+        while (unfinished := self._unfinished()) and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)
+        # A turn more for the answers that were just given to be written.
+        await asyncio.sleep(_DRAIN_POLL_S)
+        self._say(messages.Drained(unfinished))
+
+    def _unfinished(self) -> int:
+        return sum(driver.unfinished for driver in self._service.models())
+
+
+def _gauges(driver: ModelDriver) -> dict[str, float]:
+    counts = driver.scheduler.statistics()
+    arena = driver.arena.statistics()
+    return {
+        "gpuserve_queue_requests": counts.queued,
+        "gpuserve_running_requests": counts.running_requests,
+        "gpuserve_arena_bytes": arena.nbytes,
+        "gpuserve_arena_blocks": arena.blocks,
+    }
+
+
+def _port(listener_fd: int) -> int:
+    with socket.socket(fileno=os.dup(listener_fd)) as listener:
+        return int(listener.getsockname()[1])

@@ -1,0 +1,82 @@
+"""The servers that carry the endpoint: h2corn for both protocols, grpc.aio for the gRPC port instead.
+
+Each takes the listeners of the supervisor and the application; neither is known anywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any, Final, Protocol, cast
+
+from gpuserve.front.endpoint.asgi import Application
+
+#: Streams of one connection at once. More wait in the client; requests of more are queued anyway.
+MAX_CONCURRENT_STREAMS: Final = 4096
+#: After our own drain nothing is in flight; this only bounds clients that do not close.
+CLOSE_TIMEOUT_S: Final = 0.5
+
+
+class Transport(Protocol):
+    """A server of the endpoint."""
+
+    async def start(self) -> None:
+        """Accept connections; returns once it does."""
+
+    async def stop(self) -> None:
+        """Accept no more, and close the connections."""
+
+
+class H2cornTransport:
+    """HTTP/1.1, HTTP/2 and gRPC on every listener, by h2corn (its I/O runs in Rust threads)."""
+
+    def __init__(self, application: Application, listener_fds: list[int], log_format: str) -> None:
+        self._application = application
+        self._listener_fds = listener_fds
+        self._log_format = log_format
+        self._server: Any = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Accept connections on every listener."""
+        import h2corn
+
+        config = h2corn.Config(
+            bind=tuple(f"fd://{fd}" for fd in self._listener_fds),
+            grpc=True,
+            lifespan="off",
+            access_log=False,
+            log_format="json" if self._log_format == "json" else "text",
+            max_concurrent_streams=MAX_CONCURRENT_STREAMS,
+            max_request_body_size=0,  # the endpoint has a limit, and a better sentence for it
+            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+        )
+        self._server = h2corn.Server(cast("Any", self._application), config)
+        with _quiet_stderr():
+            self._serving = asyncio.get_running_loop().create_task(self._server.serve())
+            started = asyncio.ensure_future(self._server.wait_started())
+            await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
+        await started
+
+    async def stop(self) -> None:
+        """Close the connections; in-flight requests were finished before."""
+        if self._server is not None and self._serving is not None:
+            self._server.shutdown()
+            with contextlib.suppress(RuntimeError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._serving, CLOSE_TIMEOUT_S + 1.0)
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """h2corn prints a banner that cannot be switched off; the supervisor says the addresses itself."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

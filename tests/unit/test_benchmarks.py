@@ -1,0 +1,86 @@
+"""What the benchmarks read off the load generators, and how runs become ratios."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import processes
+from benchmarks.load import LoadFailed, parse_h2load, parse_wrk
+from benchmarks.report import Ratio
+from benchmarks.rows import ROWS, Target
+
+H2LOAD = """\
+finished in 2.00s, 852.00 req/s, 115.78KB/s
+requests: 1704 total, 1705 started, 1704 done, {succeeded} succeeded, {failed} failed, 0 errored, 0 timeout
+status codes: 1704 2xx, 0 3xx, 0 4xx, 0 5xx
+traffic: 231.56KB (237119) total, 5.07KB (5187) headers (space savings 96.24%), 158.09KB ({nbytes}) data
+"""
+WRK = """\
+  Requests/sec:   8135.86
+{{"requests": 8153, "duration_us": 1002107, "mean_us": 7792.1, "median_us": 7627.0, \
+"errors": {{"connect": 0, "read": 0, "write": 0, "status": {status}, "timeout": 0}}}}
+"""
+
+
+def h2load(succeeded: int = 1704, failed: int = 0, nbytes: int = 1704 * 95) -> str:
+    return H2LOAD.format(succeeded=succeeded, failed=failed, nbytes=nbytes)
+
+
+def test_h2load_gives_count_and_rate() -> None:
+    result = parse_h2load(h2load(), answer_nbytes=95, in_flight=1)
+    assert (result.requests, result.requests_per_s) == (1704, 852.0)
+
+
+def test_h2load_with_a_failed_request_is_no_result() -> None:
+    with pytest.raises(LoadFailed, match="of 1704 requests 1 failed"):
+        parse_h2load(h2load(succeeded=1703, failed=1), answer_nbytes=95, in_flight=1)
+
+
+def test_h2load_with_errors_in_grpc_status_is_no_result() -> None:
+    with pytest.raises(LoadFailed, match="1704 answers have 161785 bytes together"):
+        parse_h2load(h2load(nbytes=1703 * 95), answer_nbytes=95, in_flight=1)
+
+
+def test_h2load_may_count_a_part_of_the_last_answers() -> None:
+    assert parse_h2load(h2load(nbytes=1704 * 95 + 40), answer_nbytes=95, in_flight=1).requests == 1704
+
+
+def test_wrk_gives_rate_and_latency() -> None:
+    result = parse_wrk(WRK.format(status=0))
+    assert result.requests_per_s == pytest.approx(8135.86, abs=0.01)
+    assert result.median_latency_s == pytest.approx(7.627e-3)
+
+
+def test_wrk_with_a_failed_request_is_no_result() -> None:
+    with pytest.raises(LoadFailed, match="'status': 3"):
+        parse_wrk(WRK.format(status=3))
+
+
+def test_a_ratio_is_taken_inside_each_round() -> None:
+    ratio = Ratio.of([10.0, 30.0, 40.0], [10.0, 10.0, 20.0])
+    assert (ratio.median, ratio.lowest, ratio.highest) == (2.0, 1.0, 3.0)
+
+
+def test_a_latency_target_is_met_from_below() -> None:
+    assert Target(0.3, at_most=True).met_by(0.2)
+    assert not Target(0.9).met_by(0.8)
+
+
+def test_row_names_are_told_apart() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_a_tree_holds_the_process_and_its_children() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        tree = processes.tree(os.getpid())
+        assert tree[0].pid == os.getpid()
+        assert child.pid in {one.pid for one in tree}
+        assert 0 < tree[0].memory.pss_nbytes <= tree[0].memory.rss_nbytes
+    finally:
+        child.communicate(b"\n")
+    assert processes.tree(child.pid) == []

@@ -1,0 +1,123 @@
+"""gRPC's framing of messages, and the replies of the small RPCs."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted, Unimplemented
+from gpuserve.front.endpoint import grpc_messages
+from gpuserve.front.endpoint.grpc_framing import Unframer, check_encoding, frame, unary_message
+from gpuserve_worker.tensor import TensorSpec
+
+LIMIT = 1 << 20
+
+
+def compressed(plain: bytes, encoding: str) -> bytes:
+    packed = gzip.compress(plain) if encoding == "gzip" else zlib.compress(plain)
+    return struct.pack(">BI", 1, len(packed)) + packed
+
+
+@given(st.lists(st.tuples(st.binary(max_size=40), st.booleans()), max_size=6), st.data())
+def test_messages_come_out_of_any_cut(messages: list[tuple[bytes, bool]], data: st.DataObject) -> None:
+    body = b"".join(
+        compressed(plain, "gzip") if packed else frame(len(plain)) + plain for plain, packed in messages
+    )
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=8)))
+    unframer = Unframer(LIMIT, "gzip")
+    got = []
+    for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
+        got += unframer.feed(body[start:end])
+    unframer.finish()
+    assert got == [plain for plain, _ in messages]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_compressed_unary_message_is_unpacked(encoding: str) -> None:
+    assert unary_message(compressed(b"abc" * 100, encoding), LIMIT, encoding) == b"abc" * 100
+
+
+def test_an_uncompressed_unary_message_is_taken_as_it_is() -> None:
+    assert unary_message(frame(3) + b"abc", LIMIT, "gzip") == b"abc"
+    assert unary_message(frame(0), LIMIT) == b""
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "error", "sentence"),
+    [
+        (b"", "", InvalidArgument, "truncated: expected 5 bytes, got 0"),
+        (frame(4) + b"abc", "", InvalidArgument, "truncated: expected 9 bytes, got 8"),
+        (frame(2) + b"abc", "", InvalidArgument, "goes on after its message"),
+        (frame(0) + frame(0), "", InvalidArgument, "goes on after its message"),
+        (b"\2\0\0\0\0", "", InvalidArgument, "flag of 0 or 1, got 2"),
+        (b"\1\0\0\0\0", "", InvalidArgument, "names no grpc-encoding"),
+        (compressed(b"abc", "deflate"), "gzip", InvalidArgument, "it is not gzip data"),
+        (
+            b"\1\0\0\0\4" + gzip.compress(b"abc")[:4],
+            "gzip",
+            InvalidArgument,
+            "does not end where its message",
+        ),
+        (frame(LIMIT + 1), "", ResourceExhausted, f"{LIMIT + 1} bytes is over the limit of {LIMIT} bytes"),
+        (compressed(bytes(LIMIT + 1), "gzip"), "gzip", ResourceExhausted, "decompressed request is over"),
+        (frame(0), "snappy", Unimplemented, "grpc-encoding 'snappy' is not supported"),
+    ],
+)
+def test_wrong_framing_is_refused(
+    body: bytes, encoding: str, error: type[RequestError], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        unary_message(body, LIMIT, encoding)
+
+
+def test_decompression_may_reach_the_limit() -> None:
+    assert unary_message(compressed(bytes(LIMIT), "gzip"), LIMIT, "gzip") == bytes(LIMIT)
+
+
+@pytest.mark.parametrize(("body", "expected"), [(b"\0\0", 5), (frame(3) + b"ab", 8)])
+def test_a_stream_that_ends_in_a_message_is_refused(body: bytes, expected: int) -> None:
+    unframer = Unframer(LIMIT)
+    assert unframer.feed(body) == []
+    with pytest.raises(InvalidArgument, match=f"expected {expected} bytes, got {len(body)}"):
+        unframer.finish()
+
+
+def test_no_encoding_named_is_identity() -> None:
+    assert check_encoding("") == "identity"
+
+
+def test_small_replies() -> None:
+    assert grpc_messages.server_live(True).live is True
+    assert grpc_messages.server_ready(False).ready is False
+    assert grpc_messages.model_ready(True).ready is True
+    metadata = grpc_messages.server_metadata("triton", "2", ["binary_tensor_data"])
+    assert (metadata.name, metadata.version, list(metadata.extensions)) == (
+        "triton",
+        "2",
+        ["binary_tensor_data"],
+    )
+    index = grpc_messages.repository_index([grpc_messages.IndexEntry("m", "1", "READY")])
+    assert (index.models[0].name, index.models[0].version, index.models[0].state) == ("m", "1", "READY")
+
+
+@pytest.mark.parametrize(("batches", "shape"), [(True, [-1, 16]), (False, [16])])
+def test_model_metadata_shows_the_batch_dimension(batches: bool, shape: list[int]) -> None:
+    inputs, outputs = [TensorSpec("x", "FP32", (16,))], [TensorSpec("y", "BYTES", ())]
+    metadata = grpc_messages.model_metadata("m", ["1"], "python", inputs, outputs, batches=batches)
+    assert (metadata.inputs[0].name, list(metadata.inputs[0].shape)) == ("x", shape)
+    assert metadata.outputs[0].datatype == "BYTES"
+    assert list(metadata.outputs[0].shape) == shape[:-1]
+
+
+@pytest.mark.parametrize("serving", [True, False])
+def test_health_is_the_message_of_the_health_protocol(serving: bool) -> None:
+    # Field 1, an enum: SERVING is 1 and NOT_SERVING is 2. An int64 field 1 reads the same bytes.
+    read = pb.InferParameter.FromString(b"\x10" + grpc_messages.health(serving)[1:])
+    assert read.int64_param == (1 if serving else 2)
+    assert grpc_messages.health(serving)[0] == 1 << 3

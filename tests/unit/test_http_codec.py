@@ -1,0 +1,349 @@
+"""Inference bodies over HTTP: what tritonclient writes is understood, what it reads is written, and
+whatever breaks the protocol is answered with one sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as client
+
+from gpuserve.errors import InvalidArgument, NotFound
+from gpuserve.front.endpoint import http_header
+from gpuserve.front.endpoint.http_codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
+from gpuserve.front.endpoint.http_header import OutputForm
+from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, OutputTensor
+from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve_worker.tensor import TensorSpec, datatype_of, encode_bytes
+
+JSON_DATATYPES = [
+    "BOOL",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "FP32",
+    "FP64",
+]
+EVERYTHING = OutputForm(everything=True)
+INSTANCES = (InstanceSpec("m_0", "cpu", {}),)
+
+
+def an_input(**changes: Any) -> dict[str, Any]:
+    entry = {"name": "x", "shape": [2], "datatype": "INT32", "data": [1, 2], **changes}
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def split(document: dict[str, Any], *tensors: bytes) -> tuple[bytes, str]:
+    text = json.dumps(document).encode()
+    return text + b"".join(tensors), str(len(text))
+
+
+def binary_input(name: str, nbytes: int) -> dict[str, Any]:
+    return an_input(name=name, data=None, parameters={"binary_data_size": nbytes})
+
+
+def client_request(array: Any, **options: Any) -> tuple[InferRequest, OutputForm]:
+    tensor = client.InferInput("x", list(array.shape), datatype_of(array.dtype))
+    tensor.set_data_from_numpy(array, binary_data=options.pop("binary", True))
+    body, length = client.InferenceServerClient.generate_request_body([tensor], **options)
+    return parse_infer_request("m", "3", body, None if length is None else str(length))
+
+
+class TestWhatTritonclientSends:
+    @pytest.mark.parametrize("binary", [True, False])
+    @pytest.mark.parametrize("datatype", [*JSON_DATATYPES])
+    def test_every_datatype(self, datatype: str, binary: bool) -> None:
+        dtype = {"BOOL": "bool", "FP32": "float32", "FP64": "float64"}.get(datatype, datatype.lower())
+        array = np.array([[0, 1, 1], [1, 0, 1]], dtype=dtype)
+        request, _ = client_request(array, binary=binary)
+        (tensor,) = request.inputs
+        assert (tensor.name, tensor.datatype, tensor.shape) == ("x", datatype, (2, 3))
+        assert tensor.data == array.tobytes()
+
+    @pytest.mark.parametrize("binary", [True, False])
+    def test_strings(self, binary: bool) -> None:
+        array = np.array(["a", "", "gr\u00fc\u00df \U0001f600"], dtype=object)
+        request, _ = client_request(array, binary=binary)
+        assert request.inputs[0].data == encode_bytes(array)
+
+    def test_request_members(self) -> None:
+        request, form = client_request(
+            np.zeros(4, np.float32),
+            request_id="r-1",
+            priority=2,
+            timeout=1500,
+            parameters={"k": "v", "n": 3, "b": True, "d": 0.5},
+            outputs=[client.InferRequestedOutput("y"), client.InferRequestedOutput("z", binary_data=False)],
+        )
+        assert (request.model_name, request.model_version, request.id) == ("m", "3", "r-1")
+        assert request.timeout_s == 0.0015
+        assert request.parameters == {"k": "v", "n": 3, "b": True, "d": 0.5}
+        assert request.outputs == ("y", "z")
+        assert [form.is_binary(name) for name in request.outputs] == [True, False]
+
+    def test_no_outputs_asks_for_all_as_binary(self) -> None:
+        request, form = client_request(np.zeros(4, np.float32))
+        assert request.outputs == ()
+        assert form.is_binary("whatever")
+
+    def test_zero_elements(self) -> None:
+        request, _ = client_request(np.zeros((0, 4), np.float32))
+        assert (request.inputs[0].shape, request.inputs[0].data) == ((0, 4), b"")
+
+
+class TestBinaryTensors:
+    def test_cut_in_order_of_the_inputs_beside_json_data(self) -> None:
+        document = {"inputs": [binary_input("a", 8), an_input(name="b"), binary_input("c", 8)]}
+        body, length = split(document, b"aaaaaaaa", b"cccccccc")
+        request, _ = parse_infer_request("m", "", memoryview(body), length)
+        assert [one.data for one in request.inputs] == [
+            b"aaaaaaaa",
+            np.array([1, 2], np.int32).tobytes(),
+            b"cccccccc",
+        ]
+
+    def test_a_large_one_is_a_view_of_the_body(self) -> None:
+        body, length = split({"inputs": [binary_input("a", LARGE_NBYTES)]}, bytes(LARGE_NBYTES))
+        request, _ = parse_infer_request("m", "", body, length)
+        data = request.inputs[0].data
+        assert isinstance(data, memoryview)
+        assert data.obj is body
+
+    def test_remembered_headers_do_not_share_parameters(self) -> None:
+        body, length = split({"inputs": [], "parameters": {"k": 1}})
+        first, _ = parse_infer_request("m", "", body, length)
+        first.parameters["k"] = 2
+        second, _ = parse_infer_request("m", "", body, length)
+        assert second.parameters == {"k": 1}
+
+    def test_what_is_remembered_is_bounded(self) -> None:
+        long_id, length = split({"id": "i" * 2000, "inputs": []})
+        before = http_header._remembered_header.cache_info()
+        request, _ = parse_infer_request("m", "", long_id, length)
+        after = http_header._remembered_header.cache_info()
+        assert request.id == "i" * 2000
+        assert before == after
+        assert after.maxsize is not None
+
+    @pytest.mark.parametrize(
+        ("tensors", "text"),
+        [
+            (bytes(7), "unexpected size for input 'a', expecting 1 additional bytes for model 'm'"),
+            (bytes(9), "unexpected size for input 'b', expecting 7 additional bytes for model 'm'"),
+            (b"", "unexpected size for input 'a', expecting 8 additional bytes for model 'm'"),
+            (bytes(17), "unexpected additional input data for model 'm'"),
+        ],
+    )
+    def test_sizes_that_lie(self, tensors: bytes, text: str) -> None:
+        document = {"inputs": [binary_input("a", 8), binary_input("b", 8)]}
+        body, length = split(document, tensors)
+        with pytest.raises(InvalidArgument) as caught:
+            parse_infer_request("m", "", body, length)
+        assert str(caught.value) == text
+
+    def test_without_the_header(self) -> None:
+        with pytest.raises(InvalidArgument) as caught:
+            parse_infer_request("m", "", json.dumps({"inputs": [binary_input("a", 8)]}).encode(), None)
+        assert str(caught.value) == (
+            "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' "
+            "when passing inputs in binary data format"
+        )
+
+    @pytest.mark.parametrize("size", [-1, 1.5, True, "8", None, 1 << 70])
+    def test_a_size_that_is_none(self, size: Any) -> None:
+        body, length = split({"inputs": [an_input(data=None, parameters={"binary_data_size": size})]})
+        with pytest.raises(InvalidArgument, match=r"'binary_data_size' of input 'x'.*non-unsigned-integer"):
+            parse_infer_request("m", "", body, length)
+
+
+class TestHeaderLength:
+    @pytest.mark.parametrize("value", ["x", "", "1_0", "٣", "1.0", "0x10", "--1", "1 2"])
+    def test_no_number(self, value: str) -> None:
+        with pytest.raises(InvalidArgument) as caught:
+            parse_infer_request("m", "", b"{}", value)
+        assert str(caught.value) == f"Unable to parse Inference-Header-Content-Length, got: {value}"
+
+    @pytest.mark.parametrize("value", ["99999999999", "-99999999999", "9" * 5000])
+    def test_beyond_int32(self, value: str) -> None:
+        with pytest.raises(InvalidArgument) as caught:
+            parse_infer_request("m", "", b"{}", value)
+        assert str(caught.value) == (
+            "Unable to parse Inference-Header-Content-Length, value is out of range "
+            f"[ -2147483648, 2147483647 ], got: {value[:64]}"
+        )
+
+    @pytest.mark.parametrize("value", ["-1", "3", "2147483647"])
+    def test_out_of_the_body(self, value: str) -> None:
+        with pytest.raises(InvalidArgument) as caught:
+            parse_infer_request("m", "", b"{}", value)
+        assert str(caught.value) == f"inference header size should be in range (0, 2), got: {value}"
+
+    def test_leading_zeros_are_a_number(self) -> None:
+        body, length = split({"inputs": []})
+        request, _ = parse_infer_request("m", "", body, "0" * 30 + length)
+        assert request.inputs == []
+
+
+class TestRawBinaryRequests:
+    def spec(self, *inputs: TensorSpec, max_batch_size: int = 0) -> ModelSpec:
+        return ModelSpec("m", inputs, (), max_batch_size, INSTANCES)
+
+    def parse(self, body: bytes, spec: ModelSpec | None) -> InferRequest:
+        request, form = parse_infer_request("m", "", body, "0", spec)
+        assert form == EVERYTHING
+        return request
+
+    @pytest.mark.parametrize("count", [8, 32, 0])
+    def test_one_open_dimension_takes_the_rest(self, count: int) -> None:
+        spec = self.spec(TensorSpec("x", "FP32", (-1, 4)))
+        (tensor,) = self.parse(bytes(count * 4), spec).inputs
+        assert (tensor.name, tensor.datatype, tensor.shape) == ("x", "FP32", (count // 4, 4))
+        assert tensor.data == bytes(count * 4)
+
+    def test_batch_dimension(self) -> None:
+        spec = self.spec(TensorSpec("x", "INT8", (4,)), max_batch_size=8)
+        assert self.parse(b"abcd", spec).inputs[0].shape == (1, 4)
+
+    def test_bytes_get_their_length(self) -> None:
+        spec = self.spec(TensorSpec("x", "BYTES", (1,)))
+        assert self.parse(b"hello", spec).inputs[0].data == encode_bytes([b"hello"])
+        assert parse_infer_request("m", "", b"", None, spec)[0].inputs[0].data == encode_bytes([b""])
+
+    @pytest.mark.parametrize(
+        ("inputs", "text"),
+        [
+            (
+                (TensorSpec("a", "FP32", (4,)), TensorSpec("b", "FP32", (4,))),
+                "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'm' "
+                "model configuration",
+            ),
+            (
+                (TensorSpec("x", "FP32", (-1, -1)),),
+                "The shape of the raw input 'x' can not be deduced because there are more than one "
+                "variable-sized dimension",
+            ),
+            (
+                (TensorSpec("x", "BYTES", (-1,)),),
+                "For BYTE datatype raw input 'x', the model must have input shape [1]",
+            ),
+            (
+                (TensorSpec("x", "BYTES", (2,)),),
+                "For BYTE datatype raw input 'x', the model must have input shape [1]",
+            ),
+            (
+                (TensorSpec("x", "FP32", (-1, 2)),),
+                "the raw input 'x' has 5 bytes, which is no multiple of the 8 bytes that one step of its "
+                "variable-sized dimension takes",
+            ),
+            (
+                (TensorSpec("x", "FP32", (-1, 0)),),
+                "the raw input 'x' has 5 bytes, which is no multiple of the 0 bytes that one step of its "
+                "variable-sized dimension takes",
+            ),
+        ],
+    )
+    def test_refused(self, inputs: tuple[TensorSpec, ...], text: str) -> None:
+        with pytest.raises(InvalidArgument) as caught:
+            self.parse(b"hello", self.spec(*inputs))
+        assert str(caught.value) == text
+
+    def test_unknown_model(self) -> None:
+        with pytest.raises(NotFound, match=r"^Request for unknown model: 'm' is not found$"):
+            self.parse(b"hello", None)
+
+
+def output(name: str, array: Any, datatype: str | None = None) -> OutputTensor:
+    data = encode_bytes(array.ravel()) if array.dtype == object else array.tobytes()
+    return OutputTensor(name, datatype or datatype_of(array.dtype), array.shape, data)
+
+
+def response(*outputs: OutputTensor, **changes: Any) -> InferResponse:
+    members = {"request_id": "", "parameters": {}, **changes}
+    return InferResponse("m", "1", members["request_id"], members["parameters"], list(outputs))
+
+
+class TestResponses:
+    def test_json_members_in_order(self) -> None:
+        one = response(
+            output("y", np.array([[1, 2]], np.int32)), request_id='i"d', parameters={"p": 1.5, "q": "r"}
+        )
+        headers, pieces = encode_infer_response(one, OutputForm())
+        text = (
+            b'{"id":"i\\"d","model_name":"m","model_version":"1","parameters":{"p":1.5,"q":"r"},'
+            b'"outputs":[{"name":"y","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
+        )
+        assert pieces == [text]
+        assert dict(headers) == {
+            b"content-type": b"application/json",
+            b"content-length": str(len(text)).encode(),
+        }
+
+    def test_without_id_parameters_and_outputs(self) -> None:
+        headers, pieces = encode_infer_response(response(), EVERYTHING)
+        assert pieces == [b'{"model_name":"m","model_version":"1","outputs":[]}']
+        assert b"inference-header-content-length" not in dict(headers)
+
+    def test_tritonclient_reads_binary_and_json_side_by_side(self) -> None:
+        arrays = {
+            "a": np.arange(6, dtype=np.float16).reshape(2, 3),
+            "b": np.array([[True, False]]),
+            "c": np.array([b"\xff\x00", "gr\u00fc\u00df".encode()], dtype=object),
+        }
+        one = response(*(output(name, array) for name, array in arrays.items()))
+        headers, pieces = encode_infer_response(one, OutputForm(frozenset({"a", "c"})))
+        found = dict(headers)
+        assert found[b"content-type"] == b"application/octet-stream"
+        result = client.InferenceServerClient.parse_response_body(
+            b"".join(pieces), header_length=int(found[b"inference-header-content-length"])
+        )
+        assert result.get_response()["model_version"] == "1"
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(result.as_numpy(name), array)
+
+    def test_large_outputs_are_not_copied(self) -> None:
+        data = memoryview(bytes(1 << 20))
+        one = response(OutputTensor("y", "UINT8", (1 << 20,), data))
+        headers, pieces = encode_infer_response(one, EVERYTHING)
+        assert pieces[1] is data
+        assert int(dict(headers)[b"content-length"]) == len(pieces[0]) + len(data)
+
+    @pytest.mark.parametrize("datatype", JSON_DATATYPES)
+    def test_json_data_comes_back_as_it_went(self, datatype: str) -> None:
+        dtype = {"BOOL": "bool", "FP32": "float32", "FP64": "float64"}.get(datatype, datatype.lower())
+        array = np.array([[0, 1], [1, 1]], dtype)
+        _, pieces = encode_infer_response(response(output("y", array)), OutputForm())
+        data = json.loads(pieces[0])["outputs"][0]["data"]
+        assert data == array.ravel().tolist()
+
+    def test_not_a_number_and_infinities_are_literals(self) -> None:
+        one = response(output("y", np.array([np.nan, np.inf, -np.inf], np.float32)))
+        _, pieces = encode_infer_response(one, OutputForm())
+        assert b'"data":[NaN,Infinity,-Infinity]' in pieces[0]
+
+    def test_strings_are_utf8(self) -> None:
+        one = response(output("y", np.array(["gr\u00fc\u00df", 'a"b'], dtype=object)))
+        _, pieces = encode_infer_response(one, OutputForm())
+        assert '"data":["gr\u00fc\u00df","a\\"b"]'.encode() in pieces[0]
+
+    def test_bytes_that_are_no_text(self) -> None:
+        one = response(output("y", np.array([b"\xff"], dtype=object)))
+        with pytest.raises(
+            InvalidArgument, match=r"not UTF-8.*Please use the binary data format for output y"
+        ):
+            encode_infer_response(one, OutputForm())
+
+    @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+    def test_half_floats_have_no_json_form(self, datatype: str) -> None:
+        with pytest.raises(InvalidArgument) as caught:
+            encode_infer_response(response(OutputTensor("y", datatype, (1,), b"\0\0")), OutputForm())
+        assert str(caught.value) == (
+            f"sending {datatype} data via JSON is not supported. "
+            "Please use the binary data format for output y"
+        )

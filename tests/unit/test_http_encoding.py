@@ -1,0 +1,117 @@
+"""gzip and deflate of request and response bodies, and what they may grow to."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.errors import InvalidArgument, ResourceExhausted, Unimplemented
+from gpuserve.front.endpoint.http_encoding import (
+    Decompressor,
+    compress,
+    decompress,
+    negotiate,
+    request_coding,
+)
+
+COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress}
+
+
+@pytest.mark.parametrize(
+    ("header", "coding"),
+    [
+        (None, "identity"),
+        ("", "identity"),
+        ("identity", "identity"),
+        (" GZIP", "gzip"),
+        ("deflate", "deflate"),
+    ],
+)
+def test_request_coding(header: str | None, coding: str) -> None:
+    assert request_coding(header) == coding
+
+
+@pytest.mark.parametrize("header", ["br", "gzip, deflate", "zstd"])
+def test_unknown_coding(header: str) -> None:
+    with pytest.raises(Unimplemented, match=r"^Unsupported compression type$"):
+        request_coding(header)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+class TestRequestBodies:
+    def test_whole(self, coding: str) -> None:
+        assert decompress(coding, memoryview(COMPRESS[coding](b"abc" * 100)), 300) == b"abc" * 100
+
+    @given(body=st.binary(), cut=st.integers(0, 40))
+    def test_in_chunks(self, coding: str, body: bytes, cut: int) -> None:
+        packed = COMPRESS[coding](body)
+        decompressor = Decompressor(coding, len(body))
+        out = decompressor.feed(packed[:cut]) + decompressor.feed(packed[cut:])
+        decompressor.finish()
+        assert out == body
+
+    def test_a_bomb_stops_at_the_limit(self, coding: str) -> None:
+        bomb = COMPRESS[coding](bytes(50_000_000))
+        with pytest.raises(ResourceExhausted, match="maximum allowed input size of 1000 bytes"):
+            decompress(coding, bomb, 1000)
+
+    def test_truncated(self, coding: str) -> None:
+        with pytest.raises(InvalidArgument, match=f"{coding} data of the request body is truncated"):
+            decompress(coding, COMPRESS[coding](b"abc")[:-1], 100)
+
+    def test_something_else(self, coding: str) -> None:
+        with pytest.raises(InvalidArgument, match=f"not valid {coding} data"):
+            decompress(coding, b"this is no such data", 100)
+
+    def test_more_behind_the_end(self, coding: str) -> None:
+        decompressor = Decompressor(coding, 100)
+        assert decompressor.feed(COMPRESS[coding](b"abc")) == b"abc"
+        with pytest.raises(InvalidArgument, match="goes on behind the end"):
+            decompressor.feed(b"x")
+
+
+def test_identity_is_left_alone() -> None:
+    body = memoryview(b"abc")
+    assert decompress("identity", body, 0) is body
+
+
+@pytest.mark.parametrize(
+    ("header", "coding"),
+    [
+        (None, "identity"),
+        ("", "identity"),
+        ("gzip", "gzip"),
+        ("gzip, deflate", "gzip"),
+        ("deflate, gzip", "deflate"),
+        ("br, gzip;q=0.5, deflate; q=0.8", "deflate"),
+        ("gzip;q=0.5, identity;q=0.9", "identity"),
+        ("gzip;q=0", "identity"),
+        ("gzip;q=nonsense", "identity"),
+        ("gzip;q=nan", "identity"),
+        ("br;q=1.0, *;q=0.1", "identity"),
+    ],
+)
+def test_negotiation(header: str | None, coding: str) -> None:
+    assert negotiate(header) == coding
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_response_bodies(coding: str) -> None:
+    headers, pieces = compress(
+        coding,
+        [(b"content-type", b"application/octet-stream"), (b"content-length", b"9"), (b"x", b"y")],
+        [b"abc", memoryview(b"defghi")],
+    )
+    body = b"".join(pieces)
+    assert decompress(coding, body, 9) == b"abcdefghi"
+    assert headers == [
+        (b"content-type", b"application/octet-stream"),
+        (b"x", b"y"),
+        (b"content-length", str(len(body)).encode()),
+        (b"content-encoding", coding.encode()),
+        (b"vary", b"accept-encoding"),
+    ]

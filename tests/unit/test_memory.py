@@ -1,0 +1,175 @@
+"""Arenas hand out each byte once, take everything back, and give their memory up; mappings share it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve_worker.memory import (
+    ALIGNMENT,
+    RETAINED_NBYTES,
+    SEGMENT_NBYTES,
+    Allocator,
+    Arena,
+    Mapping,
+    OutOfMemory,
+)
+
+
+class Borrower:
+    """Follows an arena's segments, as a peer process does."""
+
+    def __init__(self) -> None:
+        self.mapping = Mapping()
+        self.dropped: list[int] = []
+
+    def segment(self, segment: int, fd: int, nbytes: int) -> None:
+        self.mapping.attach(segment, fd, nbytes)
+
+    def drop(self, segment: int) -> None:
+        self.dropped.append(segment)
+        self.mapping.detach(segment)
+
+
+@pytest.fixture
+def borrower() -> Borrower:
+    return Borrower()
+
+
+@pytest.fixture
+def arena(borrower: Borrower) -> Iterator[Arena]:
+    """An arena of up to 1 GiB; it leaves no descriptor open."""
+    before = set(os.listdir("/proc/self/fd"))
+    arena = Arena(1 << 30, borrower.segment, borrower.drop)
+    yield arena
+    arena.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))
+def test_an_allocator_hands_out_each_byte_once(steps: list[tuple[bool, int]]) -> None:
+    allocator = Allocator(200)
+    held: list[tuple[int, int]] = []
+    for is_free, number in steps:
+        if is_free and held:
+            allocator.free(*held.pop(number % len(held)))
+            continue
+        offset = allocator.allocate(number)
+        if offset is not None:
+            assert 0 <= offset <= 200 - number
+            assert all(offset + number <= other or other + length <= offset for other, length in held)
+            held.append((offset, number))
+    for run in held:
+        allocator.free(*run)
+    assert allocator.empty
+    assert allocator.allocate(200) == 0
+
+
+def test_an_allocator_refuses_what_does_not_fit() -> None:
+    allocator = Allocator(100)
+    assert allocator.allocate(101) is None
+    assert allocator.allocate(60) == 0
+    assert allocator.allocate(41) is None
+    assert allocator.allocate(40) == 60
+
+
+def test_a_borrower_sees_what_the_owner_wrote(arena: Arena, borrower: Borrower) -> None:
+    block = arena.allocate(1000)
+    block.view[:] = bytes(range(250)) * 4
+    seen = borrower.mapping.view(block.segment, block.offset, 1000)
+    assert bytes(seen) == bytes(range(250)) * 4
+    seen[0] = 99
+    assert block.view[0] == 99
+
+
+def test_blocks_are_aligned_and_exactly_as_long_as_asked(arena: Arena) -> None:
+    blocks = [arena.allocate(nbytes) for nbytes in (0, 1, 63, 64, 65)]
+    assert [len(one.view) for one in blocks] == [0, 1, 63, 64, 65]
+    assert all(one.offset % ALIGNMENT == 0 for one in blocks)
+    assert len({one.offset for one in blocks}) == len(blocks)
+
+
+def test_counters_come_back_to_zero(arena: Arena) -> None:
+    blocks = [arena.allocate(5000) for _ in range(10)]
+    assert arena.statistics().blocks == 10
+    for block in blocks:
+        arena.free(block)
+    statistics = arena.statistics()
+    assert (statistics.blocks, statistics.block_nbytes) == (0, 0)
+    assert statistics.allocated == statistics.freed == 10
+
+
+def test_it_grows_by_segments_and_a_large_block_has_its_own(arena: Arena, borrower: Borrower) -> None:
+    arena.allocate(SEGMENT_NBYTES)
+    large = arena.allocate(3 * SEGMENT_NBYTES + 1)
+    assert len(arena.segments()) == 2
+    assert len(borrower.mapping.view(large.segment, 0, large.nbytes)) == 3 * SEGMENT_NBYTES + 1
+
+
+def test_empty_memory_beyond_what_is_retained_is_given_up(arena: Arena, borrower: Borrower) -> None:
+    blocks = [arena.allocate(RETAINED_NBYTES // 2) for _ in range(3)]
+    for block in blocks:
+        arena.free(block)
+    assert len(borrower.dropped) == 1
+    assert arena.statistics().nbytes == RETAINED_NBYTES
+
+
+def test_the_limit_is_kept_and_empty_segments_make_room(borrower: Borrower) -> None:
+    arena = Arena(4 * SEGMENT_NBYTES, borrower.segment, borrower.drop)
+    small = arena.allocate(100)
+    with pytest.raises(OutOfMemory, match="limit"):
+        arena.allocate(4 * SEGMENT_NBYTES)
+    arena.free(small)
+    arena.allocate(4 * SEGMENT_NBYTES)
+    assert borrower.dropped == [small.segment]
+    arena.close()
+
+
+def test_an_impossible_size_is_out_of_memory(borrower: Borrower) -> None:
+    arena = Arena(1 << 62, borrower.segment, borrower.drop)
+    with pytest.raises(OutOfMemory):
+        arena.allocate(1 << 60)
+    assert arena.statistics().segments == 0
+
+
+def test_an_array_outlives_the_segment(arena: Arena, borrower: Borrower) -> None:
+    block = arena.allocate(64)
+    block.view[:] = b"\x07" * 64
+    array = np.frombuffer(borrower.mapping.view(block.segment, block.offset, 64), np.uint8)
+    segment = block.segment
+    arena.free(block)
+    arena.close()
+    assert borrower.dropped == [segment]
+    assert array.sum() == 7 * 64
+
+
+@pytest.mark.parametrize(
+    ("segment", "offset", "nbytes"),
+    [(9, 0, 1), (0, -1, 1), (0, 0, -1), (0, SEGMENT_NBYTES, 1), (0, 1, SEGMENT_NBYTES), (0, 1 << 70, 1)],
+)
+def test_a_view_outside_of_what_is_mapped(
+    arena: Arena, borrower: Borrower, segment: int, offset: int, nbytes: int
+) -> None:
+    arena.allocate(1)
+    with pytest.raises(ValueError, match="segment"):
+        borrower.mapping.view(segment, offset, nbytes)
+
+
+def test_memory_that_a_peer_could_take_away_is_not_mapped() -> None:
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, 4096)
+    with pytest.raises(ValueError, match="sealed"):
+        Mapping().attach(0, fd, 4096)
+    os.close(fd)
+
+
+def test_memory_that_is_shorter_than_announced_is_not_mapped(arena: Arena) -> None:
+    arena.allocate(1)
+    ((_, fd, nbytes),) = arena.segments()
+    with pytest.raises(ValueError, match="sealed"):
+        Mapping().attach(0, fd, nbytes + 1)

@@ -1,0 +1,96 @@
+"""Paths and methods to endpoints."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.front.endpoint.routes import NOT_FOUND, Endpoint, Refusal, Route, match, match_path
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        (b"/v2", Route(Endpoint.SERVER_METADATA)),
+        (b"/v2/", Route(Endpoint.SERVER_METADATA)),
+        (b"/v2?x=1", Route(Endpoint.SERVER_METADATA)),
+        (b"/v2/health/live", Route(Endpoint.SERVER_LIVE)),
+        (b"/v2/health/ready", Route(Endpoint.SERVER_READY)),
+        (b"/v2/repository/index", Route(Endpoint.REPOSITORY_INDEX)),
+        (b"/metrics", Route(Endpoint.METRICS)),
+        (b"/v2/models/m", Route(Endpoint.MODEL_METADATA, "m")),
+        (b"/v2/models/m/ready", Route(Endpoint.MODEL_READY, "m")),
+        (b"/v2/models/m/infer", Route(Endpoint.MODEL_INFER, "m")),
+        (b"/v2/models/m/versions/3", Route(Endpoint.MODEL_METADATA, "m", "3")),
+        (b"/v2/models/m/versions/3/ready", Route(Endpoint.MODEL_READY, "m", "3")),
+        (b"/v2/models/m/versions/03/infer", Route(Endpoint.MODEL_INFER, "m", "3")),
+        (b"/v2/models/infer", Route(Endpoint.MODEL_METADATA, "infer")),
+        (b"/v2/models/versions/versions/1/infer", Route(Endpoint.MODEL_INFER, "versions", "1")),
+        (b"/v2/models/a%20b/infer", Route(Endpoint.MODEL_INFER, "a b")),
+        (b"/v2/models/%2e%2e%2fetc%2fpasswd/infer", Route(Endpoint.MODEL_INFER, "../etc/passwd")),
+        (b"/v2/models/a%00b", Route(Endpoint.MODEL_METADATA, "a\0b")),
+        (b"/v2/models/%ff", Route(Endpoint.MODEL_METADATA, "\ufffd")),
+        (b"/v2/models/%", Route(Endpoint.MODEL_METADATA, "%")),
+        (b"/v2/models/../infer", Route(Endpoint.MODEL_INFER, "..")),
+        (b"/v2/models/" + b"m" * 65536, Route(Endpoint.MODEL_METADATA, "m" * 65536)),
+    ],
+)
+def test_paths(path: bytes, route: Route) -> None:
+    assert match_path(path) == route
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        b"",
+        b"/",
+        b"/v1",
+        b"/v2/health",
+        b"/v2/health/live/",
+        b"/v2/models",
+        b"/v2/models/",
+        b"/v2/models//infer",
+        b"/v2/models/m/",
+        b"/v2/models/m/infer/",
+        b"/v2/models/m/Infer",
+        b"/v2/models/m/versions",
+        b"/v2/models/m/versions/",
+        b"/v2/models/m/versions/x/infer",
+        b"/v2/models/m/versions/-1/infer",
+        b"/v2/models/m/versions/%31/infer",
+        b"/v2/models/m/versions/" + b"1" * 5000,
+        b"/v2/models/m/versions/1/versions/1",
+        b"/V2",
+    ],
+)
+def test_paths_that_do_not_exist(path: bytes) -> None:
+    assert match("GET", path) == NOT_FOUND == Refusal(404, "Not Found")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "get"])
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        (b"/v2", "GET"),
+        (b"/v2/models/m/infer", "POST"),
+        (b"/v2/repository/index", "POST"),
+        (b"/metrics", "GET"),
+    ],
+)
+def test_methods(path: bytes, method: str, allowed: str) -> None:
+    answer = match(method, path)
+    if method == allowed:
+        assert answer == match_path(path)
+    else:
+        assert answer == Refusal(405, "Method Not Allowed", allowed)
+
+
+@given(st.binary())
+def test_any_bytes_lead_somewhere_or_nowhere(tail: bytes) -> None:
+    route = match_path(b"/v2/models/" + tail)
+    assert route is None or route.model_name != ""
+
+
+def test_endpoints_are_all_different() -> None:
+    assert len(Endpoint) == 8

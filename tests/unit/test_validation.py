@@ -1,0 +1,318 @@
+"""The rules that tie a request to its model, and the sentences that clients know."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.errors import InvalidArgument
+from gpuserve.front.endpoint.limits import MAX_NAME_NBYTES, check_name, shown, shown_names, shown_shape
+from gpuserve.front.endpoint.v2 import Data, InferRequest, InputTensor
+from gpuserve.front.endpoint.validation import CheckedRequest, ModelCheck, holds_elements
+from gpuserve.model import ModelSpec
+from gpuserve_worker.memory import Block
+from gpuserve_worker.tensor import ITEMSIZE, TensorSpec, check_bytes, encode_bytes
+
+PREFIX = "[request id: <id_unknown>] "
+A = TensorSpec("A", "FP32", (4,))
+B = TensorSpec("B", "INT8", (-1,))
+OPTIONAL = TensorSpec("O", "INT8", (-1,), optional=True)
+
+
+def check_of(*inputs: TensorSpec, max_batch_size: int = 8) -> ModelCheck:
+    outputs = (TensorSpec("Y", "FP32", (4,)), TensorSpec("Z", "FP32", (4,)))
+    return ModelCheck(ModelSpec("m", inputs or (A,), outputs, max_batch_size, ()))
+
+
+def tensor(name: str, datatype: str, shape: tuple[int, ...], data: Data | None = None) -> InputTensor:
+    if data is None:
+        data = bytes(abs(int(np.prod(shape, dtype=object))) * ITEMSIZE.get(datatype, 1))
+    return InputTensor(name, datatype, shape, data)
+
+
+def a(rows: int = 1) -> InputTensor:
+    return tensor("A", "FP32", (rows, 4))
+
+
+def request(*inputs: InputTensor, outputs: tuple[str, ...] = (), request_id: str = "") -> InferRequest:
+    return InferRequest("m", "", request_id, {}, list(inputs), outputs, None)
+
+
+def refusal(check: ModelCheck, given_request: InferRequest) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        check.check(given_request)
+    with pytest.raises(InvalidArgument, match=re.escape(str(caught.value))):
+        check.check(given_request)  # nothing wrong is remembered as right
+    return str(caught.value)
+
+
+def test_a_batching_model_counts_rows_and_bytes() -> None:
+    assert check_of().check(request(a(3))) == CheckedRequest(3, (("A", (4,)),), 48)
+
+
+def test_a_model_that_does_not_batch_takes_the_whole_shape() -> None:
+    check = check_of(TensorSpec("A", "FP32", (2, -1)), max_batch_size=0)
+    assert check.check(request(tensor("A", "FP32", (2, 5)))) == CheckedRequest(1, None, 40)
+
+
+@pytest.mark.parametrize("datatype", ITEMSIZE)
+@pytest.mark.parametrize("max_batch_size", [0, 8])
+def test_every_datatype_is_accepted(datatype: str, max_batch_size: int) -> None:
+    data = encode_bytes([b"a", b"bcd", b""]) if datatype == "BYTES" else bytes(3 * ITEMSIZE[datatype])
+    check = check_of(TensorSpec("A", datatype, (3,)), max_batch_size=max_batch_size)
+    shape = (1, 3) if max_batch_size else (3,)
+    assert check.check(request(tensor("A", datatype, shape, data))).nbytes == len(data)
+
+
+def test_data_in_an_arena_is_measured_like_bytes() -> None:
+    check = check_of(TensorSpec("A", "BYTES", (1,)), TensorSpec("T", "BOOL", (1,)))
+    strings, flags = bytearray(encode_bytes([b"abc"])), bytearray(b"\1")
+    blocks = [Block(0, 0, len(data), memoryview(data)) for data in (strings, flags)]
+    given_request = request(tensor("A", "BYTES", (1, 1), blocks[0]), tensor("T", "BOOL", (1, 1), blocks[1]))
+    assert check.check(given_request).nbytes == 8
+    strings[0] = 9
+    assert "incomplete string data" in refusal(check, given_request)
+
+
+def test_scalars_and_empty_tensors_are_legal() -> None:
+    assert check_of(TensorSpec("A", "FP32", ()), max_batch_size=0).check(
+        request(tensor("A", "FP32", ()))
+    ) == CheckedRequest(1, None, 4)
+    assert check_of(B).check(request(tensor("B", "INT8", (2, 0)))) == CheckedRequest(2, (("B", (0,)),), 0)
+    empty_strings = TensorSpec("S", "BYTES", (-1,))
+    assert check_of(empty_strings).check(request(tensor("S", "BYTES", (1, 0), b""))).nbytes == 0
+
+
+def test_inputs_are_put_in_the_order_of_declaration() -> None:
+    b = tensor("B", "INT8", (1, 2))
+    given_request = request(b, a())
+    assert check_of(A, B).check(given_request).merge_key == (("A", (4,)), ("B", (2,)))
+    assert [one.name for one in given_request.inputs] == ["A", "B"]
+
+
+def test_requests_merge_only_with_the_same_inputs_and_inner_shapes() -> None:
+    check = check_of(A, B, OPTIONAL)
+
+    def key(size: int, *more: InputTensor) -> object:
+        return check.check(request(a(1), tensor("B", "INT8", (1, size)), *more)).merge_key
+
+    optional = tensor("O", "INT8", (1, 3))
+    assert key(3) == key(3)
+    assert key(3) != key(4)
+    assert key(3) != key(3, optional)
+    assert key(3, optional) == key(3, optional)
+
+
+def test_the_key_does_not_depend_on_the_way_a_request_was_checked() -> None:
+    check = check_of(A, OPTIONAL)
+    alone = check.check(request(a(2))).merge_key
+    assert alone == check_of(A).check(request(a(1))).merge_key
+
+
+@pytest.mark.parametrize(
+    ("given_input", "sentence"),
+    [
+        (
+            tensor("A", "FP32", ()),
+            "input 'A' has no shape but model requires batch dimension for 'm', expected [-1,4], got []",
+        ),
+        (a(9), "inference request batch-size must be <= 8 for 'm' and at least 1, got 9 for input 'A'"),
+        (a(0), "inference request batch-size must be <= 8 for 'm' and at least 1, got 0 for input 'A'"),
+        (
+            tensor("A", "FP32", (1, 5)),
+            "unexpected shape for input 'A' for model 'm'. Expected [-1,4], got [1,5]. NOTE: Setting a "
+            "non-zero max_batch_size in the model config requires a batch dimension to be prepended to "
+            "each input shape. If you want to specify the full shape including the batch dim in your "
+            "input dims config, try setting max_batch_size to zero. See the model configuration docs for "
+            "more info on max_batch_size.",
+        ),
+        (tensor("A", "FP32", (4,)), "Expected [-1,4], got [4]. NOTE"),
+        (
+            tensor("A", "FP32", (1, -4)),
+            "All input dimensions should be specified for input 'A' for model 'm', got [1,-4]",
+        ),
+        (
+            tensor("A", "FP64", (1, 4)),
+            "inference input 'A' data-type is 'FP64', but model 'm' expects 'FP32'",
+        ),
+        (tensor("A", "\0" * 9999, (1, 4)), "but model 'm' expects 'FP32'"),
+        (
+            tensor("A", "FP32", (1, 4), bytes(15)),
+            "input byte size mismatch for input 'A' for model 'm'. Expected 16, got 15",
+        ),
+        (tensor("A", "FP32", (10**5000, 4), b""), "and at least 1, got a number of over 20 digits"),
+        (tensor("A", "FP32", (1,) * 100_000, b""), "… 100000 dimensions]"),
+    ],
+)
+def test_an_input_that_does_not_fit_is_refused(given_input: InputTensor, sentence: str) -> None:
+    text = refusal(check_of(), request(given_input))
+    assert text.startswith(PREFIX)
+    assert sentence in text
+    assert len(text) < 1000
+
+
+def test_a_wrong_datatype_is_refused_after_a_right_one_of_the_same_shape() -> None:
+    check = check_of()
+    check.check(request(a()))
+    assert "data-type is 'INT32'" in refusal(check, request(tensor("A", "INT32", (1, 4))))
+
+
+def test_without_batching_the_note_is_left_out() -> None:
+    text = refusal(check_of(max_batch_size=0), request(tensor("A", "FP32", (1, 4))))
+    assert text == f"{PREFIX}unexpected shape for input 'A' for model 'm'. Expected [4], got [1,4]."
+
+
+@pytest.mark.parametrize("shape", [(2**62, 2**62), (2**61, 1), (0, 2**62), (10**30, 0)])
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+def test_a_shape_that_no_array_can_have_is_refused(datatype: str, shape: tuple[int, ...]) -> None:
+    check = check_of(TensorSpec("A", datatype, (-1, -1)), max_batch_size=0)
+    text = refusal(check, request(tensor("A", datatype, shape, b"")))
+    assert "the shape of input 'A' for model 'm' is too large" in text
+
+
+def test_the_request_id_is_named() -> None:
+    text = refusal(check_of(), request(a(9), request_id="r-1"))
+    assert text.startswith("[request id: r-1] inference request batch-size")
+
+
+def test_rows_of_all_inputs_agree() -> None:
+    text = refusal(check_of(A, B), request(a(2), tensor("B", "INT8", (3, 1))))
+    assert "input 'B' batch size does not match other inputs for 'm', expected 2, got 3" in text
+
+
+def test_unknown_inputs_are_refused_without_a_request_id() -> None:
+    text = refusal(check_of(), request(tensor("nope", "FP32", (1, 4))))
+    assert text == "unexpected inference input 'nope' for model 'm', expected ['A']"
+
+
+@pytest.mark.parametrize("model_inputs", [(A,), (A, B)])
+def test_duplicate_inputs_are_refused(model_inputs: tuple[TensorSpec, ...]) -> None:
+    assert "input 'A' already exists in request" in refusal(check_of(*model_inputs), request(a(), a()))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "given_inputs", "sentence"),
+    [
+        (
+            (A, B),
+            [a()],
+            "expected 2 inputs but got 1 inputs for model 'm'. Got input(s) ['A'], but missing required "
+            "input(s) ['B']. Please provide all required input(s).",
+        ),
+        (
+            (A, OPTIONAL),
+            [tensor("O", "INT8", (1, 1))],
+            "expected number of inputs between 1 and 2 but got 1 inputs for model 'm'. Got input(s) ['O'], "
+            "but missing required input(s) ['A']. Please provide all required input(s).",
+        ),
+        ((A,), [], "expected 1 inputs but got 0 inputs for model 'm'. Got input(s) [], but missing"),
+    ],
+)
+def test_missing_inputs_are_named(
+    inputs: tuple[TensorSpec, ...], given_inputs: list[InputTensor], sentence: str
+) -> None:
+    assert refusal(check_of(*inputs), request(*given_inputs)).startswith(PREFIX + sentence)
+
+
+def test_outputs_are_taken_in_any_order() -> None:
+    for outputs in [(), ("Y",), ("Z", "Y")]:
+        assert check_of().check(request(a(), outputs=outputs)).rows == 1
+
+
+def test_wrong_outputs_are_refused() -> None:
+    check = check_of()
+    unknown = refusal(check, request(a(), outputs=("Y", "nope")))
+    assert unknown == "unexpected inference output 'nope' for model 'm', expected ['Y','Z']"
+    twice = refusal(check, request(a(), outputs=("Y", "Y")))
+    assert "output 'Y' already exists in request" in twice
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (encode_bytes([b"a"]), "expected 2 string elements for inference input 'S' for model 'm', got 1"),
+        (b"", "expected 2 string elements for inference input 'S' for model 'm', got 0"),
+        (
+            encode_bytes([b"a", b"b", b"c"]),
+            "unexpected number of string elements 3 for inference input 'S' for model 'm', expecting 2",
+        ),
+        (
+            encode_bytes([b"a"]) + b"\1\0",
+            "incomplete string length indicator for inference input 'S' for model 'm', expecting 4 bytes but "
+            "only 2 bytes available",
+        ),
+        (
+            encode_bytes([b"a"]) + struct.pack("<I", 2**32 - 1) + b"xyz",
+            "incomplete string data for inference input 'S' for model 'm', expecting string of length "
+            "4294967295 but only 3 bytes available",
+        ),
+    ],
+)
+def test_wrong_strings_are_refused(data: bytes, sentence: str) -> None:
+    check = check_of(TensorSpec("S", "BYTES", (2,)))
+    assert sentence in refusal(check, request(tensor("S", "BYTES", (1, 2), data)))
+
+
+def test_a_huge_count_of_strings_is_refused_at_once() -> None:
+    check = check_of(TensorSpec("S", "BYTES", (-1,)), max_batch_size=0)
+    assert "got 1" in refusal(check, request(tensor("S", "BYTES", (2**59,), encode_bytes([b"a"]))))
+
+
+@given(
+    st.lists(st.binary(max_size=6), max_size=6), st.binary(max_size=5), st.integers(0, 7), st.integers(0, 40)
+)
+def test_the_walk_over_strings_agrees_with_the_plain_one(
+    elements: list[bytes], tail: bytes, count: int, cut: int
+) -> None:
+    for data in (encode_bytes(elements), encode_bytes(elements) + tail, encode_bytes(elements)[:cut]):
+        for expected in (count, len(elements)):
+            assert holds_elements(memoryview(data), expected) is (check_bytes(data, expected) is None)
+
+
+def test_booleans_are_0_or_1() -> None:
+    check = check_of(TensorSpec("T", "BOOL", (-1,)))
+    assert check.check(request(tensor("T", "BOOL", (1, 3), b"\0\1\1"))).nbytes == 3
+    text = refusal(check, request(tensor("T", "BOOL", (1, 3), b"\0\2\1")))
+    assert "input 'T' for model 'm' is BOOL, expected bytes of 0 or 1, got 2" in text
+
+
+def test_too_many_names_are_refused_by_their_number() -> None:
+    check = check_of()
+    many = [a() for _ in range(2000)]
+    assert "has 2000 inputs, expected at most 1024" in refusal(check, request(*many))
+    assert "has 2000 outputs, expected at most 1024" in refusal(check, request(a(), outputs=("Y",) * 2000))
+    crowded = request(a())
+    crowded.parameters = {str(n): n for n in range(300)}
+    assert "has 300 parameters, expected at most 256" in refusal(check, crowded)
+
+
+def test_long_names_are_cut() -> None:
+    text = refusal(check_of(), request(tensor("x" * 65536, "FP32", (1, 4)), request_id="i" * 65536))
+    assert "unexpected inference input 'xxx" in text
+    assert len(text) < 300
+
+
+def test_what_is_remembered_of_shapes_is_bounded() -> None:
+    check = check_of(B)
+    for size in range(3000):
+        assert check.check(request(tensor("B", "INT8", (1, size)))).nbytes == size
+    assert "byte size mismatch" in refusal(check, request(tensor("B", "INT8", (1, 2999), b"")))
+
+
+def test_names_are_shown_on_one_line() -> None:
+    assert shown("a\nb\0\ud800é") == "a\\nb\\x00\\ud800é"
+    assert shown("x" * 200) == "x" * 128 + "…"
+    assert shown_names(str(n) for n in range(20)).endswith("'15',… 20 in all]")
+    assert shown_shape(range(17)) == "[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,… 17 dimensions]"
+    assert shown_shape(range(3)) == "[0,1,2]"
+
+
+def test_names_are_measured_in_bytes() -> None:
+    check_name("parameter", "é" * (MAX_NAME_NBYTES // 2), "m")
+    with pytest.raises(InvalidArgument, match=r"parameter 'é+…' for model 'm' is longer than the 256 bytes"):
+        check_name("parameter", "é" * (MAX_NAME_NBYTES // 2 + 1), "m")

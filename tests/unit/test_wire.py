@@ -1,0 +1,88 @@
+"""Messages survive the wire, and what is no message is refused."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from gpuserve_worker import wire
+
+TENSOR = wire.WireTensor("x", "FP32", (2, 3), b"\x00" * 24)
+ELSEWHERE = wire.WireTensor("y", "BYTES", (0,), wire.Ref(3, 1 << 40, 5))
+MESSAGES: list[wire.Message] = [
+    wire.Init(1, "m", 2, "cpu#0", "cpu", {"path": "a.py:b", "kwargs": {}}, (), (), 8, True, False),
+    wire.Stop(),
+    wire.Phase("loading"),
+    wire.Ready(0.25),
+    wire.LoadFailed("no", "Traceback"),
+    wire.Log(40, "text", ""),
+    wire.Segment(1, 1 << 24),
+    wire.DropSegment(1),
+    wire.Attach(4),
+    wire.Run(7, (wire.WireRequest(2, {"k": 1, "s": "é"}, ("y",)),), (TENSOR, ELSEWHERE)),
+    wire.Free(((0, 64), (1, 0))),
+    wire.Attached(4),
+    wire.Done(7, (TENSOR,), None, True, 1, 2, 3),
+    wire.Done(7, None, ((ELSEWHERE,), wire.WireFailure("INTERNAL", "no"), ()), False, 1, 2, 3),
+    wire.Failed(7, wire.WireFailure("INTERNAL", "no"), True),
+    wire.Released((7, 8)),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
+def test_a_message_comes_back_as_it_was(message: wire.Message) -> None:
+    decoded = wire.decode(wire.encode(message))
+    assert type(decoded) is type(message)
+    assert decoded == message
+
+
+def test_every_message_has_a_sample_here() -> None:
+    assert {type(one) for one in MESSAGES} == set(wire.Message.__args__)
+
+
+def test_nested_fields_get_their_names_back() -> None:
+    run = wire.decode(wire.encode(MESSAGES[9]))
+    assert isinstance(run, wire.Run)
+    tensors = wire.tensors(run.inputs)
+    assert tensors[0].payload == b"\x00" * 24
+    assert isinstance(tensors[1].payload, wire.Ref)
+    assert tensors[1].payload.offset == 1 << 40
+    assert wire.requests(run.requests)[0].requested_outputs == ("y",)
+
+
+def test_responses_and_failures_are_told_apart() -> None:
+    done = wire.decode(wire.encode(MESSAGES[13]))
+    assert isinstance(done, wire.Done)
+    tensors, failure, nothing = wire.responses(done.responses or ())
+    assert tensors == (ELSEWHERE,)
+    assert failure == wire.WireFailure("INTERNAL", "no")
+    assert isinstance(failure, wire.WireFailure)
+    assert nothing == ()
+
+
+def test_two_tensors_are_no_failure() -> None:
+    done = wire.Done(1, None, ((TENSOR, TENSOR),), True, 0, 0, 0)
+    decoded = wire.decode(wire.encode(done))
+    assert isinstance(decoded, wire.Done)
+    assert wire.responses(decoded.responses or ()) == ((TENSOR, TENSOR),)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x93\x01",
+        msgpack.packb(5),
+        msgpack.packb([]),
+        msgpack.packb([99]),
+        msgpack.packb([30]),
+        msgpack.packb([30, 1, 2]),
+        msgpack.packb([[30], 1]),
+        msgpack.packb({"tag": 30}),
+    ],
+    ids=repr,
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(wire.WireError, match=f"protocol {wire.PROTOCOL}"):
+        wire.decode(data)
