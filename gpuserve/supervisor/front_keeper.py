@@ -1,0 +1,191 @@
+"""Keeps the front process alive on the same listeners, and tells each new one all it must know."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from gpuserve.model import ModelSpec
+from gpuserve.settings import ServerSettings
+from gpuserve.supervisor import messages
+from gpuserve.supervisor.channel import Channel, channel_pair
+from gpuserve.supervisor.listeners import Listeners
+from gpuserve.supervisor.processes import ChildProcess, spawn
+from gpuserve.supervisor.reactor import Reactor
+from gpuserve.supervisor.relay import OutputRelay
+from gpuserve.supervisor.worker_keeper import WorkerKeeper
+from gpuserve_worker.wire import WireError
+
+logger = logging.getLogger(__name__)
+
+#: A front that lived shorter than this is started again only after ``RESTART_DELAY_S``.
+STEADY_S = 5.0
+RESTART_DELAY_S = 1.0
+_FIELDS = {"model": "", "instance": "front"}
+
+
+class FrontEvents(Protocol):
+    """Who hears of the front. Called in the reactor's thread."""
+
+    def front_ready(self) -> None:
+        """It accepts connections (not: every model is loaded)."""
+
+    def front_drained(self, unfinished: int) -> None:
+        """The answer to ``drain()``."""
+
+    def front_lost(self, reason: str, was_ready: bool) -> None:
+        """It died without being told to; a new one is planned."""
+
+    def front_ended(self) -> None:
+        """It died after it was told to."""
+
+
+class FrontKeeper:
+    """The front and its successors. ``announce`` repeats to a new front what the old one knew."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        listeners: Listeners,
+        reactor: Reactor,
+        events: FrontEvents,
+        announce: Callable[[FrontKeeper], None],
+        *,
+        relay_output: bool,
+    ) -> None:
+        self.process: ChildProcess | None = None
+        self.ready = False
+        self._settings = settings
+        self._listeners = listeners
+        self._reactor = reactor
+        self._events = events
+        self._announce = announce
+        self._relay_output = relay_output
+        self._relay: OutputRelay | None = None
+        self._channel: Channel | None = None
+        self._epoch = 0
+        self._started_at = 0.0
+        self._ending = False
+
+    def start(self) -> None:
+        """Start a front and tell it everything."""
+        self._epoch += 1
+        self._started_at = time.monotonic()
+        self.ready = False
+        control, their_control = channel_pair()
+        with their_control:
+            process = spawn(
+                "gpuserve.front",
+                [str(their_control.fileno())],
+                [their_control.fileno()],
+                relay_output=self._relay_output,
+            )
+        self.process, self._channel = process, Channel(control, messages.CONTROL)
+        self._reactor.watch(process.pidfd, self._on_died)
+        self._reactor.watch(control.fileno(), self._on_message)
+        if process.output is not None:
+            self._relay = OutputRelay(process.output, _FIELDS)
+            self._reactor.watch(process.output, self._on_output)
+        roles = tuple(self._listeners.sockets)
+        fds = [self._listeners.sockets[role].fileno() for role in roles]
+        self._send(messages.Setup(self._epoch, self._settings.to_wire(), roles), fds)
+        self._announce(self)
+
+    def add_model(self, spec: ModelSpec) -> None:
+        """A model exists."""
+        self._send(messages.AddModel(spec.to_wire()))
+
+    def remove_model(self, model: str) -> None:
+        """A model is no more."""
+        self._send(messages.RemoveModel(model))
+
+    def instance_up(self, worker: WorkerKeeper) -> None:
+        """A worker may be given batches."""
+        assert worker.link is not None
+        assert worker.process is not None
+        message = messages.InstanceUp(worker.spec.name, worker.instance.name, worker.process.pid)
+        self._send(message, [worker.link.fileno(), worker.process.pidfd])
+
+    def instance_down(self, worker: WorkerKeeper, reason: str) -> None:
+        """A worker is gone."""
+        restart_in_s = worker.life.backoff_s(time.monotonic())
+        self._send(messages.InstanceDown(worker.spec.name, worker.instance.name, reason, restart_in_s))
+
+    def serving(self) -> None:
+        """All models of the start are loaded."""
+        self._send(messages.Serving())
+
+    def drain(self, timeout_s: float) -> None:
+        """Ask it to finish what it has; ``front_drained`` answers."""
+        self._send(messages.Drain(timeout_s))
+
+    def quit(self) -> None:
+        """Ask it to exit; ``front_ended`` answers."""
+        self._ending = True
+        self._send(messages.Quit())
+
+    def kill(self) -> None:
+        """End it now."""
+        self._ending = True
+        if self.process is not None:
+            self.process.kill()
+
+    def close(self) -> None:
+        """Reap a front that was killed, if there is one, and close all that belongs to it."""
+        if self.process is not None:
+            self.process.exit_reason()
+            self._close()
+
+    def _send(self, message: Any, fds: Sequence[int] = ()) -> None:
+        if self._channel is not None:
+            self._channel.send(message, fds)
+
+    def _on_message(self) -> None:
+        assert self._channel is not None
+        match self._channel.receive():
+            case None:
+                self._reactor.unwatch(self._channel.fileno())
+            case messages.FrontReady():
+                self.ready = True
+                self._events.front_ready()
+            case messages.Drained(unfinished):
+                self._events.front_drained(unfinished)
+            case other:
+                raise WireError(f"the front said {type(other).__name__}")
+
+    def _on_output(self) -> None:
+        assert self._relay is not None
+        if not self._relay.read_some():
+            self._reactor.unwatch(self._relay.fd)
+
+    def _on_died(self) -> None:
+        assert self.process is not None
+        reason = self.process.exit_reason()
+        was_ready, young = self.ready, time.monotonic() - self._started_at < STEADY_S
+        self._close()
+        if self._ending:
+            self._events.front_ended()
+            return
+        delay_s = RESTART_DELAY_S if young and not was_ready else 0.0
+        logger.warning("the front died (%s); next start in %.1f s", reason, delay_s)
+        self._reactor.call_later(delay_s, self._restart)
+        self._events.front_lost(reason, was_ready)
+
+    def _restart(self) -> None:
+        if not self._ending:
+            self.start()
+
+    def _close(self) -> None:
+        assert self.process is not None
+        assert self._channel is not None
+        self._reactor.unwatch(self.process.pidfd)
+        self._reactor.unwatch(self._channel.fileno())
+        if self._relay is not None:
+            self._reactor.unwatch(self._relay.fd)
+            self._relay.drain()
+        self.process.close()
+        self._channel.close()
+        self.process = self._channel = self._relay = None
+        self.ready = False

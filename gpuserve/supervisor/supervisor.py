@@ -1,0 +1,316 @@
+"""The supervisor: one reactor that starts everything, keeps it alive and ends it in order.
+
+``run()`` is the life of a server, told from top to bottom: open the listeners, start the front and
+the workers, say ready when every model is loaded, then wait; at the end drain the front, stop the
+workers, close the listeners.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from gpuserve.errors import StartupError
+from gpuserve.model import ModelSpec
+from gpuserve.settings import ServerSettings
+from gpuserve.supervisor.front_keeper import FrontKeeper
+from gpuserve.supervisor.life import InstanceState
+from gpuserve.supervisor.listeners import Listeners, reachable
+from gpuserve.supervisor.observer import Observer
+from gpuserve.supervisor.reactor import Reactor
+from gpuserve.supervisor.worker_keeper import WorkerKeeper
+
+logger = logging.getLogger(__name__)
+
+#: After its Stop a worker may finish its batch this long, then it is killed.
+WORKER_STOP_TIMEOUT_S: Final = 10.0
+#: After its Quit a front may close its connections this long, then it is killed.
+FRONT_QUIT_TIMEOUT_S: Final = 3.0
+
+
+class ServerState(enum.Enum):
+    """Where the server as a whole stands."""
+
+    STARTING = "STARTING"
+    SERVING = "SERVING"
+    DRAINING = "DRAINING"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"
+
+
+TRANSITIONS: Final[dict[ServerState, frozenset[ServerState]]] = {
+    ServerState.STARTING: frozenset({ServerState.SERVING, ServerState.STOPPING, ServerState.STOPPED}),
+    ServerState.SERVING: frozenset({ServerState.DRAINING, ServerState.STOPPING}),
+    ServerState.DRAINING: frozenset({ServerState.STOPPING}),
+    ServerState.STOPPING: frozenset({ServerState.STOPPED}),
+    ServerState.STOPPED: frozenset(),
+}
+
+
+class Supervisor:
+    """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        models: Sequence[ModelSpec],
+        observer: Observer,
+        *,
+        relay_output: bool,
+    ) -> None:
+        self.started: Future[dict[str, str]] = Future()
+        self.state = ServerState.STOPPED
+        self._settings = settings
+        self._models: dict[str, ModelSpec] = {spec.name: spec for spec in models}
+        self._observer = observer
+        self._relay_output = relay_output
+        self._reactor = Reactor()
+        self._listeners = Listeners()
+        self._front: FrontKeeper | None = None
+        self._workers: dict[str, list[WorkerKeeper]] = {}
+        self._waiting: dict[str, Future[None]] = {}
+        self._failure: StartupError | None = None
+        self._stop_requested = threading.Event()
+
+    # ---- from any thread ------------------------------------------------------------------
+
+    def request_stop(self, fast: bool = False) -> None:
+        """End the server: finish what is queued first, unless ``fast``. Safe in signal handlers."""
+        self._stop_requested.set()
+        self._reactor.call_soon_threadsafe(self._end_now if fast else self._begin_drain)
+
+    def add_model(self, spec: ModelSpec) -> Future[None]:
+        """Serve one more model; the future resolves when every instance of it is loaded.
+
+        It fails with ``StartupError`` when an instance cannot load; the model is taken out again.
+        """
+        loaded: Future[None] = Future()
+        self._reactor.call_soon_threadsafe(lambda: self._add_model(spec, loaded))
+        return loaded
+
+    # ---- the life of a server -------------------------------------------------------------
+
+    def run(self) -> int:
+        """Serve until stopped, in the calling thread. 0 after a clean stop.
+
+        Raises:
+            StartupError: a port is taken, or a model could not be loaded; everything is ended.
+        """
+        self.state = ServerState.STARTING
+        try:
+            self._listeners.open(self._settings)
+            self._start_front()
+            for spec in self._models.values():
+                self._start_workers(spec)
+            self._check_started()
+            self._reactor.run()
+        except StartupError as error:
+            self._failure = error
+        finally:
+            self._kill_all()
+            self._listeners.close()
+            self._reactor.close()
+            self.state = ServerState.STOPPED
+        if not self.started.done():
+            self.started.set_exception(self._failure or StartupError("stopped before it was ready"))
+        if self._failure is not None:
+            raise self._failure
+        return 0
+
+    def _start_front(self) -> None:
+        self._front = FrontKeeper(
+            self._settings,
+            self._listeners,
+            self._reactor,
+            self,
+            self._announce,
+            relay_output=self._relay_output,
+        )
+        self._front.start()
+
+    def _start_workers(self, spec: ModelSpec) -> None:
+        workers = [
+            WorkerKeeper(
+                spec,
+                instance,
+                self._reactor,
+                self,
+                relay_output=self._relay_output,
+                load_timeout_s=self._settings.load_timeout_s,
+            )
+            for instance in spec.instances
+        ]
+        self._workers[spec.name] = workers
+        for worker in workers:
+            worker.start()
+
+    def _announce(self, front: FrontKeeper) -> None:
+        """All that a new front must know, in the order in which it came about."""
+        for spec in self._models.values():
+            front.add_model(spec)
+        for worker in self._all_workers():
+            if worker.life.state is InstanceState.READY:
+                front.instance_up(worker)
+        if self.state is ServerState.SERVING:
+            front.serving()
+
+    # ---- what the workers and the front tell ----------------------------------------------
+
+    def instance_changed(self, worker: WorkerKeeper, phase: str) -> None:
+        """Shown to whoever watches."""
+        self._observer.instance_changed(
+            worker.spec.name, worker.instance.name, worker.instance.device, worker.life.state.value, phase
+        )
+
+    def instance_ready(self, worker: WorkerKeeper) -> None:
+        """It enters rotation."""
+        assert self._front is not None
+        self._front.instance_up(worker)
+        self._check_loaded(worker.spec.name)
+        self._check_started()
+
+    def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
+        """Out of rotation; at the first start, and for a model just bound, that is a failure."""
+        assert self._front is not None
+        if self.state is ServerState.STOPPING:
+            self._check_workers_stopped()
+            return
+        self._front.instance_down(worker, reason)
+        if worker.life.was_ready or worker.life.state is InstanceState.STOPPED:
+            return
+        failure = StartupError(
+            f"model {worker.spec.name!r}: instance {worker.instance.name} could not be started: {reason}"
+        )
+        if worker.spec.name in self._waiting:
+            self._drop_model(worker.spec.name, failure)
+        elif self.state is ServerState.STARTING:
+            self._fail(failure)
+
+    def front_ready(self) -> None:
+        """It accepts; the start may be complete with it."""
+        self._check_started()
+
+    def front_drained(self, unfinished: int) -> None:
+        """Nothing is in flight: the processes can go."""
+        if unfinished:
+            logger.warning("%d requests were not finished within the drain time", unfinished)
+        self._begin_stop()
+
+    def front_lost(self, reason: str, was_ready: bool) -> None:
+        """A front that cannot even start is a failure of the start; later it is just replaced."""
+        if self.state is ServerState.STARTING and not was_ready:
+            self._fail(StartupError(f"the front process could not be started: {reason}"))
+        elif self.state is ServerState.DRAINING:
+            self._begin_stop()
+
+    def front_ended(self) -> None:
+        """It closed its connections; the workers are next."""
+        self._stop_workers()
+
+    # ---- starting -------------------------------------------------------------------------
+
+    def _check_started(self) -> None:
+        front_ready = self._front is not None and self._front.ready
+        loaded = all(worker.life.state is InstanceState.READY for worker in self._all_workers())
+        if self.state is not ServerState.STARTING or not front_ready or not loaded:
+            return
+        assert self._front is not None
+        self._move(ServerState.SERVING)
+        self._front.serving()
+        addresses = self._addresses()
+        self._observer.server_ready(addresses)
+        self.started.set_result(addresses)
+
+    def _add_model(self, spec: ModelSpec, loaded: Future[None]) -> None:
+        if self._front is None or self.state not in {ServerState.STARTING, ServerState.SERVING}:
+            loaded.set_exception(StartupError("the server is stopping"))
+            return
+        self._waiting[spec.name] = loaded
+        self._models[spec.name] = spec
+        self._front.add_model(spec)
+        self._start_workers(spec)
+
+    def _check_loaded(self, model: str) -> None:
+        workers = self._workers[model]
+        if all(worker.life.state is InstanceState.READY for worker in workers):
+            loaded = self._waiting.pop(model, None)
+            if loaded is not None:
+                loaded.set_result(None)
+
+    def _drop_model(self, model: str, failure: StartupError) -> None:
+        assert self._front is not None
+        del self._models[model]
+        self._front.remove_model(model)
+        for worker in self._workers[model]:
+            worker.stop()
+            worker.kill()
+        self._waiting.pop(model).set_exception(failure)
+
+    def _addresses(self) -> dict[str, str]:
+        host = reachable(self._settings.host)
+        forms = {"http": "http://{}:{}", "grpc": "{}:{}", "metrics": "http://{}:{}/metrics"}
+        roles = self._listeners.sockets
+        return {role: forms[role].format(host, self._listeners.port(role)) for role in roles}
+
+    # ---- ending ---------------------------------------------------------------------------
+
+    def _fail(self, failure: StartupError) -> None:
+        self._failure = failure
+        self._end_now()
+
+    def _begin_drain(self) -> None:
+        if self.state is ServerState.STARTING:
+            self._end_now()
+        elif self.state is ServerState.SERVING:
+            assert self._front is not None
+            self._move(ServerState.DRAINING)
+            logger.info("stopping: finishing what is queued")
+            self._front.drain(self._settings.drain_timeout_s)
+            self._reactor.call_later(self._settings.drain_timeout_s + 1.0, self._begin_stop)
+
+    def _begin_stop(self) -> None:
+        if self.state is not ServerState.DRAINING:
+            return
+        assert self._front is not None
+        self._move(ServerState.STOPPING)
+        front = self._front
+        if front.process is None:
+            self._stop_workers()
+            return
+        front.quit()
+        self._reactor.call_later(FRONT_QUIT_TIMEOUT_S, front.kill)
+
+    def _stop_workers(self) -> None:
+        for worker in self._all_workers():
+            worker.stop()
+        self._reactor.call_later(WORKER_STOP_TIMEOUT_S, self._end_now)
+        self._check_workers_stopped()
+
+    def _check_workers_stopped(self) -> None:
+        if all(worker.life.state is InstanceState.STOPPED for worker in self._all_workers()):
+            self._end_now()
+
+    def _end_now(self) -> None:
+        self._reactor.stop()
+
+    def _kill_all(self) -> None:
+        """Whatever still runs is killed and reaped; after a clean stop nothing does."""
+        keepers: list[WorkerKeeper | FrontKeeper] = [*self._all_workers()]
+        if self._front is not None:
+            keepers.append(self._front)
+        for keeper in keepers:
+            keeper.kill()
+        for keeper in keepers:
+            keeper.close()
+
+    def _move(self, state: ServerState) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"the server cannot go from {self.state.name} to {state.name}")
+        self.state = state
+
+    def _all_workers(self) -> list[WorkerKeeper]:
+        return [worker for workers in self._workers.values() for worker in workers]
