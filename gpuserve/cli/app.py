@@ -1,0 +1,90 @@
+"""The verbs put together, and the one place where an error becomes an exit status."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from gpuserve import logs
+from gpuserve.cli.check import check
+from gpuserve.cli.exit_codes import ExitCode, help_text
+from gpuserve.cli.schema import schema
+from gpuserve.cli.serve import serve
+from gpuserve.cli.version import print_version, version
+from gpuserve.errors import ConfigError, DeviceError, GpuserveError, StartupError
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+_EXAMPLES = """Examples:
+  gpuserve serve config.yaml
+  gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
+  gpuserve check config.yaml
+  gpuserve schema > gpuserve.schema.json
+
+The options of a verb: gpuserve serve --help"""
+
+
+def build_app() -> typer.Typer:
+    """The command line as typer sees it."""
+    app = typer.Typer(
+        name="gpuserve",
+        help=f"Serve Python inference callables over gRPC and HTTP.\n\n{_EXAMPLES}",
+        epilog=help_text(),
+        context_settings=_SETTINGS,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_top_level)
+    for verb in (serve, check, schema, version):
+        app.command(epilog=help_text())(verb)
+    return app
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command line, ``sys.argv`` by default, and return its exit status."""
+    try:
+        build_app()(arguments, prog_name="gpuserve")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else ExitCode.USAGE
+    except GpuserveError as error:
+        _tell(error)
+        return exit_code_of(error)
+    return ExitCode.OK
+
+
+def exit_code_of(error: GpuserveError) -> ExitCode:
+    """The exit status that stands for an error."""
+    match error:
+        case ConfigError():
+            return ExitCode.USAGE if getattr(error, "only_flags", False) else ExitCode.BAD_CONFIG
+        case DeviceError():
+            return ExitCode.NO_SUCH_DEVICE
+        case StartupError():
+            return ExitCode.STARTUP_FAILURE
+    return ExitCode.RUNTIME_FAILURE
+
+
+def _tell(error: GpuserveError) -> None:
+    """Its sentence, or its list of problems; a log that is JSON stays JSON to the last line."""
+    if logs.configured_format() == "json":
+        logging.getLogger(__name__).error("%s", error)
+    else:
+        sys.stderr.write(f"{error}\n")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print_version()
+        raise typer.Exit
+
+
+def _top_level(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Options before the verb; the help text is given to ``Typer`` itself."""

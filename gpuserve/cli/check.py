@@ -1,0 +1,77 @@
+"""``gpuserve check``: everything that can be wrong with a config file, found without serving it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuserve.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuserve.config.load import Configuration
+    from gpuserve.config.messages import Problem
+    from gpuserve.model import ModelSpec
+
+
+def check(
+    config: Annotated[str, typer.Argument(metavar="TARGET", help="The config file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as a JSON object.")] = False,
+) -> None:
+    """Validate a config file without serving it.
+
+    The file and the GPUSERVE_ variables are checked first; then every callable is imported, in a
+    process of its own, and every device looked for. All problems are shown at once.
+
+    Examples:
+      gpuserve check config.yaml
+      gpuserve check config.yaml --json
+    """
+    from gpuserve.cli.preflight import device_problems, import_problems
+    from gpuserve.config.load import load_file
+    from gpuserve.config.messages import ConfigProblems
+
+    try:
+        configuration = load_file(config, os.environ)
+    except ConfigProblems as error:
+        _report(as_json, config, error.problems, [])
+        raise typer.Exit(ExitCode.BAD_CONFIG) from None
+    wrong = import_problems(configuration)
+    absent = device_problems(configuration)
+    _report(as_json, config, [*wrong, *absent], _summaries(configuration))
+    if wrong:
+        raise typer.Exit(ExitCode.BAD_CONFIG)
+    if absent:
+        raise typer.Exit(ExitCode.NO_SUCH_DEVICE)
+
+
+def _report(as_json: bool, config: str, problems: Sequence[Problem], models: list[dict[str, Any]]) -> None:
+    """The result on stdout; problems go to stderr unless JSON was asked for."""
+    if as_json:
+        result = {"config": config, "ok": not problems, "problems": [one.as_json() for one in problems]}
+        sys.stdout.write(json.dumps(result | {"models": models}, indent=2, ensure_ascii=False) + "\n")
+        return
+    for problem in problems:
+        sys.stderr.write(f"{problem}\n")
+    if problems:
+        return
+    for model in models:
+        sys.stdout.write(f"{model['name']}: {', '.join(model['instances'])}\n")
+    sys.stdout.write(f"{config} is valid\n")
+
+
+def _summaries(configuration: Configuration) -> list[dict[str, Any]]:
+    return [_summary(model) for model in configuration.models]
+
+
+def _summary(model: ModelSpec) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "instances": [instance.name for instance in model.instances],
+        "max_batch_size": model.max_batch_size,
+    }

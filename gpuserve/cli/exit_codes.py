@@ -1,0 +1,31 @@
+"""What the exit status of ``gpuserve`` says. Scripts and unit files depend on the numbers."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """The exit status, for every verb."""
+
+    OK = 0
+    RUNTIME_FAILURE = 1
+    USAGE = 2
+    STARTUP_FAILURE = 3
+    BAD_CONFIG = 4
+    NO_SUCH_DEVICE = 5
+
+
+MEANINGS = {
+    ExitCode.OK: "success; also a clean stop by SIGTERM or SIGINT",
+    ExitCode.RUNTIME_FAILURE: "the server failed while it ran",
+    ExitCode.USAGE: "wrong command line",
+    ExitCode.STARTUP_FAILURE: "a model did not load, or a port is taken",
+    ExitCode.BAD_CONFIG: "the configuration is wrong",
+    ExitCode.NO_SUCH_DEVICE: "a model names a device that this machine does not have",
+}
+
+
+def help_text() -> str:
+    """The table for the end of ``--help``."""
+    return "Exit status:\n" + "\n".join(f"  {code.value}  {text}" for code, text in MEANINGS.items())

@@ -1,0 +1,90 @@
+"""A short-lived process that imports one callable and tells about it.
+
+Run as ``python -m gpuserve.cli.inspect_callable`` by ``preflight``.
+
+The question comes on stdin and the answer goes to stdout, both JSON. Only here does the command line
+run code of the user.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from typing import Any
+
+from gpuserve.errors import BindError
+from gpuserve.model import Tensor, tensor_specs
+from gpuserve_worker.callable import LoadError, locate
+
+
+def main() -> None:
+    """Answer the one question on stdin."""
+    question = json.load(sys.stdin)
+    with os.fdopen(os.dup(1), "w") as answer_to:
+        os.dup2(2, 1)  # what user code prints must not come between the answer
+        answer = _answer(question["path"], question["base_dir"], question["kwargs"])
+        answer_to.write(json.dumps(answer))
+    sys.stderr.flush()
+    os._exit(0)  # no waiting for threads that the user's module has started
+
+
+def _answer(path: str, base_dir: str, kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Found as a worker finds it, so that what passes here loads there."""
+    try:
+        target = locate({"path": path, "base_dir": base_dir})
+    except LoadError as error:
+        sys.stderr.write(error.traceback)
+        return {"error": str(error)}
+    problem = _mismatch(path, target, kwargs)
+    if problem is not None:
+        return {"error": problem}
+    try:
+        return _declaration(target)
+    except (BindError, TypeError, AttributeError) as error:
+        return {"error": f"the declaration of {path!r} is wrong: {error}"}
+
+
+def _mismatch(path: str, target: Any, kwargs: dict[str, Any] | None) -> str | None:
+    """What is wrong with the object itself. ``kwargs`` None: nobody has said yet what it is given."""
+    if not callable(target):
+        return f"{path!r} is {type(target).__name__} and cannot be called"
+    if not isinstance(target, type) or kwargs is None:
+        return None
+    try:
+        signature = inspect.signature(target)
+    except (ValueError, TypeError):
+        return None  # a class of an extension module need not have one
+    given = dict(kwargs)
+    if "device" in signature.parameters:
+        given.setdefault("device", "cpu")
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        return f"{path!r} cannot be made with these kwargs: {error}"
+    return None
+
+
+def _declaration(target: Any) -> dict[str, Any]:
+    max_batch_size = getattr(target, "max_batch_size", None)
+    return {
+        "inputs": _tensors(getattr(target, "inputs", None), "INPUT"),
+        "outputs": _tensors(getattr(target, "outputs", None), "OUTPUT"),
+        "max_batch_size": max_batch_size if isinstance(max_batch_size, int) else None,
+    }
+
+
+def _tensors(declared: Any, prefix: str) -> list[dict[str, Any]] | None:
+    """Tensors in the form of a config file. Another attribute of that name is none of ours."""
+    if not isinstance(declared, (list, tuple)) or not all(isinstance(one, Tensor) for one in declared):
+        return None
+    entries = []
+    for spec in tensor_specs(declared, prefix):
+        entry: dict[str, Any] = {"name": spec.name, "dtype": spec.datatype, "shape": list(spec.shape)}
+        entries.append(entry | {"optional": True} if spec.optional else entry)
+    return entries
+
+
+if __name__ == "__main__":
+    main()

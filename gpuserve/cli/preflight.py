@@ -1,0 +1,91 @@
+"""What can be checked of a configuration before anything is served: its devices and its imports.
+
+User code is imported in a child process, one for each callable, so that neither its side effects nor
+its crash reach the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gpuserve.devices import available_devices, check_device
+from gpuserve.errors import ConfigError, DeviceError
+
+if TYPE_CHECKING:
+    from gpuserve.config.load import Configuration
+    from gpuserve.config.messages import Problem
+
+
+def device_problems(configuration: Configuration) -> list[Problem]:
+    """The instances whose device this machine does not have."""
+    devices = available_devices()
+    problems = []
+    for index, model in enumerate(configuration.entries.models):
+        for position, instance in enumerate(model.instances):
+            try:
+                check_device(instance.device, devices)
+            except DeviceError as error:
+                path = ("models", index, "instances", position, "device")
+                problems.append(configuration.sources.problem(path, f"model {model.name!r}: {error}"))
+    return problems
+
+
+def require_devices(configuration: Configuration) -> None:
+    """Do nothing if this machine has every device.
+
+    Raises:
+        DeviceError: it has not; the text is every problem, ready to print.
+    """
+    problems = device_problems(configuration)
+    if problems:
+        raise DeviceError("\n".join(map(str, problems)))
+
+
+def import_problems(configuration: Configuration) -> list[Problem]:
+    """The callables that cannot be imported, or not be called with their ``kwargs``."""
+    problems = []
+    for index, model in enumerate(configuration.entries.models):
+        try:
+            inspect_callable(model.callable, configuration.base_dir, model.kwargs)
+        except ConfigError as error:
+            path = ("models", index, "callable")
+            problems.append(configuration.sources.problem(path, f"model {model.name!r}: {error}"))
+    return problems
+
+
+def inspect_callable(path: str, base_dir: str, kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What a callable says about itself: "inputs", "outputs" and "max_batch_size", None where it does not.
+
+    What the user's code prints goes to stderr.
+
+    Raises:
+        ConfigError: it cannot be imported, is no callable, or does not take these arguments.
+    """
+    question = json.dumps({"path": path, "base_dir": base_dir, "kwargs": kwargs})
+    child = subprocess.run(
+        [sys.executable, "-P", "-m", "gpuserve.cli.inspect_callable"],
+        input=question,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    try:
+        answer: dict[str, Any] = json.loads(child.stdout)
+    except ValueError:
+        raise ConfigError(f"importing {path!r} ended the process {_manner(child.returncode)}") from None
+    if "error" in answer:
+        raise ConfigError(answer["error"])
+    return answer
+
+
+def _manner(returncode: int) -> str:
+    if returncode >= 0:
+        return f"with exit status {returncode}"
+    try:
+        return f"by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"by signal {-returncode}"

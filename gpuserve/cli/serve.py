@@ -1,0 +1,149 @@
+"""``gpuserve serve``: from a command line to a running supervisor, and from its end to an exit status."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuserve.cli import server_options
+from gpuserve.cli.exit_codes import ExitCode
+from gpuserve.errors import GpuserveError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuserve.cli.callable_target import CallableFlags
+    from gpuserve.config.load import Configuration
+    from gpuserve.config.precedence import Override
+    from gpuserve.supervisor.supervisor import Supervisor
+
+_PANEL = "Model, when the target is a callable"
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@server_options.with_server_options
+def serve(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="A config file, or a callable: file.py:name or package.module:name."
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model; default the callable's.", rich_help_panel=_PANEL)
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="NAME:DTYPE:SHAPE", help="An input tensor; repeatable.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output",
+            metavar="NAME:DTYPE:SHAPE",
+            help="An output tensor; repeatable.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="Largest batch. Default 0: no batching.", rich_help_panel=_PANEL)
+    ] = None,
+    devices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device", metavar="DEVICE", help="cpu (default), cuda:0, …; repeatable.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    instances: Annotated[
+        int | None, typer.Option(help="Processes on each device. Default 1.", rich_help_panel=_PANEL)
+    ] = None,
+    **flags: str | None,
+) -> None:
+    """Serve the models of a config file, or one callable, until SIGTERM or Ctrl-C.
+
+    A flag goes before its environment variable, that before the file, that before the default.
+    Variables name models as well: GPUSERVE_MODELS__LINEAR__MAX_BATCH_SIZE=32.
+
+    Examples:
+      gpuserve serve config.yaml
+      gpuserve serve config.yaml --http-port 9000 --log-format json
+      gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
+      gpuserve serve model.py:predict --device cuda:0 --device cuda:1 --instances 2
+
+    The callable of the third form may bring its own tensors and batch size, as attributes:
+      predict.inputs = [Tensor(name="x", dtype="float32", shape=(-1,))]
+
+    The first signal finishes what is queued, a second one ends at once.
+    """
+    from gpuserve.cli.callable_target import CallableFlags
+
+    model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
+    configuration = _load(target, model_flags, server_options.overrides(flags))
+    raise typer.Exit(_serve(configuration))
+
+
+def _load(target: str, model_flags: CallableFlags, server: Sequence[Override]) -> Configuration:
+    from gpuserve.cli.callable_target import is_callable_path, load_callable
+    from gpuserve.config.load import load_file
+
+    if is_callable_path(target):
+        return load_callable(target, model_flags, server, os.environ)
+    if not os.path.exists(target) and not target.endswith(_CONFIG_SUFFIXES):
+        raise typer.BadParameter(
+            f"expected a config file or a callable such as model.py:predict, given {target!r}",
+            param_hint="TARGET",
+        )
+    if model_flags.given():
+        raise typer.BadParameter(
+            f"{', '.join(model_flags.given())} can only be used with a callable such as model.py:predict; "
+            f"the models of {target} are described in the file",
+            param_hint="TARGET",
+        )
+    return load_file(target, os.environ, server)
+
+
+def _serve(configuration: Configuration) -> int:
+    """Run the supervisor in this thread.
+
+    Raises:
+        DeviceError: a device that this machine does not have.
+        StartupError: a model did not load, or a port is taken.
+    """
+    from gpuserve import logs
+    from gpuserve.cli.preflight import require_devices
+    from gpuserve.cli.startup_view import startup_view
+    from gpuserve.supervisor.supervisor import Supervisor
+
+    require_devices(configuration)
+    settings = configuration.settings
+    logs.configure(settings.log_format, settings.log_level)
+    try:
+        with startup_view(settings.log_format, configuration.models, sys.stderr) as view:
+            supervisor = Supervisor(settings, configuration.models, view, relay_output=True)
+            _stop_on_signals(supervisor)
+            return ExitCode.RUNTIME_FAILURE if supervisor.run() else ExitCode.OK
+    except GpuserveError:
+        raise
+    except Exception:  # a fault of ours: it goes to the log, in the log's own format
+        logging.getLogger(__name__).exception("the server failed")
+        return ExitCode.RUNTIME_FAILURE
+
+
+def _stop_on_signals(supervisor: Supervisor) -> None:
+    """SIGINT and SIGTERM: the first finishes what is queued, the second ends at once."""
+    signals = itertools.count()
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        supervisor.request_stop(fast=next(signals) > 0)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)

@@ -1,0 +1,69 @@
+"""One flag for each key of ``server``, made from the schema: name, description, default, variable.
+
+The values stay text here. They are read and checked as those of environment variables are, so that
+``--http-port null`` means the same as ``GPUSERVE_SERVER__HTTP_PORT=null``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from gpuserve.config.messages import Origin
+from gpuserve.config.precedence import Override, from_text, variable_name
+from gpuserve.config.schema import ServerEntry, annotation_at
+
+#: The last word of a key says what its value is; short, so that help texts have room at 80 columns.
+_METAVARS = {"port": "PORT", "s": "SECONDS", "nbytes": "BYTES"}
+_PANEL = "Server (each with its environment variable)"
+#: Every option's parameter begins with this, so that none can collide with one of the verb's own.
+_PREFIX = "server_"
+#: Keys whose flag is not their own name, because the verb has a flag of that name.
+_RENAMED = {"name": "--server-name"}
+
+
+def with_server_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb that ends in ``**flags: str | None`` an option for every key of ``server``."""
+    signature = inspect.signature(verb, eval_str=True)
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [_parameter(key) for key in ServerEntry.model_fields]
+    verb.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    verb.__annotations__ = {one.name: one.annotation for one in (*own, *options)}
+    return verb
+
+
+def overrides(flags: Mapping[str, str | None]) -> list[Override]:
+    """The flags that were given, as overrides of the file."""
+    return [
+        from_text(("server", key), text, flag_name(key), Origin.FLAG)
+        for key in ServerEntry.model_fields
+        if (text := flags.get(_PREFIX + key)) is not None
+    ]
+
+
+def flag_name(key: str) -> str:
+    """``http_port`` as it is written on the command line."""
+    return _RENAMED.get(key, "--" + key.replace("_", "-"))
+
+
+def _parameter(key: str) -> inspect.Parameter:
+    metavar = _METAVARS.get(key.rpartition("_")[2], "TEXT")
+    option = typer.Option(
+        flag_name(key), metavar=metavar, help=_help_text(key), show_default=False, rich_help_panel=_PANEL
+    )
+    return inspect.Parameter(
+        _PREFIX + key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+def _help_text(key: str) -> str:
+    """What it is, its choices, its default, and on a line of its own the variable that does the same."""
+    field = ServerEntry.model_fields[key]
+    annotation: Any = annotation_at(("server", key))
+    is_choice = typing.get_origin(annotation) is typing.Literal
+    choices = f" One of {', '.join(typing.get_args(annotation))}." if is_choice else ""
+    return f"{field.description}{choices} Default {field.default}.\n{variable_name(('server', key))}"

@@ -1,0 +1,165 @@
+"""A whole configuration: read, overridden, checked and converted, with all its mistakes told at once.
+
+The only file of this package that reads files. Devices and imports are not looked at: what a
+machine has, and what a callable does, is for ``cli/preflight.py`` and for the workers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpuserve.config import convert, positions, precedence, rules, schema
+from gpuserve.config.messages import ConfigProblems, Origin, Problem, dotted, sentence
+from gpuserve.config.positions import Document, Path
+from gpuserve.config.precedence import Override
+from gpuserve.model import ModelSpec
+from gpuserve.settings import ServerSettings
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where each value came from, to say so of a mistake. No ``document``: there is no file."""
+
+    name: str
+    document: Document | None
+    overrides: tuple[Override, ...] = ()
+
+    def problem(self, path: Path, text: str, *, at_key: bool = False) -> Problem:
+        """A mistake at a path, told where the value was given. ``at_key``: the key itself is wrong."""
+        override = precedence.override_of(path, self.overrides)
+        if override is not None:
+            if override.path == path:  # the label says where it is
+                text = text.removeprefix(f"{dotted(path)}: ")
+            return Problem(override.label, text, override.origin)
+        if self.document is None:
+            return Problem(self.name, text, Origin.ATTRIBUTE)
+        span = self.document.span_of_key(path) if at_key else self.document.span_of_value(path)
+        return Problem(self.name, text, Origin.FILE, span, self.document.line(span.line))
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A configuration that holds in itself, and where it came from."""
+
+    settings: ServerSettings
+    models: tuple[ModelSpec, ...]
+    entries: schema.ConfigFile
+    sources: Sources
+    base_dir: str
+
+
+def load_file(path: str, environ: Mapping[str, str], flags: Sequence[Override] = ()) -> Configuration:
+    """The configuration of a file, under an environment and flags.
+
+    Raises:
+        ConfigProblems: all that is wrong with the file, the variables and the flags.
+    """
+    try:
+        document = positions.parse(_read(path))
+    except positions.YamlSyntaxError as error:
+        text, span = error.fault
+        raise ConfigProblems([Problem(path, text, Origin.FILE, span, error.source_line)]) from None
+    problems = [
+        Problem(path, fault.text, Origin.FILE, fault.span, document.line(fault.span.line))
+        for fault in document.faults
+    ]
+    base_dir = os.path.dirname(os.path.abspath(path))
+    return _resolve(document.data, Sources(path, document), base_dir, environ, flags, problems)
+
+
+def load_data(
+    data: Any, name: str, base_dir: str, environ: Mapping[str, str], flags: Sequence[Override] = ()
+) -> Configuration:
+    """The configuration of plain data in the form of a file; ``name`` stands for it in messages.
+
+    Raises:
+        ConfigProblems: all that is wrong with the data, the variables and the flags.
+    """
+    return _resolve(data, Sources(name, None), base_dir, environ, flags, [])
+
+
+def _resolve(
+    data: Any,
+    sources: Sources,
+    base_dir: str,
+    environ: Mapping[str, str],
+    flags: Sequence[Override],
+    problems: list[Problem],
+) -> Configuration:
+    """Precedence, then schema, then rules; ``problems`` are those that reading has met."""
+    if data is None:
+        data = {}
+    from_variables, unknown = precedence.from_environment(environ, _model_names(data))
+    overrides = (*from_variables, *flags)
+    sources = Sources(sources.name, sources.document, overrides)
+    merged = precedence.apply(data, overrides)
+    problems = problems + unknown
+    entries: schema.ConfigFile | None = None
+    try:
+        entries = schema.ConfigFile.model_validate(merged)
+    except ValidationError as error:
+        problems += [_schema_problem(record, sources) for record in error.errors(include_url=False)]
+    problems += [sources.problem(path, text) for path, text in rules.violations(merged)]
+    problems += _missing_files(merged, base_dir, sources)
+    if problems or entries is None:
+        raise ConfigProblems(sorted(problems, key=_reading_order))
+    settings = convert.server_settings(entries.server)
+    models = tuple(convert.model_spec(entry, base_dir) for entry in entries.models)
+    return Configuration(settings, models, entries, sources, base_dir)
+
+
+def _schema_problem(record: Any, sources: Sources) -> Problem:
+    path: Path = tuple(record["loc"])
+    keys = schema.keys_at(path[:-1])
+    text = sentence(record, keys, partial(schema.nearest, known=keys))
+    if record["type"] == "missing":
+        return sources.problem(path[:-1], text)
+    return sources.problem(path, text, at_key=record["type"] == "extra_forbidden")
+
+
+def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
+    """Callables of the form ``file.py:attribute`` whose file is not there."""
+    problems = []
+    models = data.get("models") if isinstance(data, dict) else None
+    for index, model in enumerate(models if isinstance(models, list) else ()):
+        path = model.get("callable") if isinstance(model, dict) else None
+        try:
+            place, _ = schema.split_callable(path) if isinstance(path, str) else ("", "")
+        except ValueError:
+            continue
+        if place.endswith(".py") and not os.path.isfile(os.path.join(base_dir, place)):
+            text = f"models[{index}].callable: there is no file {place!r} in {base_dir}"
+            problems.append(sources.problem(("models", index, "callable"), text))
+    return problems
+
+
+def _model_names(data: Any) -> list[str]:
+    """The models' names as far as they can be read; the list keeps its positions."""
+    models = data.get("models") if isinstance(data, dict) else None
+    entries = models if isinstance(models, list) else []
+    names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
+    return [name if isinstance(name, str) else "" for name in names]
+
+
+def _reading_order(problem: Problem) -> tuple[int, int, int]:
+    """The file from top to bottom, then what is not in it."""
+    if problem.span is None:
+        return (1, 0, 0)
+    return (0, problem.span.line, problem.span.column)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read()
+    except OSError as error:
+        text = f"cannot be read: {(error.strerror or 'unknown reason').lower()}"
+    except UnicodeDecodeError as error:
+        text = f"is not UTF-8 text: the byte at offset {error.start} is 0x{error.object[error.start]:02x}"
+    raise ConfigProblems([Problem(path, text, Origin.FILE)])

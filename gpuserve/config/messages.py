@@ -1,0 +1,162 @@
+"""How a mistake in the configuration is told: where it stands, what was expected, what was given.
+
+``Problem`` is one mistake, ready to print; the functions turn pydantic's error records into its
+sentences. Nothing is read or printed here.
+"""
+
+from __future__ import annotations
+
+import enum
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuserve.config.positions import Path, Span
+from gpuserve.errors import ConfigError
+
+_MAX_EXCERPT = 100
+_MAX_GIVEN = 80
+
+
+class Origin(enum.Enum):
+    """Where a value came from."""
+
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+    ATTRIBUTE = "attribute"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake. ``label`` is the file's name, or what else gave the value: a variable, a flag."""
+
+    label: str
+    message: str
+    origin: Origin
+    span: Span | None = None
+    source_line: str = ""
+
+    def __str__(self) -> str:
+        if self.span is None:
+            return f"{self.label}: {self.message}"
+        head = f"{self.label}:{self.span.line}:{self.span.column}: {self.message}"
+        return "\n".join((head, *self._excerpt(self.span))) if self.source_line.strip() else head
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``gpuserve check --json``."""
+        place = {"line": self.span.line, "column": self.span.column} if self.span else {}
+        return {"origin": self.origin.value, "where": self.label, **place, "message": self.message}
+
+    def _excerpt(self, span: Span) -> tuple[str, str]:
+        """The source line and a line with carets under what is wrong; a long line is cut."""
+        cut = max(0, span.column - 1 - _MAX_EXCERPT // 2) if len(self.source_line) > _MAX_EXCERPT else 0
+        shown = self.source_line[cut : cut + _MAX_EXCERPT].replace("\t", " ")
+        before = shown[: span.column - 1 - cut]
+        marked = shown[span.column - 1 - cut :][: span.length] or " "
+        number = str(span.line)
+        return (
+            f"  {number} | {shown.rstrip()}",
+            f"  {' ' * len(number)} | {' ' * _width(before)}{'^' * _width(marked)}",
+        )
+
+
+class ConfigProblems(ConfigError):
+    """All that is wrong with a configuration. The text is every problem, ready to print."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+    @property
+    def only_flags(self) -> bool:
+        """Whether the command line alone is to blame."""
+        return all(problem.origin is Origin.FLAG for problem in self.problems)
+
+
+def dotted(path: Path) -> str:
+    """A path as users read it: ``models[0].batching``."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
+
+
+def describe(value: Any) -> str:
+    """What was given, shortly and with its type."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return f"the number {value}"[:_MAX_GIVEN]
+        case str():
+            quoted = repr(value)
+            return f"the string {quoted if len(quoted) <= _MAX_GIVEN else quoted[:_MAX_GIVEN] + '…'}"
+        case list() | tuple():
+            return f"a list of {len(value)}" if value else "an empty list"
+        case Mapping():
+            return "a mapping"
+    return f"a value of type {type(value).__name__}"
+
+
+def _literals(context: Mapping[str, Any]) -> str:
+    return f"one of {context['expected']}"
+
+
+#: pydantic's error type -> what was expected.
+_EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "int_type": lambda _: "an integer",
+    "int_from_float": lambda _: "an integer",
+    "int_parsing_size": lambda _: "an integer of at most 64 bits",
+    "float_type": lambda _: "a number",
+    "finite_number": lambda _: "a finite number",
+    "string_type": lambda _: "a string",
+    "bool_type": lambda _: "true or false",
+    "list_type": lambda _: "a list",
+    "dict_type": lambda _: "a mapping",
+    "model_type": lambda _: "a mapping",
+    "greater_than": lambda context: f"a number greater than {context['gt']}",
+    "greater_than_equal": lambda context: f"a number of at least {context['ge']}",
+    "less_than_equal": lambda context: f"a number of at most {context['le']}",
+    "too_short": lambda context: "at least one entry",
+    "string_too_short": lambda context: "a string that is not empty",
+    "literal_error": _literals,
+}
+
+
+def sentence(record: Mapping[str, Any], known_keys: Sequence[str], nearest: Callable[[str], str]) -> str:
+    """One error record of pydantic as a sentence that stands after the place.
+
+    Args:
+        record: of ``ValidationError.errors()``.
+        known_keys: what may stand in the mapping that the record's last step is in.
+        nearest: ``; did you mean '…'?`` for a word that is not known, or "".
+    """
+    path, kind = tuple(record["loc"]), record["type"]
+    context = record.get("ctx", {})
+    if kind == "extra_forbidden":
+        hint = nearest(str(path[-1])) or f"; known keys are {', '.join(known_keys)}"
+        return f"unknown key {path[-1]!r} {_inside(path)}{hint}"
+    if kind == "missing":
+        return f"missing key {path[-1]!r} {_inside(path)}"
+    if kind == "value_error":
+        return f"{dotted(path)}: {context['error']}"
+    expected = _EXPECTED[kind](context) if kind in _EXPECTED else None
+    if expected is None:
+        return f"{dotted(path)}: {record['msg']}, given {describe(record['input'])}"
+    return f"{dotted(path)}: expected {expected}, given {describe(record['input'])}"
+
+
+def _inside(path: Path) -> str:
+    return f"in {dotted(path[:-1])}" if path[:-1] else "at the top level"
+
+
+def _width(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )

@@ -1,0 +1,242 @@
+"""YAML text as plain data, with the place of every key and value.
+
+Only text comes in: no file is opened and nothing of gpuserve's own schema is known here. YAML is
+read as version 1.2, so ``no`` is a string and ``0o17`` a number. A document is composed into nodes,
+which carry marks, and the plain data is built from those; that way all duplicate keys are found, not
+the first alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+#: Keys and list positions from the root to a value: ``("models", 0, "name")``.
+Path = tuple[str | int, ...]
+
+_TAG = "tag:yaml.org,2002:"
+#: Scalars of the YAML 1.2 core schema that need building; any other known scalar stays text.
+_BUILT_TAGS = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float"))
+_TEXT_TAGS = frozenset(_TAG + kind for kind in ("str", "timestamp", "value", "merge"))
+_MERGE_KEY = "<<"
+
+
+class Span(NamedTuple):
+    """A stretch of one line. ``line`` and ``column`` count from 1, ``length`` in characters."""
+
+    line: int
+    column: int
+    length: int
+
+
+_START = Span(1, 1, 1)
+
+
+class Fault(NamedTuple):
+    """Something wrong with the YAML itself."""
+
+    text: str
+    span: Span
+
+
+class YamlSyntaxError(Exception):
+    """The text is no YAML document at all."""
+
+    def __init__(self, fault: Fault, lines: tuple[str, ...]) -> None:
+        super().__init__(fault.text)
+        self.fault = fault
+        self.source_line = "".join(lines[fault.span.line - 1 : fault.span.line])
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed document. ``data`` is built even where there are faults, without what they concern."""
+
+    lines: tuple[str, ...]
+    root: Node | None
+    data: Any
+    faults: tuple[Fault, ...]
+
+    def line(self, number: int) -> str:
+        """The source line of that number (from 1), "" past the end."""
+        return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
+
+    def span_of_value(self, path: Path) -> Span:
+        """Where the value at a path stands; of a path that does not exist, its nearest ancestor."""
+        key, value = self._find(path)
+        if value is None:
+            return _START
+        if key is not None and isinstance(value, ScalarNode) and value.value == "" and value.style is None:
+            return _span(key, self.lines)  # ``name:`` and nothing after it: there is no value to point at
+        return _span(value, self.lines)
+
+    def span_of_key(self, path: Path) -> Span:
+        """Where the last key of a path stands; of a list entry, the entry."""
+        key, _value = self._find(path)
+        return self.span_of_value(path) if key is None else _span(key, self.lines)
+
+    def _find(self, path: Path) -> tuple[Node | None, Node | None]:
+        key, value = None, self.root
+        for step in path:
+            child = None if value is None else _child(value, step)
+            if child is None:
+                return None, value
+            key, value = child
+        return key, value
+
+
+def parse(text: str) -> Document:
+    """Compose and build one document.
+
+    Raises:
+        YamlSyntaxError: the text is not YAML, holds several documents, or is nested too deeply.
+    """
+    lines = tuple(text.splitlines())
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        root = yaml.compose(text)
+        builder = _Builder(yaml.constructor, lines)
+        data = None if root is None else builder.build(root)
+    except ReaderError as error:
+        raise YamlSyntaxError(_unreadable(text, error), lines) from None
+    except MarkedYAMLError as error:
+        raise YamlSyntaxError(_syntax_fault(error, lines), lines) from None
+    except YAMLError as error:
+        raise YamlSyntaxError(Fault(f"not valid YAML: {error}", _START), lines) from None
+    except RecursionError:
+        raise YamlSyntaxError(Fault("nested too deeply to be read", _START), lines) from None
+    return Document(lines, root, data, tuple(builder.faults))
+
+
+def parse_value(text: str) -> Any:
+    """One value out of an environment variable or a flag: a YAML scalar or flow collection.
+
+    Text that is no YAML stands for itself, so that the schema can say what it expected instead.
+    """
+    try:
+        document = parse(text)
+    except YamlSyntaxError:
+        return text
+    return text if document.faults else document.data
+
+
+class _Builder:
+    """Plain data out of nodes. Faults are collected, and what they concern is left out."""
+
+    def __init__(self, constructor: Any, lines: tuple[str, ...]) -> None:
+        self.faults: list[Fault] = []
+        self._constructor = constructor
+        self._lines = lines
+        self._open: set[int] = set()  # nodes being built: meeting one again is a cycle of aliases
+
+    def build(self, node: Node) -> Any:
+        if id(node) in self._open:
+            return self._fault("an alias cannot stand inside the value it names", node)
+        if isinstance(node, ScalarNode):
+            return self._scalar(node)
+        if node.tag not in {_TAG + "map", _TAG + "seq"}:
+            return self._fault(f"the tag {node.tag} is not supported", node)
+        self._open.add(id(node))
+        try:
+            if isinstance(node, SequenceNode):
+                return [self.build(child) for child in node.value]
+            return self._mapping(node) if isinstance(node, MappingNode) else None
+        finally:
+            self._open.discard(id(node))
+
+    def _scalar(self, node: ScalarNode) -> Any:
+        if node.tag in _TEXT_TAGS:
+            return node.value
+        if node.tag not in _BUILT_TAGS:
+            return self._fault(f"the tag {node.tag} is not supported", node)
+        try:
+            return self._constructor.construct_object(node)
+        except (ValueError, KeyError, MarkedYAMLError):
+            return self._fault(f"{node.value!r} is no {node.tag.removeprefix(_TAG)}", node)
+
+    def _mapping(self, node: MappingNode) -> dict[str, Any]:
+        built: dict[str, Any] = {}
+        lines_of: dict[str, int] = {}
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode) or key.tag not in _TEXT_TAGS:
+                self._fault("a key must be a string; put quotes around it", key)
+            elif key.value == _MERGE_KEY:
+                continue
+            elif key.value in lines_of:
+                self._fault(f"key {key.value!r} is already given in line {lines_of[key.value]}", key)
+            else:
+                lines_of[key.value] = key.start_mark.line + 1
+                built[key.value] = self.build(value)
+        return self._merged(node) | built
+
+    def _merged(self, node: MappingNode) -> dict[str, Any]:
+        """What ``<<: *anchor`` brings in; of several anchors, the first that has a key gives it."""
+        merged: dict[str, Any] = {}
+        for source in _merge_sources(node):
+            built = self.build(source)
+            if isinstance(built, dict):
+                merged = built | merged
+            else:
+                self._fault("'<<' takes a mapping or a list of mappings", source)
+        return merged
+
+    def _fault(self, text: str, node: Node) -> None:
+        self.faults.append(Fault(text, _span(node, self._lines)))
+
+
+def _merge_sources(node: MappingNode) -> list[Node]:
+    sources: list[Node] = []
+    for key, value in node.value:
+        if isinstance(key, ScalarNode) and key.value == _MERGE_KEY:
+            sources.extend(value.value if isinstance(value, SequenceNode) else [value])
+    return sources
+
+
+def _child(node: Node, step: str | int) -> tuple[Node | None, Node] | None:
+    """The key node and the value node that one step of a path leads to."""
+    if isinstance(node, SequenceNode):
+        inside = isinstance(step, int) and 0 <= step < len(node.value)
+        return (None, node.value[step]) if inside else None
+    if not isinstance(node, MappingNode):
+        return None
+    for key, value in node.value:
+        if isinstance(key, ScalarNode) and key.value == step:
+            return key, value
+    for source in _merge_sources(node):
+        found = _child(source, step)
+        if found is not None:
+            return found
+    return None
+
+
+def _span(node: Node, lines: tuple[str, ...]) -> Span:
+    """A node's first line: all of it where the node ends there, else up to the end of that line."""
+    start, end = node.start_mark, node.end_mark
+    line = lines[start.line] if start.line < len(lines) else ""
+    stop = end.column if end.line == start.line else len(line.rstrip())
+    return Span(start.line + 1, start.column + 1, max(1, stop - start.column))
+
+
+def _syntax_fault(error: MarkedYAMLError, lines: tuple[str, ...]) -> Fault:
+    mark = error.problem_mark or error.context_mark
+    text = ", ".join(part for part in (error.problem, error.context) if part)
+    if mark is None:
+        return Fault(f"not valid YAML: {text}", _START)
+    if mark.line >= len(lines) and lines:  # the text ended too early: point behind its last character
+        return Fault(f"not valid YAML: {text}", Span(len(lines), len(lines[-1]) + 1, 1))
+    return Fault(f"not valid YAML: {text}", Span(mark.line + 1, mark.column + 1, 1))
+
+
+def _unreadable(text: str, error: ReaderError) -> Fault:
+    """A character that YAML does not allow anywhere; the reader gives its offset, not a mark."""
+    position = min(error.position, len(text))
+    before = text[:position]
+    line = before.count("\n") + 1
+    column = position - (before.rfind("\n") + 1) + 1
+    character = text[position : position + 1]
+    return Fault(f"not valid YAML: the character {character!r} is not allowed", Span(line, column, 1))

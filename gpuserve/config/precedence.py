@@ -1,0 +1,144 @@
+"""What overrides the file: environment variables, then flags. Pure: the environment is an argument.
+
+A variable is ``GPUSERVE_`` and the path to a key, its steps joined by two underscores:
+``GPUSERVE_SERVER__HTTP_PORT``, ``GPUSERVE_MODELS__LINEAR__BATCHING__MAX_QUEUE_DELAY_US``. A model is
+named in capitals, with an underscore for each character that no variable may have. Values are YAML.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuserve.config import schema
+from gpuserve.config.messages import Origin, Problem
+from gpuserve.config.positions import Path, parse_value
+
+PREFIX = "GPUSERVE_"
+_SEPARATOR = "__"
+#: Variables that Kubernetes sets for a Service called gpuserve or gpuserve-…; they are not for us.
+_SERVICE_NAME = re.compile(r"[A-Z0-9_]*(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?)")
+_SERVICE_LINK = re.compile(r"[A-Z0-9_]*PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
+
+
+@dataclass(frozen=True)
+class Override:
+    """A value that replaces the one of the file. ``label`` names what gave it."""
+
+    path: Path
+    value: Any
+    label: str
+    origin: Origin
+
+
+def from_text(path: Path, text: str, label: str, origin: Origin) -> Override:
+    """An override whose value was written as text: as it stands where the schema has text, else YAML."""
+    annotation = schema.annotation_at(path)
+    is_text = annotation is str or typing.get_origin(annotation) is typing.Literal
+    return Override(path, text if is_text else parse_value(text), label, origin)
+
+
+def variable_name(path: Path) -> str:
+    """The environment variable of a key: ``("server", "http_port")`` is GPUSERVE_SERVER__HTTP_PORT."""
+    return PREFIX + _SEPARATOR.join(str(step).upper() for step in path)
+
+
+def from_environment(
+    environ: Mapping[str, str], model_names: Sequence[str]
+) -> tuple[list[Override], list[Problem]]:
+    """The overrides that an environment holds, and the variables that mean nothing."""
+    overrides: list[Override] = []
+    problems: list[Problem] = []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or _is_service_link(name, environ):
+            continue
+        found = _path_of(name.removeprefix(PREFIX), model_names)
+        if isinstance(found, str):
+            problems.append(Problem(name, found, Origin.ENVIRONMENT))
+        else:
+            overrides.append(from_text(found, environ[name], name, Origin.ENVIRONMENT))
+    return overrides, problems
+
+
+def apply(data: Any, overrides: Iterable[Override]) -> Any:
+    """A copy of the data with every override in its place, the later ones on top."""
+    whole = copy.deepcopy(data)
+    for override in overrides:
+        _put(whole, override.path, override.value)
+    return whole
+
+
+def override_of(path: Path, overrides: Sequence[Override]) -> Override | None:
+    """The override that gave the value at a path, or a value that it is in; None for the file's own."""
+    for override in reversed(overrides):
+        if path[: len(override.path)] == override.path:
+            return override
+    return None
+
+
+def _path_of(rest: str, model_names: Sequence[str]) -> Path | str:
+    """The path that a variable's name, without its prefix, stands for; else what is wrong with it."""
+    section, _, key = rest.partition(_SEPARATOR)
+    if section == "MODELS" and key:
+        return _model_path(key, model_names)
+    path: Path = tuple(step.lower() for step in rest.split(_SEPARATOR))
+    if section == "SERVER" and key and schema.annotation_at(path) is not None:
+        return path
+    known = [variable_name(("server", name)) for name in schema.keys_at(("server",))]
+    return f"unknown variable{schema.nearest(PREFIX + rest, known) or f'; known are {known[0]} and its like'}"
+
+
+def _model_path(rest: str, model_names: Sequence[str]) -> Path | str:
+    indices = [
+        index for index, name in enumerate(model_names) if rest.startswith(_capitals(name) + _SEPARATOR)
+    ]
+    if not indices:
+        known = ", ".join(map(_capitals, model_names)) or "none"
+        return f"no model has this name; the models are {known}"
+    longest = max(len(model_names[index]) for index in indices)
+    meant = [index for index in indices if len(model_names[index]) == longest]
+    if len(meant) > 1:
+        return f"it could mean any of the models {', '.join(model_names[index] for index in meant)}"
+    steps = rest[longest + len(_SEPARATOR) :].lower().split(_SEPARATOR)
+    path: Path = ("models", meant[0], *steps)
+    if schema.annotation_at(path) is not None:
+        return path
+    parent = next(path[:end] for end in range(len(path) - 1, 0, -1) if schema.annotation_at(path[:end]))
+    known_keys = schema.keys_at(parent)
+    unknown = str(path[len(parent)])
+    hint = schema.nearest(unknown, known_keys) or f"; known keys are {', '.join(known_keys) or 'none'}"
+    return f"unknown key {unknown!r} of the model {model_names[meant[0]]!r}{hint}"
+
+
+def _capitals(model_name: str) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", model_name.upper())
+
+
+def _is_service_link(name: str, environ: Mapping[str, str]) -> bool:
+    rest = name.removeprefix(PREFIX)
+    if _SEPARATOR in rest:
+        return False
+    if _SERVICE_NAME.fullmatch(rest):
+        return True
+    linked = _SERVICE_LINK.fullmatch(rest) is not None
+    return linked and ("_TCP" in rest or "_UDP" in rest or bool(_SERVICE_URL.fullmatch(environ[name])))
+
+
+def _put(whole: Any, path: Path, value: Any) -> None:
+    """Set one value, making the mappings on the way. What is no mapping or list is left to the schema."""
+    *parents, last = path
+    for step, following in zip(parents, (*parents[1:], last), strict=True):
+        if isinstance(whole, dict):
+            whole = whole.setdefault(step, [] if isinstance(following, int) else {})
+        elif isinstance(whole, list) and isinstance(step, int) and step < len(whole):
+            whole = whole[step]
+        else:
+            return
+    inside = isinstance(whole, list) and isinstance(last, int) and last < len(whole)
+    if isinstance(whole, dict) or inside:
+        whole[last] = value
