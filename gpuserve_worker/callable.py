@@ -178,7 +178,10 @@ def _import_file(file: str, shown: str) -> ModuleType:
     if not os.path.isfile(file):
         raise LoadError(f"{shown} was not found: there is no file {file}")
     name = os.path.basename(file).removesuffix(".py")
-    if name in sys.modules:
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == file:
+        return known
+    if known is not None:
         raise LoadError(f"{shown} has the name of a module that is already in use, {name!r}; rename the file")
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

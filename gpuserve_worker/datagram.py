@@ -75,9 +75,12 @@ def read_spill(fd: int) -> bytes:
 
     It is read and not mapped, so that no peer can take the pages away meanwhile.
     """
-    with open(fd, "rb") as spilled:
-        spilled.seek(0)
-        return spilled.read()
+    try:
+        with open(fd, "rb", closefd=False) as spilled:
+            spilled.seek(0)
+            return spilled.read()
+    finally:
+        os.close(fd)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -25,11 +25,8 @@ _BARE_PATH: Final = re.compile(r"""(?<![\w:/.~'"\\-])/(?:[^\s/'"<>:,;()]+/)*([^\
 def client_text(error: BaseException) -> str:
     """One line of at most ``TEXT_LIMIT`` characters about ``error``, file paths cut to file names."""
     name = type(error).__name__
-    try:
-        text = str(error).strip()
-    except Exception:  # the user's own __str__ may raise anything
-        text = ""
-    line = text.splitlines()[0] if text else name
+    text = _text(error)
+    line = text.splitlines()[0].strip() if text else name
     if isinstance(error, KeyError) and text:
         line = f"{name}: {line}"  # on its own it would be a quoted key and nothing else
     return _without_paths(line[: 4 * TEXT_LIMIT])[:TEXT_LIMIT]
@@ -42,7 +39,7 @@ def failure(text: str) -> WireFailure:
 
 def log_text(error: BaseException) -> str:
     """The class and the message of ``error``, on one line, nothing cut out."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return " ".join(f"{type(error).__name__}: {_text(error)}".split())
 
 
 def log_traceback(error: BaseException) -> str:
@@ -53,6 +50,13 @@ def log_traceback(error: BaseException) -> str:
     while frames is not None and frames.tb_next is not None and _is_ours(frames):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error).strip()
+    except Exception:  # the user's own __str__ may raise anything
+        return ""
 
 
 def _is_ours(frame: TracebackType) -> bool:

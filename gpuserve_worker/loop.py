@@ -14,7 +14,6 @@ is caught nowhere and ends the process with its traceback.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Final, NamedTuple
@@ -53,8 +52,8 @@ class _Front:
         self.mapping = Mapping()
         self.leases = Leases(self._released)
         self.inputs = Inputs(self.mapping, self.leases, read_only=read_only_inputs)
-        # What the machine has is the limit; the front bounds what is in flight.
-        self._arena = Arena(sys.maxsize, self._segment, self._drop)
+        # The front bounds what is in flight; this only stops an answer no machine could hold.
+        self._arena = Arena(_machine_nbytes(), self._segment, self._drop)
         self.writer = OutputWriter(self._arena)
 
     def close(self) -> None:
@@ -75,6 +74,10 @@ class _Front:
         except OSError:
             # This runs wherever an array happens to die; that the peer is gone is the loop's to see.
             pass
+
+
+def _machine_nbytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Outcome(NamedTuple):

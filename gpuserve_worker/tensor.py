@@ -6,17 +6,20 @@ project that pairs a v2 datatype with a numpy type.
 A tensor on the wire is row-major, little-endian, unpadded. BYTES is, for each element in row-major
 order, a little-endian ``uint32`` length and that many bytes (Open Inference Protocol v2, binary
 tensor data extension).
+
+numpy is imported when an array is made, not before: the supervisor, which declares tensors and holds
+none, does without its 17 MB.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 BYTES: Final = "BYTES"
@@ -57,9 +60,7 @@ _DATATYPE_OF_NUMPY: Final[dict[str, str]] = {
     "float64": "FP64",
     "object": "BYTES",
 }
-_NUMPY_OF_DATATYPE: Final[dict[str, np.dtype[Any]]] = {
-    datatype: np.dtype(name) for name, datatype in _DATATYPE_OF_NUMPY.items() if name != "bfloat16"
-}
+_NUMPY_OF_DATATYPE: Final[dict[str, str]] = {datatype: name for name, datatype in _DATATYPE_OF_NUMPY.items()}
 #: Words people write for a byte-string tensor.
 _BYTES_WORDS: Final = frozenset({"bytes", "object", "string", "str", "bytes_", "type_string"})
 
@@ -76,6 +77,7 @@ class TensorSpec(NamedTuple):
     optional: bool = False
 
 
+@functools.lru_cache(maxsize=32)
 def numpy_dtype(datatype: str) -> np.dtype[Any]:
     """The numpy type of a v2 datatype; ``object`` for BYTES.
 
@@ -83,12 +85,14 @@ def numpy_dtype(datatype: str) -> np.dtype[Any]:
         ImportError: BF16 without ``ml_dtypes`` installed.
         KeyError: the datatype is not one of ``ITEMSIZE``.
     """
+    import numpy as np
+
     if datatype == BF16:
         from ml_dtypes import bfloat16  # only models that use BF16 pay for the import
 
-        dtype: np.dtype[Any] = np.dtype(bfloat16)
-        return dtype
-    return _NUMPY_OF_DATATYPE[datatype]
+        brain: np.dtype[Any] = np.dtype(bfloat16)
+        return brain
+    return np.dtype(_NUMPY_OF_DATATYPE[datatype])
 
 
 def datatype_of(dtype: Any) -> str:
@@ -106,8 +110,10 @@ def datatype_of(dtype: Any) -> str:
             return word.upper()
         if dtype.lower() in _BYTES_WORDS:
             return BYTES
-        if dtype == "bfloat16":
-            return BF16
+        if dtype in _DATATYPE_OF_NUMPY:
+            return _DATATYPE_OF_NUMPY[dtype]
+    import numpy as np
+
     try:
         resolved = np.dtype(dtype)
     except TypeError:
@@ -139,7 +145,7 @@ def encode_bytes(elements: Iterable[Any]) -> bytes:
         if isinstance(element, str):
             element = element.encode()
         elif not isinstance(element, bytes):
-            if not isinstance(element, (bytearray, memoryview, np.bytes_)):
+            if not isinstance(element, (bytearray, memoryview)):
                 raise TypeError(
                     f"a BYTES tensor holds bytes or str, but an element is {type(element).__name__}"
                 )
@@ -195,6 +201,8 @@ def check_bytes(data: memoryview | bytes, count: int) -> str | None:
 
 def bytes_array(data: memoryview | bytes, shape: Sequence[int]) -> NDArray[np.object_]:
     """A BYTES payload as an object array of ``bytes`` of the given shape."""
+    import numpy as np
+
     count = element_count(shape)
     array = np.empty(count, dtype=object)
     array[:] = decode_bytes(data, count)

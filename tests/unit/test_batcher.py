@@ -272,6 +272,15 @@ def test_b8_when_the_delay_has_run_out_best_does_not_count() -> None:
     assert model.run_all() == [6]
 
 
+def test_b8_when_the_delay_has_run_out_max_batch_size_still_counts() -> None:
+    model = Model(instances=0, delay_us=1000)
+    model.submit(5)
+    model.submit(4)
+    model.at_us = 1000
+    model.scheduler.instance_up("late")
+    assert model.run_all() == [5, 4]
+
+
 # ---- late binding ---------------------------------------------------------------------------
 
 
@@ -483,6 +492,16 @@ def test_expired_requests_leave_the_queue_nearest_deadline_first() -> None:
     assert model.must_next().requests == [kept, without]
 
 
+def test_a_request_that_expires_inside_a_waiting_batch_is_not_sent_with_it() -> None:
+    model = Model(delay_us=1000)
+    first, expiring, last = model.submit(), model.submit(timeout_us=500), model.submit()
+    assert model.next() is None
+    model.at_us = 500
+    assert model.scheduler.expire(model.now) == [expiring]
+    model.at_us = 1000
+    assert model.must_next().requests == [first, last]
+
+
 def test_nothing_runs_after_its_deadline_even_if_expire_was_forgotten() -> None:
     model = Model()
     request = model.submit(timeout_us=100)
@@ -546,8 +565,7 @@ def test_requests_of_a_dead_instance_run_again_first_alone_and_in_order() -> Non
 
 def test_requests_of_several_dead_instances_run_again_by_age() -> None:
     model = Model(instances=2, max_batch_size=2)
-    for model.at_us in range(4):
-        model.submit()
+    model.submit_many(4)
     older, younger = model.must_next().requests, model.must_next().requests
     assert model.scheduler.instance_down("i1") == []
     assert model.scheduler.instance_down("i0") == []

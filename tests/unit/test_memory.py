@@ -130,13 +130,6 @@ def test_the_limit_is_kept_and_empty_segments_make_room(borrower: Borrower) -> N
     arena.close()
 
 
-def test_an_impossible_size_is_out_of_memory(borrower: Borrower) -> None:
-    arena = Arena(1 << 62, borrower.segment, borrower.drop)
-    with pytest.raises(OutOfMemory):
-        arena.allocate(1 << 60)
-    assert arena.statistics().segments == 0
-
-
 def test_an_array_outlives_the_segment(arena: Arena, borrower: Borrower) -> None:
     block = arena.allocate(64)
     block.view[:] = b"\x07" * 64

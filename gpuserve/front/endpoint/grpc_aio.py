@@ -4,6 +4,7 @@ conformance tests. The same service, codec and RPC table as ``grpc_asgi``; only 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -86,8 +87,11 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
                 response.close()
 
     async def _health_watch(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
+        # grpc.aio cancels this coroutine when the client goes away; nothing else ends it.
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         async with _status(context):
-            async for reply in grpc_rpcs.health_changes(self._service, grpc_rpcs.health_service(body)):
+            name = grpc_rpcs.health_service(body)
+            async for reply in grpc_rpcs.health_changes(self._service, name, gone):
                 yield reply
 
 

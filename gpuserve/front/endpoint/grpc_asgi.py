@@ -91,15 +91,9 @@ class GrpcDoor:
         timeout_s = call.timeout_s
         if timeout_s is not None and (request.timeout_s is None or timeout_s < request.timeout_s):
             request.timeout_s = timeout_s
-        waiting = self._watch.add(call.receive)
-        try:
-            response = await self._service.infer(request)
-        except asyncio.CancelledError:
-            if waiting.gone:
-                return
-            raise
-        finally:
-            waiting.finish()
+        response = await self._watch.answer(self._service.submit(request), call.receive)
+        if response is None:
+            return
         try:
             pieces = grpc_codec.encode_infer_response(response, framed=True)
             if len(pieces) == 1 and type(pieces[0]) is bytes:
@@ -166,14 +160,12 @@ class GrpcDoor:
         body = await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
         name = grpc_rpcs.health_service(bytes(unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES)))
         await call.send(_START)
-        waiting = self._watch.add(call.receive)
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._watch.add(gone, call.receive)
         try:
-            async for reply in grpc_rpcs.health_changes(self._service, name):
+            async for reply in grpc_rpcs.health_changes(self._service, name, gone):
                 data = frame(len(reply)) + reply
                 await call.send({"type": "http.response.body", "body": data, "more_body": True})
-        except asyncio.CancelledError:
-            if not waiting.gone:
-                raise
         finally:
             waiting.finish()
 

@@ -98,22 +98,33 @@ def health_service(body: bytes) -> str:
     return name.decode("utf-8", "replace")
 
 
-async def health_changes(service: InferenceService, name: str) -> AsyncIterator[bytes]:
-    """The health of a service now, and again whenever it changes; for ever."""
+async def health_changes(
+    service: InferenceService, name: str, gone: asyncio.Future[None]
+) -> AsyncIterator[bytes]:
+    """The health of a service now, and again whenever it changes, until ``gone`` is done."""
     changed = asyncio.Event()
     unwatch = service.watch(changed.set)
-    said: Any = None
+    said: bytes | None = None
     try:
-        while True:
+        while not gone.done():
             serving = service.health(name)
             reply = _SERVICE_UNKNOWN if serving is None else grpc_messages.health(serving)
             if reply != said:
                 said = reply
                 yield reply
-            await changed.wait()
+            await _either(changed, gone)
             changed.clear()
     finally:
         unwatch()
+
+
+async def _either(changed: asyncio.Event, gone: asyncio.Future[None]) -> None:
+    waiting = asyncio.ensure_future(changed.wait())
+    either: set[asyncio.Future[Any]] = {waiting, gone}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
 
 
 def _varint(body: bytes, position: int) -> tuple[int, int]:

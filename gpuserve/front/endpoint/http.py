@@ -79,15 +79,9 @@ class HttpDoor:
     async def _infer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
         request, form = await self._read_request(route, headers, receive)
-        waiting = self._watch.add(receive)
-        try:
-            response = await self._service.infer(request)
-        except asyncio.CancelledError:
-            if waiting.gone:
-                return
-            raise
-        finally:
-            waiting.finish()
+        response = await self._watch.answer(self._service.submit(request), receive)
+        if response is None:
+            return
         try:
             answer_headers, pieces = http_codec.encode_infer_response(response, form)
             coding = http_encoding.negotiate(headers.get(b"accept-encoding", b"").decode("latin-1"))

@@ -13,7 +13,7 @@ from gpuserve.errors import InvalidArgument, NotFound
 from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.v2 import IndexEntry, InferRequest, InferResponse
 from gpuserve.front.metrics import MetricsPage, ModelMetrics
-from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.front.scheduler.driver import ModelDriver, PendingRequest
 from gpuserve.model import ModelSpec
 from gpuserve_worker.memory import Block
 
@@ -121,6 +121,10 @@ class InferenceService:
             RequestError: see ``ModelDriver.infer``; NotFound where the model does not exist.
         """
         return await self.model(request.model_name, request.model_version).infer(request)
+
+    def submit(self, request: InferRequest) -> PendingRequest:
+        """Queue one request, to be awaited by its ``answer``; raises as ``infer``."""
+        return self.model(request.model_name, request.model_version).submit(request)
 
     def allocate(self, model_name: str, nbytes: int) -> Block | None:
         """Memory in the model's arena for a large input whose bytes arrive; None: keep it on the heap."""

@@ -96,7 +96,7 @@ class BatchFormer:
         self._max_rows = max_batch_size
         self._preferred = frozenset(batching.preferred_batch_sizes or (max_batch_size,))
         self._largest_preferred = max(self._preferred)
-        self._delay_s = batching.max_queue_delay_us / 1e6 if self.merges else 0.0
+        self._delay_s = batching.max_queue_delay_us / 1e6
         self._taken: list[QueuedRequest] = []
         self._rows = 0
 

@@ -37,10 +37,11 @@ PATIENCE_S = 5.0
 class PendingRequest(QueuedRequest):
     """A request in the scheduler, with its answer to come and the blocks that its body lies in."""
 
-    __slots__ = ("answer", "blocks", "request", "timer")
+    __slots__ = ("answer", "blocks", "driver", "request", "timer")
 
     def __init__(
         self,
+        driver: ModelDriver,
         request: InferRequest,
         checked: CheckedRequest,
         answer: asyncio.Future[Any],
@@ -48,10 +49,15 @@ class PendingRequest(QueuedRequest):
         retriable: bool,
     ) -> None:
         super().__init__(checked.rows, checked.nbytes, checked.merge_key, None, None, retriable)
+        self.driver = driver
         self.request = request
         self.answer = answer
         self.blocks = blocks
         self.timer: asyncio.TimerHandle | None = None
+
+    def take_back(self) -> None:
+        """Nobody waits for the answer any more."""
+        self.driver.take_back(self)
 
 
 class _Flight:
@@ -122,15 +128,20 @@ class ModelDriver:
         Raises:
             RequestError: the request is wrong, refused, late, or the callable failed.
         """
-        pending = self._submit(request)
+        pending = self.submit(request)
         try:
             response: InferResponse = await pending.answer
         except asyncio.CancelledError:
-            self._take_back(pending)
+            pending.take_back()
             raise
         return response
 
-    def _submit(self, request: InferRequest) -> PendingRequest:
+    def submit(self, request: InferRequest) -> PendingRequest:
+        """Queue one request; its ``answer`` is awaited, and ``take_back()`` gives it up.
+
+        Raises:
+            RequestError: the request is wrong or refused.
+        """
         blocks = [one.data for one in request.inputs if isinstance(one.data, Block)]
         try:
             checked = self.check.check(request)
@@ -139,7 +150,7 @@ class ModelDriver:
             # A body in place is seen by the callable itself: it can be run again only if the
             # callable could not write to it.
             retriable = not blocks or self.spec.read_only_inputs
-            pending = PendingRequest(request, checked, self._loop.create_future(), blocks, retriable)
+            pending = PendingRequest(self, request, checked, self._loop.create_future(), blocks, retriable)
             self.scheduler.submit(pending, time.monotonic())
         except RequestError as error:
             self._free(blocks)
@@ -150,7 +161,8 @@ class ModelDriver:
         self._pump_soon()
         return pending
 
-    def _take_back(self, pending: PendingRequest) -> None:
+    def take_back(self, pending: PendingRequest) -> None:
+        """Its client went away: out of the queue, or its result is dropped."""
         if self.scheduler.cancel(pending):
             self._settle(pending)
         self.metrics.cancelled()
@@ -178,6 +190,8 @@ class ModelDriver:
             pending.timer = None
         self._free(pending.blocks)
         pending.blocks = []
+        # The scheduler may refer to a request for a while after it is through; not to its body.
+        pending.request.inputs.clear()
 
     def free(self, blocks: list[Block]) -> None:
         """Take back blocks of a request that was never submitted."""

@@ -1,0 +1,204 @@
+"""What an import path or a pickle leads to, and the sentence when it leads nowhere."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from gpuserve.decorators import batch
+from gpuserve_worker.callable import Kind, LoadError, build, kind_of, locate
+
+MODELS = Path(__file__).parent.parent / "models"
+
+
+@pytest.fixture(autouse=True)
+def modules() -> Iterator[None]:
+    """Modules and import paths are as before: a worker loads once, this process often."""
+    modules, paths = dict(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - set(modules):
+        del sys.modules[name]
+    sys.path[:] = paths
+    importlib.invalidate_caches()
+
+
+def load(path: str, base_dir: Path = MODELS, device: str = "cuda:1", **kwargs: Any) -> Any:
+    source = {"path": path, "base_dir": str(base_dir), "kwargs": kwargs}
+    return build(locate(source), source, device)
+
+
+def pickled(value: Any, **kwargs: Any) -> Any:
+    source = {"pickle": cloudpickle.dumps(value), "kwargs": kwargs}
+    return build(locate(source), source, "cpu")
+
+
+def answer(inference_callable: Any) -> tuple[float, str]:
+    (response,) = inference_callable([{}])
+    return float(response["y"][0, 0]), str(response["device"][0, 0])
+
+
+def test_a_class_is_made_with_its_kwargs_and_the_device() -> None:
+    assert answer(load("loads.py:Scale", factor=2.0)) == (2.0, "cuda:1")
+    assert answer(load("loads.py:Scale", factor=2.0, device="cpu")) == (2.0, "cpu")
+
+
+def test_a_factory_is_called() -> None:
+    assert answer(load("loads.py:make", factor=3.0)) == (3.0, "cuda:1")
+    assert answer(load("loads.py:make")) == (1.0, "cuda:1")
+
+
+@pytest.mark.parametrize("path", ["loads.py:scale", "loads.py:scale.method"])
+def test_an_object_and_its_method_are_taken_as_they_are(path: str) -> None:
+    assert answer(load(path)) == (4.0, "none")
+
+
+@pytest.mark.parametrize("path", ["loads.py:plain", "loads.py:takes_device_input", "echo.py:raw"])
+def test_a_function_over_requests_is_no_factory(path: str) -> None:
+    found = load(path)
+    assert found is getattr(sys.modules[path.split(".")[0]], path.split(":")[1])
+
+
+def test_a_module_by_name_beside_the_config() -> None:
+    assert answer(load("loads:make", factor=3.0)) == (3.0, "cuda:1")
+
+
+def test_a_file_in_a_folder_finds_its_neighbours(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "the_neighbour.py").write_text("def call(requests): return 5")
+    (folder / "my-model.py").write_text("from the_neighbour import call")
+    assert load("folder/my-model.py:call", tmp_path)([]) == 5
+
+
+def test_a_module_is_registered_so_that_its_classes_pickle() -> None:
+    scale = load("loads.py:Scale", factor=2.0)
+    assert sys.modules["loads"].Scale is type(scale)
+
+
+def test_pickles() -> None:
+    offset = 3
+    assert pickled(lambda requests: requests + offset)(4) == 7
+    assert pickled(functools.partial(int, base=2))("11") == 3
+
+    class Local:
+        def __call__(self, requests: Any) -> Any:
+            return requests
+
+    assert pickled(Local())(5) == 5
+    assert pickled(Local)(5) == 5
+
+
+def test_a_decorated_callable_survives_pickling_as_one_that_takes_batches() -> None:
+    from gpuserve_worker.request import accepts_batch
+
+    @batch
+    def call(x: Any) -> Any:
+        return [x]
+
+    assert accepts_batch(pickled(call))
+
+
+FAILURES = {
+    "no attribute given": ("loads.py", "'loads.py' is no import path: expected file.py:attribute or"),
+    "no file": ("absent.py:x", "absent.py was not found: there is no file"),
+    "no module": ("absent_module:x", "module 'absent_module' was not found: there is no module"),
+    "no submodule": ("json.absent:x", "module 'json.absent' was not found: there is no module 'json.absent'"),
+    "a missing dependency": (
+        "broken_import.py:x",
+        "importing broken_import.py raised ModuleNotFoundError: No module named 'a_package_that_is_not_installed'",
+    ),
+    "the same by name": ("broken_import:x", "importing broken_import raised ModuleNotFoundError: No module"),
+    "a wrong name": ("loads.py:Scael", "loads.py has no attribute 'Scael'; did you mean 'Scale' or 'scale'?"),
+    "a wrong method": ("loads.py:scale.metod", "has no attribute 'scale.metod'; did you mean 'method'?"),
+    "a number": ("loads.py:number", "loads.py:number is an object of type int, which cannot be called"),
+    "an instance": ("loads.py:Nothing", "loads.py:Nothing returned an object of type Nothing, which cannot be"),
+    "a factory of numbers": ("loads.py:make_number", "returned an object of type int, which cannot be called"),
+    "a failing factory": ("loads.py:make_failing", "make_failing raised RuntimeError: no weights for cuda:1"),
+    "a factory that exits": ("loads.py:make_exit", "loads.py:make_exit raised SystemExit: 5"),
+    "too few arguments": ("loads.py:Scale", "loads.py:Scale raised TypeError:"),
+    "async": ("loads.py:coroutine", "loads.py:coroutine is an async function: async inference callables are not"),
+    "decorated async": ("loads.py:batched_coroutine", "is an async function"),
+    "generator": ("loads.py:generator", "is a generator: decoupled models, which answer by yielding, are not"),
+}
+
+
+@pytest.mark.parametrize(("path", "text"), FAILURES.values(), ids=FAILURES)
+def test_what_cannot_be_loaded_is_told_in_one_line(path: str, text: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        load(path)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_traceback_is_the_users_and_only_where_user_code_ran() -> None:
+    with pytest.raises(LoadError) as caught:
+        load("loads.py:make_failing")
+    assert 'loads.py", line' in caught.value.traceback
+    assert "gpuserve_worker" not in caught.value.traceback
+    with pytest.raises(LoadError) as caught:
+        load("loads.py:number")
+    assert caught.value.traceback == ""
+
+
+@pytest.mark.parametrize("path", ["echo.py:batched", "loads.py:scale", "loads.py:plain"])
+def test_kwargs_for_what_is_called_as_it_is(path: str) -> None:
+    with pytest.raises(LoadError, match="takes no kwargs, but 'a', 'b' were given"):
+        load(path, a=1, b=2)
+
+
+def test_a_generator_is_no_factory() -> None:
+    def generated(device: str) -> Any:
+        yield device
+
+    with pytest.raises(LoadError, match="is a generator, which cannot be a factory"):
+        pickled(generated)
+
+
+def test_a_file_may_not_take_the_name_of_a_module_in_use(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(LoadError, match=r"json\.py has the name of a module that is already in use, 'json'"):
+        load("json.py:x", tmp_path)
+    assert hasattr(sys.modules["json"], "dumps")
+
+
+def test_a_file_that_fails_leaves_no_module(tmp_path: Path) -> None:
+    (tmp_path / "half_done.py").write_text("x = 1\n1 / 0\n")
+    with pytest.raises(LoadError, match=r"importing half_done\.py raised ZeroDivisionError"):
+        load("half_done.py:x", tmp_path)
+    assert "half_done" not in sys.modules
+
+
+def test_a_spoiled_pickle() -> None:
+    with pytest.raises(LoadError, match="unpickling the inference callable raised"):
+        locate({"pickle": b"\x80\x04nonsense"})
+
+
+async def stream() -> Any:
+    yield 1
+
+
+class AsyncCall:
+    async def __call__(self, requests: Any) -> Any:
+        return requests
+
+
+@pytest.mark.parametrize(
+    ("inference_callable", "kind"),
+    [
+        (len, Kind.PLAIN),
+        (AsyncCall(), Kind.COROUTINE),
+        (AsyncCall().__call__, Kind.COROUTINE),
+        (stream, Kind.ASYNC_GENERATOR),
+        (batch(stream), Kind.ASYNC_GENERATOR),
+    ],
+    ids=str,
+)
+def test_kinds(inference_callable: Any, kind: Kind) -> None:
+    assert kind_of(inference_callable) is kind

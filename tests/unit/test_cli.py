@@ -1,0 +1,355 @@
+"""The command line: its verbs, what goes to stdout, and every exit status but those of a running server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuserve import __version__
+from gpuserve.cli.app import exit_code_of, run
+from gpuserve.cli.callable_target import CallableFlags, is_callable_path, load_callable
+from gpuserve.cli.client_command import client_command
+from gpuserve.cli.exit_codes import MEANINGS, ExitCode
+from gpuserve.cli.startup_view import LogView, TableView, ready_text
+from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.schema import ServerEntry
+from gpuserve.errors import DeviceError, GpuserveError, StartupError
+from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve_worker.tensor import TensorSpec
+
+MODEL_FILE = """\
+from gpuserve import Tensor
+
+print("printed by user code")
+
+
+class Linear:
+    def __init__(self, features, device="cpu"):
+        raise RuntimeError("a check makes no model")
+
+
+def predict(requests):
+    return requests
+
+
+predict.inputs = [Tensor(name="x", dtype="float32", shape=(-1,)), Tensor((1,), bytes, optional=True)]
+predict.outputs = [Tensor(name="y", dtype="float32", shape=(-1,))]
+predict.max_batch_size = 8
+number = 3
+"""
+CONFIG = """\
+models:
+  - name: linear
+    callable: model.py:Linear
+    kwargs: {features: 30}
+    inputs: [{name: x, dtype: float32, shape: [-1]}]
+    outputs: [{name: y, dtype: float32, shape: [-1]}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with a model and its config; no variable of the caller's counts."""
+    monkeypatch.chdir(tmp_path)
+    for name in [one for one in os.environ if one.startswith("GPUSERVE_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "model.py").write_text(MODEL_FILE)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+
+
+def spec(*inputs: TensorSpec, max_batch_size: int = 0) -> ModelSpec:
+    instance = InstanceSpec("cpu#0", "cpu", {})
+    return ModelSpec("m", inputs, (TensorSpec("y", "FP32", (-1,)),), max_batch_size, (instance,))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["version"]) == ExitCode.OK
+    assert run(["--version"]) == ExitCode.OK
+    assert run(["version", "--json"]) == ExitCode.OK
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == second == f"gpuserve {__version__}"
+    assert json.loads(third)["gpuserve"] == __version__
+
+
+def test_schema_is_data_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema"]) == ExitCode.OK
+    out, err = capsys.readouterr()
+    assert json.loads(out)["title"] == "ConfigFile"
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-h"], ["serve", "-h"], ["check", "--help"], ["schema", "-h"], ["version", "-h"]]
+)
+def test_help_has_examples_and_exit_codes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "Example" in out
+    for text in MEANINGS.values():
+        assert text in out
+
+
+def test_help_of_serve_has_every_default_and_variable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["serve", "--help"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    for key, field in ServerEntry.model_fields.items():
+        assert f"GPUSERVE_SERVER__{key.upper()} " in out
+        assert str(field.default) in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["serve"],
+        ["serve", "config.yaml", "--nonsense"],
+        ["serve", "absent"],
+        ["serve", "config.yaml", "--name", "m"],
+        ["serve", "config.yaml", "--http-port", "abc"],
+        ["serve", "config.yaml", "--http-port", "70000"],
+        ["serve", "config.yaml", "--log-format", "xml"],
+        ["serve", "model.py:Linear"],
+        ["serve", "model.py:predict", "--input", "x:float32"],
+        ["serve", "model.py:predict", "--instances", "0"],
+        ["serve", "model.py:predict", "--instances", "many"],
+        ["serve", "model.py:predict", "--device", "gpu"],
+    ],
+)
+def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+
+
+def test_a_wrong_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["serve", "model.py:Linear", "--input", "x:float3:-1", "--output", "y:FP32:1", "--http-port", "x"])
+    told = sorted(capsys.readouterr().err.splitlines())
+    assert told[0] == "--http-port: expected an integer, given the string 'x'"
+    assert told[1].startswith("--input x:float3:-1: models[0].inputs[0].dtype: expected a dtype")
+
+
+def test_a_wrong_variable_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSERVE_SERVER__HTTP_PORT", "abc")
+    monkeypatch.setenv("GPUSERVE_SERVER__HOSTT", "abc")
+    assert run(["serve", "config.yaml"]) == ExitCode.BAD_CONFIG
+    assert capsys.readouterr().err.splitlines() == [
+        "GPUSERVE_SERVER__HOSTT: unknown variable; did you mean 'GPUSERVE_SERVER__HOST'?",
+        "GPUSERVE_SERVER__HTTP_PORT: expected an integer, given the string 'abc'",
+    ]
+
+
+def test_a_bad_file_is_shown_with_a_caret(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.yaml").write_text(CONFIG + "    max_batch_sise: 3\n")
+    for verb in ("serve", "check"):
+        assert run([verb, "config.yaml"]) == ExitCode.BAD_CONFIG
+        assert capsys.readouterr().err == (
+            "config.yaml:7:5: unknown key 'max_batch_sise' in models[0]; did you mean 'max_batch_size'?\n"
+            "  7 |     max_batch_sise: 3\n"
+            "    |     ^^^^^^^^^^^^^^\n"
+        )
+
+
+def test_check_imports_in_another_process(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", "config.yaml"]) == ExitCode.OK
+    out, err = capfd.readouterr()
+    assert out == "linear: cpu#0\nconfig.yaml is valid\n"
+    assert "printed by user code" in err
+    assert "model" not in sys.modules
+
+
+def test_check_shows_all_problems(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("dies.py").write_text("import os\nos._exit(7)\n")
+    tensors = "inputs: [{name: x, dtype: FP32, shape: []}], outputs: [{name: y, dtype: FP32, shape: []}]"
+    entries = [
+        "name: a, callable: 'model.py:absent'",
+        "name: b, callable: 'model.py:number'",
+        "name: c, callable: 'dies.py:x'",
+        "name: d, callable: 'model.py:Linear', kwargs: {colour: 1}",
+        "name: e, callable: 'model.py:predict', instances: [{device: 'cuda:999'}]",
+    ]
+    Path("config.yaml").write_text(
+        "models:\n" + "".join(f"  - {{{entry}, {tensors}}}\n" for entry in entries)
+    )
+    assert run(["check", "config.yaml", "--json"]) == ExitCode.BAD_CONFIG
+    result = json.loads(capfd.readouterr().out)
+    told = [(problem["line"], problem["message"]) for problem in result["problems"]]
+    expected = [
+        (2, "has no attribute 'absent'"),
+        (3, "is int and cannot be called"),
+        (4, "ended the process with exit status 7"),
+        (5, "cannot be made with these kwargs"),
+        (6, "no device 'cuda:999'"),
+    ]
+    assert result["ok"] is False
+    assert len(told) == len(expected)
+    for (line, message), (expected_line, part) in zip(told, expected, strict=True):
+        assert line == expected_line
+        assert part in message
+
+
+@pytest.mark.parametrize("verb", ["check", "serve"])
+def test_an_absent_device(verb: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("config.yaml").write_text(CONFIG + "    instances: [{device: 'cuda:999'}]\n")
+    assert run([verb, "config.yaml"]) == ExitCode.NO_SUCH_DEVICE
+    err = capfd.readouterr().err
+    assert "config.yaml:7:26: model 'linear': this machine has no device 'cuda:999', only cpu" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigProblems([]), ExitCode.USAGE),
+        (StartupError("x"), ExitCode.STARTUP_FAILURE),
+        (DeviceError("x"), ExitCode.NO_SUCH_DEVICE),
+        (GpuserveError("x"), ExitCode.RUNTIME_FAILURE),
+    ],
+)
+def test_errors_have_exit_codes(error: GpuserveError, code: ExitCode) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_the_module_is_the_script() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuserve", "check", "absent.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (ExitCode.BAD_CONFIG, "")
+    assert done.stderr == "absent.yaml: cannot be read: no such file or directory\n"
+
+
+def test_the_command_line_imports_no_server_parts() -> None:
+    program = "import sys, gpuserve.cli.app as a; a.build_app(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "gpuserve.cli.serve" in loaded
+    assert not loaded & {
+        "rich",
+        "grpc",
+        "zmq",
+        "asyncio",
+        "h2corn",
+        "gpuserve.supervisor.supervisor",
+    }
+
+
+def test_a_callable_declares_itself() -> None:
+    configuration = load_callable("model.py:predict", CallableFlags(), [], {})
+    (model,) = configuration.models
+    assert (model.name, model.max_batch_size) == ("predict", 8)
+    assert model.inputs == (TensorSpec("x", "FP32", (-1,)), TensorSpec("INPUT_2", "BYTES", (1,), True))
+    assert model.outputs == (TensorSpec("y", "FP32", (-1,)),)
+    assert model.instances[0].source == {
+        "path": "model.py:predict",
+        "base_dir": os.getcwd(),
+        "kwargs": {},
+    }
+
+
+def test_flags_describe_a_callable() -> None:
+    flags = CallableFlags("m", ["a:b:FP16:2,-1", "n:int8:"], ["o:bytes:1"], 4, ["cuda:0", "cpu"], 2)
+    (model,) = load_callable("model.py:Linear", flags, [], {"GPUSERVE_MODELS__LINEAR__VERSION": "3"}).models
+    assert model.inputs == (TensorSpec("a:b", "FP16", (2, -1)), TensorSpec("n", "INT8", ()))
+    assert model.outputs == (TensorSpec("o", "BYTES", (1,)),)
+    assert (model.name, model.max_batch_size, model.version) == ("m", 4, 3)
+    assert [one.name for one in model.instances] == ["cuda:0#0", "cuda:0#1", "cpu#0", "cpu#1"]
+
+
+@pytest.mark.parametrize(
+    ("target", "known"),
+    [("model.py:f", True), ("pkg.mod:C.f", True), ("config.yaml", False), ("a/b.py:f", True), ("x", False)],
+)
+def test_which_targets_are_callables(target: str, known: bool) -> None:
+    assert is_callable_path(target) is known
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_log_line_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gpuserve")
+    clock, shown = Clock(), []
+    view = LogView(shown.append, clock)
+    view.instance_changed("m", "cpu#0", "cpu", "LOADING", "importing")
+    clock.now_s = 2.5
+    view.instance_changed("m", "cpu#0", "cpu", "READY", "")
+    view.instance_changed("m", "cpu#0", "cpu", "WAITING", "")
+    view.server_ready({"http": "http://h:1"})
+    assert caplog.messages == ["importing", "ready after 2.5 s"]
+    assert shown == [{"http": "http://h:1"}]
+
+
+def test_the_table_counts_seconds_until_ready() -> None:
+    clock, shown = Clock(), []
+    view = TableView(LogView(shown.append, clock), clock)
+    view.open()
+    try:
+        view.instance_changed("a", "cpu#0", "cpu", "LOADING", "importing")
+        view.instance_changed("b", "cpu#0", "cpu", "LOADING", "importing")
+        clock.now_s = 1.5
+        view.instance_changed("a", "cpu#0", "cpu", "READY", "")
+        clock.now_s = 4.0
+        columns = [list(column.cells) for column in view.table().columns]
+    finally:
+        view.close()
+    assert columns[3:] == [["ready", "importing"], ["1.5", "4.0"]]
+    view.server_ready({})
+    assert shown == [{}]
+
+
+def test_a_small_request_is_a_curl_command() -> None:
+    addresses = {"http": "http://h:1", "grpc": "h:2"}
+    model = spec(TensorSpec("x", "FP32", (2,)), TensorSpec("s", "BYTES", (-1,)), max_batch_size=4)
+    command = shlex.split(str(client_command(addresses, model)))
+    assert command[:4] == ["curl", "-s", "http://h:1/v2/models/m/infer", "-d"]
+    assert json.loads(command[4]) == {
+        "inputs": [
+            {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 1.0]},
+            {"name": "s", "shape": [1, 1], "datatype": "BYTES", "data": ["hello"]},
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("addresses", "dims", "datatype", "part"),
+    [
+        ({"http": "http://h:1", "grpc": "h:2"}, (3, 224, 224), "UINT8", "np.ones([3, 224, 224], np.uint8)"),
+        ({"http": "http://h:1"}, (1,), "BF16", "np.ones([1], np.float32)"),
+        ({"grpc": "h:2"}, (1,), "BOOL", "np.ones([1], np.bool)"),
+    ],
+)
+def test_any_other_request_is_a_python_command(
+    addresses: dict[str, str], dims: tuple[int, ...], datatype: str, part: str
+) -> None:
+    command = shlex.split(str(client_command(addresses, spec(TensorSpec("x", datatype, dims)))))
+    assert command[:2] == ["python3", "-c"]
+    compile(command[2], "command", "exec")
+    assert part in command[2]
+
+
+def test_the_addresses_are_shown_when_ready() -> None:
+    shown = ready_text(
+        {"grpc": "h:2", "metrics": "http://h:3/metrics"}, [spec(TensorSpec("x", "FP32", (1,)))]
+    )
+    assert shown.startswith("Ready.\n  gRPC     h:2\n  metrics  http://h:3/metrics\n")
+    assert client_command({}, spec(TensorSpec("x", "FP32", (1,)))) is None

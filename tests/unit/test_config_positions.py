@@ -1,0 +1,101 @@
+"""YAML with positions: plain data, spans, and everything that can be wrong with the text."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuserve.config.positions import Span, YamlSyntaxError, parse, parse_value
+
+
+def test_builds_yaml_1_2() -> None:
+    text = "a: no\nb: 0o17\nc: [1, 2.5, true, null, '5']\nd: 2020-01-01\ne:\n"
+    document = parse(text)
+    assert document.faults == ()
+    assert document.data == {"a": "no", "b": 15, "c": [1, 2.5, True, None, "5"], "d": "2020-01-01", "e": None}
+
+
+def test_spans_of_keys_and_values() -> None:
+    document = parse("models:\n  - name: linear\n    batching: {delay: 2}\n    queue:\n")
+    assert document.span_of_value(("models", 0, "name")) == Span(2, 11, 6)
+    assert document.span_of_key(("models", 0, "batching", "delay")) == Span(3, 16, 5)
+    assert document.span_of_value(("models", 0, "batching")) == Span(3, 15, 10)
+    assert document.span_of_value(("models", 0)) == Span(2, 5, 12)
+
+
+def test_span_of_a_missing_path_is_its_nearest_ancestor() -> None:
+    document = parse("models:\n  - name: linear\n")
+    assert document.span_of_value(("models", 0, "inputs", 3)) == document.span_of_value(("models", 0))
+
+
+def test_span_of_an_empty_value_is_its_key() -> None:
+    assert parse("server:\nmodels: []\n").span_of_value(("server",)) == Span(1, 1, 6)
+
+
+def test_all_duplicate_keys_are_found() -> None:
+    document = parse("a: 1\nb: {x: 1, x: 2}\na: 2\n")
+    assert [(fault.span.line, fault.text) for fault in document.faults] == [
+        (2, "key 'x' is already given in line 2"),
+        (3, "key 'a' is already given in line 1"),
+    ]
+    assert document.data == {"a": 1, "b": {"x": 1}}
+
+
+def test_merge_keys_and_aliases() -> None:
+    document = parse("base: &base {a: 1, b: 2}\nchild: {<<: *base, b: 3}\n")
+    assert document.data["child"] == {"a": 1, "b": 3}
+    assert document.span_of_value(("child", "a")) == Span(1, 17, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ("a: [1,\n", 1, 7),
+        ("a: b: c\n", 1, 5),
+        ("\ta: 1\n", 1, 1),
+        ("a: 1\n---\nb: 2\n", 2, 1),
+        ("a: 1\nb: \x00\n", 2, 4),
+        ("a: *x\n", 1, 4),
+        ("a: 'open\n", 1, 9),
+    ],
+)
+def test_syntax_errors_have_a_place(text: str, line: int, column: int) -> None:
+    with pytest.raises(YamlSyntaxError) as caught:
+        parse(text)
+    assert "not valid YAML" in caught.value.fault.text
+    assert caught.value.fault.span[:2] == (line, column)
+
+
+def test_deep_nesting_is_an_error_and_no_crash() -> None:
+    with pytest.raises(YamlSyntaxError, match="nested too deeply"):
+        parse("[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: !thing x\n", "the tag !thing is not supported"),
+        ("a: !!int x\n", "'x' is no int"),
+        ("1: x\n", "a key must be a string"),
+        ("a: &a [*a]\n", "an alias cannot stand inside the value it names"),
+        ("<<: 3\n", "'<<' takes a mapping"),
+    ],
+)
+def test_faults(text: str, told: str) -> None:
+    faults = parse(text).faults
+    assert len(faults) == 1
+    assert told in faults[0].text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("9000", 9000),
+        ("null", None),
+        ("[8, 16]", [8, 16]),
+        ("a", "a"),
+        ("[8,", "[8,"),
+        ("{a: 1, a: 2}", "{a: 1, a: 2}"),
+    ],
+)
+def test_a_single_value(text: str, value: object) -> None:
+    assert parse_value(text) == value

@@ -1,0 +1,54 @@
+"""A client is told of an exception in one line without a path; the log is told everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuserve_worker.failure import TEXT_LIMIT, client_text, log_text, log_traceback
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("bad shape (1, 2)"), "bad shape (1, 2)"),
+        (ValueError("first\nsecond"), "first"),
+        (ValueError("\n  first  \nsecond"), "first"),
+        (ValueError(), "ValueError"),
+        (KeyError("name"), "KeyError: 'name'"),
+        (Unprintable(), "Unprintable"),
+        (ValueError("x" * 10_000), "x" * TEXT_LIMIT),
+        (FileNotFoundError(2, "No such file", "/models/a b/w.bin"), "[Errno 2] No such file: 'w.bin'"),
+        (ValueError("cannot read /srv/models/w.bin: spoiled"), "cannot read w.bin: spoiled"),
+        (ValueError("in (/srv/w.bin), \"/srv/x y/v\""), "in (w.bin), \"v\""),
+        (ValueError("1/2 and a/b, 3 / 4"), "1/2 and a/b, 3 / 4"),
+        (ValueError("see https://example.org/docs/page"), "see https://example.org/docs/page"),
+        (ValueError("/" * 50_000), "/" * TEXT_LIMIT),
+        (ValueError("/a" * 50_000), None),
+    ],
+    ids=range(14),
+)
+def test_the_text_for_the_client(error: Exception, text: str | None) -> None:
+    shown = client_text(error)
+    assert "\n" not in shown
+    assert len(shown) <= TEXT_LIMIT
+    if text is not None:
+        assert shown == text
+
+
+def test_the_log_has_the_class_the_message_and_the_cause() -> None:
+    try:
+        try:
+            raise KeyError("/srv/w.bin")
+        except KeyError as cause:
+            raise ValueError("first\nsecond") from cause
+    except ValueError as error:
+        assert log_text(Unprintable()) == "Unprintable:"
+        assert log_text(error) == "ValueError: first second"
+        traceback = log_traceback(error)
+    assert __file__ in traceback
+    assert "KeyError: '/srv/w.bin'" in traceback

@@ -1,0 +1,358 @@
+"""What a callable may answer, what it may not and in which words, and how answers are laid out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gpuserve_worker import wire
+from gpuserve_worker.memory import Arena, OutOfMemory
+from gpuserve_worker.outputs import Answers, OutputError, OutputRules, OutputWriter
+from gpuserve_worker.request import BatchedOutputs, Request
+from gpuserve_worker.tensor import ITEMSIZE, TensorSpec, decode_bytes, element_count, numpy_dtype
+
+Y = TensorSpec("y", "FP32", (-1,))
+LABEL = TensorSpec("label", "BYTES", (1,))
+
+
+class Front:
+    """A writer over an arena of 1 GiB, and what a front would make of what it wrote."""
+
+    def __init__(self, limit_nbytes: int = 1 << 30) -> None:
+        self.arena = Arena(limit_nbytes, lambda *_: None, lambda _: None)
+        self.writer = OutputWriter(self.arena)
+
+    def array(self, tensor: wire.WireTensor) -> Any:
+        data = tensor.payload
+        if isinstance(data, wire.Ref):
+            data = bytes(self.writer._blocks[data.segment, data.offset].view)
+        if tensor.datatype == "BYTES":
+            flat = np.empty(element_count(tensor.shape), object)
+            flat[:] = decode_bytes(data, element_count(tensor.shape))
+            return flat.reshape(tensor.shape)
+        return np.ndarray(tensor.shape, numpy_dtype(tensor.datatype), data)
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    front = Front()
+    yield front
+    front.arena.close()
+
+
+def requests(*rows: int, asked: tuple[str, ...] = ()) -> list[Any]:
+    return [(one, {}, asked) for one in rows]
+
+
+def rules(*specs: TensorSpec, batching: bool = True, strict: bool = False) -> OutputRules:
+    return OutputRules("m", specs or (Y,), batching=batching, strict=strict)
+
+
+def floats(*shape: int, dtype: Any = np.float32) -> Any:
+    return np.arange(np.prod(shape), dtype=np.float64).reshape(shape).astype(dtype)
+
+
+def whole(front: Front, answers: Answers) -> dict[str, Any]:
+    outputs, responses = front.writer.write(answers)
+    assert responses is None
+    return {one.name: front.array(one) for one in outputs or ()}
+
+
+def each(front: Front, answers: Answers) -> list[Any]:
+    outputs, responses = front.writer.write(answers)
+    assert outputs is None
+    return [
+        one if isinstance(one, wire.WireFailure) else {t.name: front.array(t) for t in one}
+        for one in responses or ()
+    ]
+
+
+# ---- what is accepted -----------------------------------------------------------------------
+
+
+def test_batched_outputs_are_sent_as_they_are(front: Front) -> None:
+    answers = rules().check(BatchedOutputs({"y": floats(3, 2)}, (1, 2)), requests(1, 2))
+    np.testing.assert_array_equal(whole(front, answers)["y"], floats(3, 2))
+
+
+def test_one_mapping_for_each_request_is_joined(front: Front) -> None:
+    answers = rules().check([{"y": floats(1, 2)}, {"y": floats(2, 2)}], requests(1, 2))
+    expected = np.concatenate([floats(1, 2), floats(2, 2)])
+    np.testing.assert_array_equal(whole(front, answers)["y"], expected)
+
+
+def test_answers_of_different_widths_stay_apart(front: Front) -> None:
+    answers = rules().check([{"y": floats(1, 2)}, {"y": floats(1, 3)}], requests(1, 1))
+    assert [one["y"].shape for one in each(front, answers)] == [(1, 2), (1, 3)]
+
+
+def test_answers_with_different_outputs_stay_apart(front: Front) -> None:
+    z = TensorSpec("z", "FP32", (-1,))
+    answers = rules(Y, z).check([{"y": floats(1, 2)}, {"z": floats(1, 2)}], requests(1, 1))
+    assert [list(one) for one in each(front, answers)] == [["y"], ["z"]]
+
+
+def test_an_exception_object_fails_its_own_request(front: Front) -> None:
+    answers = rules().check([ValueError("not /etc/passwd"), {"y": floats(1, 2)}], requests(1, 1))
+    failed, answered = each(front, answers)
+    assert failed == wire.WireFailure("INTERNAL", "not passwd")
+    assert list(answered) == ["y"]
+
+
+def test_returned_requests_stand_for_their_data_and_map_by_position(front: Front) -> None:
+    answers = rules().check([Request({"x": floats(1, 2)}), Request({"x": floats(1, 2)})], requests(1, 1))
+    assert whole(front, answers)["y"].shape == (2, 2)
+
+
+def test_undeclared_outputs_are_dropped(front: Front) -> None:
+    answers = rules().check([{"y": floats(1, 2), "debug": object()}], requests(1))
+    assert list(whole(front, answers)) == ["y"]
+
+
+def test_a_declared_output_may_be_left_out(front: Front) -> None:
+    answers = rules(Y, LABEL).check([{"y": floats(1, 2)}], requests(1))
+    assert list(whole(front, answers)) == ["y"]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_requested_output_may_not_be_left_out(front: Front, batched: bool) -> None:
+    data = {"y": floats(1, 2)}
+    asked = requests(1, asked=("label",))
+    answers = rules(Y, LABEL).check(BatchedOutputs(data, (1,)) if batched else [data], asked)
+    (failed,) = each(front, answers)
+    assert isinstance(failed, wire.WireFailure)
+    assert "returned no output 'label', which the request asks for" in failed.text
+
+
+def test_outputs_nobody_asked_for_are_not_sent_nor_looked_at(front: Front) -> None:
+    asked = requests(1, asked=("y",))
+    answers = rules(Y, LABEL).check([{"y": floats(1, 2), "label": object()}], asked)
+    assert list(whole(front, answers)) == ["y"]
+
+
+def test_one_asks_for_less_than_another(front: Front) -> None:
+    data = BatchedOutputs({"y": floats(2, 2), "label": np.array([["a"], ["b"]])}, (1, 1))
+    asked = [*requests(1, asked=("y",)), *requests(1)]
+    assert list(whole(front, rules(Y, LABEL).check(data, asked))) == ["y", "label"]
+
+
+@pytest.mark.parametrize("datatype", sorted(set(ITEMSIZE) - {"BYTES"}))
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
+def test_every_datatype_and_shape(front: Front, datatype: str, shape: tuple[int, ...]) -> None:
+    value = floats(*shape, dtype=numpy_dtype(datatype))
+    spec = TensorSpec("y", datatype, (-1,) * len(shape))
+    checked = rules(spec, batching=False, strict=True).check([{"y": value}], requests(1))
+    (answered,) = each(front, checked)
+    assert answered["y"].dtype == numpy_dtype(datatype)
+    np.testing.assert_array_equal(answered["y"], value)
+
+
+BYTES_VALUES = {
+    "objects": np.array([[b"a\x00"], ["é"]], dtype=object),
+    "fixed bytes": np.array([[b"a"], [b"bc"]]),
+    "str": np.array([["a"], ["é"]]),
+    "lists": [["a"], [b"a\x00"]],
+    "numpy bytes": np.array([[np.bytes_(b"a")], [bytearray(b"b")]], dtype=object),
+}
+
+
+@pytest.mark.parametrize("value", BYTES_VALUES.values(), ids=BYTES_VALUES)
+def test_byte_strings(front: Front, value: Any) -> None:
+    answers = rules(LABEL, strict=True).check([{"label": value}], requests(2))
+    expected = [one.encode() if isinstance(one, str) else bytes(one) for row in value for one in row]
+    assert whole(front, answers)["label"].ravel().tolist() == expected
+
+
+class Foreign:
+    """A tensor of another library."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        if isinstance(self._array, Exception):
+            raise self._array
+        return self._array
+
+
+VALUES = {
+    "float64": floats(1, 3, dtype=np.float64),
+    "int": floats(1, 3, dtype=np.int64),
+    "bool": np.array([[False, True, True]]),
+    "bfloat16": floats(1, 3, dtype=ml_dtypes.bfloat16),
+    "big-endian": floats(1, 3, dtype=">f4"),
+    "not contiguous": floats(3, 1).T,
+    "reversed": floats(1, 3)[:, ::-1],
+    "broadcast": np.broadcast_to(np.float32(1), (1, 3)),
+    "objects": np.array([[0, 1.5, True]], dtype=object),
+    "list": [[0, 1, 2]],
+    "foreign": Foreign(floats(1, 3)),
+    "read-only": np.frombuffer(floats(1, 3).tobytes(), np.float32).reshape(1, 3),
+    "masked": np.ma.masked_array(floats(1, 3)),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("copies", [1, 2], ids=["alone", "joined"])
+def test_whatever_is_numbers_is_cast_to_the_declared_type(front: Front, value: Any, copies: int) -> None:
+    answers = rules().check([{"y": value}] * copies, requests(*[1] * copies))
+    array = whole(front, answers)["y"]
+    assert array.dtype == np.float32
+    np.testing.assert_array_equal(array, np.concatenate([np.asarray(value, np.float32)] * copies))
+
+
+def test_a_nan_becomes_some_integer_without_a_warning(front: Front) -> None:
+    spec = TensorSpec("y", "INT32", (-1,))
+    answers = rules(spec).check([{"y": np.array([[np.nan, 2.7]])}], requests(1))
+    assert whole(front, answers)["y"][0, 1] == 2
+
+
+@pytest.mark.parametrize("value", [2.5, 2, True, np.float64(2.5)], ids=repr)
+def test_scalars(front: Front, value: Any) -> None:
+    checked = rules(TensorSpec("y", "FP32", ()), batching=False).check([{"y": value}], requests(1))
+    assert each(front, checked)[0]["y"] == value
+
+
+def test_strict_takes_python_numbers_as_the_declared_type(front: Front) -> None:
+    answers = rules(strict=True).check([{"y": [[1.5, 2]]}], requests(1))
+    assert whole(front, answers)["y"].tolist() == [[1.5, 2]]
+
+
+def test_strict_takes_another_byte_order(front: Front) -> None:
+    answers = rules(strict=True).check([{"y": floats(1, 3, dtype=">f4")}], requests(1))
+    np.testing.assert_array_equal(whole(front, answers)["y"], floats(1, 3))
+
+
+# ---- what is refused ------------------------------------------------------------------------
+
+ONE = {"y": floats(1, 2)}
+REFUSED: dict[str, tuple[Any, str]] = {
+    "None": (None, "must return a list with one mapping of output names to arrays for each request, but returned NoneType"),
+    "a mapping": (ONE, "for each request, but returned dict"),
+    "a string": ("y", "but returned str"),
+    "a generator": ((one for one in [ONE]), "but returned generator"),
+    "an array": (floats(1, 2), "but returned ndarray"),
+    "too many": ([ONE, ONE], "returned 2 responses for 1 request"),
+    "too few": ([], "returned 0 responses for 1 request"),
+    "no mapping": ([floats(1, 2)], "must be a mapping of output names to arrays, but one is ndarray"),
+    "a name that is none": ([{1: floats(1, 2)}], "is named 1: names must be str"),
+    "only unknown names": (
+        [{"a": 1, "b": 2}],
+        "None of the returned outputs 'a', 'b' is declared; model 'm' declares 'y'",
+    ),
+    "no array": ([{"y": None}], "Output 'y' of model 'm' must be an array, but the callable returned NoneType"),
+    "a dict inside": ([{"y": {"a": 1}}], "must be an array, but the callable returned dict"),
+    "a ragged list": ([{"y": [[1], [1, 2]]}], "cannot be made an array"),
+    "an unwilling tensor": (
+        [{"y": Foreign(TypeError("can't convert cuda:0 device type tensor to numpy"))}],
+        "Output 'y' of model 'm' cannot be made an array: can't convert cuda:0 device type tensor to numpy",
+    ),
+    "too many rows": ([{"y": floats(2, 1)}], "must have 1 row on its first axis, as its input has, but its shape is (2, 1)"),
+    "no rows": ([{"y": np.float32(1)}], "but its shape is ()"),
+    "strings": ([{"y": np.array([["1"]])}], "must be FP32 (float32), but the callable returned an array of str"),
+    "complex": ([{"y": np.array([[1j]])}], "returned an array of complex128"),
+    "dates": ([{"y": np.array([["2020-01-01"]], "M8[D]")}], "returned an array of datetime64[D]"),
+    "objects that are no numbers": ([{"y": np.array([[object()]])}], "returned an array of object"),
+    "None in a list": ([{"y": [["a", None]]}], "returned an array of object"),
+}
+
+
+@pytest.mark.parametrize(("result", "text"), REFUSED.values(), ids=REFUSED)
+def test_nonsense_is_refused_with_a_sentence(result: Any, text: str) -> None:
+    with pytest.raises(OutputError, match=re.escape(text)):
+        rules().check(result, requests(1))
+
+
+def test_rows_of_batched_outputs_are_those_of_the_batch() -> None:
+    with pytest.raises(OutputError, match="must have 3 rows"):
+        rules().check(BatchedOutputs({"y": floats(2, 2)}, (1, 2)), requests(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (floats(1, 1), "must be BYTES (bytes or str), but the callable returned an array of float32"),
+        (np.array([[1]], object), "a BYTES tensor holds bytes or str, but an element is int"),
+        ([[None]], "an element is NoneType"),
+    ],
+    ids=["numbers", "objects", "None"],
+)
+def test_what_is_no_byte_string(value: Any, text: str) -> None:
+    with pytest.raises(OutputError, match=re.escape(text)):
+        rules(LABEL).check([{"label": value}], requests(1))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"z": 1}, "Output 'z' is not declared; model 'm' declares 'y'"),
+        ({"y": floats(1, 2), "z": 1}, "Output 'z' is not declared"),
+        ({"y": floats(1, 2, dtype=np.float64)}, "must be FP32 (float32), but the callable returned an array of float64"),
+        ({"y": floats(1)}, "must have shape (-1,) without the batch axis, but the callable returned ()"),
+        ({"y": floats(1, 2, 2)}, "must have shape (-1,) without the batch axis, but the callable returned (2, 2)"),
+    ],
+    ids=["by position", "surplus", "dtype", "rank", "higher rank"],
+)
+def test_strict_refuses_what_is_not_declared(data: Any, text: str) -> None:
+    with pytest.raises(OutputError, match=re.escape(text)):
+        rules(strict=True).check([data], requests(1))
+
+
+def test_strict_checks_each_dimension() -> None:
+    spec = TensorSpec("y", "FP32", (3, -1))
+    with pytest.raises(OutputError, match=re.escape("must have shape (3, -1), but the callable returned (2, 5)")):
+        rules(spec, batching=False, strict=True).check([{"y": floats(2, 5)}], requests(1))
+
+
+# ---- where the bytes go ---------------------------------------------------------------------
+
+
+def test_small_outputs_travel_in_the_message(front: Front) -> None:
+    outputs, _ = front.writer.write(rules().check([{"y": floats(1, 4096)}], requests(1)))
+    assert outputs is not None
+    assert len(outputs[0].payload) == wire.INLINE_NBYTES
+    assert front.arena.statistics().allocated == 0
+
+
+def test_large_outputs_lie_in_the_arena_until_the_front_has_read_them(front: Front) -> None:
+    outputs, _ = front.writer.write(rules().check([{"y": floats(1, 4097)}], requests(1)))
+    assert outputs is not None
+    ref = outputs[0].payload
+    assert isinstance(ref, wire.Ref)
+    np.testing.assert_array_equal(front.array(outputs[0]), floats(1, 4097))
+    front.writer.free([(ref.segment, ref.offset)])
+    assert front.arena.statistics().blocks == 0
+
+
+@pytest.mark.parametrize("value", [np.asfortranarray(floats(60, 80, dtype=">f8")), floats(80, 60).T], ids=["fortran", "view"])
+def test_any_layout_is_written_in_row_major_order(front: Front, value: Any) -> None:
+    answers = rules().check([{"y": value}], requests(60))
+    np.testing.assert_array_equal(whole(front, answers)["y"], value)
+    assert front.arena.statistics().blocks == 1
+
+
+def test_many_byte_strings(front: Front) -> None:
+    values = [np.array([[bytes([i]) * 3000]], object) for i in range(8)]
+    answers = rules(LABEL).check([{"label": one} for one in values], requests(*[1] * 8))
+    assert whole(front, answers)["label"].ravel().tolist() == [bytes([i]) * 3000 for i in range(8)]
+    assert front.arena.statistics().blocks == 1
+
+
+def test_nothing_is_kept_when_there_is_no_memory() -> None:
+    front = Front(limit_nbytes=20 << 20)
+    specs = (Y, TensorSpec("z", "FP32", (-1,)))
+    data = {"y": floats(1, 10_000), "z": np.broadcast_to(np.float32(1), (1, 1 << 30))}
+    with pytest.raises(OutOfMemory):
+        front.writer.write(rules(*specs).check([data], requests(1)))
+    assert front.arena.statistics().blocks == 0
+    front.arena.close()
+
+
+def test_a_block_that_is_not_held_cannot_be_freed(front: Front) -> None:
+    with pytest.raises(KeyError):
+        front.writer.free([(0, 64)])
