@@ -26,8 +26,10 @@ def main(argv: list[str]) -> int:
     libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_NBYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_NBYTES)
     faulthandler.enable()
-    # The whole foreground group gets a terminal's Ctrl-C; only the supervisor acts on it.
+    # A terminal's Ctrl-C goes to the whole foreground group, a service manager's SIGTERM to the whole
+    # control group; only the supervisor acts on them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control_fd = int(argv[1])
     os.set_inheritable(control_fd, False)
 

@@ -12,6 +12,7 @@ import socket
 import time
 from typing import Any
 
+from gpuserve.errors import NotFound
 from gpuserve.front.endpoint.asgi import Doors
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.grpc_asgi import GrpcDoor
@@ -53,10 +54,11 @@ class Front:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._control.fileno(), self._hear)
         await self._quit.wait()
-        for transport in self._transports:
-            await transport.stop()
+        # Whoever was not finished in time is told so while there still is a connection.
         for driver in list(self._service.models()):
             driver.close()
+        for transport in self._transports:
+            await transport.stop()
 
     # ---- the supervisor's word ------------------------------------------------------------
 
@@ -85,10 +87,12 @@ class Front:
                 if driver is not None:
                     driver.close()
             case messages.InstanceUp(model, instance, _):
-                self._instance_up(model, instance, socket.socket(fileno=fds[0]), fds[1])
+                self._instance_up(model, instance, fds)
             case messages.InstanceDown(model, instance, reason, restart_in_s):
-                self._service.model(model).instance_down(instance, reason, restart_in_s)
-                self._service.changed()
+                driver = self._driver(model)
+                if driver is not None:
+                    driver.instance_down(instance, reason, restart_in_s)
+                    self._service.changed()
             case messages.Serving():
                 self._service.serving()
             case messages.Drain(timeout_s):
@@ -138,8 +142,18 @@ class Front:
         driver = ModelDriver(spec, self._settings.max_arena_nbytes, metrics)
         self._service.add_model(driver)
 
-    def _instance_up(self, model: str, instance: str, sock: socket.socket, pidfd: int) -> None:
-        driver = self._service.model(model)
+    def _driver(self, model: str) -> ModelDriver | None:
+        try:
+            return self._service.model(model)
+        except NotFound:  # removed while its workers were still starting or dying
+            return None
+
+    def _instance_up(self, model: str, instance: str, fds: list[int]) -> None:
+        driver = self._driver(model)
+        if driver is None:
+            datagram.close_all(fds)
+            return
+        sock, pidfd = socket.socket(fileno=fds[0]), fds[1]
 
         def on_down(link: WorkerLink, reason: str) -> None:
             driver.instance_down(link.instance, reason)

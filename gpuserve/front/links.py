@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
+import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +15,10 @@ from typing import Final
 from gpuserve_worker import datagram, wire
 from gpuserve_worker.memory import Mapping
 
+logger = logging.getLogger(__name__)
+
+#: A worker whose link ended is about to die; one that lives on after this long is ended.
+_LINGER_S: Final = 1.0
 #: As many messages are read in one go before other work of the loop gets its turn.
 _BURST: Final = 16
 
@@ -19,8 +26,9 @@ _BURST: Final = 16
 class WorkerLink:
     """One worker, as the front knows it: its link, and the mapping of its output arena.
 
-    ``on_message`` is given every message of this epoch; ``on_down`` is called once when the worker
-    is gone, told by its pidfd or by the end of the link, whichever is first.
+    ``on_message`` is given every message of this epoch; ``on_down`` is called once when the process is
+    dead. That is told by its pidfd alone, because what a batch was lent may be used again only when
+    nobody can touch it any more: a worker that closes its link or breaks the protocol is killed first.
     """
 
     def __init__(
@@ -44,17 +52,19 @@ class WorkerLink:
         self._buffer = memoryview(bytearray(datagram.MAX_DATAGRAM_NBYTES))
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._broken = False
+        self._reason = "its process died"
 
     def open(self) -> None:
         """Take the link over: nothing but the answer to this ``Attach`` is listened to first."""
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock.fileno(), self._read)
-        self._loop.add_reader(self._pidfd, self._down, "its process died")
+        self._loop.add_reader(self._pidfd, self._on_died)
         self.send(wire.Attach(self._epoch))
 
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
         """Send, or queue while the worker's socket is full. Descriptors stay the caller's."""
-        if self._closed:
+        if self._closed or self._broken:
             return
         data = wire.encode(message)
         if not self._outbox:
@@ -63,8 +73,9 @@ class WorkerLink:
                 return
             except BlockingIOError:
                 self._loop.add_writer(self._sock.fileno(), self._flush)
-            except OSError:
-                return  # the pidfd tells
+            except OSError as error:
+                self._break(f"it cannot be sent to: {error}", _LINGER_S)
+                return
         self._outbox.append((data, [os.dup(fd) for fd in fds]))
 
     def close(self) -> None:
@@ -83,9 +94,23 @@ class WorkerLink:
         os.close(self._pidfd)
         self.outputs.close()
 
-    def _down(self, reason: str) -> None:
+    def _on_died(self) -> None:
         if not self._closed:
-            self._on_down(self, reason)
+            self._on_down(self, self._reason)
+
+    def _break(self, reason: str, linger_s: float) -> None:
+        """Nothing is heard from this worker any more but its death, which is made sure of."""
+        self._broken = True
+        self._reason = reason
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._loop.call_later(linger_s, self._kill)
+
+    def _kill(self) -> None:
+        if not self._closed:
+            logger.error("instance %s is ended: %s", self.instance, self._reason)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _flush(self) -> None:
         while self._outbox:
@@ -94,8 +119,9 @@ class WorkerLink:
                 datagram.send(self._sock, data, fds)
             except BlockingIOError:
                 return
-            except OSError:
-                break
+            except OSError as error:
+                self._break(f"it cannot be sent to: {error}", _LINGER_S)
+                return
             self._outbox.popleft()
             for fd in fds:
                 os.close(fd)
@@ -103,7 +129,7 @@ class WorkerLink:
 
     def _read(self) -> None:
         for _ in range(_BURST):
-            if self._closed:
+            if self._closed or self._broken:
                 return
             try:
                 data, fds = datagram.receive(self._sock, self._buffer)
@@ -112,12 +138,15 @@ class WorkerLink:
             except OSError:
                 data, fds = b"", []
             if not data:
-                self._down("its link ended")
+                datagram.close_all(fds)
+                self._break("its link ended", _LINGER_S)
                 return
             try:
                 self._heard(wire.decode(data), fds)
-            except (wire.WireError, ValueError) as error:
-                self._down(f"it broke the protocol: {error}")
+            except (wire.WireError, ValueError, TypeError, LookupError) as error:
+                # The fields of a message are as untrusted as its tag: user code runs in that process.
+                logger.exception("instance %s broke the protocol", self.instance)
+                self._break(f"it broke the protocol: {error}", 0.0)
                 return
             finally:
                 for fd in fds:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any, Final, Protocol, cast
 
 from gpuserve.front.endpoint.asgi import Application
+
+logger = logging.getLogger(__name__)
 
 #: Streams of one connection at once. More wait in the client; requests of more are queued anyway.
 MAX_CONCURRENT_STREAMS: Final = 4096
@@ -46,6 +49,7 @@ class H2cornTransport:
         config = h2corn.Config(
             bind=tuple(f"fd://{fd}" for fd in self._listener_fds),
             grpc=True,
+            runtime_threads=_io_threads(),
             lifespan="off",
             access_log=False,
             log_format="json" if self._log_format == "json" else "text",
@@ -57,15 +61,31 @@ class H2cornTransport:
         with _quiet_stderr():
             self._serving = asyncio.get_running_loop().create_task(self._server.serve())
             started = asyncio.ensure_future(self._server.wait_started())
-            await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
+        if self._serving in done:
+            started.cancel()
+            await self._serving
         await started
+        self._serving.add_done_callback(self._on_ended)
 
     async def stop(self) -> None:
         """Close the connections; in-flight requests were finished before."""
         if self._server is not None and self._serving is not None:
+            self._serving.remove_done_callback(self._on_ended)
             self._server.shutdown()
             with contextlib.suppress(RuntimeError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._serving, CLOSE_TIMEOUT_S + 1.0)
+
+    def _on_ended(self, serving: asyncio.Task[None]) -> None:
+        """Without its server a front is of no use; the supervisor starts another."""
+        error = None if serving.cancelled() else serving.exception()
+        logger.critical("the server of the endpoint ended by itself", exc_info=error)
+        os._exit(1)
+
+
+def _io_threads() -> int:
+    """On two cores a second I/O thread takes from the loop and the workers what it gives."""
+    return 1 if len(os.sched_getaffinity(0)) <= 2 else 2
 
 
 @contextlib.contextmanager

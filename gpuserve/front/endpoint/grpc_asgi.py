@@ -24,6 +24,7 @@ from gpuserve.front.endpoint.grpc_framing import (
     read_prefix,
     unary_message,
 )
+from gpuserve.front.endpoint.response_body import send_body
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.endpoint.status import STATUS
 from gpuserve.front.endpoint.v2 import InferRequest
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 #: Bodies from this size on are copied into the arena chunk by chunk.
 INGEST_NBYTES: Final = 64 * 1024
-#: What one ``send`` of a large output copies.
-SEND_NBYTES: Final = 1 << 20
 _CONTENT_TYPE: Final = (b"content-type", b"application/grpc")
 _ACCEPT: Final = (b"grpc-accept-encoding", ACCEPTED_ENCODINGS.replace(" ", "").encode())
 _START: Final = {
@@ -101,7 +100,9 @@ class GrpcDoor:
                 await call.send({"type": "http.response.body", "body": pieces[0], "more_body": False})
                 await call.send(_OK)
             else:
-                await _send_pieces(call.send, pieces)
+                await call.send(_START)
+                await send_body(call.send, pieces)
+                await call.send(_OK)
         finally:
             response.close()
 
@@ -204,17 +205,6 @@ async def _read_rest(receive: Receive, body: bytes, limit_nbytes: int) -> bytes:
             raise ResourceExhausted(f"the request body is over the limit of {limit_nbytes} bytes")
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-async def _send_pieces(send: Send, pieces: list[bytes | memoryview]) -> None:
-    await send(_START)
-    for piece in pieces:
-        view = memoryview(piece)
-        for start in range(0, len(view), SEND_NBYTES):
-            part = bytes(view[start : start + SEND_NBYTES])
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-    await send(_OK)
 
 
 async def _refuse(send: Send, error: RequestError) -> None:

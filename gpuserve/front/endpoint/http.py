@@ -12,6 +12,7 @@ from gpuserve.front.endpoint import http_bodies, http_codec, http_encoding, rout
 from gpuserve.front.endpoint.asgi import Receive, Scope, Send
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.http_header import OutputForm
+from gpuserve.front.endpoint.response_body import send_body
 from gpuserve.front.endpoint.routes import Endpoint, Refusal, Route
 from gpuserve.front.endpoint.service import EXTENSIONS, InferenceService
 from gpuserve.front.endpoint.status import STATUS
@@ -22,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 #: The bodies of all endpoints but inference are a few names at most.
 SMALL_BODY_NBYTES: Final = 4 << 20
-#: What one ``send`` of a large output copies.
-SEND_NBYTES: Final = 1 << 20
 _METRICS_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 
@@ -87,7 +86,8 @@ class HttpDoor:
             coding = http_encoding.negotiate(headers.get(b"accept-encoding", b"").decode("latin-1"))
             if coding != http_encoding.IDENTITY:
                 answer_headers, pieces = http_encoding.compress(coding, answer_headers, pieces)
-            await _send_pieces(send, answer_headers, pieces)
+            await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
+            await send_body(send, pieces)
         finally:
             response.close()
 
@@ -234,18 +234,3 @@ async def _send(send: Send, answer: Answer) -> None:
     status, headers, body = answer
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def _send_pieces(
-    send: Send, headers: list[tuple[bytes, bytes]], pieces: list[bytes | memoryview]
-) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    if len(pieces) == 1 and isinstance(pieces[0], bytes):
-        await send({"type": "http.response.body", "body": pieces[0], "more_body": False})
-        return
-    for piece in pieces:
-        view = memoryview(piece)
-        for start in range(0, len(view), SEND_NBYTES):
-            part = bytes(view[start : start + SEND_NBYTES])
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -92,6 +92,8 @@ class ModelDriver:
         self.arena = Arena(max_arena_nbytes, self._announce_segment, self._announce_drop)
         self._batched = spec.max_batch_size > 0
         self._links: dict[str, WorkerLink] = {}
+        #: When the next start of each instance that is down is due; past while it loads.
+        self._due_at: dict[str, float] = {}
         self._flights: dict[int, _Flight] = {}
         #: Blocks that a worker still looks at after its batch was answered.
         self._lent: dict[int, tuple[WorkerLink, list[Block]]] = {}
@@ -337,6 +339,7 @@ class ModelDriver:
     def instance_up(self, link: WorkerLink) -> None:
         """A worker is there; it may be given batches at once."""
         self._unavailable = ""
+        self._due_at.pop(link.instance, None)
         link.open()
         for segment, fd, nbytes in self.arena.segments():
             link.send(wire.Segment(segment, nbytes), [fd])
@@ -350,8 +353,16 @@ class ModelDriver:
         link = self._links.pop(instance, None)
         if link is not None:
             self._lose(link, reason)
-        if restart_in_s is not None and restart_in_s > PATIENCE_S and not self._links:
+        if restart_in_s is not None:
+            self._due_at[instance] = self._loop.time() + restart_in_s
+        if not self._links and self._none_is_due():
             self._give_up(f"model {self.spec.name!r} has no live instance: its last one died")
+
+    def _none_is_due(self) -> bool:
+        """Whether every instance is known to be down for longer than a request should wait."""
+        patient_until = self._loop.time() + PATIENCE_S
+        down = sum(due_at > patient_until for due_at in self._due_at.values())
+        return down == len(self.spec.instances)
 
     def _lose(self, link: WorkerLink, reason: str) -> None:
         instance = self.metrics.instance(link.instance)
