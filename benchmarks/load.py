@@ -1,0 +1,185 @@
+"""The load generators: one run of h2load or wrk against one server, as a ``LoadResult``.
+
+Both are C programs on one thread, faster than any server here. A run in which any request failed is no
+result: it raises. h2load does not read grpc-status, and an error over gRPC is an HTTP 200 without a body, so
+the bytes that came back are checked against the size of the right answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from benchmarks.payloads import INFER, Payload
+from benchmarks.servers import Ports
+
+_WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
+_GRACE_S = 30.0  # for a generator to end after its time
+
+
+class LoadFailed(Exception):
+    """A run had failed requests, wrong answers, or did not run at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """One run. Latencies are None where the generator was not asked for them."""
+
+    requests: int
+    requests_per_s: float
+    mean_latency_s: float | None = None
+    median_latency_s: float | None = None
+
+
+class Load(Protocol):
+    """A way of loading a server. ``program`` is needed on PATH; Debian and Ubuntu have it in ``package``."""
+
+    program: ClassVar[str]
+    package: ClassVar[str]
+
+    @property
+    def payload(self) -> Payload:
+        """The tensor of each request."""
+
+    def run(self, ports: Ports, seconds: float, answer_nbytes: int) -> LoadResult:
+        """Load the server for this long.
+
+        Args:
+            answer_nbytes: size of the body of a right gRPC answer.
+
+        Raises:
+            LoadFailed: not every request was answered right.
+        """
+
+
+def missing(load: Load) -> str | None:
+    """Why this load cannot be made here; None when it can."""
+    if shutil.which(load.program):
+        return None
+    return f"{load.program} is not on PATH (apt install {load.package})"
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcLoad:
+    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request."""
+
+    payload: Payload
+    connections: int
+    streams: int
+    latency: bool = False
+    program: ClassVar[str] = "h2load"
+    package: ClassVar[str] = "nghttp2-client"
+
+    def run(self, ports: Ports, seconds: float, answer_nbytes: int) -> LoadResult:
+        """One h2load run; see ``Load``."""
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            log = Path(folder) / "requests.log"
+            output = _output(self._command(ports, seconds, Path(folder), log), seconds)
+            parsed = parse_h2load(output, answer_nbytes, self.connections * self.streams)
+            if not self.latency:
+                return parsed
+            times_s = [int(line.split("\t")[2]) / 1e6 for line in log.read_text().splitlines()]
+        return LoadResult(
+            parsed.requests, parsed.requests_per_s, statistics.fmean(times_s), statistics.median(times_s)
+        )
+
+    def _command(self, ports: Ports, seconds: float, folder: Path, log: Path) -> list[str]:
+        return [
+            *(self.program, "-t", "1", "-c", str(self.connections), "-m", str(self.streams)),
+            *("-D", f"{round(seconds * 1000)}ms", "-d", str(self.payload.write_grpc_body(folder))),
+            *("-H", "content-type: application/grpc", "-H", "te: trailers"),
+            *(("--log-file", str(log)) if self.latency else ()),
+            f"http://127.0.0.1:{ports.grpc}{INFER}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLoad:
+    """wrk: one request in flight on each of ``connections``, HTTP/1.1, binary tensors."""
+
+    payload: Payload
+    connections: int
+    program: ClassVar[str] = "wrk"
+    package: ClassVar[str] = "wrk"
+
+    def run(self, ports: Ports, seconds: float, answer_nbytes: int) -> LoadResult:
+        """One wrk run; see ``Load``. wrk counts whole seconds, so the time is rounded up."""
+        del answer_nbytes  # an error over HTTP has a status of its own
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            body, json_nbytes = self.payload.write_http_body(Path(folder))
+            command = [
+                *(self.program, "-t", "1", "-c", str(self.connections), "-d", f"{-int(-seconds // 1)}s"),
+                *("-s", str(_WRK_SCRIPT), f"http://127.0.0.1:{ports.http}/v2/models/echo/infer"),
+                *("--", str(body), str(json_nbytes)),
+            ]
+            return parse_wrk(_output(command, seconds))
+
+
+def parse_h2load(output: str, answer_nbytes: int, in_flight: int) -> LoadResult:
+    """What h2load printed.
+
+    Raises:
+        LoadFailed: a request failed, or the answers together have not the size of right ones.
+    """
+    rate = _numbers(r"finished in [^,]+, ([\d.]+) req/s", output)[0]
+    counts = _numbers(
+        r"requests: (\d+) total, \d+ started, (\d+) done, (\d+) succeeded, "
+        r"(\d+) failed, (\d+) errored, (\d+) timeout",
+        output,
+    )
+    done, succeeded, failed, errored, timed_out = map(int, counts[1:])
+    if failed or errored or timed_out or succeeded != done or not done:
+        raise LoadFailed(
+            f"of {done} requests {failed} failed, {errored} had errors and {timed_out} timed out:\n{output}"
+        )
+    nbytes = int(_numbers(r"\((\d+)\) data", output)[0])
+    # Answers that were still on their way when the time was over may be counted in part.
+    if not done * answer_nbytes <= nbytes <= (done + in_flight) * answer_nbytes:
+        raise LoadFailed(
+            f"{done} answers have {nbytes} bytes together; right ones have {answer_nbytes} each:\n{output}"
+        )
+    return LoadResult(done, rate)
+
+
+def parse_wrk(output: str) -> LoadResult:
+    """What wrk.lua printed as its last line.
+
+    Raises:
+        LoadFailed: a request failed.
+    """
+    summary = json.loads(output.strip().rpartition("\n")[2])
+    failures = {kind: count for kind, count in summary["errors"].items() if count}
+    if failures or not summary["requests"]:
+        raise LoadFailed(f"of {summary['requests']} requests these failed: {failures}:\n{output}")
+    return LoadResult(
+        summary["requests"],
+        summary["requests"] / summary["duration_us"] * 1e6,
+        summary["mean_us"] / 1e6,
+        summary["median_us"] / 1e6,
+    )
+
+
+def _output(command: list[str], seconds: float) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds + _GRACE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise LoadFailed(f"{command[0]} did not end {_GRACE_S:.0f} s after its time") from None
+    if done.returncode != 0:
+        raise LoadFailed(f"{command[0]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _numbers(pattern: str, output: str) -> tuple[float, ...]:
+    found = re.search(pattern, output)
+    if found is None:
+        raise LoadFailed(f"h2load printed no {pattern!r}:\n{output}")
+    return tuple(map(float, found.groups()))

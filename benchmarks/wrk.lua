@@ -1,0 +1,20 @@
+-- One binary v2 request, over and over. Arguments: file of the body, length of its JSON in bytes.
+-- The last line on stdout is the summary as JSON.
+
+function init(args)
+  local file = assert(io.open(args[1], "rb"))
+  wrk.method = "POST"
+  wrk.body = file:read("*a")
+  wrk.headers["Content-Type"] = "application/octet-stream"
+  wrk.headers["Inference-Header-Content-Length"] = args[2]
+  file:close()
+end
+
+function done(summary, latency)
+  local errors = summary.errors
+  print(string.format(
+    '{"requests": %d, "duration_us": %d, "mean_us": %.1f, "median_us": %.1f, ' ..
+    '"errors": {"connect": %d, "read": %d, "write": %d, "status": %d, "timeout": %d}}',
+    summary.requests, summary.duration, latency.mean, latency:percentile(50),
+    errors.connect, errors.read, errors.write, errors.status, errors.timeout))
+end
