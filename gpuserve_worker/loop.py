@@ -60,6 +60,7 @@ class _Front:
         """Give up the memory on both sides, as far as no array of the user's is over it."""
         self.leases.close()
         self.mapping.close()
+        self.writer.close()
         self._arena.close()
 
     def _segment(self, segment: int, fd: int, nbytes: int) -> None:

@@ -5,10 +5,11 @@ borrows: it maps segments that another process owns and cannot free anything. Th
 arena a model (inputs), each worker owns one (outputs); each maps the other's.
 
 A segment is a memfd with ``F_SEAL_SHRINK``, so no peer can take pages away under a mapping
-(SIGBUS). Its pages are reserved with ``posix_fallocate``, so a full machine is an error here and
-never a SIGBUS later. An arena grows by segments. Empty ones are kept up to ``RETAINED_NBYTES``,
-because making one (reserve, clear, map, send) costs as much as copying into it; beyond that they
-are given up, so memory goes back after a burst.
+(SIGBUS). Its pages are reserved with ``posix_fallocate``, after a look at what the machine and our
+control group have left, so a full machine is an error here and never a SIGBUS or an OOM kill later.
+An arena grows by segments. Empty ones are kept up to ``RETAINED_NBYTES``, because making one
+(reserve, clear, map, send) costs as much as copying into it; beyond that they are given up, so memory
+goes back after a burst.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import mmap
 import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
+
+from gpuserve_worker.available import available_nbytes
 
 #: Blocks start on this boundary: enough for any vector load, and rows of a batch stay aligned.
 ALIGNMENT: Final = 64
@@ -96,6 +99,9 @@ class _Segment:
 
 
 def _create_memfd(nbytes: int) -> int:
+    available = available_nbytes()
+    if available is not None and nbytes > available:
+        raise OutOfMemory(f"no shared memory for {nbytes} bytes: {available} bytes are available")
     fd = os.memfd_create("gpuserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(fd, 0, nbytes)

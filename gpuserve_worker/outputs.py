@@ -296,6 +296,10 @@ class OutputWriter:
         for segment, offset in places:
             self._arena.free(self._blocks.pop((segment, offset)))
 
+    def close(self) -> None:
+        """Take back what the front has not, or a view of it would keep the arena's memory mapped."""
+        self.free(list(self._blocks))
+
     def _tensors(self, outputs: list[Output], inline: _Budget, taken: list[Block]) -> tuple[WireTensor, ...]:
         return tuple(
             [

@@ -6,18 +6,28 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
+
+import numpy as np
 
 from gpuserve_worker import wire
+from gpuserve_worker.datagram import close_all
 from gpuserve_worker.link import Link
 from gpuserve_worker.memory import Arena, Mapping
 
 MODELS = Path(__file__).parent / "models"
 TIMEOUT_S = 30.0
-M = TypeVar("M")
+#: A parent that runs the command in its arguments, says its process id, and waits for it.
+_PARENT = """
+import subprocess, sys
+child = subprocess.Popen(sys.argv[1:], close_fds=False, stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+child.wait()
+"""
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -48,13 +58,27 @@ def model(path: str, **changes: Any) -> wire.Init:
 
 
 class WorkerProcess:
-    """The process, and both roles of its peers. ``epoch`` 1 is attached once the model is loaded."""
+    """The process, and both roles of its peers.
 
-    def __init__(self, init: wire.Init, *, stdout: int | None = None) -> None:
+    With ``under_a_parent`` the worker is a child of another process, ``process``, that holds nothing.
+    """
+
+    def __init__(
+        self,
+        init: wire.Init,
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        under_a_parent: bool = False,
+    ) -> None:
         self.init = init
-        self._stdout = stdout
+        self._launcher = [sys.executable, "-c", _PARENT] if under_a_parent else []
+        self._stdout = subprocess.PIPE if under_a_parent else stdout
+        self._stderr = stderr
+        self._front_is_alive = True
         self.arena = Arena(1 << 30, self._send_segment, self._send_drop)
         self.outputs = Mapping()
+        self._views: dict[Any, memoryview] = {}
 
     def __enter__(self) -> WorkerProcess:
         self.boot_socket, boot = socket_pair()
@@ -62,11 +86,12 @@ class WorkerProcess:
         with boot, link:
             fds = (boot.fileno(), link.fileno())
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpuserve_worker", *map(str, fds)],
+                [*self._launcher, sys.executable, "-m", "gpuserve_worker", *map(str, fds)],
                 pass_fds=fds,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stdout=self._stdout,
+                stderr=self._stderr,
             )
         self.boot, self.link = Link(self.boot_socket), Link(self.link_socket)
         self.boot.send(self.init)
@@ -77,8 +102,9 @@ class WorkerProcess:
     ) -> None:
         self.process.kill()
         self.process.wait(TIMEOUT_S)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
         self.boot.close()
         self.link.close()
         self.outputs.close()
@@ -92,9 +118,23 @@ class WorkerProcess:
 
     def attach(self, epoch: int) -> WorkerProcess:
         self.link.send(wire.Attach(epoch))
-        while self.hear(self.link) != wire.Attached(epoch):
-            pass
+        message: wire.Message | None = None
+        while message != wire.Attached(epoch):
+            received = self.link.receive()
+            assert received is not None, "the worker ended before it was attached"
+            message, fds = received  # what comes before belongs to the front before
+            close_all(fds)
         return self
+
+    def new_front(self, epoch: int) -> None:
+        """The front dies with its memory, and its successor attaches."""
+        self._front_is_alive = False
+        self.arena.close()
+        self.outputs.close()
+        self._front_is_alive = True
+        self.arena = Arena(1 << 30, self._send_segment, self._send_drop)
+        self.outputs = Mapping()
+        self.attach(epoch)
 
     def load_failure(self) -> wire.LoadFailed:
         while not isinstance(message := self.hear(self.boot), wire.LoadFailed):
@@ -137,6 +177,7 @@ class WorkerProcess:
         """A tensor in a block of our arena."""
         block = self.arena.allocate(len(data))
         block.view[:] = data
+        self._views[block.segment, block.offset] = block.view
         return wire.WireTensor(name, datatype, shape, wire.Ref(block.segment, block.offset, len(data)))
 
     def read(self, payload: Any) -> bytes:
@@ -160,6 +201,34 @@ class WorkerProcess:
                 case _:
                     return message
 
+    def arena_bytes(self, tensor: wire.WireTensor) -> bytes:
+        """What lies in our arena where ``in_arena`` put this tensor."""
+        assert isinstance(tensor.payload, wire.Ref)
+        return bytes(self._views[tensor.payload[:2]])
+
+    def is_deaf(self) -> bool:
+        """Whether the worker has shut its link for receiving."""
+        self.link_socket.settimeout(None)  # or else Python itself waits for room in the buffer
+        try:
+            self.link_socket.send(wire.encode(wire.Free(())), socket.MSG_DONTWAIT)
+        except BrokenPipeError:
+            return True
+        except BlockingIOError:
+            return False
+        finally:
+            self.link_socket.settimeout(TIMEOUT_S)
+        return False
+
+    def worker_pid(self) -> int:
+        """The worker's process id, which a parent in between prints."""
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    def error_text(self) -> str:
+        """What the process wrote to its stderr, once it has ended."""
+        assert self.process.stderr is not None
+        return str(self.process.stderr.read(), "utf-8")
+
     def exit_status(self) -> int:
         return self.process.wait(TIMEOUT_S)
 
@@ -171,13 +240,18 @@ class WorkerProcess:
         self.link.send(wire.Segment(segment, nbytes), (fd,))
 
     def _send_drop(self, segment: int) -> None:
-        if self.process.returncode is None:
+        if self._front_is_alive and self.process.returncode is None:
             self.link.send(wire.DropSegment(segment))
+
+
+@contextmanager
+def loaded(init: wire.Init, **options: Any) -> Iterator[WorkerProcess]:
+    """A worker with its model loaded and a front attached."""
+    with WorkerProcess(init, **options) as worker:
+        yield worker.load()
 
 
 def floats(name: str, *rows: Sequence[float]) -> wire.WireTensor:
     """A small FP32 tensor."""
-    import numpy as np
-
     array = np.array(rows, np.float32)
     return wire.WireTensor(name, "FP32", array.shape, array.tobytes())

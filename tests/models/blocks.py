@@ -11,8 +11,15 @@ class Gate:
     def __init__(self, fifo: str) -> None:
         self.fifo = fifo
 
-    @batch
-    def __call__(self, x: Any) -> Any:
+    def wait(self) -> None:
         with open(self.fifo, "rb") as gate:
             gate.read()
+
+    @batch
+    def __call__(self, x: Any) -> Any:
+        self.wait()
         return {"y": x}
+
+
+def load_slowly(fifo: str) -> Any:
+    return Gate(fifo).wait()

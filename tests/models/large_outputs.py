@@ -23,3 +23,9 @@ def transposed(x: Any) -> Any:
 def uneven(requests: Any) -> Any:
     """As many columns as the request's first element says: no two requests share a shape."""
     return [{"y": np.repeat(one["x"][:, :1], int(one["x"][0, 0]), axis=1)} for one in requests]
+
+
+@batch
+def boundless(x: Any) -> Any:
+    """Larger than any machine's memory, and next to nothing in its own."""
+    return {"y": np.broadcast_to(np.float32(1), (1, 1 << 45))}

@@ -13,7 +13,7 @@ from gpuserve.decorators import batch
 
 @batch
 def noisy(x: Any) -> Any:
-    print("a line of the user's")
+    print("a line of the user's")  # noqa: T201
     return {"y": x}
 
 

@@ -121,7 +121,10 @@ def test_an_exception_passes_through() -> None:
         batch(lambda x: 1 / 0)(worker_batch("y"))
 
 
-@pytest.mark.parametrize("given", [worker_batch("y", batching=False), [{"x": rows(1, 2)}]], ids=["batch", "dicts"])
+ALONE = {"batch": worker_batch("y", batching=False), "dicts": [{"x": rows(1, 2)}]}
+
+
+@pytest.mark.parametrize("given", ALONE.values(), ids=ALONE)
 def test_sample_gives_the_arrays_of_the_one_request(given: Any) -> None:
     ((name, value),) = sample(lambda x: [x.sum()])(given)[0].items()
     assert value == 3

@@ -24,7 +24,7 @@ class Unprintable(Exception):
         (ValueError("x" * 10_000), "x" * TEXT_LIMIT),
         (FileNotFoundError(2, "No such file", "/models/a b/w.bin"), "[Errno 2] No such file: 'w.bin'"),
         (ValueError("cannot read /srv/models/w.bin: spoiled"), "cannot read w.bin: spoiled"),
-        (ValueError("in (/srv/w.bin), \"/srv/x y/v\""), "in (w.bin), \"v\""),
+        (ValueError('in (/srv/w.bin), "/srv/x y/v"'), 'in (w.bin), "v"'),
         (ValueError("1/2 and a/b, 3 / 4"), "1/2 and a/b, 3 / 4"),
         (ValueError("see https://example.org/docs/page"), "see https://example.org/docs/page"),
         (ValueError("/" * 50_000), "/" * TEXT_LIMIT),
@@ -40,15 +40,18 @@ def test_the_text_for_the_client(error: Exception, text: str | None) -> None:
         assert shown == text
 
 
-def test_the_log_has_the_class_the_message_and_the_cause() -> None:
+def raise_with_cause() -> None:
     try:
-        try:
-            raise KeyError("/srv/w.bin")
-        except KeyError as cause:
-            raise ValueError("first\nsecond") from cause
-    except ValueError as error:
-        assert log_text(Unprintable()) == "Unprintable:"
-        assert log_text(error) == "ValueError: first second"
-        traceback = log_traceback(error)
+        raise KeyError("/srv/w.bin")
+    except KeyError as cause:
+        raise ValueError("first\nsecond") from cause
+
+
+def test_the_log_has_the_class_the_message_and_the_cause() -> None:
+    with pytest.raises(ValueError, match="first") as caught:
+        raise_with_cause()
+    assert log_text(caught.value) == "ValueError: first second"
+    assert log_text(Unprintable()) == "Unprintable:"
+    traceback = log_traceback(caught.value)
     assert __file__ in traceback
     assert "KeyError: '/srv/w.bin'" in traceback

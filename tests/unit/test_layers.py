@@ -26,10 +26,18 @@ FORBIDDEN = {
     "gpuserve/errors.py": {"gpuserve", "gpuserve_worker", "grpc", "asyncio", "numpy"},
     "gpuserve/model.py": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "grpc"},
     "gpuserve/settings.py": {"gpuserve", "gpuserve_worker"},
-    "gpuserve/front": {"gpuserve.supervisor.supervisor", "gpuserve.cli", "gpuserve.config", "gpuserve.server", "cloudpickle", "pickle"},
+    "gpuserve/front": {
+        "gpuserve.supervisor.supervisor", "gpuserve.cli", "gpuserve.config", "gpuserve.server", "cloudpickle",
+        "pickle",
+    },
     "gpuserve/front/endpoint": {"gpuserve.front.scheduler.batcher", "h2corn"},
-    "gpuserve/front/scheduler/batcher.py": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
-    "gpuserve/supervisor": {"gpuserve.front.endpoint", "gpuserve.front.scheduler", "gpuserve.cli", "gpuserve.config", "pickle", "asyncio"},
+    "gpuserve/front/scheduler/batcher.py": {
+        "asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker",
+    },
+    "gpuserve/supervisor": {
+        "gpuserve.front.endpoint", "gpuserve.front.scheduler", "gpuserve.cli", "gpuserve.config", "pickle",
+        "asyncio",
+    },
     "gpuserve/config": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "grpc"},
 }  # fmt: skip
 
@@ -70,7 +78,12 @@ def loaded_by(statement: str) -> set[str]:
     """The modules of a fresh interpreter after ``statement``."""
     program = f"{statement}\nimport sys\nprint(*sys.modules, sep='\\n')"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60, cwd=REPOSITORY
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=REPOSITORY,
     )
     return set(done.stdout.split())
 
