@@ -32,13 +32,13 @@ def batch(function: InferenceCallable) -> InferenceCallable:
     """
 
     @functools.wraps(function)
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **given: Any) -> Any:
         *bound, requests = args
         if isinstance(requests, Batch):
             arrays, rows = requests.arrays, requests.rows
         else:
             arrays, rows = _concatenated(requests)
-        outputs = _named(function(*bound, **arrays), getattr(requests, "output_names", None))
+        outputs = _named(function(*bound, **given, **arrays), getattr(requests, "output_names", None))
         if not getattr(requests, "batching", True):
             return [outputs]
         _check_rows(outputs, sum(rows))
@@ -58,7 +58,7 @@ def sample(function: InferenceCallable) -> InferenceCallable:
     """
 
     @functools.wraps(function)
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **given: Any) -> Any:
         *bound, requests = args
         items = requests.requests if isinstance(requests, Batch) else requests
         if len(items) != 1:
@@ -67,7 +67,7 @@ def sample(function: InferenceCallable) -> InferenceCallable:
                 "use it with a model that does not batch"
             )
         arrays = requests.arrays if isinstance(requests, Batch) else _data(requests[0])
-        return [_named(function(*bound, **arrays), getattr(requests, "output_names", None))]
+        return [_named(function(*bound, **given, **arrays), getattr(requests, "output_names", None))]
 
     accept_batch(call)
     return call

@@ -51,8 +51,8 @@ class JsonFormatter(logging.Formatter):
             "pid": record.process,
             **_fields_of(record),
         }
-        if record.exc_info and record.exc_info[0] is not None:
-            line["exc"] = self.formatException(record.exc_info)
+        if trace := _traceback_of(record):
+            line["exc"] = trace
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
@@ -63,8 +63,8 @@ class TextFormatter(logging.Formatter):
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         head = f"{moment}.{int(record.msecs):03d} {record.levelname:<7}"
         line = f"{head} {_prefix(_fields_of(record))}{record.getMessage()}"
-        if record.exc_info and record.exc_info[0] is not None:
-            line += "\n" + self.formatException(record.exc_info)
+        if trace := _traceback_of(record):
+            line += "\n" + trace
         return line
 
 
@@ -123,6 +123,13 @@ def timestamp(created: float) -> str:
 
 def _fields_of(record: logging.LogRecord) -> dict[str, str]:
     return {name: getattr(record, name) for name in FIELDS if getattr(record, name, "")}
+
+
+def _traceback_of(record: logging.LogRecord) -> str:
+    """The traceback of this process, or the one that a worker sent as text."""
+    if record.exc_info and record.exc_info[0] is not None:
+        return logging.Formatter().formatException(record.exc_info)
+    return (record.exc_text or "").rstrip("\n")
 
 
 def _prefix(fields: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ supervisor, the front and (in part) the workers are given. No I/O here.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -152,23 +153,36 @@ def tensor_specs(tensors: Sequence[Tensor], prefix: str) -> tuple[TensorSpec, ..
     """The declared tensors with names and v2 datatypes. ``prefix`` is INPUT or OUTPUT.
 
     Raises:
-        BindError: a bad dtype or shape, or two tensors of one name.
+        BindError: no sequence of tensors, a bad name, dtype or shape, or two tensors of one name.
     """
+    if not isinstance(tensors, Sequence) or not all(isinstance(one, Tensor) for one in tensors):
+        raise BindError(f"{prefix.lower()}s must be a list of Tensor, got {tensors!r:.200}")
     specs: list[TensorSpec] = []
     for position, tensor in enumerate(tensors, 1):
-        name = tensor.name or f"{prefix}_{position}"
-        try:
-            datatype = datatype_of(tensor.dtype)
-        except ValueError as error:
-            raise BindError(f"Tensor {name!r}: {error}") from None
-        shape = tuple(tensor.shape)
-        if not all(isinstance(dim, int) and dim >= -1 for dim in shape):
-            raise BindError(
-                f"Tensor {name!r}: shape {shape} must hold integers of at least 0, or -1 for any size"
-            )
-        if any(name == earlier.name for earlier in specs):
-            raise BindError(f"Tensor {name!r} is declared twice")
-        if prefix == "OUTPUT" and tensor.optional:
-            raise BindError(f"Tensor {name!r}: output tensors cannot be optional")
-        specs.append(TensorSpec(name, datatype, tuple(map(int, shape)), bool(tensor.optional)))
+        spec = _tensor_spec(tensor, f"{prefix}_{position}")
+        if any(spec.name == earlier.name for earlier in specs):
+            raise BindError(f"Tensor {spec.name!r} is declared twice")
+        if prefix == "OUTPUT" and spec.optional:
+            raise BindError(f"Tensor {spec.name!r}: output tensors cannot be optional")
+        specs.append(spec)
     return tuple(specs)
+
+
+def _tensor_spec(tensor: Tensor, default_name: str) -> TensorSpec:
+    name = default_name if tensor.name is None else tensor.name
+    if not isinstance(name, str) or not name:
+        raise BindError(f"Tensor {default_name}: name must be a non-empty string, got {name!r}")
+    try:
+        datatype = datatype_of(tensor.dtype)
+    except ValueError as error:
+        raise BindError(f"Tensor {name!r}: {error}") from None
+    try:
+        shape = tuple(operator.index(dim) for dim in tensor.shape)
+    except TypeError:
+        shape = (-2,)
+    if any(dim < -1 for dim in shape):
+        raise BindError(
+            f"Tensor {name!r}: shape must be a tuple of integers of at least 0, or -1 for any size, "
+            f"got {tensor.shape!r}"
+        )
+    return TensorSpec(name, datatype, shape, bool(tensor.optional))

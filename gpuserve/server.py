@@ -8,46 +8,60 @@ The supervisor runs in a thread of this program; no inference runs in it unless
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import logging
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from gpuserve.binding import model_spec
 from gpuserve.errors import BindError, StartupError
-from gpuserve.model import (
-    BatchingSpec,
-    InstanceSpec,
-    ModelConfig,
-    ModelSpec,
-    Tensor,
-    check_model_name,
-    tensor_specs,
-)
+from gpuserve.model import ModelConfig, ModelSpec, Tensor
 from gpuserve.settings import ServerSettings
 from gpuserve.supervisor.observer import SilentObserver
 from gpuserve.supervisor.supervisor import Supervisor
 
+logger = logging.getLogger(__name__)
+
 
 class Server:
-    """A server in this program. Keyword arguments are the fields of ``ServerSettings``.
-
-    ::
+    """A server in this program::
 
         with Server(http_port=8000) as server:
             server.bind(model_name="linear", infer_func=infer, inputs=[…], outputs=[…])
             server.serve()
+
+    Its methods may be called from any thread. After ``stop()`` it can be run again, with its models.
+
+    Args:
+        settings: all settings in one; the keyword arguments replace single ones:
+        host: the address to listen on, "0.0.0.0" by default.
+        http_port, grpc_port, metrics_port: 8000, 8001, 8002; 0 picks a free one, None switches it off.
+        transport: "h2corn" (both protocols on every port) or "grpcio" (the gRPC port by grpc.aio).
+        name: the server's name in its metadata.
+        drain_timeout_s: how long ``stop()`` finishes what is queued, in seconds.
+        load_timeout_s: how long a callable may take to load, in seconds; 0 is for ever.
+        max_request_nbytes: the largest request body, in bytes.
+        max_arena_nbytes: shared memory that the inputs of one model may take, in bytes.
+        log_format, log_level: how the front process logs: "text" or "json"; "debug" to "error".
+
+    Raises:
+        TypeError: a keyword argument is no setting.
     """
 
     def __init__(self, settings: ServerSettings | None = None, **overrides: Any) -> None:
+        _check_names(overrides)
         self._settings = dataclasses.replace(settings or ServerSettings(), **overrides)
         self._specs: dict[str, ModelSpec] = {}
         self._supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._addresses: dict[str, str] = {}
+        #: Held for moments only: a model is in the list of a start, or added to what has started.
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -88,11 +102,18 @@ class Server:
             StartupError: on a running server, the model could not be loaded.
         """
         spec = model_spec(model_name, infer_func, inputs, outputs, model_version, config, strict, isolation)
-        if any(name.lower() == model_name.lower() for name in self._specs):
-            raise BindError(f"Cannot add model with the same name twice: {model_name!r} is bound already")
-        if self._supervisor is not None:
-            self._supervisor.add_model(spec).result()
-        self._specs[model_name] = spec
+        with self._lock:
+            if any(name.lower() == model_name.lower() for name in self._specs):
+                raise BindError(f"Cannot add model with the same name twice: {model_name!r} is bound already")
+            self._specs[model_name] = spec
+            supervisor = self._supervisor if self.is_alive() else None
+        if supervisor is None:
+            return
+        try:
+            supervisor.add_model(spec).result()
+        except StartupError:
+            del self._specs[model_name]
+            raise
 
     def run(self) -> None:
         """Start the server and return when every model is loaded. Does nothing when it runs.
@@ -100,23 +121,7 @@ class Server:
         Raises:
             StartupError: a port is taken or a model could not be loaded; nothing is left running.
         """
-        if self._supervisor is not None:
-            return
-        supervisor = Supervisor(
-            self._settings, list(self._specs.values()), SilentObserver(), relay_output=False
-        )
-        self._supervisor = supervisor
-        # A daemon: a program that ends without stop() takes its children along, because they are
-        # tied to this very thread by the parent-death signal.
-        self._thread = threading.Thread(
-            target=self._supervise, args=(supervisor,), name="gpuserve-supervisor", daemon=True
-        )
-        self._thread.start()
-        try:
-            self._addresses = supervisor.started.result()
-        except BaseException:
-            self.stop()
-            raise
+        self._wait_started(self._start())
 
     def serve(self) -> None:
         """Start the server if it does not run, and block until SIGINT, SIGTERM or ``stop()``.
@@ -127,138 +132,101 @@ class Server:
         Raises:
             StartupError: see ``run``.
         """
-        with self._signals():
-            self.run()
-            assert self._thread is not None
-            self._thread.join()
-        self._stopped()
+        with self._signals() as signals:
+            supervisor, thread = self._start()
+            if signals:  # it came before there was anything to stop
+                supervisor.request_stop()
+            try:
+                self._wait_started((supervisor, thread))
+            except StartupError:
+                if signals:  # ended while it loaded, as was asked for
+                    return
+                raise
+            thread.join()
+        self._stopped(supervisor)
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """Finish what is queued and end every process. Does nothing when nothing runs."""
-        if self._supervisor is None or self._thread is None:
+        supervisor, thread = self._supervisor, self._thread
+        if supervisor is None or thread is None:
             return
-        self._supervisor.request_stop()
-        self._thread.join()
-        self._stopped()
+        supervisor.request_stop()
+        thread.join()
+        self._stopped(supervisor)
 
     def is_alive(self) -> bool:
         """Whether the server runs."""
         return self._thread is not None and self._thread.is_alive()
 
+    def _start(self) -> tuple[Supervisor, threading.Thread]:
+        """The supervisor and its thread; those that run, where they do."""
+        with self._lock:
+            if self._supervisor is not None and self._thread is not None and self._thread.is_alive():
+                return self._supervisor, self._thread
+            models = list(self._specs.values())
+            supervisor = Supervisor(self._settings, models, SilentObserver(), relay_output=False)
+            # A daemon: a program that ends without stop() takes its children along, because they are
+            # tied to this very thread by the parent-death signal.
+            thread = threading.Thread(
+                target=self._supervise, args=(supervisor,), name="gpuserve-supervisor", daemon=True
+            )
+            thread.start()
+            self._supervisor, self._thread = supervisor, thread
+            return supervisor, thread
+
+    def _wait_started(self, running: tuple[Supervisor, threading.Thread]) -> None:
+        supervisor, thread = running
+        try:
+            self._addresses = supervisor.started.result()
+        except BaseException:
+            supervisor.request_stop()
+            thread.join()
+            self._stopped(supervisor)
+            raise
+
     def _supervise(self, supervisor: Supervisor) -> None:
+        self._failure = None
         try:
             supervisor.run()
-        except StartupError as error:
+        except StartupError:
+            pass  # run() raises it
+        except Exception as error:  # a fault of ours: every process is ended, and serve() raises it
+            logger.exception("the server failed")
             self._failure = error
 
-    def _stopped(self) -> None:
-        self._supervisor = self._thread = None
-        self._addresses = {}
+    def _stopped(self, supervisor: Supervisor) -> None:
+        with self._lock:
+            if self._supervisor is supervisor:  # and not one that another thread has started since
+                self._supervisor = self._thread = None
+                self._addresses = {}
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> Iterator[list[int]]:
+        """SIGINT and SIGTERM stop the server; the list fills with those that came."""
+        signals: list[int] = []
         if threading.current_thread() is not threading.main_thread():
-            yield
+            yield signals
             return
-        count = 0
 
         def on_signal(number: int, frame: Any) -> None:
-            nonlocal count
-            count += 1
+            signals.append(number)
             if self._supervisor is not None:
-                self._supervisor.request_stop(fast=count > 1)
+                self._supervisor.request_stop(fast=len(signals) > 1)
 
         before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            yield
+            yield signals
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def model_spec(
-    model_name: str,
-    infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-    model_version: int,
-    config: ModelConfig | None,
-    strict: bool,
-    isolation: str,
-) -> ModelSpec:
-    """What ``bind()`` was given, as a ``ModelSpec``.
-
-    Raises:
-        BindError: any of it cannot be served.
-    """
-    check_model_name(model_name)
-    if isolation not in {"process", "thread"}:
-        raise BindError(f"isolation must be 'process' or 'thread', got {isolation!r}")
-    if not isinstance(model_version, int) or model_version < 1:
-        raise BindError(f"model_version must be an integer of at least 1, got {model_version!r}")
-    callables = _callables(infer_func)
-    max_batch_size, batching = _batching(config or ModelConfig())
-    return ModelSpec(
-        name=model_name,
-        version=model_version,
-        inputs=tensor_specs(inputs, "INPUT"),
-        outputs=tensor_specs(outputs, "OUTPUT"),
-        max_batch_size=max_batch_size,
-        batching=batching,
-        strict=strict,
-        instances=tuple(
-            InstanceSpec(f"{number}", "cpu", _source(model_name, one, isolation))
-            for number, one in enumerate(callables)
-        ),
-    )
-
-
-def _callables(infer_func: Any) -> list[Callable[..., Any]]:
-    if callable(infer_func):
-        return [infer_func]
-    if isinstance(infer_func, Sequence) and infer_func and all(map(callable, infer_func)):
-        return list(infer_func)
-    raise BindError(
-        "infer_func has to be a callable or a non-empty sequence of callables, "
-        f"got {type(infer_func).__name__}"
-    )
-
-
-def _batching(config: ModelConfig) -> tuple[int, BatchingSpec]:
-    if not config.batching:
-        return 0, BatchingSpec()
-    if not isinstance(config.max_batch_size, int) or config.max_batch_size < 1:
-        raise BindError(f"The `max_batch_size` must be greater or equal to 1, got {config.max_batch_size!r}")
-    batcher = config.batcher
-    if batcher is None:
-        return config.max_batch_size, BatchingSpec(merge=False)
-    preferred = tuple(batcher.preferred_batch_size or ())
-    if not all(isinstance(size, int) and 0 < size <= config.max_batch_size for size in preferred):
-        raise BindError(
-            f"preferred_batch_size {list(preferred)} must hold integers from 1 to max_batch_size "
-            f"({config.max_batch_size})"
-        )
-    if batcher.max_queue_delay_microseconds < 0:
-        raise BindError("max_queue_delay_microseconds must not be negative")
-    return config.max_batch_size, BatchingSpec(batcher.max_queue_delay_microseconds, preferred)
-
-
-def _source(model_name: str, infer_func: Callable[..., Any], isolation: str) -> dict[str, Any]:
-    if isolation == "thread":
-        return {"object": infer_func}
-    import cloudpickle
-
-    try:
-        pickled = cloudpickle.dumps(infer_func)
-    except Exception as error:  # whatever an object of the user's raises while it is pickled
-        raise BindError(
-            f"model {model_name!r}: {_named(infer_func)} cannot be sent to a worker process "
-            f"({type(error).__name__}: {error}). Either pass a class, of which the worker makes the callable "
-            'itself, or keep it in this process with isolation="thread".'
-        ) from error
-    return {"pickle": pickled, "sys_path": [path for path in sys.path if path]}
-
-
-def _named(infer_func: Callable[..., Any]) -> str:
-    name = getattr(infer_func, "__qualname__", None) or type(infer_func).__qualname__
-    return f"the callable {name!r}"
+def _check_names(overrides: Mapping[str, Any]) -> None:
+    known = [field.name for field in dataclasses.fields(ServerSettings)]
+    for name in overrides:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]!r}?" if near else f", expected one of {', '.join(known)}"
+            raise TypeError(f"Server has no setting {name!r}{meant}")

@@ -2,7 +2,8 @@
 
 The boot socket leads to the supervisor: what to load comes in, how it went and log records go out. The
 link leads to the front: batches. Here the two are put together and nothing else is done; the life of
-the process is in ``lifecycle.py``, the work in ``loop.py``. stdout and stderr are the user's.
+the process is in ``lifecycle.py``, the loading in ``loading.py``, the work in ``loop.py``. stdout and
+stderr are the user's.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import sys
 import time
 
 from gpuserve_worker import lifecycle
-from gpuserve_worker.callable import InferenceCallable, LoadError, build, locate
+from gpuserve_worker.callable import LoadError
 from gpuserve_worker.link import Link
-from gpuserve_worker.loop import Loop, Model
-from gpuserve_worker.tensor import TensorSpec
-from gpuserve_worker.wire import PROTOCOL, Init, LoadFailed, Log, Phase, Ready
+from gpuserve_worker.loading import load_model, log_to
+from gpuserve_worker.loop import Loop
+from gpuserve_worker.wire import Init, LoadFailed, Ready
 
 
 def main() -> int:
@@ -39,41 +40,16 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     supervision.start()
     started_s = time.monotonic()
     try:
-        model = _model(init, _load(init, boot))
+        model = load_model(init, boot)
     except LoadError as error:
         boot.send(LoadFailed(str(error), error.traceback))
         return lifecycle.EXIT_FAILED
     gc.freeze()  # what was loaded stays; collections need not walk it again
-    loop = Loop(link, model, lambda *record: _log(boot, record))
+    loop = Loop(link, model, log_to(boot))
     supervision.on_stop = loop.stop
     boot.send(Ready(time.monotonic() - started_s))
     loop.run()
     return lifecycle.EXIT_STOPPED
-
-
-def _load(init: Init, boot: Link) -> InferenceCallable:
-    if init.protocol != PROTOCOL:
-        raise LoadError(f"the supervisor speaks protocol {init.protocol}, this worker protocol {PROTOCOL}")
-    boot.send(Phase("importing"))
-    target = locate(init.source)
-    boot.send(Phase("loading"))
-    return build(target, init.source, init.device)
-
-
-def _model(init: Init, inference_callable: InferenceCallable) -> Model:
-    return Model(
-        init.model,
-        inference_callable,
-        tuple(TensorSpec(*one) for one in init.outputs),
-        init.max_batch_size > 0,
-        init.strict,
-        init.read_only_inputs,
-    )
-
-
-def _log(boot: Link, record: tuple[int, str, str]) -> None:
-    """A record for the supervisor's log. It is dropped rather than let inference wait for a log."""
-    boot.try_send(Log(*record))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Where an inference callable comes from: an import path or a pickle becomes something to call.
+"""Where an inference callable comes from: an import path, a pickle or an object becomes something to call.
 
-What the path or the pickle leads to, the target, is read like this:
+What it leads to, the target, is read like this:
 
 ==============================================  ===========================================
 the target is                                   the inference callable is
@@ -9,7 +9,7 @@ a class                                         an instance, made with ``kwargs`
 a function decorated by ``gpuserve.decorators``  the function
 a function with a parameter named ``requests``   the function
 a function, where ``kwargs`` are given           what it returns: it is a factory
-a function with a parameter named ``device``     what it returns: it is a factory
+a function that needs nothing but ``device``     what it returns: it is a factory
 anything else that can be called                 the target itself
 ==============================================  ===========================================
 
@@ -21,12 +21,13 @@ callable is called is not known here; see ``loop.py``.
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from types import FunctionType, ModuleType
 from typing import Any, Final, TypeAlias
 
@@ -62,14 +63,20 @@ _UNSUPPORTED: Final = {
 }
 
 
-def locate(source: Mapping[str, Any]) -> Any:
-    """The target that ``wire.Init.source`` leads to, imported or unpickled.
+def locate(source: MutableMapping[str, Any]) -> Any:
+    """The target that ``wire.Init.source`` leads to: imported, unpickled, or the object itself.
+
+    A pickle is taken out of ``source``: arrays of gigabytes are not to be kept twice.
 
     Raises:
         LoadError: there is none, or its module raises.
     """
+    if "object" in source:
+        return source["object"]
     if "pickle" in source:
-        return _unpickle(source["pickle"])
+        # After our own: a module of the user's must not take the place of one that the worker needs.
+        sys.path += [path for path in source.get("sys_path", ()) if path not in sys.path]
+        return _unpickle(source.pop("pickle"))
     return _import(source["path"], source.get("base_dir") or os.getcwd())
 
 
@@ -103,6 +110,8 @@ def build(target: Any, source: Mapping[str, Any], device: str) -> InferenceCalla
 
 def kind_of(inference_callable: Any) -> Kind:
     """How it answers, seen through decorators that keep ``__wrapped__``."""
+    while isinstance(inference_callable, functools.partial):
+        inference_callable = inference_callable.func
     function = inspect.unwrap(function_of(inference_callable) or inference_callable)
     if inspect.isasyncgenfunction(function):
         return Kind.ASYNC_GENERATOR
@@ -119,7 +128,19 @@ def _makes_callable(target: Any, kwargs: Mapping[str, Any]) -> bool:
     if not isinstance(target, FunctionType) or accepts_batch(target):
         return False
     parameters = _parameters(target)
-    return "requests" not in parameters and (bool(kwargs) or "device" in parameters)
+    if "requests" in parameters:
+        return False
+    return bool(kwargs) or ("device" in parameters and not _needs_more_than_device(parameters))
+
+
+def _needs_more_than_device(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether something else has to be given, as the requests of an inference callable have."""
+    required = [
+        one.name
+        for one in parameters.values()
+        if one.default is one.empty and one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}
+    ]
+    return bool(set(required) - {"device"})
 
 
 def _make(target: Callable[..., Any], name: str, kwargs: dict[str, Any], device: str) -> Any:

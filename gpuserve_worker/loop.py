@@ -67,13 +67,20 @@ class _Front:
         self._link.send(wire.Segment(segment, nbytes), (fd,))
 
     def _drop(self, segment: int) -> None:
-        self._link.send(wire.DropSegment(segment))
+        self._send_if_there(wire.DropSegment(segment))
 
     def _released(self, batch_id: int) -> None:
+        self._send_if_there(wire.Released((batch_id,)))
+
+    def _send_if_there(self, message: wire.Message) -> None:
+        """Send what nobody needs to hear who is gone.
+
+        It runs wherever an array happens to die, or when all is given up; that the peer is gone is the
+        loop's to see.
+        """
         try:
-            self._link.send(wire.Released((batch_id,)))
+            self._link.send(message)
         except OSError:
-            # This runs wherever an array happens to die; that the peer is gone is the loop's to see.
             pass
 
 
@@ -124,6 +131,10 @@ class Loop:
         """Return from ``run`` once the batch at hand is answered. Called from another thread."""
         self._stopping = True
         self._link.stop_receiving()
+
+    def close(self) -> None:
+        """Give up the memory shared with the front, after ``run``, in a process that goes on."""
+        self._front.close()
 
     def _take(self, message: wire.Message, fds: list[int]) -> None:
         match message:

@@ -75,8 +75,9 @@ class Init(NamedTuple):
     """Load this callable and say ``Ready``.
 
     ``source`` is ``{"path": "linear.py:Linear", "base_dir": "/models", "kwargs": {…}}`` or
-    ``{"pickle": b"…"}`` (cloudpickle, written by the ``bind()`` of the same user, never by a
-    client).
+    ``{"pickle": b"…", "sys_path": […]}`` (cloudpickle, written by the ``bind()`` of the same user,
+    never by a client; the paths are where that program finds its modules), or empty for a worker
+    that is a thread and has its callable.
     Tensors are ``[name, datatype, shape, optional]``.
     """
 

@@ -123,9 +123,9 @@ def _serve(configuration: Configuration) -> int:
     from gpuserve.cli.startup_view import startup_view
     from gpuserve.supervisor.supervisor import Supervisor
 
-    require_devices(configuration)
     settings = configuration.settings
     logs.configure(settings.log_format, settings.log_level)
+    require_devices(configuration)
     try:
         with startup_view(settings.log_format, configuration.models, sys.stderr) as view:
             supervisor = Supervisor(settings, configuration.models, view, relay_output=True)

@@ -109,7 +109,10 @@ class WorkerLink:
     def _kill(self) -> None:
         if not self._closed:
             logger.error("instance %s is ended: %s", self.instance, self._reason)
-            with contextlib.suppress(ProcessLookupError):
+            # A worker that is a thread has no signal (its descriptor is no pidfd); it ends with its link.
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _flush(self) -> None:

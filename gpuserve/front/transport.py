@@ -18,8 +18,9 @@ logger = logging.getLogger(__name__)
 
 #: Streams of one connection at once. More wait in the client; requests of more are queued anyway.
 MAX_CONCURRENT_STREAMS: Final = 4096
-#: After our own drain nothing is in flight; this only bounds clients that do not close.
-CLOSE_TIMEOUT_S: Final = 0.5
+#: After our own drain every request is answered, and what idles is closed at once. What is waited for are
+#: answers that h2corn holds for clients slow to read them, and connections that never asked anything.
+CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class Transport(Protocol):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import select
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from gpuserve_worker import datagram
 from gpuserve_worker.wire import Vocabulary
+
+#: A child that is alive and reads nothing for this long while its socket is full does not work any more.
+SEND_TIMEOUT_S: Final = 10.0
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
@@ -24,18 +27,35 @@ class Channel:
         self._sock = sock
         self._vocabulary = vocabulary
         self._buffer = memoryview(bytearray(datagram.MAX_DATAGRAM_NBYTES))
+        sock.settimeout(SEND_TIMEOUT_S)
 
     def fileno(self) -> int:
         """The descriptor to watch."""
         return self._sock.fileno()
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
-        """Send a message; the descriptors stay ours."""
-        with contextlib.suppress(BrokenPipeError, ConnectionError):
+        """Send a message; the descriptors stay ours.
+
+        Raises:
+            TimeoutError: the peer lives but has not read for ``SEND_TIMEOUT_S``.
+        """
+        try:
             datagram.send(self._sock, self._vocabulary.encode(message), fds)
+        except ConnectionError:
+            pass
+
+    def pending(self) -> bool:
+        """Whether ``receive`` would return at once."""
+        poll = select.poll()  # select() stops at descriptor 1023
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     def receive(self) -> Any | None:
-        """The next message, or None at the end. Descriptors are not expected here and are closed."""
+        """The next message, or None at the end. Descriptors are not expected here and are closed.
+
+        Raises:
+            WireError, OSError: what came is no message of this channel.
+        """
         try:
             data, fds = datagram.receive(self._sock, self._buffer)
         except ConnectionError:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from gpuserve.errors import StartupError
 from gpuserve.model import ModelSpec
 from gpuserve.settings import ServerSettings
 from gpuserve.supervisor import messages
-from gpuserve.supervisor.channel import Channel, channel_pair
+from gpuserve.supervisor.channel import Channel
 from gpuserve.supervisor.listeners import Listeners
 from gpuserve.supervisor.processes import ChildProcess, spawn
 from gpuserve.supervisor.reactor import Reactor
@@ -70,18 +71,15 @@ class FrontKeeper:
         self._ending = False
 
     def start(self) -> None:
-        """Start a front and tell it everything."""
+        """Start a front and tell it everything.
+
+        Raises:
+            StartupError: there is no process to be had.
+        """
         self._epoch += 1
         self._started_at = time.monotonic()
         self.ready = False
-        control, their_control = channel_pair()
-        with their_control:
-            process = spawn(
-                "gpuserve.front",
-                [str(their_control.fileno())],
-                [their_control.fileno()],
-                relay_output=self._relay_output,
-            )
+        process, (control,) = spawn("gpuserve.front", channels=1, relay_output=self._relay_output)
         self.process, self._channel = process, Channel(control, messages.CONTROL)
         self._reactor.watch(process.pidfd, self._on_died)
         self._reactor.watch(control.fileno(), self._on_message)
@@ -122,7 +120,7 @@ class FrontKeeper:
         self._send(messages.Drain(timeout_s))
 
     def quit(self) -> None:
-        """Ask it to exit; ``front_ended`` answers."""
+        """Ask it to exit; ``front_ended`` answers. There will be no other."""
         self._ending = True
         self._send(messages.Quit())
 
@@ -139,18 +137,33 @@ class FrontKeeper:
             self._close()
 
     def _send(self, message: Any, fds: Sequence[int] = ()) -> None:
-        if self._channel is not None:
+        if self._channel is None or self.process is None:
+            return
+        try:
             self._channel.send(message, fds)
+        except TimeoutError:
+            logger.error("the front does not read what it is told, and is ended")
+            self.process.kill()
 
     def _on_message(self) -> None:
         assert self._channel is not None
-        match self._channel.receive():
+        assert self.process is not None
+        try:
+            self._heard(self._channel.receive())
+        except (WireError, OSError) as error:
+            logger.error("the front broke the protocol and is ended: %s", error)
+            self._reactor.unwatch(self._channel.fileno())
+            self.process.kill()
+
+    def _heard(self, message: Any) -> None:
+        assert self._channel is not None
+        match message:
             case None:
                 self._reactor.unwatch(self._channel.fileno())
             case messages.FrontReady():
                 self.ready = True
                 self._events.front_ready()
-            case messages.Drained(unfinished):
+            case messages.Drained(int(unfinished)):
                 self._events.front_drained(unfinished)
             case other:
                 raise WireError(f"the front said {type(other).__name__}")
@@ -174,8 +187,13 @@ class FrontKeeper:
         self._events.front_lost(reason, was_ready)
 
     def _restart(self) -> None:
-        if not self._ending:
+        if self._ending:
+            return
+        try:
             self.start()
+        except StartupError as error:  # out of processes, memory or descriptors: that passes
+            logger.error("%s; next try in %.1f s", error, RESTART_DELAY_S)
+            self._reactor.call_later(RESTART_DELAY_S, self._restart)
 
     def _close(self) -> None:
         assert self.process is not None

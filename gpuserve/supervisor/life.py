@@ -38,6 +38,7 @@ class LifeEvent(enum.Enum):
 
 TRANSITIONS: Final[dict[tuple[InstanceState, LifeEvent], InstanceState]] = {
     (InstanceState.DOWN, LifeEvent.SPAWNED): InstanceState.LOADING,
+    (InstanceState.DOWN, LifeEvent.DIED): InstanceState.WAITING,  # not even a process was to be had
     (InstanceState.DOWN, LifeEvent.STOP): InstanceState.STOPPED,
     (InstanceState.LOADING, LifeEvent.LOADED): InstanceState.READY,
     (InstanceState.LOADING, LifeEvent.DIED): InstanceState.WAITING,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
 from gpuserve.errors import StartupError
+from gpuserve.supervisor.channel import channel_pair
 
 
 class ChildProcess:
@@ -52,38 +54,55 @@ class ChildProcess:
 
 def spawn(
     module: str,
-    arguments: Sequence[str],
-    pass_fds: Sequence[int],
+    channels: int,
     *,
     environment: Mapping[str, str] | None = None,
     relay_output: bool,
-) -> ChildProcess:
-    """Start ``python -m module`` with these descriptors.
+) -> tuple[ChildProcess, list[socket.socket]]:
+    """Start ``python -m module FD…``, one descriptor for each channel; the child and our ends of them.
 
     ``-P`` keeps the current directory off its import path: a stray ``numpy.py`` of the user's must
     not break a worker. With ``relay_output`` its stdout and stderr come to ``ChildProcess.output``.
 
     Raises:
-        StartupError: the process could not be started.
+        StartupError: the process could not be started; nothing stays open.
     """
-    output, their_output = os.pipe() if relay_output else (None, None)
-    if output is not None:
-        os.set_blocking(output, False)
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
-            pass_fds=tuple(pass_fds),
-            stdin=subprocess.DEVNULL,
-            stdout=their_output,
-            stderr=their_output,
-            env={**os.environ, **environment} if environment else None,
-            start_new_session=True,
-        )
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            pairs = [channel_pair() for _ in range(channels)]
+            for our_end, their_end in pairs:
+                ours.enter_context(our_end)
+                theirs.enter_context(their_end)
+            output, their_output = os.pipe() if relay_output else (None, None)
+            if output is not None and their_output is not None:
+                ours.callback(os.close, output)
+                theirs.callback(os.close, their_output)
+                os.set_blocking(output, False)
+            fds = [their_end.fileno() for _, their_end in pairs]
+            command = [sys.executable, "-P", "-m", module, *map(str, fds)]
+            process = _start(command, fds, their_output, environment)
+            ours.pop_all()
     except OSError as error:
-        if output is not None:
-            os.close(output)
         raise StartupError(f"cannot start a process of {module}: {error.strerror}") from error
-    finally:
-        if their_output is not None:
-            os.close(their_output)
-    return ChildProcess(process, os.pidfd_open(process.pid), output)
+    return ChildProcess(*process, output), [our_end for our_end, _ in pairs]
+
+
+def _start(
+    command: Sequence[str], fds: Sequence[int], output: int | None, environment: Mapping[str, str] | None
+) -> tuple[subprocess.Popen[bytes], int]:
+    """The process and its pidfd."""
+    process = subprocess.Popen(
+        command,
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **environment} if environment else None,
+        start_new_session=True,
+    )
+    try:
+        return process, os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise

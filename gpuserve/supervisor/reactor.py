@@ -11,6 +11,7 @@ import heapq
 import itertools
 import os
 import selectors
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +33,8 @@ class Reactor:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, self._on_wake)
         self._stopped = False
+        # Reentrant: a signal handler may interrupt the very call that holds it.
+        self._wake_lock = threading.RLock()
 
     def watch(self, fd: int, callback: Callback) -> None:
         """Call back whenever the descriptor is readable."""
@@ -46,11 +49,15 @@ class Reactor:
         """Call back once, after ``delay_s`` seconds of monotonic time."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._order), callback))
 
-    def call_soon_threadsafe(self, callback: Callback) -> None:
-        """Call back in the reactor's thread, as soon as it gets to it."""
-        self._calls.append(callback)
-        with contextlib.suppress(OSError):
+    def call_soon_threadsafe(self, callback: Callback) -> bool:
+        """Call back in the reactor's thread, as soon as it gets to it; False: it is closed."""
+        # The lock keeps close() from giving the number to another file between the test and the write.
+        with self._wake_lock:
+            if self._wake_fd < 0:
+                return False
+            self._calls.append(callback)
             os.eventfd_write(self._wake_fd, 1)
+            return True
 
     def run(self) -> None:
         """Serve callbacks until ``stop()``."""
@@ -66,9 +73,13 @@ class Reactor:
         self._stopped = True
 
     def close(self) -> None:
-        """Close the reactor's own descriptors."""
-        self._selector.close()
-        os.close(self._wake_fd)
+        """Close the reactor's own descriptors. What other threads asked for until now is still called."""
+        with self._wake_lock:
+            self._selector.close()
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+        while self._calls:
+            self._calls.popleft()()
 
     def _timeout_s(self) -> float | None:
         if self._calls or self._stopped:

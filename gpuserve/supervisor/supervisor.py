@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import enum
 import logging
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final
 
 from gpuserve.errors import StartupError
 from gpuserve.model import ModelSpec
@@ -28,8 +27,9 @@ logger = logging.getLogger(__name__)
 
 #: After its Stop a worker may finish its batch this long, then it is killed.
 WORKER_STOP_TIMEOUT_S: Final = 10.0
-#: After its Quit a front may close its connections this long, then it is killed.
-FRONT_QUIT_TIMEOUT_S: Final = 3.0
+#: After its Quit a front may close its connections this long, then it is killed. Longer than the
+#: front's own patience with them.
+FRONT_QUIT_TIMEOUT_S: Final = 5.0
 
 
 class ServerState(enum.Enum):
@@ -74,13 +74,11 @@ class Supervisor:
         self._workers: dict[str, list[WorkerKeeper]] = {}
         self._waiting: dict[str, Future[None]] = {}
         self._failure: StartupError | None = None
-        self._stop_requested = threading.Event()
 
     # ---- from any thread ------------------------------------------------------------------
 
     def request_stop(self, fast: bool = False) -> None:
         """End the server: finish what is queued first, unless ``fast``. Safe in signal handlers."""
-        self._stop_requested.set()
         self._reactor.call_soon_threadsafe(self._end_now if fast else self._begin_drain)
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
@@ -89,7 +87,8 @@ class Supervisor:
         It fails with ``StartupError`` when an instance cannot load; the model is taken out again.
         """
         loaded: Future[None] = Future()
-        self._reactor.call_soon_threadsafe(lambda: self._add_model(spec, loaded))
+        if not self._reactor.call_soon_threadsafe(lambda: self._add_model(spec, loaded)):
+            loaded.set_exception(_ended())
         return loaded
 
     # ---- the life of a server -------------------------------------------------------------
@@ -100,6 +99,17 @@ class Supervisor:
         Raises:
             StartupError: a port is taken, or a model could not be loaded; everything is ended.
         """
+        try:
+            self._serve()
+            if self._failure is not None:
+                raise self._failure
+        except BaseException as error:
+            self._tell_waiting(error)
+            raise
+        self._tell_waiting(StartupError("stopped before it was ready"))
+        return 0
+
+    def _serve(self) -> None:
         self.state = ServerState.STARTING
         try:
             self._listeners.open(self._settings)
@@ -108,18 +118,18 @@ class Supervisor:
                 self._start_workers(spec)
             self._check_started()
             self._reactor.run()
-        except StartupError as error:
-            self._failure = error
         finally:
             self._kill_all()
             self._listeners.close()
-            self._reactor.close()
             self.state = ServerState.STOPPED
-        if not self.started.done():
-            self.started.set_exception(self._failure or StartupError("stopped before it was ready"))
-        if self._failure is not None:
-            raise self._failure
-        return 0
+            self._reactor.close()
+
+    def _tell_waiting(self, error: BaseException) -> None:
+        """Nobody waits for what will not come."""
+        futures: list[Future[Any]] = [self.started, *self._waiting.values()]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
 
     def _start_front(self) -> None:
         self._front = FrontKeeper(
@@ -155,6 +165,8 @@ class Supervisor:
         for worker in self._all_workers():
             if worker.life.state is InstanceState.READY:
                 front.instance_up(worker)
+            elif worker.life.state is InstanceState.WAITING:
+                front.instance_down(worker, "it died before this front")
         if self.state is ServerState.SERVING:
             front.serving()
 
@@ -227,12 +239,15 @@ class Supervisor:
 
     def _add_model(self, spec: ModelSpec, loaded: Future[None]) -> None:
         if self._front is None or self.state not in {ServerState.STARTING, ServerState.SERVING}:
-            loaded.set_exception(StartupError("the server is stopping"))
+            loaded.set_exception(_ended())
             return
         self._waiting[spec.name] = loaded
         self._models[spec.name] = spec
         self._front.add_model(spec)
-        self._start_workers(spec)
+        try:
+            self._start_workers(spec)
+        except StartupError as error:
+            self._drop_model(spec.name, error)
 
     def _check_loaded(self, model: str) -> None:
         workers = self._workers[model]
@@ -245,10 +260,13 @@ class Supervisor:
         assert self._front is not None
         del self._models[model]
         self._front.remove_model(model)
-        for worker in self._workers[model]:
+        # Reaped here and now: a second attempt may use the same names at once.
+        for worker in self._workers.pop(model):
             worker.stop()
             worker.kill()
+            worker.close()
         self._waiting.pop(model).set_exception(failure)
+        self._check_started()  # a start does not wait for it any more
 
     def _addresses(self) -> dict[str, str]:
         host = reachable(self._settings.host)
@@ -269,6 +287,9 @@ class Supervisor:
             assert self._front is not None
             self._move(ServerState.DRAINING)
             logger.info("stopping: finishing what is queued")
+            if self._front.process is None:  # between two fronts nothing is in flight
+                self._begin_stop()
+                return
             self._front.drain(self._settings.drain_timeout_s)
             self._reactor.call_later(self._settings.drain_timeout_s + 1.0, self._begin_stop)
 
@@ -278,10 +299,10 @@ class Supervisor:
         assert self._front is not None
         self._move(ServerState.STOPPING)
         front = self._front
+        front.quit()
         if front.process is None:
             self._stop_workers()
             return
-        front.quit()
         self._reactor.call_later(FRONT_QUIT_TIMEOUT_S, front.kill)
 
     def _stop_workers(self) -> None:
@@ -314,3 +335,7 @@ class Supervisor:
 
     def _all_workers(self) -> list[WorkerKeeper]:
         return [worker for workers in self._workers.values() for worker in workers]
+
+
+def _ended() -> StartupError:
+    return StartupError("the server has been stopped")

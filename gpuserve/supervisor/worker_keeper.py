@@ -1,4 +1,5 @@
-"""Keeps one instance alive: starts its worker process, hears it load, starts it again when it dies.
+"""Keeps one instance alive: starts its worker, hears it load, starts it again when it dies. The worker is a
+process; where the callable has to stay in this one (``isolation="thread"``), it is a thread.
 
 It does not know the front: what happens is told to a ``WorkerEvents``.
 """
@@ -6,18 +7,19 @@ It does not know the front: what happens is told to a ``WorkerEvents``.
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import time
 from typing import Any, Protocol
 
 from gpuserve.devices import device_environment
+from gpuserve.errors import StartupError
 from gpuserve.model import InstanceSpec, ModelSpec
-from gpuserve.supervisor.channel import Channel, channel_pair
+from gpuserve.supervisor.channel import Channel
 from gpuserve.supervisor.life import InstanceLife, InstanceState, LifeEvent
 from gpuserve.supervisor.processes import ChildProcess, spawn
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.relay import OutputRelay
+from gpuserve.supervisor.threads import WorkerThread, start_thread
 from gpuserve_worker import wire
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class WorkerKeeper:
         self.spec = spec
         self.instance = instance
         self.life = InstanceLife(f"{spec.name}/{instance.name}")
-        self.process: ChildProcess | None = None
+        self.process: ChildProcess | WorkerThread | None = None
         self.link: socket.socket | None = None
         self._reactor = reactor
         self._events = events
@@ -65,20 +67,16 @@ class WorkerKeeper:
         self._boot: Channel | None = None
         self._relay: OutputRelay | None = None
         self._load_failure = ""
+        self._in_thread = "object" in instance.source
         self._fields = {"model": spec.name, "instance": instance.name, "device": instance.device}
 
     def start(self) -> None:
-        """Start the worker process and send it its model."""
-        boot, their_boot = channel_pair()
-        link, their_link = channel_pair()
-        with their_boot, their_link:
-            process = spawn(
-                "gpuserve_worker",
-                [str(their_boot.fileno()), str(their_link.fileno())],
-                [their_boot.fileno(), their_link.fileno()],
-                environment=device_environment(self.instance.device),
-                relay_output=self._relay_output,
-            )
+        """Start the worker process and send it its model.
+
+        Raises:
+            StartupError: there is no process to be had.
+        """
+        process, (boot, link) = self._launch()
         self.process, self.link, self._boot = process, link, Channel(boot, wire.WORKER)
         self._load_failure = ""
         self._reactor.watch(process.pidfd, self._on_died)
@@ -86,18 +84,27 @@ class WorkerKeeper:
         if process.output is not None:
             self._relay = OutputRelay(process.output, self._fields)
             self._reactor.watch(process.output, self._on_output)
-        self._boot.send(self._init())
         self._move(LifeEvent.SPAWNED, "starting")
+        self._tell(self._init())
         if self._load_timeout_s > 0:
             self._reactor.call_later(self._load_timeout_s, lambda: self._on_load_timeout(process))
+
+    def _launch(self) -> tuple[ChildProcess | WorkerThread, list[socket.socket]]:
+        if self._in_thread:
+            return start_thread(self.life.name, self.instance.source)
+        return spawn(
+            "gpuserve_worker",
+            channels=2,
+            environment=device_environment(self.instance.device),
+            relay_output=self._relay_output,
+        )
 
     def stop(self) -> None:
         """Let it finish the batch at hand and exit; no successor."""
         if self.life.state is InstanceState.STOPPED:
             return
         self._move(LifeEvent.STOP, "")
-        if self._boot is not None:
-            self._boot.send(wire.Stop())
+        self._tell(wire.Stop())
 
     def kill(self) -> None:
         """End it now."""
@@ -110,6 +117,14 @@ class WorkerKeeper:
             self.process.exit_reason()
             self._close()
 
+    def _tell(self, message: wire.Message) -> None:
+        if self._boot is None:
+            return
+        try:
+            self._boot.send(message)
+        except TimeoutError:
+            self._end_broken("it does not read its boot socket")
+
     def _init(self) -> wire.Init:
         spec = self.spec
         return wire.Init(
@@ -118,7 +133,7 @@ class WorkerKeeper:
             spec.version,
             self.instance.name,
             self.instance.device,
-            self.instance.source,
+            {} if self._in_thread else self.instance.source,
             spec.inputs,
             spec.outputs,
             spec.max_batch_size,
@@ -132,27 +147,44 @@ class WorkerKeeper:
 
     def _on_boot(self) -> None:
         assert self._boot is not None
-        message = self._boot.receive()
-        if message is None:
-            self._reactor.unwatch(self._boot.fileno())
-        else:
-            self._heard(message)
+        try:
+            message = self._boot.receive()
+            if message is None:
+                self._reactor.unwatch(self._boot.fileno())
+            else:
+                self._heard(message)
+        except (wire.WireError, OSError) as error:
+            self._end_broken(str(error))
 
     def _heard(self, message: Any) -> None:
+        """Obey a message. User code runs in the process that sent it, so its fields are looked at too.
+
+        Raises:
+            WireError: it is not one that a worker sends, or not now.
+        """
         match message:
-            case wire.Phase(name):
+            case wire.Phase(str(name)):
                 self._events.instance_changed(self, name)
-            case wire.Ready(load_s):
+            case wire.Ready(float(load_s)) if self.life.state is InstanceState.LOADING:
                 logger.info("loaded in %.2f s", load_s, extra=self._fields)
                 self._move(LifeEvent.LOADED, "")
                 self._events.instance_ready(self)
-            case wire.LoadFailed(text, traceback):
+            case wire.Ready() if self.life.state is InstanceState.STOPPING:
+                pass  # it crossed our Stop
+            case wire.LoadFailed(str(text), str(traceback)):
                 self._load_failure = text
                 self._log(logging.ERROR, f"could not be loaded: {text}", traceback)
-            case wire.Log(level, text, traceback):
+            case wire.Log(int(level), str(text), str(traceback)):
                 self._log(level, text, traceback)
             case _:
-                raise wire.WireError(f"a worker said {type(message).__name__} on its boot socket")
+                raise wire.WireError(f"{type(message).__name__} in state {self.life.state.name}")
+
+    def _end_broken(self, what: str) -> None:
+        """Such a worker is ended, and its successor comes by the usual way."""
+        logger.error("the worker broke the protocol and is ended: %s", what, extra=self._fields)
+        if self._boot is not None:
+            self._reactor.unwatch(self._boot.fileno())
+        self.kill()
 
     def _log(self, level: int, text: str, traceback: str) -> None:
         if not logger.isEnabledFor(level):
@@ -167,7 +199,7 @@ class WorkerKeeper:
         if not self._relay.read_some():
             self._reactor.unwatch(self._relay.fd)
 
-    def _on_load_timeout(self, process: ChildProcess) -> None:
+    def _on_load_timeout(self, process: ChildProcess | WorkerThread) -> None:
         if process is self.process and self.life.state is InstanceState.LOADING:
             self._load_failure = f"not loaded within {self._load_timeout_s:g} s"
             process.kill()
@@ -175,9 +207,13 @@ class WorkerKeeper:
     def _on_died(self) -> None:
         assert self.process is not None
         self._drain_boot()
-        reason = self._load_failure or self.process.exit_reason()
-        stopping = self.life.state is InstanceState.STOPPING
+        exit_reason = self.process.exit_reason()  # which also reaps it
+        reason = self._load_failure or exit_reason
         self._close()
+        self._lost(reason)
+
+    def _lost(self, reason: str) -> None:
+        stopping = self.life.state is InstanceState.STOPPING
         self._move(LifeEvent.DIED, "")
         if not stopping:
             backoff_s = self.life.backoff_s(time.monotonic())
@@ -189,24 +225,29 @@ class WorkerKeeper:
         """What the worker said just before it died is still in the socket: LoadFailed, most of all."""
         assert self._boot is not None
         self._reactor.unwatch(self._boot.fileno())
-        while select.select([self._boot], [], [], 0)[0]:
-            message = self._boot.receive()
-            if message is None:
-                return
-            # A worker that said Ready and died at once never was.
-            if not isinstance(message, wire.Ready):
-                self._heard(message)
+        try:
+            while self._boot.pending() and (message := self._boot.receive()) is not None:
+                # A worker that said Ready and died at once never was.
+                if not isinstance(message, wire.Ready):
+                    self._heard(message)
+        except (wire.WireError, OSError) as error:
+            logger.error("the worker broke the protocol: %s", error, extra=self._fields)
 
     def _on_due(self) -> None:
-        if self.life.state is InstanceState.WAITING:
-            self._move(LifeEvent.DUE, "")
+        if self.life.state is not InstanceState.WAITING:
+            return
+        self._move(LifeEvent.DUE, "")
+        try:
             self.start()
+        except StartupError as error:  # out of processes, memory or descriptors: that passes
+            self._lost(str(error))
 
     def _close(self) -> None:
         assert self.process is not None
         assert self.link is not None
         assert self._boot is not None
         self._reactor.unwatch(self.process.pidfd)
+        self._reactor.unwatch(self._boot.fileno())
         if self._relay is not None:
             self._reactor.unwatch(self._relay.fd)
             self._relay.drain()

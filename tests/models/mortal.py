@@ -95,8 +95,10 @@ class Rude(Mortal):
     """Does to its process whatever user code may do."""
 
     def act(self, x: Any) -> None:
-        print("a line of the user's", flush=True)
-        print('{"ts": "not a log line"', file=sys.stderr, flush=True)
+        if self.calls > 1:
+            return
+        sys.stdout.write("a line of the user's\n")
+        sys.stderr.write('{"ts": "not a log line"\n')
         warnings.warn("a warning of the user's", stacklevel=1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_IGN)

@@ -6,11 +6,14 @@ Types of the messages are those of the ASGI specification, 3.0.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Scope: TypeAlias = dict[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
+#: The one gRPC method that is called all the time.
+MODEL_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -28,16 +31,16 @@ class Doors:
         self._metrics = metrics
         self._metrics_port = metrics_port
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one request: the door's own coroutine, without another one around it."""
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} here: only HTTP and gRPC are served")
         if self._metrics_port is not None and scope["server"][1] == self._metrics_port:
-            await self._metrics(scope, receive, send)
-        elif is_grpc(scope):
-            await self._grpc(scope, receive, send)
-        else:
-            await self._http(scope, receive, send)
+            return self._metrics(scope, receive, send)
+        # The path of an inference call says it already; any other is looked at more closely.
+        if scope["path"] == MODEL_INFER or is_grpc(scope):
+            return self._grpc(scope, receive, send)
+        return self._http(scope, receive, send)
 
 
 def is_grpc(scope: Scope) -> bool:

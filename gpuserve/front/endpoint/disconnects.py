@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gpuserve.front.endpoint.asgi import Receive
 from gpuserve.front.endpoint.v2 import InferResponse
-from gpuserve.front.scheduler.driver import PendingRequest
+from gpuserve.front.scheduler.flights import PendingRequest
 
 #: How old a request is before its client is watched, and how often that is looked at.
 PATIENCE_S: Final = 0.02

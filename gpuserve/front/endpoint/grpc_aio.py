@@ -14,12 +14,12 @@ import grpc
 
 from gpuserve.errors import RequestError
 from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
+from gpuserve.front.endpoint.asgi import MODEL_INFER
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.endpoint.status import STATUS
 
 logger = logging.getLogger(__name__)
 
-_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -60,7 +60,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, handler_call_details: Any) -> Any:
         """The method of a call; None is answered with UNIMPLEMENTED by grpc."""
         path = handler_call_details.method
-        if path == _INFER:
+        if path == MODEL_INFER:
             return grpc.unary_unary_rpc_method_handler(self._infer)
         if path == grpc_rpcs.HEALTH_WATCH:
             return grpc.unary_stream_rpc_method_handler(self._health_watch)

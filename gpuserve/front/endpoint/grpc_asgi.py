@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.errors import Code, Internal, RequestError, ResourceExhausted, Unimplemented
 from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
-from gpuserve.front.endpoint.asgi import Receive, Scope, Send
+from gpuserve.front.endpoint.asgi import MODEL_INFER, Receive, Scope, Send
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.grpc_framing import (
     ACCEPTED_ENCODINGS,
@@ -66,7 +66,7 @@ class GrpcDoor:
         self._watch = watch
         self._max_request_nbytes = max_request_nbytes
         self._methods: dict[str, Method] = {
-            "/inference.GRPCInferenceService/ModelInfer": self._infer,
+            MODEL_INFER: self._infer,
             grpc_rpcs.HEALTH_WATCH: self._health_watch,
             **dict.fromkeys(grpc_rpcs.UNARY, self._unary),
         }
@@ -110,7 +110,11 @@ class GrpcDoor:
         message = await call.receive()
         if message["type"] == "http.disconnect":
             raise asyncio.CancelledError
-        body = message.get("body", b"")
+        body: bytes = message.get("body", b"")
+        # A complete message in the first chunk is the usual call. Its end of stream may still be on its
+        # way; to wait for it would cost as much as to parse the message.
+        if body[:1] == b"\0" and int.from_bytes(body[1:PREFIX_NBYTES]) == len(body) - PREFIX_NBYTES:
+            return grpc_codec.parse_infer_request(body[PREFIX_NBYTES:])
         if not message.get("more_body", False):
             return grpc_codec.parse_infer_request(
                 unary_message(body, self._max_request_nbytes, call.encoding)
@@ -172,13 +176,16 @@ class GrpcDoor:
 
 
 def _call(scope: Scope, receive: Receive, send: Send) -> Call:
-    encoding, timeout_s = "", None
-    for name, value in scope["headers"]:
-        if name == b"grpc-timeout":
-            timeout_s = _timeout_s(value)
-        elif name == b"grpc-encoding" and value != b"identity":
-            encoding = check_encoding(value.decode("latin-1"))
-    return Call(scope["path"], receive, send, encoding, timeout_s)
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    timeout = headers.get(b"grpc-timeout")
+    encoding = headers.get(b"grpc-encoding", b"identity")
+    return Call(
+        scope["path"],
+        receive,
+        send,
+        "" if encoding == b"identity" else check_encoding(encoding.decode("latin-1")),
+        None if timeout is None else _timeout_s(timeout),
+    )
 
 
 def _timeout_s(value: bytes) -> float | None:

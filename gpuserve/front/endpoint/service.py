@@ -13,7 +13,8 @@ from gpuserve.errors import InvalidArgument, NotFound
 from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.v2 import IndexEntry, InferRequest, InferResponse
 from gpuserve.front.metrics import MetricsPage, ModelMetrics
-from gpuserve.front.scheduler.driver import ModelDriver, PendingRequest
+from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.front.scheduler.flights import PendingRequest
 from gpuserve.model import ModelSpec
 from gpuserve_worker.memory import Block
 

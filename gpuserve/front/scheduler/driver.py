@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from collections.abc import Iterable
 
 from gpuserve.errors import (
     DeadlineExceeded,
@@ -18,12 +18,13 @@ from gpuserve.errors import (
     request_error,
 )
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
-from gpuserve.front.endpoint.validation import CheckedRequest, ModelCheck
+from gpuserve.front.endpoint.validation import ModelCheck
 from gpuserve.front.links import WorkerLink
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.plane.gather import gather
 from gpuserve.front.plane.scatter import Answer, scatter
 from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, QueuedRequest
+from gpuserve.front.scheduler.flights import Flight, Flights, PendingRequest
 from gpuserve.model import ModelSpec
 from gpuserve_worker import wire
 from gpuserve_worker.memory import Arena, Block, OutOfMemory
@@ -32,47 +33,6 @@ logger = logging.getLogger(__name__)
 
 #: With no instance up and none due within this time, requests are refused instead of queued.
 PATIENCE_S = 5.0
-
-
-class PendingRequest(QueuedRequest):
-    """A request in the scheduler, with its answer to come and the blocks that its body lies in."""
-
-    __slots__ = ("answer", "blocks", "driver", "request", "timer")
-
-    def __init__(
-        self,
-        driver: ModelDriver,
-        request: InferRequest,
-        checked: CheckedRequest,
-        answer: asyncio.Future[Any],
-        blocks: list[Block],
-        retriable: bool,
-    ) -> None:
-        super().__init__(checked.rows, checked.nbytes, checked.merge_key, None, None, retriable)
-        self.driver = driver
-        self.request = request
-        self.answer = answer
-        self.blocks = blocks
-        self.timer: asyncio.TimerHandle | None = None
-
-    def take_back(self) -> None:
-        """Nobody waits for the answer any more."""
-        self.driver.take_back(self)
-
-
-class _Flight:
-    """A batch at a worker: which link, and the blocks that are the batch's own."""
-
-    __slots__ = ("batch", "blocks", "in_place", "link", "sent_at")
-
-    def __init__(
-        self, batch: Batch, link: WorkerLink, blocks: list[Block], in_place: bool, sent_at: float
-    ) -> None:
-        self.batch = batch
-        self.link = link
-        self.blocks = blocks
-        self.in_place = in_place
-        self.sent_at = sent_at
 
 
 class ModelDriver:
@@ -94,9 +54,7 @@ class ModelDriver:
         self._links: dict[str, WorkerLink] = {}
         #: When the next start of each instance that is down is due; past while it loads.
         self._due_at: dict[str, float] = {}
-        self._flights: dict[int, _Flight] = {}
-        #: Blocks that a worker still looks at after its batch was answered.
-        self._lent: dict[int, tuple[WorkerLink, list[Block]]] = {}
+        self._flights = Flights(self.free)
         self._loop = asyncio.get_running_loop()
         self._pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
@@ -155,7 +113,7 @@ class ModelDriver:
             pending = PendingRequest(self, request, checked, self._loop.create_future(), blocks, retriable)
             self.scheduler.submit(pending, time.monotonic())
         except RequestError as error:
-            self._free(blocks)
+            self.free(blocks)
             self.metrics.refused(error)
             raise
         if request.timeout_s is not None:
@@ -190,16 +148,13 @@ class ModelDriver:
         if pending.timer is not None:
             pending.timer.cancel()
             pending.timer = None
-        self._free(pending.blocks)
+        self.free(pending.blocks)
         pending.blocks = []
         # The scheduler may refer to a request for a while after it is through; not to its body.
         pending.request.inputs.clear()
 
-    def free(self, blocks: list[Block]) -> None:
-        """Take back blocks of a request that was never submitted."""
-        self._free(blocks)
-
-    def _free(self, blocks: list[Block]) -> None:
+    def free(self, blocks: Iterable[Block]) -> None:
+        """Take back blocks of the arena that nothing refers to any more."""
         for block in blocks:
             self.arena.free(block)
 
@@ -235,7 +190,7 @@ class ModelDriver:
             )
             return
         link = self._links[batch.instance]
-        self._flights[batch.batch_id] = _Flight(batch, link, blocks, in_place, now)
+        self._flights.depart(Flight(batch, link, blocks, in_place, now))
         self.metrics.queued([now - one.enqueued_at for one in batch.requests])
         link.send(
             wire.Run(
@@ -271,8 +226,7 @@ class ModelDriver:
                 for pending in flight.batch.requests:
                     self._answer(pending, error)
             case wire.Released(batch_ids):
-                for batch_id in batch_ids:
-                    self._free(self._lent.pop(batch_id, (link, []))[1])
+                self._flights.release(link, batch_ids)
             case wire.Attached():
                 pass
             case _:
@@ -297,28 +251,10 @@ class ModelDriver:
             wrong = Internal(f"model {self.spec.name!r} gave an answer that does not fit its request")
             return [wrong] * len(batch.requests)
 
-    def _land(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> _Flight:
-        flight = self._flights.get(batch_id)
-        if flight is None or flight.link is not link:
-            raise wire.WireError(f"an answer to batch {batch_id}, which is not at instance {link.instance}")
-        del self._flights[batch_id]
+    def _land(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> Flight:
+        flight = self._flights.land(link, batch_id, inputs_free)
         self.scheduler.complete(batch_id)
-        if flight.in_place and not inputs_free:
-            # The body outlives its request: the callable kept an array over it.
-            flight.blocks.extend(self._disown(flight.batch))
-        if inputs_free:
-            self._free(flight.blocks)
-        elif flight.blocks:
-            self._lent[batch_id] = (link, flight.blocks)
         return flight
-
-    def _disown(self, batch: Batch) -> list[Block]:
-        blocks: list[Block] = []
-        for pending in batch.requests:
-            assert isinstance(pending, PendingRequest)
-            blocks += pending.blocks
-            pending.blocks = []
-        return blocks
 
     def _answer(self, pending: QueuedRequest, answer: Answer) -> None:
         assert isinstance(pending, PendingRequest)
@@ -368,13 +304,7 @@ class ModelDriver:
         instance = self.metrics.instance(link.instance)
         instance.set_up(False)
         instance.restarts += 1
-        running: list[QueuedRequest] = []
-        for batch_id in [n for n, flight in self._flights.items() if flight.link is link]:
-            flight = self._flights.pop(batch_id)
-            self._free(flight.blocks)
-            running += flight.batch.requests
-        for batch_id in [n for n, (lender, _) in self._lent.items() if lender is link]:
-            self._free(self._lent.pop(batch_id)[1])
+        running = self._flights.lose(link)
         logger.debug("model %s: instance %s is down: %s", self.spec.name, link.instance, reason)
         lost = self.scheduler.instance_down(link.instance)
         link.close()

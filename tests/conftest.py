@@ -1,0 +1,25 @@
+"""What holds for every test: it leaves nothing behind (``leaks.py`` says what that is)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+
+import leaks
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Fails the test after which a process, descriptor, shared memory or socket file is left."""
+    mark = uuid.uuid4().hex
+    os.environ[leaks.MARK] = mark
+    before = leaks.census(mark)
+    yield
+    del os.environ[leaks.MARK]
+    found = leaks.leaks(before)
+    for pid in leaks.processes(mark):
+        os.kill(pid, signal.SIGKILL)
+    assert not found, "the test left behind:\n" + "\n".join(found)

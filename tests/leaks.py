@@ -1,0 +1,114 @@
+"""What a test may leave behind: nothing. Processes, descriptors, shared memory and socket files are
+counted before and after, and whatever is there too much is named.
+
+A process of ours is told by a mark in its environment, which the children of the test inherit, and by
+``gpuserve`` in its command line. Other tests may run at the same time: what they own is not counted.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import stat
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from processes import command_line, wait_ended, wait_until
+
+MARK = "LEAK_CHECK_MARK"
+PATIENCE_S = 3.0
+_SHM = Path("/dev/shm")
+#: grpc's own pollers, made at the first call of a process and kept; ours are told by other tests.
+_POLLERS = frozenset({"anon_inode:[eventpoll]", "anon_inode:[eventfd]"})
+
+
+@dataclass(frozen=True)
+class Census:
+    """What there is at one moment. ``mark`` is the value of ``MARK`` that the test's children have."""
+
+    mark: str
+    descriptors: frozenset[tuple[int, str]]
+    shared_memory: frozenset[str]
+    sockets: frozenset[str]
+
+
+def census(mark: str) -> Census:
+    """Count what is there now."""
+    return Census(mark, _descriptors(), frozenset(os.listdir(_SHM)), _sockets())
+
+
+def leaks(before: Census, patience_s: float = PATIENCE_S) -> list[str]:
+    """A line for everything that is left after ``patience_s`` and was not there before."""
+    found = [f"process {pid}: {command_line(pid)}" for pid in _leaked_processes(before.mark, patience_s)]
+    if not _leaked_files(before):
+        return found
+    gc.collect()  # what only a cycle keeps is not left behind, and this is too slow for every test
+    try:
+        wait_until(lambda: not _leaked_files(before), "nothing is left", patience_s)
+    except AssertionError:
+        found += _leaked_files(before)
+    return found
+
+
+def processes(mark: str) -> list[int]:
+    """Processes of gpuserve that descend from the test with this mark."""
+    return [pid for pid in _pids() if _has_mark(pid, mark) and "gpuserve" in command_line(pid)]
+
+
+def _leaked_processes(mark: str, patience_s: float) -> list[int]:
+    return wait_ended(processes(mark), patience_s)
+
+
+def _leaked_files(before: Census) -> list[str]:
+    descriptors = [f"descriptor {fd}: {target}" for fd, target in sorted(_descriptors() - before.descriptors)]
+    shared = frozenset(os.listdir(_SHM)) - before.shared_memory
+    mapped = _mapped_elsewhere() if shared else ""
+    memory = [f"shared memory /dev/shm/{name}" for name in sorted(shared) if name not in mapped]
+    return descriptors + memory + [f"socket file {path}" for path in sorted(_sockets() - before.sockets)]
+
+
+def _descriptors() -> frozenset[tuple[int, str]]:
+    found = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the descriptor of this very listing
+            continue
+        if not (target in _POLLERS and "grpc._cython.cygrpc" in sys.modules):
+            found.add((fd, target))
+    return frozenset(found)
+
+
+def _sockets() -> frozenset[str]:
+    return frozenset(entry.path for entry in os.scandir(tempfile.gettempdir()) if _is_socket(entry))
+
+
+def _is_socket(entry: os.DirEntry[str]) -> bool:
+    try:
+        return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    try:
+        return f"{MARK}={mark}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _mapped_elsewhere() -> str:
+    """The mappings of all other processes: a test that runs beside this one may use shared memory."""
+    maps = []
+    for pid in _pids():
+        try:
+            maps.append(Path(f"/proc/{pid}/maps").read_text())
+        except OSError:
+            continue
+    return "".join(maps)

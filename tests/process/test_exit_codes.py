@@ -1,0 +1,144 @@
+"""How ``gpuserve serve`` ends when it cannot start: the status, the sentence, and no port that says ready."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from operated import TIMEOUT_S, OperatedServer, Orders, config, model
+from serving import FREE_PORTS, GPUSERVE
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    return Orders(tmp_path / "orders")
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port on which somebody else listens."""
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        yield int(listener.getsockname()[1])
+
+
+def text_log(config_file: Path) -> tuple[int, str]:
+    run = subprocess.run(
+        [GPUSERVE, "serve", str(config_file), *FREE_PORTS],
+        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    return run.returncode, run.stderr
+
+
+def test_a_model_that_does_not_load_ends_with_3_and_its_traceback_is_in_the_log(
+    tmp_path: Path, orders: Orders
+) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders, "load_fails"))) as server:
+        assert server.process.wait(TIMEOUT_S) == 3
+    (failure,) = [one for one in server.messages() if "could not be loaded" in one["msg"]]
+    assert (failure["level"], failure["model"], failure["instance"]) == ("error", "m", "cpu#0")
+    assert failure["exc"].startswith("Traceback (most recent call last):")
+    assert failure["exc"].endswith("RuntimeError: there are no weights")
+    assert 'raise RuntimeError("there are no weights")' in failure["exc"]
+    assert "instance cpu#0 could not be started" in server.messages()[-1]["msg"]
+    assert not any(one["msg"].startswith("ready: ") for one in server.messages())
+
+
+def test_the_traceback_is_in_a_text_log_too(tmp_path: Path, orders: Orders) -> None:
+    code, log = text_log(config(tmp_path, model("m", orders, "load_fails")))
+    assert code == 3
+    assert 'raise RuntimeError("there are no weights")\nRuntimeError: there are no weights\n' in log
+    assert log.splitlines()[-1].startswith("model 'm': instance cpu#0 could not be started: ")
+
+
+def test_no_port_says_ready_before_every_model_is_loaded(tmp_path: Path, orders: Orders) -> None:
+    well = Orders(tmp_path / "well")
+    orders.shut()
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        port = int(one.getsockname()[1])
+    flags = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
+    file = config(tmp_path, model("slow", orders, "load_slowly"), model("well", well))
+    with OperatedServer(file, *flags) as server:
+        server.addresses["HTTP"] = f"localhost:{port}"
+        seen: set[int] = set()
+        ready = threading.Event()
+
+        def look() -> None:
+            while not ready.is_set():
+                seen.add(server.status("/v2/health/ready"))
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        server.wait_model_ready("well")
+        ready.set()
+        looking.join()
+        assert 200 not in seen
+        orders.open()
+        server.wait_ready()
+        assert server.status("/v2/health/ready") == 200
+        assert server.end() == 0
+
+
+def test_a_model_that_takes_too_long_to_load(tmp_path: Path, orders: Orders) -> None:
+    orders.shut()
+    with OperatedServer(config(tmp_path, model("m", orders, "load_slowly"), load_timeout_s=0.5)) as server:
+        assert server.process.wait(TIMEOUT_S) == 3
+    assert server.messages()[-1]["msg"].endswith("could not be started: not loaded within 0.5 s")
+
+
+@pytest.mark.parametrize("role", ["http", "grpc", "metrics"])
+def test_a_port_that_is_taken(tmp_path: Path, orders: Orders, taken: int, role: str) -> None:
+    ports = {"http": "0", "grpc": "0", "metrics": "0", role: str(taken)}
+    flags = [part for name, port in ports.items() for part in (f"--{name}-port", port)]
+    with OperatedServer(config(tmp_path, model("m", orders)), *flags) as server:
+        assert server.process.wait(TIMEOUT_S) == 3
+    (line,) = server.messages()
+    assert line["msg"] == f"cannot listen on 0.0.0.0:{taken} for {role}: Address already in use"
+
+
+def test_a_host_that_is_not_there(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders)), "--host", "192.0.2.1") as server:
+        assert server.process.wait(TIMEOUT_S) == 3
+    (line,) = server.messages()
+    assert line["msg"].startswith("cannot listen on 192.0.2.1:0 for http: Cannot assign requested address")
+
+
+def test_a_device_that_is_not_there(tmp_path: Path, orders: Orders) -> None:
+    entry = model("m", orders, instances=[{"device": "cuda:99"}])
+    with OperatedServer(config(tmp_path, entry)) as server:
+        assert server.process.wait(TIMEOUT_S) == 5
+    assert "cuda:99" in server.messages()[-1]["msg"]
+
+
+def test_a_wrong_config_and_a_wrong_command_line(tmp_path: Path, orders: Orders) -> None:
+    wrong = config(tmp_path, {**model("m", orders), "max_batch_sise": 3})
+    assert text_log(wrong)[0] == 4
+    run = subprocess.run([GPUSERVE, "serve"], capture_output=True, timeout=TIMEOUT_S, check=False)
+    assert run.returncode == 2
+
+
+def test_whoever_read_the_log_may_go_away(tmp_path: Path, orders: Orders) -> None:
+    file = config(tmp_path, model("m", orders, "Rude"))
+    with subprocess.Popen(
+        [GPUSERVE, "serve", str(file), *FREE_PORTS, "--log-format", "json"],
+        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stderr is not None
+            server = OperatedServer(file)
+            server.process = process
+            for line in process.stderr:
+                server.log.append(line)
+                if '"ready: ' in line:
+                    break
+            server.wait_ready()
+            process.stderr.close()
+            assert server.infer("m", 1.0).output("y") == [2.0]  # it prints
+            assert server.infer("m", 2.0).output("y") == [4.0]
+            assert server.end() == 0
+        finally:
+            process.kill()

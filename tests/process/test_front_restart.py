@@ -1,0 +1,167 @@
+"""The front killed: another one on the same ports, the same workers behind it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from operated import LARGE, TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
+from processes import measured, wait_until
+
+#: What a client may see of a front that dies under it.
+CONNECTION_ERRORS = (OSError, http.client.HTTPException)
+SLACK = 4.0
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    return Orders(tmp_path / "orders")
+
+
+def killed_front(server: OperatedServer) -> float:
+    """Kill the front; the seconds until the server is ready again."""
+    front = server.front
+    os.kill(front, signal.SIGKILL)
+    wait_until(lambda: server.front not in {0, front}, "another front is started")
+    return wait_until(lambda: server.status("/v2/health/ready") == 200, "the new front is ready")
+
+
+def test_a_new_front_has_the_old_ports_and_the_old_workers(tmp_path: Path, orders: Orders) -> None:
+    entry = model("m", orders, instances=[{"device": "cpu", "count": 2}])
+    with OperatedServer(config(tmp_path, entry)) as server:
+        server.wait_ready()
+        workers = server.workers
+        assert server.infer("m", 1.0).output("calls") == [1]
+        started = time.monotonic()
+        killed_front(server)
+        back_s = time.monotonic() - started
+        measured(f"front killed: ready again after {back_s:.3f} s")
+        assert back_s < 1.0 * SLACK
+        for _ in range(3):
+            assert server.infer("m", 1.0).output("y") == [2.0]
+        assert server.workers == workers
+        assert {call["pid"] for call in orders.calls()} == set(workers)
+        assert server.end() == 0
+
+
+def test_a_callable_keeps_its_state_over_fronts(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders))) as server:
+        server.wait_ready()
+        assert server.infer("m", 1.0).output("calls") == [1]
+        killed_front(server)
+        assert server.infer("m", 1.0).output("calls") == [2]
+        assert server.infer("m", 1.0, width=LARGE).status == 200
+        killed_front(server)
+        assert server.infer("m", 1.0, width=LARGE).status == 200
+        assert server.infer("m", 1.0).output("calls") == [5]
+        assert server.metric("gpuserve_arena_blocks", model="m") == 0
+        assert server.end() == 0
+
+
+def test_what_is_in_flight_gets_a_connection_error_and_the_worker_goes_on(
+    tmp_path: Path, orders: Orders
+) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders))) as server:
+        server.wait_ready()
+        orders.shut()
+        asked = InBackground(server.infer, "m", 1.0, width=LARGE)
+        orders.wait_calls(1)
+        killed_front(server)
+        with pytest.raises(CONNECTION_ERRORS):
+            asked.result()
+        again = InBackground(server.infer, "m", 2.0)
+        wait_until(lambda: server.metric("gpuserve_queue_requests", model="m") >= 0, "it is asked")
+        orders.open()
+        assert again.result().output("calls") == [2]  # the first went on to its end, for nobody
+        assert server.end() == 0
+
+
+def test_fronts_that_die_in_a_row_under_traffic(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders))) as server:
+        server.wait_ready()
+        workers, over = server.workers, threading.Event()
+        answers: list[list[float]] = []
+
+        def traffic() -> None:
+            while not over.is_set():
+                try:
+                    with server.client(timeout_s=5.0) as client:
+                        while not over.is_set():
+                            answers.append(client.infer("m", 21.0).output("y"))
+                except CONNECTION_ERRORS:
+                    continue
+
+        clients = [InBackground(traffic) for _ in range(3)]
+        for _ in range(5):
+            killed_front(server)
+            seen = len(answers)
+            wait_until(lambda seen=seen: len(answers) > seen + 20, "traffic goes on")
+        over.set()
+        for one in clients:
+            one.result()
+        assert all(answer == [42.0] for answer in answers)
+        assert server.workers == workers
+        assert server.metric("gpuserve_running_requests", model="m") == 0
+        assert server.end() == 0
+
+
+def test_a_front_and_a_worker_that_die_together(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders))) as server:
+        server.wait_ready()
+        os.kill(server.workers[0], signal.SIGKILL)
+        killed_front(server)
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        assert server.end() == 0
+
+
+def test_a_front_that_dies_while_models_load_is_replaced(tmp_path: Path, orders: Orders) -> None:
+    orders.shut()
+    port = free_port()
+    flags = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
+    with OperatedServer(config(tmp_path, model("m", orders, "load_slowly")), *flags) as server:
+        server.addresses["HTTP"] = f"localhost:{port}"
+        wait_until(lambda: server.status("/v2/health/live") == 200, "the front accepts")
+        first = server.front
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: server.front not in {0, first}, "another front is started")
+        orders.open()
+        server.wait_ready()
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        assert server.end() == 0
+
+
+def test_a_front_that_dies_before_it_ever_accepted_is_a_failure_of_the_start(
+    tmp_path: Path, orders: Orders
+) -> None:
+    orders.shut()
+    with OperatedServer(config(tmp_path, model("m", orders, "load_slowly"))) as server:
+        wait_until(lambda: server.front, "the front is started")
+        os.kill(server.front, signal.SIGKILL)
+        assert server.process.wait(TIMEOUT_S) == 3
+        assert server.messages()[-1]["msg"] == "the front process could not be started: signal SIGKILL"
+
+
+def test_a_front_ignores_the_signals_that_are_meant_for_the_supervisor(
+    tmp_path: Path, orders: Orders
+) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders))) as server:
+        server.wait_ready()
+        front = server.front
+        os.kill(front, signal.SIGTERM)
+        os.kill(front, signal.SIGINT)
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        assert server.front == front
+        assert server.end() == 0
+
+
+def free_port() -> int:
+    """A port that nobody has at this moment."""
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return int(one.getsockname()[1])

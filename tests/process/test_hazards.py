@@ -1,0 +1,264 @@
+"""User code that keeps, writes, prints, forks and breaks what it can reach, in a whole server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from operated import LARGE, OperatedServer, Orders, config, model
+from processes import command_line, measured, wait_ended, wait_until
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Iterator[Orders]:
+    orders = Orders(tmp_path / "orders")
+    yield orders
+    if (orders.directory / "child").exists():
+        os.kill(orders.child(), signal.SIGKILL)
+        assert not wait_ended([orders.child()], 5.0)
+
+
+def blocks(server: OperatedServer) -> float:
+    return server.metric("gpuserve_arena_blocks", model="m")
+
+
+def test_a_block_is_free_again_when_the_callable_lets_go_of_it(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))) as server:
+        server.wait_ready()
+        for kept in (1, 2, 3):
+            assert server.infer("m", float(kept), width=LARGE).status == 200
+            assert blocks(server) == kept
+        assert server.infer("m", -1.0).status == 200
+        wait_until(lambda: blocks(server) == 0, "every block is free")
+        assert server.end() == 0
+
+
+def test_blocks_that_a_dead_worker_kept_are_free_again(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))) as server:
+        server.wait_ready()
+        assert server.infer("m", 1.0, width=LARGE).status == 200
+        assert blocks(server) == 1
+        os.kill(server.workers[0], signal.SIGKILL)
+        wait_until(lambda: blocks(server) == 0, "its block is free")
+        server.wait_model_ready("m")
+        assert server.infer("m", 1.0, width=LARGE).status == 200
+        assert server.end() == 0
+
+
+def test_a_new_front_has_no_part_in_what_was_kept_from_the_old_one(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))) as server:
+        server.wait_ready()
+        assert server.infer("m", 1.0, width=LARGE).status == 200
+        first = server.front
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: server.status("/v2/health/ready") == 200 and server.front != first, "a new front")
+        assert blocks(server) == 0
+        assert server.infer("m", 2.0, width=LARGE).status == 200
+        assert server.infer("m", -1.0).status == 200  # lets go of both
+        wait_until(lambda: blocks(server) == 0, "every block is free")
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_retry_of_a_callable_that_writes_to_its_input_sees_the_original(
+    tmp_path: Path, orders: Orders, rows: int
+) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders, "Writer"))) as server:
+        server.wait_ready()
+        orders.die("SIGKILL")
+        answer = server.infer("m", *[1.0] * rows)
+        assert answer.output("y") == [2002.0] * rows  # once 1000 more, not twice
+        assert [call["first"] for call in orders.calls()] == [1.0, 1.0]
+        assert server.end() == 0
+
+
+def test_a_large_body_that_was_written_to_is_not_run_again(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders, "Writer"))) as server:
+        server.wait_ready()
+        orders.die("segfault")
+        assert server.infer("m", 1.0, width=LARGE).status == 503
+        assert len(orders.calls()) == 1
+        assert blocks(server) == 0
+        assert server.end() == 0
+
+
+def test_user_code_that_does_what_it_likes_with_its_process(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders, "Rude"))) as server:
+        server.wait_ready()
+        (worker,) = server.workers
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        server.wait_log("a line of the user's")
+        os.kill(worker, signal.SIGINT)
+        os.kill(worker, signal.SIGTERM)
+        assert server.infer("m", 3.0).output("pid") == [worker]
+        family = server.family()
+        assert server.end() == 0
+        assert not wait_ended(family, 2.0)
+    line = next(one for one in server.messages() if one["msg"] == "a line of the user's")
+    assert (line["model"], line["instance"], line["logger"]) == ("m", "cpu#0", "gpuserve.output")
+    assert any(one["msg"] == '{"ts": "not a log line"' for one in server.messages())
+    assert any("a warning of the user's" in one["msg"] for one in server.messages())
+
+
+@pytest.mark.parametrize("target", ["Parent", "Forker"])
+def test_a_child_that_outlives_its_worker_hides_no_death(tmp_path: Path, orders: Orders, target: str) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders, target))) as server:
+        server.wait_ready()
+        (worker,) = server.workers
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        child = orders.child()
+        os.kill(worker, signal.SIGKILL)
+        took_s = wait_until(lambda: worker not in server.workers and server.workers, "a successor")
+        measured(f"worker with a living child killed: successor started after {took_s:.3f} s")
+        server.wait_model_ready("m")
+        assert server.infer("m", 2.0).output("y") == [4.0]
+        assert command_line(child)
+        family = server.family()
+        assert server.end() == 0
+        assert not wait_ended(family, 2.0)
+        assert command_line(child)  # it is the user's
+
+
+def test_a_child_inherits_nothing_of_ours(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders, "Parent"))) as server:
+        server.wait_ready()
+        assert server.infer("m", 1.0, width=LARGE).status == 200
+        _, *targets = (orders.directory / "child").read_text().split("\n")
+        assert not [one for one in targets if one.startswith("socket:") or "memfd" in one]
+        # /dev/null, and the one pipe that stdout and stderr are.
+        assert len({one for one in targets if not one.startswith("/proc/")}) <= 2
+        assert server.end() == 0
+
+
+def test_a_worker_that_breaks_the_protocol_takes_nothing_with_it(tmp_path: Path, orders: Orders) -> None:
+    """What one writes to the descriptors of a worker, from inside it, is user code as well."""
+    (tmp_path / "vandal.py").write_text(VANDAL)
+    entries = [
+        {**model(name, orders), "callable": str(tmp_path / f"vandal.py:{target}")}
+        for name, target in (("boot", "Boot"), ("link", "Link"), ("closes", "Closes"))
+    ]
+    with OperatedServer(config(tmp_path, model("well", orders), *entries)) as server:
+        server.wait_ready()
+        supervisor, front = server.pid, server.front
+        for name in ("boot", "link", "closes"):
+            first = server.infer(name, 1.0)  # it vandalises, and is ended; its successor answers
+            assert first.status in {200, 503}, first
+            server.wait_log(f'"model": "{name}"')
+            wait_until(
+                lambda name=name: server.metric("gpuserve_worker_restarts_total", model=name) >= 1, name
+            )
+            server.wait_model_ready(name)
+            assert server.infer("well", 1.0).output("y") == [2.0]
+        assert (server.pid, server.front) == (supervisor, front)
+        assert server.end() == 0
+
+
+def test_a_program_with_more_descriptors_than_select_can_take(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", MANY_DESCRIPTORS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "OSError: no\n"), run.stderr
+
+
+def test_a_server_is_stopped_twice_fails_and_is_used_again() -> None:
+    from gpuserve import ModelConfig, Server, Tensor
+    from gpuserve.errors import StartupError
+
+    def tensor(name: str) -> list[Tensor]:
+        return [Tensor(name=name, dtype=np.float32, shape=(-1,))]
+
+    class Weightless:
+        def __reduce__(self) -> object:
+            raise_when_loaded = "raise OSError('no weights')"
+            return exec, (raise_when_loaded,)
+
+        def __call__(self, requests: object) -> object:
+            return requests
+
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    shape = {"inputs": tensor("x"), "outputs": tensor("y"), "config": ModelConfig(max_batch_size=4)}
+    with Server(**ports) as server:
+        server.bind("good", lambda requests: requests, **shape)
+        server.run()
+        server.run()
+        for _ in range(2):  # a model that fails to load is out again, and its name is free
+            with pytest.raises(StartupError, match="bad"):
+                server.bind("bad", Weightless(), **shape)
+        server.bind("bad", lambda requests: requests, **shape)
+        server.stop()
+        server.stop()
+        assert not server.is_alive()
+        server.run()
+        assert server.is_alive()
+    assert not server.is_alive()
+    with Server(**ports) as failing:
+        failing.bind("bad", Weightless(), **shape)
+        for _ in range(2):
+            with pytest.raises(StartupError, match="bad"):
+                failing.run()
+            assert not failing.is_alive()
+    with pytest.raises(ZeroDivisionError), Server(**ports) as left:  # noqa: PT012
+        left.bind("good", lambda requests: requests, **shape)
+        left.run()
+        raise ZeroDivisionError
+    assert not left.is_alive()
+
+
+VANDAL = """
+import os, socket, sys
+from pathlib import Path
+import numpy as np
+from gpuserve.decorators import batch
+
+class Vandal:
+    def __init__(self, directory):
+        self.token = Path(directory, type(self).__name__)
+    @batch
+    def __call__(self, x):
+        if not self.token.exists():
+            self.token.touch()
+            self.vandalise(*map(int, sys.argv[1:]))
+        return {"y": x, "calls": np.ones((len(x), 1), int), "pid": np.ones((len(x), 1), int)}
+
+class Boot(Vandal):
+    def vandalise(self, boot, link):
+        os.write(boot, b"garbage")
+
+class Link(Vandal):
+    def vandalise(self, boot, link):
+        os.write(link, b"\\x93\\x29\\x01\\x02")
+
+class Closes(Vandal):
+    def vandalise(self, boot, link):
+        os.close(link)
+"""
+
+MANY_DESCRIPTORS = """
+import os, resource
+import numpy as np
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+from gpuserve import ModelConfig, Server, Tensor
+from gpuserve.errors import StartupError
+
+class Bad:
+    def __reduce__(self):
+        return exec, ("raise OSError('no')",)
+    def __call__(self, requests):
+        return requests
+
+x, y = ([Tensor(name=name, dtype=np.float32, shape=(-1,))] for name in "xy")
+with Server(http_port=0, grpc_port=0, metrics_port=0) as server:
+    server.bind("bad", Bad(), x, y, config=ModelConfig(max_batch_size=4))
+    try:
+        server.run()
+    except StartupError as error:
+        print(str(error).rsplit("raised ", 1)[-1])
+"""

@@ -1,0 +1,73 @@
+"""What the tests ask the kernel about processes: children, command lines, and whether they have ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+_TICK_S = 0.002
+
+
+def children(pid: int) -> list[int]:
+    """The direct children of a process, of all of its threads."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, path.read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """The children, theirs, and so on."""
+    found = children(pid)
+    return found + [one for child in found for one in descendants(child)]
+
+
+def command_line(pid: int) -> str:
+    """Its arguments; empty for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def wait_ended(pids: Iterable[int], timeout_s: float) -> list[int]:
+    """Wait until the processes have ended; those that have not. A zombie has ended."""
+    deadline = time.monotonic() + timeout_s
+    return [pid for pid in pids if not _ended(pid, deadline - time.monotonic())]
+
+
+def _ended(pid: int, timeout_s: float) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], max(0.0, timeout_s))[0])
+    finally:
+        os.close(pidfd)
+
+
+def measured(figure: str) -> None:
+    """Show a figure, with ``pytest -s``. Figures are shown and not asserted: machines differ."""
+    sys.stdout.write(f"{figure}\n")
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> float:
+    """Look again and again until a condition holds that nobody announces. The seconds that it took.
+
+    Raises:
+        AssertionError: it did not hold in time.
+    """
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s: {what}"
+        threading.Event().wait(_TICK_S)
+    return time.monotonic() - started

@@ -1,0 +1,119 @@
+"""The life of an instance: every step of the table, every other one refused, and the back-off."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gpuserve.supervisor.life import (
+    FIRST_BACKOFF_S,
+    MAX_BACKOFF_S,
+    STEADY_S,
+    TRANSITIONS,
+    IllegalTransition,
+    InstanceLife,
+    InstanceState,
+    LifeEvent,
+)
+
+S, E = InstanceState, LifeEvent
+LEGAL = {
+    (S.DOWN, E.SPAWNED): S.LOADING,
+    (S.DOWN, E.DIED): S.WAITING,
+    (S.DOWN, E.STOP): S.STOPPED,
+    (S.LOADING, E.LOADED): S.READY,
+    (S.LOADING, E.DIED): S.WAITING,
+    (S.LOADING, E.STOP): S.STOPPING,
+    (S.READY, E.DIED): S.WAITING,
+    (S.READY, E.STOP): S.STOPPING,
+    (S.WAITING, E.DUE): S.DOWN,
+    (S.WAITING, E.STOP): S.STOPPED,
+    (S.STOPPING, E.DIED): S.STOPPED,
+    (S.STOPPING, E.STOP): S.STOPPING,
+    (S.STOPPED, E.STOP): S.STOPPED,
+}
+ILLEGAL = [pair for pair in itertools.product(S, E) if pair not in LEGAL]
+
+
+def life_in(state: InstanceState) -> InstanceLife:
+    life = InstanceLife("m/0")
+    life.state = state
+    return life
+
+
+def death(life: InstanceLife, now: float, *, ready_for_s: float | None) -> float:
+    """Start, live and die; the back-off. ``ready_for_s`` None: it died while it loaded."""
+    if life.state is S.WAITING:
+        life.apply(E.DUE, now)
+    life.apply(E.SPAWNED, now)
+    if ready_for_s is not None:
+        life.apply(E.LOADED, now)
+        now += ready_for_s
+    life.apply(E.DIED, now)
+    return life.backoff_s(now)
+
+
+@pytest.mark.parametrize(("before", "event"), LEGAL)
+def test_a_legal_step(before: InstanceState, event: LifeEvent) -> None:
+    life = life_in(before)
+    life.apply(event, 0.0)
+    assert life.state is LEGAL[before, event]
+
+
+@pytest.mark.parametrize(("before", "event"), ILLEGAL)
+def test_an_illegal_step_names_instance_event_and_state(before: InstanceState, event: LifeEvent) -> None:
+    life = life_in(before)
+    with pytest.raises(IllegalTransition, match=f"m/0: {event.name} in state {before.name}"):
+        life.apply(event, 0.0)
+    assert life.state is before
+
+
+def test_the_table_has_no_other_steps() -> None:
+    assert TRANSITIONS == LEGAL
+
+
+def test_the_first_restart_is_due_at_once() -> None:
+    assert death(InstanceLife("m"), 0.0, ready_for_s=1.0) == 0.0
+
+
+def test_one_that_dies_young_again_waits_twice_as_long_each_time_up_to_a_limit() -> None:
+    life, now, waits = InstanceLife("m"), 0.0, []
+    for _ in range(8):
+        waits.append(death(life, now, ready_for_s=0.0))
+        now += waits[-1]
+    assert waits == [0.0, FIRST_BACKOFF_S, 2.0, 4.0, 8.0, 16.0, MAX_BACKOFF_S, MAX_BACKOFF_S]
+
+
+def test_a_death_while_loading_counts_as_young() -> None:
+    life = InstanceLife("m")
+    assert [death(life, 0.0, ready_for_s=None) for _ in range(3)] == [0.0, 1.0, 2.0]
+
+
+def test_a_steady_life_starts_the_back_off_afresh() -> None:
+    life = InstanceLife("m")
+    for _ in range(4):
+        death(life, 0.0, ready_for_s=0.0)
+    assert death(life, 100.0, ready_for_s=STEADY_S) == 0.0
+    assert death(life, 200.0, ready_for_s=STEADY_S - 0.1) == FIRST_BACKOFF_S
+
+
+def test_the_back_off_runs_out() -> None:
+    life = InstanceLife("m")
+    death(life, 0.0, ready_for_s=0.0)
+    death(life, 0.0, ready_for_s=0.0)
+    assert (life.backoff_s(0.25), life.backoff_s(1.0), life.backoff_s(9.0)) == (0.75, 0.0, 0.0)
+
+
+def test_restarts_and_was_ready_are_remembered() -> None:
+    life = InstanceLife("m")
+    assert not life.was_ready
+    death(life, 0.0, ready_for_s=0.0)
+    death(life, 0.0, ready_for_s=None)
+    assert (life.was_ready, life.restarts) == (True, 2)
+
+
+def test_a_stopped_instance_plans_no_restart() -> None:
+    life = life_in(S.STOPPING)
+    life.apply(E.DIED, 5.0)
+    assert (life.state, life.restarts, life.restart_at) == (S.STOPPED, 0, 0.0)

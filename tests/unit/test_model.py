@@ -1,0 +1,295 @@
+"""What ``bind()`` is given becomes a ``ModelSpec``, or one sentence that says what is wrong with it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuserve import DynamicBatcher, ModelConfig, Server, Tensor
+from gpuserve.binding import model_spec
+from gpuserve.errors import BindError
+from gpuserve.model import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec, tensor_specs
+from gpuserve.settings import ServerSettings
+from gpuserve_worker.tensor import TensorSpec
+
+LOCK = threading.Lock()
+
+
+def infer(requests: Any) -> Any:
+    return requests
+
+
+def uses_a_lock(requests: Any) -> Any:
+    with LOCK:
+        return requests
+
+
+class Locked:
+    def __init__(self) -> None:
+        self.name = "a"
+        self.guard = threading.Lock()
+
+    def __call__(self, requests: Any) -> Any:
+        return requests
+
+
+def spec(**changes: Any) -> ModelSpec:
+    given = {
+        "model_name": "m",
+        "infer_func": infer,
+        "inputs": [Tensor((1,), np.float32)],
+        "outputs": [Tensor((1,), np.float32)],
+        "model_version": 1,
+        "config": None,
+        "strict": False,
+        "isolation": "thread",
+    }
+    return model_spec(**{**given, **changes})
+
+
+def complaint(**changes: Any) -> str:
+    with pytest.raises(BindError) as error:
+        spec(**changes)
+    return str(error.value)
+
+
+# ---- tensors ------------------------------------------------------------------------------------
+
+
+def test_positional_arguments_of_a_tensor_are_shape_dtype_name_optional() -> None:
+    tensor = Tensor((2, -1), np.int8, "mask", True)
+    assert tensor == Tensor(shape=(2, -1), dtype=np.int8, name="mask", optional=True)
+    assert tensor_specs([tensor], "INPUT") == (TensorSpec("mask", "INT8", (2, -1), True),)
+
+
+def test_names_are_by_position_where_there_are_none() -> None:
+    tensors = [Tensor((1,), bool), Tensor((1,), bool, name="mask"), Tensor((1,), bool)]
+    assert [one.name for one in tensor_specs(tensors, "INPUT")] == ["INPUT_1", "mask", "INPUT_3"]
+    assert [one.name for one in tensor_specs(tensors, "OUTPUT")] == ["OUTPUT_1", "mask", "OUTPUT_3"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "datatype"),
+    [
+        (np.float32, "FP32"),
+        (np.dtype("float32"), "FP32"),
+        (np.float32().dtype, "FP32"),
+        ("float32", "FP32"),
+        ("FP32", "FP32"),
+        ("TYPE_FP32", "FP32"),
+        (float, "FP64"),
+        (int, "INT64"),
+        (np.uint8, "UINT8"),
+        (bool, "BOOL"),
+        (np.bool_, "BOOL"),
+        ("bf16", "BF16"),
+        (bytes, "BYTES"),
+        (np.bytes_, "BYTES"),
+        (str, "BYTES"),
+        (np.str_, "BYTES"),
+        (object, "BYTES"),
+        (np.object_, "BYTES"),
+        (np.dtype("S8"), "BYTES"),
+        ("bytes", "BYTES"),
+    ],
+)
+def test_dtypes(dtype: Any, datatype: str) -> None:
+    assert tensor_specs([Tensor((1,), dtype)], "INPUT")[0].datatype == datatype
+
+
+def test_shapes_are_any_sequence_of_integers() -> None:
+    shapes: list[Any] = [(), [2, 3], (np.int64(2), np.int32(-1)), (0,)]
+    specs = [tensor_specs([Tensor(shape, "FP32")], "INPUT")[0].shape for shape in shapes]
+    assert specs == [(), (2, 3), (2, -1), (0,)]
+    assert all(type(dim) is int for shape in specs for dim in shape)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        pytest.param([Tensor((1,), "float33")], "Tensor 'INPUT_1': 'float33' is no tensor datatype", id="word"),
+        pytest.param([Tensor((1,), np.complex64)], "complex64 has no v2 datatype", id="complex"),
+        pytest.param([Tensor((1,), np.dtype(">f4"))], "has no v2 datatype", id="big-endian"),
+        pytest.param([Tensor((1,), "datetime64[s]")], "has no v2 datatype", id="datetime"),
+        pytest.param([Tensor((1,), [1])], "is no tensor datatype", id="list"),
+        pytest.param([Tensor((-2,), "FP32")], "-1 for any size, got (-2,)", id="negative"),
+        pytest.param([Tensor((1.5,), "FP32")], "got (1.5,)", id="float"),  # type: ignore[arg-type]
+        pytest.param([Tensor(("a",), "FP32")], "got ('a',)", id="str"),  # type: ignore[arg-type]
+        pytest.param([Tensor(3, "FP32")], "must be a tuple of integers", id="int"),  # type: ignore[arg-type]
+        pytest.param([Tensor((1,), "FP32", name="")], "non-empty string, got ''", id="empty-name"),
+        pytest.param([Tensor((1,), "FP32", name=3)], "string, got 3", id="name"),  # type: ignore[arg-type]
+        pytest.param([Tensor((1,), "FP32", "a"), Tensor((1,), "FP32", "a")], "'a' is declared twice", id="twice"),
+        pytest.param(
+            [Tensor((1,), "FP32"), Tensor((1,), "FP32", "INPUT_1")], "'INPUT_1' is declared twice", id="default"
+        ),
+        pytest.param(Tensor((1,), "FP32"), "inputs must be a list of Tensor, got Tensor(", id="no-list"),
+        pytest.param(["FP32"], "inputs must be a list of Tensor, got ['FP32']", id="no-tensor"),
+        pytest.param(None, "inputs must be a list of Tensor, got None", id="none"),
+    ],
+)
+def test_tensors_that_cannot_be(inputs: Any, text: str) -> None:
+    assert text in complaint(inputs=inputs)
+
+
+def test_outputs_cannot_be_optional() -> None:
+    assert "output tensors cannot be optional" in complaint(outputs=[Tensor((1,), "FP32", optional=True)])
+
+
+def test_a_model_may_have_no_inputs() -> None:
+    assert spec(inputs=[]).inputs == ()
+
+
+# ---- the model ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["linear", "Linear-2.5_b", "0", "a" * 128])
+def test_names_that_can_be(name: str) -> None:
+    assert spec(model_name=name).name == name
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "-x", "a b", "a\0", "a\n", "ä", "a" * 129])
+def test_names_that_cannot_be(name: str) -> None:
+    assert "is not allowed: it can only contain alphanumeric characters" in complaint(model_name=name)
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_names_that_are_none(name: Any) -> None:
+    assert complaint(model_name=name) == "Model name cannot be empty"
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", 1.0, True, None])
+def test_versions_that_cannot_be(version: Any) -> None:
+    assert complaint(model_version=version) == f"model_version must be an integer of at least 1, got {version!r}"
+
+
+def test_isolation_is_one_of_two() -> None:
+    assert complaint(isolation="fiber") == "isolation must be 'process' or 'thread', got 'fiber'"
+
+
+@pytest.mark.parametrize(
+    ("infer_func", "got"),
+    [
+        (None, "an object of type NoneType"),
+        ("module:function", "an object of type str"),
+        ([], "a list of nothing"),
+        ((), "a tuple of nothing"),
+        ([infer, 3], "a list of function, int"),
+    ],
+)
+def test_what_cannot_be_called(infer_func: Any, got: str) -> None:
+    text = complaint(infer_func=infer_func)
+    assert text == f"infer_func must be a callable or a non-empty sequence of callables, got {got}"
+
+
+def test_an_instance_an_element() -> None:
+    instances = spec(infer_func=(infer, infer)).instances
+    assert instances == tuple(InstanceSpec(name, "cpu", {"object": infer}) for name in ("0", "1"))
+
+
+# ---- how it batches -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "max_batch_size", "batching"),
+    [
+        (None, 4, BatchingSpec()),
+        (ModelConfig(), 4, BatchingSpec()),
+        (ModelConfig(max_batch_size=16), 16, BatchingSpec()),
+        (ModelConfig(batching=False), 0, BatchingSpec()),
+        (ModelConfig(batching=False, max_batch_size=-1), 0, BatchingSpec()),
+        (ModelConfig(batcher=None), 4, BatchingSpec(merge=False)),
+        (ModelConfig(batcher=DynamicBatcher(500, [2, 4])), 4, BatchingSpec(500, (2, 4))),
+        (ModelConfig(batcher=DynamicBatcher(preferred_batch_size=[])), 4, BatchingSpec()),
+    ],
+)
+def test_batching(config: Any, max_batch_size: int, batching: BatchingSpec) -> None:
+    made = spec(config=config)
+    assert (made.max_batch_size, made.batching) == (max_batch_size, batching)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (ModelConfig(max_batch_size=0), "max_batch_size must be an integer of at least 1, got 0"),
+        (ModelConfig(max_batch_size="8"), "max_batch_size must be an integer of at least 1, got '8'"),
+        (ModelConfig(max_batch_size=2.0), "got 2.0"),
+        (ModelConfig(batcher=DynamicBatcher(-1)), "of at least 0, got -1"),
+        (ModelConfig(batcher=DynamicBatcher(0.5)), "of at least 0, got 0.5"),
+        (ModelConfig(batcher=DynamicBatcher(0, [5])), "from 1 to max_batch_size (4), got [5]"),
+        (ModelConfig(batcher=DynamicBatcher(0, [0])), "from 1 to max_batch_size (4), got [0]"),
+        (ModelConfig(batcher=DynamicBatcher(0, ["2"])), "got ['2']"),
+        (ModelConfig(batcher=DynamicBatcher(0, 2)), "got 2"),
+        (ModelConfig(batcher="dynamic"), "batcher must be a DynamicBatcher or None, got an object of type str"),
+        ({"max_batch_size": 8}, "config must be a ModelConfig, got an object of type dict"),
+    ],
+)  # fmt: skip
+def test_batching_that_cannot_be(config: Any, text: str) -> None:
+    assert text in complaint(config=config)
+
+
+# ---- what a worker process is sent --------------------------------------------------------------
+
+
+def test_a_pickle_brings_the_import_path_of_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "relative", "/absolute", "/absolute"])
+    (instance,) = spec(isolation="process").instances
+    assert instance.source["sys_path"] == [str(tmp_path), str(tmp_path / "relative"), "/absolute"]
+    assert isinstance(instance.source["pickle"], bytes)
+
+
+def closes_over(value: Any) -> Any:
+    def inner(requests: Any) -> Any:
+        return value
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("infer_func", "named"),
+    [
+        pytest.param(Locked(), "the Locked object", id="instance"),
+        pytest.param(Locked().__call__, "the callable 'Locked.__call__'", id="method"),
+        pytest.param(closes_over(LOCK), "inner'", id="closure"),
+        pytest.param(functools.partial(infer, LOCK), "the partial object", id="partial"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named_with_both_ways_out(infer_func: Any, named: str) -> None:
+    text = complaint(infer_func=infer_func, isolation="process")
+    assert text.startswith("model 'm': ")
+    assert named in text
+    assert "is of type lock, which cannot be pickled" in text
+    assert "a class or a function with a parameter named device" in text
+    assert 'isolation="thread"' in text
+
+
+def test_a_global_that_cannot_be_pickled_is_named() -> None:
+    source = "def main(requests):\n    with guard:\n        return requests"
+    namespace: dict[str, Any] = {"__name__": "__main__", "guard": threading.Lock()}
+    exec(source, namespace)
+    text = complaint(infer_func=namespace["main"], isolation="process")
+    assert "the callable 'main' cannot be sent to a worker process: its variable 'guard' is of type lock" in text
+
+
+def test_what_a_thread_serves_is_not_pickled() -> None:
+    locked = Locked()
+    assert spec(infer_func=locked).instances[0].source == {"object": locked}
+
+
+def test_no_callable_goes_to_the_front() -> None:
+    made = spec(infer_func=[infer, infer], strict=True, inputs=[Tensor((1,), bytes, optional=True)])
+    again = ModelSpec.from_wire(made.to_wire())
+    assert [one.source for one in again.instances] == [{}, {}]
+    assert (again.inputs, again.batching, again.queue) == (made.inputs, BatchingSpec(), QueueSpec())
+    assert again.strict
+
+
+def test_every_setting_is_in_the_docstring_of_server() -> None:
+    assert Server.__doc__ is not None
+    missing = [name for name in ServerSettings().to_wire() if name not in Server.__doc__]
+    assert missing == []

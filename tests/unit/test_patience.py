@@ -1,0 +1,76 @@
+"""When a model without a live instance refuses requests, and when it lets them wait."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from gpuserve.errors import Unavailable
+from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
+from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.scheduler.driver import PATIENCE_S, ModelDriver
+from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve_worker.tensor import TensorSpec
+
+LONG_S, SOON_S = PATIENCE_S * 2, PATIENCE_S / 2
+SPEC = ModelSpec(
+    name="m",
+    version=1,
+    inputs=(TensorSpec("x", "FP32", (-1,), False),),
+    outputs=(TensorSpec("y", "FP32", (-1,), False),),
+    max_batch_size=8,
+    instances=tuple(InstanceSpec(name, "cpu", {}) for name in ("a", "b")),
+)
+
+
+def with_driver(scenario: Callable[[ModelDriver], None]) -> None:
+    async def run() -> None:
+        driver = ModelDriver(SPEC, 1 << 20, ModelMetrics("m", "1", dict))
+        try:
+            scenario(driver)
+        finally:
+            driver.close()
+
+    asyncio.run(run())
+
+
+def request() -> InferRequest:
+    tensor = InputTensor("x", "FP32", (1, 1), struct.pack("f", 1.0))
+    return InferRequest("m", "", "", {}, [tensor], (), None)
+
+
+def test_requests_wait_while_instances_load_for_the_first_time() -> None:
+    def scenario(driver: ModelDriver) -> None:
+        driver.submit(request())
+        assert driver.unfinished == 1
+
+    with_driver(scenario)
+
+
+def test_requests_wait_while_any_instance_is_due_soon() -> None:
+    def scenario(driver: ModelDriver) -> None:
+        driver.instance_down("a", "it died", LONG_S)
+        driver.instance_down("b", "it died", SOON_S)
+        driver.submit(request())
+        assert driver.unfinished == 1
+        driver.instance_down("b", "it died", SOON_S)
+        driver.instance_down("a", "it died", LONG_S)  # the order in which they die does not matter
+        assert driver.unfinished == 1
+
+    with_driver(scenario)
+
+
+def test_requests_are_refused_once_every_instance_is_down_for_long() -> None:
+    def scenario(driver: ModelDriver) -> None:
+        driver.submit(request())
+        driver.instance_down("a", "it died", LONG_S)
+        assert driver.unfinished == 1
+        driver.instance_down("b", "it died", LONG_S)
+        assert driver.unfinished == 0
+        with pytest.raises(Unavailable, match="model 'm' has no live instance"):
+            driver.submit(request())
+
+    with_driver(scenario)

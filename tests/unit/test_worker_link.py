@@ -1,0 +1,128 @@
+"""The front's end of a link: when a worker counts as dead, and what becomes of one that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from processes import measured
+
+from gpuserve.front.links import WorkerLink
+from gpuserve_worker import wire
+
+TIMEOUT_S = 10.0
+SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
+
+class Worker:
+    """A process that does nothing, its end of the link in our hands, and the front's end of it."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(SLEEPER)
+        ours, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.heard: list[wire.Message] = []
+        self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.link = WorkerLink(
+            "cpu#0",
+            ours,
+            os.pidfd_open(self.process.pid),
+            7,
+            lambda _, message: self.heard.append(message),
+            lambda _, reason: self.down.set_result(reason),
+        )
+        self.link.open()
+
+    async def reason(self) -> str:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self.down
+
+    def close(self) -> None:
+        self.link.close()
+        self.end.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def with_worker(scenario: Callable[[Worker], Awaitable[None]]) -> None:
+    async def run() -> None:
+        worker = Worker()
+        try:
+            await scenario(worker)
+        finally:
+            worker.close()
+
+    asyncio.run(run())
+
+
+def test_a_death_is_noticed_by_the_pidfd_though_others_hold_the_link_open() -> None:
+    async def scenario(worker: Worker) -> None:
+        started = time.monotonic()
+        worker.process.kill()
+        assert await worker.reason() == "its process died"
+        noticed_s = time.monotonic() - started
+        measured(f"death noticed by the front after {noticed_s * 1e3:.2f} ms")
+        assert noticed_s < 0.2
+
+    with_worker(scenario)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"garbage",
+        b"\x91\x01",  # a message without its fields
+        wire.encode(wire.DropSegment(5)),  # of a segment that was never announced
+        wire.encode(wire.Segment(1, 10)),  # without its descriptor
+        wire.encode(wire.DropSegment({})),  # type: ignore[arg-type]
+    ],
+)
+def test_a_worker_that_breaks_the_protocol_is_killed_and_only_then_down(garbage: bytes) -> None:
+    async def scenario(worker: Worker) -> None:
+        worker.end.send(wire.encode(wire.Attached(7)))
+        worker.end.send(garbage)
+        assert (await worker.reason()).startswith("it broke the protocol")
+        assert worker.process.wait(TIMEOUT_S) == -signal.SIGKILL
+
+    with_worker(scenario)
+
+
+def test_a_worker_that_only_closes_its_link_is_killed_too() -> None:
+    async def scenario(worker: Worker) -> None:
+        worker.end.close()
+        assert await worker.reason() == "its link ended"
+        assert worker.process.wait(TIMEOUT_S) == -signal.SIGKILL
+
+    with_worker(scenario)
+
+
+def test_a_link_that_is_closed_tells_nothing_and_kills_nobody() -> None:
+    async def scenario(worker: Worker) -> None:
+        worker.end.close()
+        await asyncio.sleep(0)  # one turn of the loop: the end of the link is read
+        worker.link.close()
+        worker.link.close()
+        worker.link.send(wire.Free(()))
+        assert worker.process.poll() is None
+        assert not worker.down.done()
+
+    with_worker(scenario)
+
+
+def test_what_was_meant_for_an_earlier_front_is_not_heard() -> None:
+    async def scenario(worker: Worker) -> None:
+        for message in (wire.Released((1,)), wire.Attached(6), wire.Released((2,)), wire.Attached(7)):
+            worker.end.send(wire.encode(message))
+        worker.end.send(wire.encode(wire.Released((3,))))
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(worker.heard) < 2:  # noqa: ASYNC110 - turns of the loop, not time
+                await asyncio.sleep(0)
+        assert worker.heard == [wire.Attached(7), wire.Released((3,))]
+
+    with_worker(scenario)
