@@ -95,6 +95,7 @@ class WorkerLink:
         self.outputs.close()
 
     def _on_died(self) -> None:
+        self._read()  # what it answered before it died is answered
         if not self._closed:
             self._on_down(self, self._reason)
 

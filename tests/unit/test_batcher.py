@@ -585,6 +585,14 @@ def test_every_batch_that_the_dead_instance_held_is_run_again() -> None:
     assert model.count("queued") == 4
 
 
+def test_a_batch_that_had_not_begun_is_not_counted_as_tried() -> None:
+    model = Model(prefetch=1, max_batch_size=1, retry_on_death=False)
+    running, waiting = model.submit(), model.submit()
+    assert [model.must_next().requests, model.must_next().requests] == [[running], [waiting]]
+    assert model.scheduler.instance_down("i0") == [running]
+    assert (running.attempts, waiting.attempts, waiting.state) == (1, 0, RequestState.QUEUED)
+
+
 def test_a_request_under_which_two_workers_died_is_lost() -> None:
     model = Model(instances=2)
     request = model.submit()

@@ -179,18 +179,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.up.remove(instance)
         died = [batch for batch in self.running.values() if batch.instance == instance]
         expected_lost = []
+        died.sort(key=lambda batch: batch.batch_id)
         for batch in died:
             del self.running[batch.batch_id]
             for request in batch.requests:
-                expected_lost += self._die(request)
+                expected_lost += self._die(request, began=batch is died[0])
         assert lost == expected_lost
         self.retried.sort(key=self.submitted.index)
 
-    def _die(self, request: QueuedRequest) -> list[QueuedRequest]:
-        """Book a death under a request: [request] where that loses it."""
-        self.deaths[request] = self.deaths.get(request, 0) + 1
+    def _die(self, request: QueuedRequest, began: bool) -> list[QueuedRequest]:
+        """Book a death under a request that ``began`` to run: [request] where that loses it."""
+        self.deaths[request] = self.deaths.get(request, 0) + began
         if request.cancelled:
             self._end(request, "cancelled")
+        elif not began:
+            self.retried.append(request)
         elif self.deaths[request] == 1 and request.retriable and self.retry_on_death:
             self.retried.append(request)
         else:

@@ -9,7 +9,18 @@ import types
 
 import pytest
 
-HEAVY = {"grpc", "zmq", "numpy", "asyncio", "cloudpickle", "h2corn", "pydantic", "rich", "tritonclient", "typer"}
+HEAVY = {
+    "grpc",
+    "zmq",
+    "numpy",
+    "asyncio",
+    "cloudpickle",
+    "h2corn",
+    "pydantic",
+    "rich",
+    "tritonclient",
+    "typer",
+}
 PUBLIC = ["gpuserve", "gpuserve.decorators"]
 
 

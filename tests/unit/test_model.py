@@ -24,11 +24,6 @@ def infer(requests: Any) -> Any:
     return requests
 
 
-def uses_a_lock(requests: Any) -> Any:
-    with LOCK:
-        return requests
-
-
 class Locked:
     def __init__(self) -> None:
         self.name = "a"
@@ -112,7 +107,9 @@ def test_shapes_are_any_sequence_of_integers() -> None:
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
-        pytest.param([Tensor((1,), "float33")], "Tensor 'INPUT_1': 'float33' is no tensor datatype", id="word"),
+        pytest.param(
+            [Tensor((1,), "float33")], "Tensor 'INPUT_1': 'float33' is no tensor datatype", id="word"
+        ),
         pytest.param([Tensor((1,), np.complex64)], "complex64 has no v2 datatype", id="complex"),
         pytest.param([Tensor((1,), np.dtype(">f4"))], "has no v2 datatype", id="big-endian"),
         pytest.param([Tensor((1,), "datetime64[s]")], "has no v2 datatype", id="datetime"),
@@ -123,9 +120,13 @@ def test_shapes_are_any_sequence_of_integers() -> None:
         pytest.param([Tensor(3, "FP32")], "must be a tuple of integers", id="int"),  # type: ignore[arg-type]
         pytest.param([Tensor((1,), "FP32", name="")], "non-empty string, got ''", id="empty-name"),
         pytest.param([Tensor((1,), "FP32", name=3)], "string, got 3", id="name"),  # type: ignore[arg-type]
-        pytest.param([Tensor((1,), "FP32", "a"), Tensor((1,), "FP32", "a")], "'a' is declared twice", id="twice"),
         pytest.param(
-            [Tensor((1,), "FP32"), Tensor((1,), "FP32", "INPUT_1")], "'INPUT_1' is declared twice", id="default"
+            [Tensor((1,), "FP32", "a"), Tensor((1,), "FP32", "a")], "'a' is declared twice", id="twice"
+        ),
+        pytest.param(
+            [Tensor((1,), "FP32"), Tensor((1,), "FP32", "INPUT_1")],
+            "'INPUT_1' is declared twice",
+            id="default",
         ),
         pytest.param(Tensor((1,), "FP32"), "inputs must be a list of Tensor, got Tensor(", id="no-list"),
         pytest.param(["FP32"], "inputs must be a list of Tensor, got ['FP32']", id="no-tensor"),
@@ -164,7 +165,9 @@ def test_names_that_are_none(name: Any) -> None:
 
 @pytest.mark.parametrize("version", [0, -1, "1", 1.0, True, None])
 def test_versions_that_cannot_be(version: Any) -> None:
-    assert complaint(model_version=version) == f"model_version must be an integer of at least 1, got {version!r}"
+    assert (
+        complaint(model_version=version) == f"model_version must be an integer of at least 1, got {version!r}"
+    )
 
 
 def test_isolation_is_one_of_two() -> None:
@@ -235,7 +238,9 @@ def test_batching_that_cannot_be(config: Any, text: str) -> None:
 # ---- what a worker process is sent --------------------------------------------------------------
 
 
-def test_a_pickle_brings_the_import_path_of_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_pickle_brings_the_import_path_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "relative", "/absolute", "/absolute"])
     (instance,) = spec(isolation="process").instances
@@ -273,7 +278,9 @@ def test_a_global_that_cannot_be_pickled_is_named() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__", "guard": threading.Lock()}
     exec(source, namespace)
     text = complaint(infer_func=namespace["main"], isolation="process")
-    assert "the callable 'main' cannot be sent to a worker process: its variable 'guard' is of type lock" in text
+    assert (
+        "the callable 'main' cannot be sent to a worker process: its variable 'guard' is of type lock" in text
+    )
 
 
 def test_what_a_thread_serves_is_not_pickled() -> None:

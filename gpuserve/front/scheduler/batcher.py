@@ -284,27 +284,32 @@ class ModelScheduler:
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it. Nothing where it was not up.
 
-        What ran there goes back to the front of the queue, to run once more, each request by itself: one of
+        What it had goes back to the front of the queue, to run once more, each request by itself: one of
         them may be what killed the worker. Lost are those that died twice (``attempts`` is 2) and those that
-        may not run again (``attempts`` is 1). Cancelled ones are neither; they just finish.
+        may not run again (``attempts`` is 1). Cancelled ones are neither; they just finish. A worker runs its
+        batches one after the other: only the oldest had begun, and the others have not been tried.
         """
-        requests = [request for batch in self._slots.down(name) for request in batch.requests]
         again: list[QueuedRequest] = []
         lost: list[QueuedRequest] = []
-        for request in requests:
-            request.attempts += 1
-            if request.cancelled:
-                advance((request,), "complete")
-                self._cancelled += 1
-            elif self._retry_on_death and request.retriable and request.attempts == 1:
-                again.append(request)
-            else:
-                lost.append(request)
+        for position, batch in enumerate(self._slots.down(name)):
+            for request in batch.requests:
+                began = position == 0
+                request.attempts += began
+                if request.cancelled:
+                    advance((request,), "complete")
+                    self._cancelled += 1
+                elif not began or self._may_run_again(request):
+                    again.append(request)
+                else:
+                    lost.append(request)
         advance(lost, "lose")
         self._queue.put_back(again)
         self._retried += len(again)
         self._lost += len(lost)
         return lost
+
+    def _may_run_again(self, request: QueuedRequest) -> bool:
+        return self._retry_on_death and request.retriable and request.attempts == 1
 
     def complete(self, batch_id: int) -> Batch:
         """A batch ended, well or badly: its slot is free and its requests have finished.
