@@ -166,7 +166,7 @@ class WorkerKeeper:
             case wire.Phase(str(name)):
                 self._events.instance_changed(self, name)
             case wire.Ready(float(load_s)) if self.life.state is InstanceState.LOADING:
-                logger.debug("loaded in %.2f s", load_s, extra=self._fields)
+                logger.info("loaded in %.2f s", load_s, extra=self._fields)
                 self._move(LifeEvent.LOADED, "")
                 self._events.instance_ready(self)
             case wire.Ready() if self.life.state is InstanceState.STOPPING:

@@ -106,6 +106,39 @@ def test_a_decorated_callable_survives_pickling_as_one_that_takes_batches() -> N
     assert accepts_batch(pickled(call))
 
 
+def test_a_pickle_finds_the_modules_of_its_program_and_ours_come_first(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_main.py").write_text("def call(requests):\n    return requests\n")
+    (tmp_path / "json.py").write_text("raise RuntimeError('not this one')")
+    module_pickle = b"cneighbour_of_main\ncall\n."
+    before = list(sys.path)
+    target = locate({"pickle": module_pickle, "sys_path": [str(MODELS), *before, str(tmp_path)]})
+    assert target([5]) == [5]
+    added = [path for path in (str(MODELS), str(tmp_path)) if path not in before]
+    assert sys.path == before + added
+
+
+def test_a_pickle_is_not_kept() -> None:
+    source = {"pickle": cloudpickle.dumps(len)}
+    assert locate(source) is len
+    assert source == {}
+
+
+def test_an_object_is_taken_as_it_is() -> None:
+    target = functools.partial(len)
+    assert build(locate({"object": target}), {"object": target}, "cpu") is target
+
+
+def test_a_function_that_needs_more_than_a_device_is_no_factory() -> None:
+    def call(some: Any, device: str = "cuda") -> Any:
+        return some, device
+
+    def make(*, device: str) -> Any:
+        return lambda some: (some, device)
+
+    assert pickled(call)(1) == (1, "cuda")
+    assert pickled(make)(1) == (1, "cpu")
+
+
 FAILURES = {
     "no attribute given": ("loads.py", "'loads.py' is no import path: expected file.py:attribute or"),
     "no file": ("absent.py:x", "absent.py was not found: there is no file"),
@@ -201,8 +234,9 @@ class AsyncCall:
         (AsyncCall().__call__, Kind.COROUTINE),
         (stream, Kind.ASYNC_GENERATOR),
         (batch(stream), Kind.ASYNC_GENERATOR),
+        (functools.partial(stream), Kind.ASYNC_GENERATOR),
+        (functools.partial(AsyncCall()), Kind.COROUTINE),
     ],
-    ids=str,
 )
 def test_kinds(inference_callable: Any, kind: Kind) -> None:
     assert kind_of(inference_callable) is kind

@@ -217,3 +217,18 @@ def test_a_batch_as_a_list_knows_all_that_requests_know() -> None:
     assert np.shares_memory(second["x"], second.data["x"])
     assert dict(second)["x"].tolist() == [[2], [3]]
     assert repr(first) == "Request(x: (1, 1))"
+
+
+def test_arguments_that_were_given_before_come_along() -> None:
+    @batch
+    def scaled(first: Any, x: Any, factor: int) -> Any:
+        return {"y": first + factor * x}
+
+    @sample
+    def scaled_sample(x: Any, factor: int) -> Any:
+        return {"y": factor * x}
+
+    partial = functools.partial(scaled, 1, factor=3)
+    assert partial(worker_batch("y")).arrays["y"].ravel().tolist() == [4, 7, 10]
+    (answer,) = functools.partial(scaled_sample, factor=3)(worker_batch("y", batching=False))
+    assert answer["y"].ravel().tolist() == [3, 6]

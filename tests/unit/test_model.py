@@ -227,7 +227,7 @@ def test_batching(config: Any, max_batch_size: int, batching: BatchingSpec) -> N
         (ModelConfig(batcher=DynamicBatcher(0, [0])), "from 1 to max_batch_size (4), got [0]"),
         (ModelConfig(batcher=DynamicBatcher(0, ["2"])), "got ['2']"),
         (ModelConfig(batcher=DynamicBatcher(0, 2)), "got 2"),
-        (ModelConfig(batcher="dynamic"), "batcher must be a DynamicBatcher or None, got an object of type str"),
+        (ModelConfig(batcher="dynamic"), "must be a DynamicBatcher or None, got an object of type str"),
         ({"max_batch_size": 8}, "config must be a ModelConfig, got an object of type dict"),
     ],
 )  # fmt: skip
@@ -246,6 +246,12 @@ def test_a_pickle_brings_the_import_path_of_the_program(
     (instance,) = spec(isolation="process").instances
     assert instance.source["sys_path"] == [str(tmp_path), str(tmp_path / "relative"), "/absolute"]
     assert isinstance(instance.source["pickle"], bytes)
+
+
+def test_a_callable_that_is_listed_twice_is_pickled_once() -> None:
+    first, second, other = spec(infer_func=[infer, infer, closes_over(1)], isolation="process").instances
+    assert first.source["pickle"] is second.source["pickle"]
+    assert first.source["pickle"] != other.source["pickle"]
 
 
 def closes_over(value: Any) -> Any:
