@@ -9,7 +9,10 @@ import os
 import signal
 import socket
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gpuserve.settings import ServerSettings
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -37,18 +40,26 @@ def main(argv: list[str]) -> int:
 
     import uvloop
 
-    from gpuserve.front.front import Front
+    import gpuserve.front.front  # noqa: F401 - loaded before the collector is told what stays
 
     control = socket.socket(fileno=control_fd)
     gc.collect()
     gc.freeze()  # modules stay; collections need not walk them
     gc.set_threshold(_YOUNG_OBJECTS, 20, 50)
-    uvloop.run(_run(Front, control))
+    uvloop.run(_run(control))
     return 0
 
 
-async def _run(front: type, control: socket.socket) -> None:
-    await front(control).run()
+async def _run(control: socket.socket) -> None:
+    from gpuserve.front.front import Front
+
+    await Front(control, _log_as_told, lambda: os._exit(1)).run()
+
+
+def _log_as_told(settings: ServerSettings) -> None:
+    from gpuserve.logs import configure
+
+    configure(settings.log_format, settings.log_level)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gpuserve.errors import NotFound
-from gpuserve.front.endpoint.asgi import Doors
+from gpuserve.front.endpoint.asgi import Application, Doors
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.grpc_asgi import GrpcDoor
 from gpuserve.front.endpoint.http import HttpDoor
@@ -22,7 +23,6 @@ from gpuserve.front.links import WorkerLink
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.scheduler.driver import ModelDriver
 from gpuserve.front.transport import H2cornTransport, Transport
-from gpuserve.logs import configure
 from gpuserve.model import ModelSpec
 from gpuserve.settings import ServerSettings
 from gpuserve.supervisor import messages
@@ -36,9 +36,22 @@ _DRAIN_POLL_S = 0.005
 
 
 class Front:
-    """One front. ``run()`` lives until the supervisor says ``Quit`` or is gone."""
+    """One front. ``run()`` lives until the supervisor says ``Quit``.
 
-    def __init__(self, control: socket.socket) -> None:
+    ``on_setup`` is told the settings; ``on_lost`` is what to do when the supervisor is gone or the
+    front cannot go on. ``application`` is the endpoint, for a server that is not started here: without
+    listeners none is.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        on_setup: Callable[[ServerSettings], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.application: Application | None = None
+        self._on_setup = on_setup
+        self._on_lost = on_lost
         self._control = control
         self._buffer = memoryview(bytearray(datagram.MAX_DATAGRAM_NBYTES))
         self._epoch = 0
@@ -60,6 +73,10 @@ class Front:
         for transport in self._transports:
             await transport.stop()
 
+    def quit(self) -> None:
+        """Let ``run()`` end."""
+        self._quit.set()
+
     # ---- the supervisor's word ------------------------------------------------------------
 
     def _hear(self) -> None:
@@ -69,7 +86,10 @@ class Front:
             except BlockingIOError:
                 return
             if not data:
-                os._exit(1)  # the supervisor is gone: so are the listeners, the workers and the server
+                # The supervisor is gone: so are the listeners, the workers and the server.
+                asyncio.get_running_loop().remove_reader(self._control.fileno())
+                self._on_lost()
+                return
             self._obey(messages.CONTROL.decode(data), fds)
 
     def _obey(self, message: Any, fds: list[int]) -> None:
@@ -78,7 +98,7 @@ class Front:
                 self._epoch = epoch
                 self._settings = ServerSettings(**settings)
                 self._service.name = self._settings.name
-                configure(self._settings.log_format, self._settings.log_level)
+                self._on_setup(self._settings)
                 self._spawn(self._listen(dict(zip(roles, fds, strict=True))))
             case messages.AddModel(spec):
                 self._add_model(ModelSpec.from_wire(spec))
@@ -98,7 +118,7 @@ class Front:
             case messages.Drain(timeout_s):
                 self._spawn(self._drain(timeout_s))
             case messages.Quit():
-                self._quit.set()
+                self.quit()
 
     def _spawn(self, coroutine: Any) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
@@ -109,7 +129,7 @@ class Front:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.critical("the front cannot go on", exc_info=task.exception())
-            os._exit(1)
+            self._on_lost()
 
     def _say(self, message: Any) -> None:
         datagram.send(self._control, messages.CONTROL.encode(message))
@@ -120,9 +140,12 @@ class Front:
         grpc = GrpcDoor(self._service, watch, self._settings.max_request_nbytes)
         metrics_fd = listeners.get("metrics")
         doors = Doors(grpc, http, http.metrics_only, None if metrics_fd is None else _port(metrics_fd))
-        if self._settings.transport == "grpcio":
+        self.application = doors
+        if self._settings.transport == "grpcio" and "grpc" in listeners:
             self._transports.append(self._grpc_aio(listeners.pop("grpc")))
-        self._transports.append(H2cornTransport(doors, list(listeners.values()), self._settings.log_format))
+        if listeners:
+            fds = list(listeners.values())
+            self._transports.append(H2cornTransport(doors, fds, self._settings.log_format))
         for transport in self._transports:
             await transport.start()
         self._say(messages.FrontReady())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from gpuserve.errors import StartupError
 from gpuserve.model import ModelSpec
@@ -13,7 +14,7 @@ from gpuserve.settings import ServerSettings
 from gpuserve.supervisor import messages
 from gpuserve.supervisor.channel import Channel
 from gpuserve.supervisor.listeners import Listeners
-from gpuserve.supervisor.processes import ChildProcess, spawn
+from gpuserve.supervisor.processes import Child, spawn
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.relay import OutputRelay
 from gpuserve.supervisor.worker_keeper import WorkerKeeper
@@ -25,6 +26,20 @@ logger = logging.getLogger(__name__)
 STEADY_S = 5.0
 RESTART_DELAY_S = 1.0
 _FIELDS = {"model": "", "instance": "front"}
+
+
+#: Starts a front, whose output is relayed or not; it, and our end of its control socket.
+StartFront: TypeAlias = Callable[[bool], tuple[Child, socket.socket]]
+
+
+def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
+    """The usual front: a process of its own.
+
+    Raises:
+        StartupError: the process could not be started.
+    """
+    process, (control,) = spawn("gpuserve.front", channels=1, relay_output=relay_output)
+    return process, control
 
 
 class FrontEvents(Protocol):
@@ -54,15 +69,17 @@ class FrontKeeper:
         events: FrontEvents,
         announce: Callable[[FrontKeeper], None],
         *,
+        start_front: StartFront,
         relay_output: bool,
     ) -> None:
-        self.process: ChildProcess | None = None
+        self.process: Child | None = None
         self.ready = False
         self._settings = settings
         self._listeners = listeners
         self._reactor = reactor
         self._events = events
         self._announce = announce
+        self._start_front = start_front
         self._relay_output = relay_output
         self._relay: OutputRelay | None = None
         self._channel: Channel | None = None
@@ -79,7 +96,7 @@ class FrontKeeper:
         self._epoch += 1
         self._started_at = time.monotonic()
         self.ready = False
-        process, (control,) = spawn("gpuserve.front", channels=1, relay_output=self._relay_output)
+        process, control = self._start_front(self._relay_output)
         self.process, self._channel = process, Channel(control, messages.CONTROL)
         self._reactor.watch(process.pidfd, self._on_died)
         self._reactor.watch(control.fileno(), self._on_message)

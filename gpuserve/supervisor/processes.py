@@ -9,9 +9,35 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from gpuserve.errors import StartupError
 from gpuserve.supervisor.channel import channel_pair
+
+
+class Child(Protocol):
+    """What a keeper needs of what it keeps; a process, or what stands for one in this process."""
+
+    @property
+    def pidfd(self) -> int:
+        """Becomes readable when it ends."""
+
+    @property
+    def output(self) -> int | None:
+        """The read end of its stdout and stderr, or None where it has ours."""
+
+    @property
+    def pid(self) -> int:
+        """The process it is, or is part of."""
+
+    def exit_reason(self) -> str:
+        """After its end: why. Waits for it where that takes no time."""
+
+    def kill(self) -> None:
+        """End it now."""
+
+    def close(self) -> None:
+        """Close what the supervisor holds of it."""
 
 
 class ChildProcess:

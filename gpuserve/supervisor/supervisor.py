@@ -16,7 +16,7 @@ from typing import Any, Final
 from gpuserve.errors import StartupError
 from gpuserve.model import ModelSpec
 from gpuserve.settings import ServerSettings
-from gpuserve.supervisor.front_keeper import FrontKeeper
+from gpuserve.supervisor.front_keeper import FrontKeeper, StartFront, front_process
 from gpuserve.supervisor.life import InstanceState
 from gpuserve.supervisor.listeners import Listeners, reachable
 from gpuserve.supervisor.observer import Observer
@@ -61,6 +61,7 @@ class Supervisor:
         observer: Observer,
         *,
         relay_output: bool,
+        start_front: StartFront = front_process,
     ) -> None:
         self.started: Future[dict[str, str]] = Future()
         self.state = ServerState.STOPPED
@@ -68,6 +69,7 @@ class Supervisor:
         self._models: dict[str, ModelSpec] = {spec.name: spec for spec in models}
         self._observer = observer
         self._relay_output = relay_output
+        self._start_front_process = start_front
         self._reactor = Reactor()
         self._listeners = Listeners()
         self._front: FrontKeeper | None = None
@@ -138,6 +140,7 @@ class Supervisor:
             self._reactor,
             self,
             self._announce,
+            start_front=self._start_front_process,
             relay_output=self._relay_output,
         )
         self._front.start()

@@ -16,10 +16,10 @@ from gpuserve.errors import StartupError
 from gpuserve.model import InstanceSpec, ModelSpec
 from gpuserve.supervisor.channel import Channel
 from gpuserve.supervisor.life import InstanceLife, InstanceState, LifeEvent
-from gpuserve.supervisor.processes import ChildProcess, spawn
+from gpuserve.supervisor.processes import Child, spawn
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.relay import OutputRelay
-from gpuserve.supervisor.threads import WorkerThread, start_thread
+from gpuserve.supervisor.threads import start_thread
 from gpuserve_worker import wire
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class WorkerKeeper:
         self.spec = spec
         self.instance = instance
         self.life = InstanceLife(f"{spec.name}/{instance.name}")
-        self.process: ChildProcess | WorkerThread | None = None
+        self.process: Child | None = None
         self.link: socket.socket | None = None
         self._reactor = reactor
         self._events = events
@@ -89,7 +89,7 @@ class WorkerKeeper:
         if self._load_timeout_s > 0:
             self._reactor.call_later(self._load_timeout_s, lambda: self._on_load_timeout(process))
 
-    def _launch(self) -> tuple[ChildProcess | WorkerThread, list[socket.socket]]:
+    def _launch(self) -> tuple[Child, list[socket.socket]]:
         if self._in_thread:
             return start_thread(self.life.name, self.instance.source)
         return spawn(
@@ -199,7 +199,7 @@ class WorkerKeeper:
         if not self._relay.read_some():
             self._reactor.unwatch(self._relay.fd)
 
-    def _on_load_timeout(self, process: ChildProcess | WorkerThread) -> None:
+    def _on_load_timeout(self, process: Child) -> None:
         if process is self.process and self.life.state is InstanceState.LOADING:
             self._load_failure = f"not loaded within {self._load_timeout_s:g} s"
             process.kill()
