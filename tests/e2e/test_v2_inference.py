@@ -1,0 +1,250 @@
+"""Inference as clients see it: every datatype by every encoding, over both protocols and transports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+import tritonclient.http
+import tritonclient.http.aio
+from conftest import DATATYPES
+from numpy.typing import NDArray
+from processes import wait_until
+from serving import Addresses
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+NUMPY = {
+    "BOOL": np.bool_,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+    "BF16": ml_dtypes.bfloat16,
+    **{
+        f"{sign}INT{bits}": getattr(np, f"{sign.lower()}int{bits}")
+        for sign in ("", "U")
+        for bits in (8, 16, 32, 64)
+    },
+}
+CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+CLIENTS = {"grpc": tritonclient.grpc, "http": tritonclient.http}
+
+
+def sample(datatype: str, rows: int = 2) -> NDArray[Any]:
+    """Edge values of the type, [rows, 4]."""
+    if datatype == "BYTES":
+        row: Any = np.array([b"", b"a\0b", "ä".encode(), b"\xff\xfe"], dtype=object)
+    elif datatype == "BOOL":
+        row = np.array([True, False, False, True])
+    elif "INT" in datatype:
+        info = np.iinfo(NUMPY[datatype])
+        row = np.array([info.min, info.max, 1, 7], dtype=NUMPY[datatype])
+    else:
+        row = np.array([0.0, -1.5, np.inf, 3.25], dtype=NUMPY[datatype])
+    return np.stack([row] * rows)
+
+
+def url(server: Addresses, protocol: str) -> str:
+    return server.grpc if protocol == "grpc" else server.http
+
+
+def tensor(protocol: str, name: str, array: NDArray[Any], datatype: str, **how: Any) -> Any:
+    made = CLIENTS[protocol].InferInput(name, list(array.shape), datatype)
+    made.set_data_from_numpy(array, **how)
+    return made
+
+
+def infer(server: Addresses, protocol: str, model: str, inputs: list[Any], **options: Any) -> Any:
+    with CLIENTS[protocol].InferenceServerClient(url(server, protocol)) as client:
+        return client.infer(model, inputs, **options)
+
+
+def same(left: NDArray[Any], right: NDArray[Any]) -> bool:
+    return left.shape == right.shape and left.tolist() == right.tolist()
+
+
+def metric(server: Addresses, line_start: str) -> float:
+    with urllib.request.urlopen(
+        f"http://{server.metrics.removeprefix('http://').removesuffix('/metrics')}/metrics"
+    ) as page:
+        text = page.read().decode()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(line_start))
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_every_datatype_in_binary(server: Addresses, protocol: str, datatype: str) -> None:
+    x = sample(datatype)
+    result = infer(server, protocol, f"echo_{datatype}", [tensor(protocol, "x", x, datatype)])
+    assert same(result.as_numpy("y"), x)
+
+
+@pytest.mark.parametrize("datatype", CONTENTS)
+def test_every_datatype_in_typed_contents(server: Addresses, datatype: str) -> None:
+    x = sample(datatype)
+    request = service_pb2.ModelInferRequest(model_name=f"echo_{datatype}")
+    sent = request.inputs.add(name="x", datatype=datatype, shape=x.shape)
+    getattr(sent.contents, CONTENTS[datatype]).extend(x.ravel().tolist())
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        reply = service_pb2_grpc.GRPCInferenceServiceStub(client._channel).ModelInfer(request)
+    assert same(tritonclient.grpc.InferResult(reply).as_numpy("y"), x)
+    assert (reply.model_version, len(reply.raw_output_contents)) == ("1", 1)
+
+
+@pytest.mark.parametrize("datatype", [one for one in DATATYPES if one not in {"FP16", "BF16"}])
+def test_every_datatype_in_json(server: Addresses, datatype: str) -> None:
+    x = sample(datatype)
+    if datatype == "BYTES":
+        x = x[:, :3]
+    result = infer(server, "http", f"echo_{datatype}", [tensor("http", "x", x, datatype, binary_data=False)])
+    assert same(result.as_numpy("y"), x)
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_types_without_a_json_form_are_refused_in_json(server: Addresses, datatype: str) -> None:
+    body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": datatype, "data": [1.0]}]}
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(
+            f"http://{server.http}/v2/models/echo_{datatype}/infer", json.dumps(body).encode()
+        )
+    with raised.value as answer:
+        text = json.loads(answer.read())["error"]
+    assert f"receiving {datatype} data via JSON is not supported" in text
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [("echo_FP32", (3, 0)), ("cube", (2, 0, 2, 3)), ("cube", (3, 5, 2, 3)), ("flat_FP32", ())],
+)
+def test_unusual_shapes(server: Addresses, protocol: str, model: str, shape: tuple[int, ...]) -> None:
+    x = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    assert same(infer(server, protocol, model, [tensor(protocol, "x", x, "FP32")]).as_numpy("y"), x)
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_optional_inputs(server: Addresses, protocol: str) -> None:
+    one = np.ones((2, 1), np.float32)
+    a, b = tensor(protocol, "a", one, "FP32"), tensor(protocol, "b", 2 * one, "FP32")
+    alone = infer(server, protocol, "optional", [a])
+    both = infer(server, protocol, "optional", [b, a])
+    assert (alone.as_numpy("given")[0, 0], both.as_numpy("given")[0, 0]) == (b"a", b"a,b")
+    assert (alone.as_numpy("sum")[1, 0], both.as_numpy("sum")[1, 0]) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_parameters_id_and_requested_outputs(server: Addresses, protocol: str) -> None:
+    x = tensor(protocol, "x", np.ones((1, 1), np.float32), "FP32")
+    wanted = CLIENTS[protocol].InferRequestedOutput("seen")
+    result = infer(
+        server,
+        protocol,
+        "parameters",
+        [x],
+        outputs=[wanted],
+        request_id="ä-1",
+        parameters={"flag": True, "count": 7, "text": "t"},
+    )
+    assert result.as_numpy("seen")[0, 0].decode() == "[('count', 7), ('flag', True), ('text', 't')]"
+    assert result.as_numpy("wanted") is None
+    response = result.get_response()
+    assert (response["id"] if protocol == "http" else response.id) == "ä-1"
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_outputs_come_in_the_order_asked_for(server: Addresses, protocol: str) -> None:
+    x = tensor(protocol, "x", np.ones((1, 1), np.int32), "INT32")
+    outputs = [CLIENTS[protocol].InferRequestedOutput(name) for name in ("y", "rows")]
+    response = infer(server, protocol, "batch_rows", [x], outputs=outputs).get_response()
+    listed = response["outputs"] if protocol == "http" else response.outputs
+    assert [one["name"] if protocol == "http" else one.name for one in listed] == ["y", "rows"]
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_compression_both_ways(server: Addresses, algorithm: str) -> None:
+    x = np.zeros((4, 10_000), np.float32)
+    over_grpc = infer(
+        server, "grpc", "echo_FP32", [tensor("grpc", "x", x, "FP32")], compression_algorithm=algorithm
+    )
+    over_http = infer(
+        server,
+        "http",
+        "echo_FP32",
+        [tensor("http", "x", x, "FP32")],
+        request_compression_algorithm=algorithm,
+        response_compression_algorithm=algorithm,
+    )
+    assert same(over_grpc.as_numpy("y"), x)
+    assert same(over_http.as_numpy("y"), x)
+
+
+def test_both_protocols_answer_on_the_http_port(server: Addresses) -> None:
+    x = np.ones((1, 3), np.float32)
+    with tritonclient.grpc.InferenceServerClient(server.http) as client:
+        assert same(client.infer("echo_FP32", [tensor("grpc", "x", x, "FP32")]).as_numpy("y"), x)
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+@pytest.mark.parametrize("nbytes", [63 << 10, 65 << 10, 1 << 20, 48 << 20])
+def test_sizes_around_the_arena(server: Addresses, protocol: str, nbytes: int) -> None:
+    x = np.random.default_rng(nbytes).integers(0, 255, (1, nbytes), dtype=np.uint8)
+    result = infer(server, protocol, "echo_UINT8", [tensor(protocol, "x", x, "UINT8")])
+    assert np.array_equal(result.as_numpy("y"), x)
+    wait_until(lambda: metric(server, "gpuserve_arena_blocks") == 0, "the arena is empty", 5.0)
+
+
+def test_a_hundred_at_once_are_merged_and_none_is_mixed_up(server: Addresses) -> None:
+    def one(number: int) -> tuple[int, NDArray[Any]]:
+        x = np.full((1, 1 + number % 3), number, np.int32)
+        result = client.infer("batch_rows", [tensor("grpc", "x", x, "INT32")])
+        assert same(result.as_numpy("y"), x), "requests of other shapes are in other batches"
+        return int(result.as_numpy("rows")[0, 0]), x
+
+    with (
+        tritonclient.grpc.InferenceServerClient(server.grpc) as client,
+        ThreadPoolExecutor(32) as pool,
+    ):
+        rows = [count for count, _ in pool.map(one, range(400))]
+    assert max(rows) > 1
+
+
+def test_asynchronous_clients(server: Addresses) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    async def both() -> list[Any]:
+        async with tritonclient.grpc.aio.InferenceServerClient(server.grpc) as over_grpc:
+            first = await over_grpc.infer("echo_FP32", [tensor("grpc", "x", x, "FP32")])
+        over_http = tritonclient.http.aio.InferenceServerClient(server.http)
+        try:
+            second = await over_http.infer("echo_FP32", [tensor("http", "x", x, "FP32")])
+        finally:
+            await over_http.close()
+        return [first, second]
+
+    assert all(same(result.as_numpy("y"), x) for result in asyncio.run(both()))
+
+
+def test_a_model_version_is_checked(server: Addresses) -> None:
+    x = np.ones((1, 1), np.float32)
+    for protocol in CLIENTS:
+        sent = [tensor(protocol, "x", x, "FP32")]
+        assert same(infer(server, protocol, "echo_FP32", sent, model_version="1").as_numpy("y"), x)
+        with pytest.raises(InferenceServerException, match="version 2 is not found"):
+            infer(server, protocol, "echo_FP32", sent, model_version="2")
