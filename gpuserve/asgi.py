@@ -13,8 +13,10 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import MutableMapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.errors import ConfigError, GpuserveError
@@ -72,8 +74,7 @@ class HostedApplication:
         self._loop = asyncio.get_running_loop()
         self._starting = self._loop.create_future()
         configuration = _configuration()
-        for variable in _EMBEDDING_VARIABLES:
-            os.environ.pop(variable, None)
+        _forget_embedding()
         settings = _without_ports(configuration)
         self._supervisor = Supervisor(
             settings,
@@ -150,6 +151,19 @@ def _configuration() -> Configuration:
         raise ConfigError(f"{CONFIG_VARIABLE} is not set: it names the config file of the models to serve")
     environ = {name: value for name, value in os.environ.items() if name != CONFIG_VARIABLE}
     return load_file(path, environ)
+
+
+def _forget_embedding() -> None:
+    """Let workers be ordinary processes of the environment that this interpreter was embedded from.
+
+    An embedded interpreter guesses its executable from PATH, which may name another Python's.
+    """
+    home = os.environ.get("PYTHONHOME", "").partition(os.pathsep)[0]
+    executable = Path(home, "bin", "python3")
+    if home and executable.exists():
+        sys.executable = str(executable)
+    for variable in _EMBEDDING_VARIABLES:
+        os.environ.pop(variable, None)
 
 
 def _without_ports(configuration: Configuration) -> Any:

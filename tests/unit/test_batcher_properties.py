@@ -192,9 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.deaths[request] = self.deaths.get(request, 0) + began
         if request.cancelled:
             self._end(request, "cancelled")
-        elif not began:
-            self.retried.append(request)
-        elif self.deaths[request] == 1 and request.retriable and self.retry_on_death:
+        elif not began or (self.deaths[request] == 1 and request.retriable and self.retry_on_death):
             self.retried.append(request)
         else:
             self._end(request, "lost")

@@ -19,7 +19,6 @@ from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.grpc_framing import (
     ACCEPTED_ENCODINGS,
     PREFIX_NBYTES,
-    check_encoding,
     frame,
     read_prefix,
     unary_message,
@@ -49,7 +48,7 @@ Method: TypeAlias = Callable[["Call"], Awaitable[None]]
 
 
 class Call(NamedTuple):
-    """One call: its ASGI ends and what its headers say."""
+    """One call: its ASGI ends and what its headers say; ``encoding`` is "" for identity."""
 
     path: str
     receive: Receive
@@ -75,9 +74,7 @@ class GrpcDoor:
         """Serve one call. Whatever goes wrong is its status; the connection and the others go on."""
         path = scope["path"]
         try:
-            method = self._methods.get(path)
-            if method is None:
-                raise Unimplemented(f"method {path[:256]!r} is not implemented by this server")
+            method = self._methods.get(path, self._unknown)
             await method(_call(scope, receive, send))
         except RequestError as error:
             await _refuse(send, error)
@@ -113,7 +110,8 @@ class GrpcDoor:
         body: bytes = message.get("body", b"")
         # A complete message in the first chunk is the usual call. Its end of stream may still be on its
         # way; to wait for it would cost as much as to parse the message.
-        if body[:1] == b"\0" and int.from_bytes(body[1:PREFIX_NBYTES]) == len(body) - PREFIX_NBYTES:
+        nbytes = len(body) - PREFIX_NBYTES
+        if body[:1] == b"\0" and int.from_bytes(body[1:PREFIX_NBYTES]) == nbytes and not call.encoding:
             return grpc_codec.parse_infer_request(body[PREFIX_NBYTES:])
         if not message.get("more_body", False):
             return grpc_codec.parse_infer_request(
@@ -153,6 +151,11 @@ class GrpcDoor:
             # After finish() the blocks are the request's and this list is empty.
             self._service.free(model_of_blocks, scanner.abort())
 
+    async def _unknown(self, call: Call) -> None:
+        # A status before the end of the request may be lost with it.
+        await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
+        raise Unimplemented(f"method {call.path[:256]!r} is not implemented by this server")
+
     async def _unary(self, call: Call) -> None:
         body = await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
         message = unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES, call.encoding)
@@ -183,7 +186,7 @@ def _call(scope: Scope, receive: Receive, send: Send) -> Call:
         scope["path"],
         receive,
         send,
-        "" if encoding == b"identity" else check_encoding(encoding.decode("latin-1")),
+        "" if encoding == b"identity" else encoding.decode("latin-1"),
         None if timeout is None else _timeout_s(timeout),
     )
 

@@ -1,0 +1,350 @@
+"""Bad input: one clear sentence with the right code, nothing stops, and nothing reaches a worker."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import struct
+import subprocess
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from conftest import model, tensor, write_config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from processes import wait_until
+from serving import GPUSERVE, Addresses, serving
+from test_v2_inference import metric
+from tritonclient.grpc import service_pb2
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+FOUR = np.arange(4, dtype=np.float32).tobytes()
+
+
+def request(name: str = "echo_FP32") -> Any:
+    """A good request: x, FP32, [1, 4]."""
+    made = service_pb2.ModelInferRequest(model_name=name)
+    made.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+    made.raw_input_contents.append(FOUR)
+    return made
+
+
+def over_grpc(server: Addresses, body: bytes, method: str = METHOD, **options: Any) -> tuple[str, str]:
+    """(status code, text) of a call with these bytes as its message."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        call = channel.unary_unary(method, lambda raw: raw, lambda raw: raw)
+        try:
+            call(body, timeout=10, **options)
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+    return "OK", ""
+
+
+def over_http(
+    server: Addresses, path: str, body: bytes = b"", method: str = "POST", **headers: str
+) -> tuple[int, str]:
+    """(status, error text) of a request; header names get dashes for underscores."""
+    connection = http.client.HTTPConnection(server.http, timeout=10)
+    try:
+        connection.request(
+            method, path, body, {key.replace("_", "-"): value for key, value in headers.items()}
+        )
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    finally:
+        connection.close()
+    return answer.status, json.loads(text)["error"] if text.startswith('{"error"') else text
+
+
+def infer_json(server: Addresses, body: Any, name: str = "echo_FP32") -> tuple[int, str]:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return over_http(server, f"/v2/models/{name}/infer", raw)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stops_and_nothing_reaches_a_worker(server: Addresses) -> Iterator[None]:
+    before = metric(server, "gpuserve_batch_size_count")
+    yield
+    assert metric(server, "gpuserve_batch_size_count") == before
+    assert over_grpc(server, request().SerializeToString()) == ("OK", "")
+
+
+# ---- what contradicts the model -------------------------------------------------------------
+
+
+def edit(**fields: Any) -> Callable[[Any], None]:
+    """Change fields of the first input."""
+
+    def change(made: Any) -> None:
+        for key, value in fields.items():
+            if key == "shape":
+                del made.inputs[0].shape[:]
+                made.inputs[0].shape.extend(value)
+            else:
+                setattr(made.inputs[0], key, value)
+
+    return change
+
+
+def twice(made: Any) -> None:
+    made.inputs.add().CopyFrom(made.inputs[0])
+    made.raw_input_contents.append(FOUR)
+
+
+def surplus(made: Any) -> None:
+    made.inputs.add(name="z", datatype="FP32", shape=[1, 4])
+    made.raw_input_contents.append(FOUR)
+
+
+def none_at_all(made: Any) -> None:
+    del made.inputs[:], made.raw_input_contents[:]
+
+
+def short(made: Any) -> None:
+    made.raw_input_contents[0] = FOUR[:-1]
+
+
+def typed_too(made: Any) -> None:
+    made.inputs[0].contents.fp32_contents.extend([0.0] * 4)
+
+
+def asks_for(name: str) -> Callable[[Any], None]:
+    return lambda made: made.outputs.add(name=name)
+
+
+CONTRADICTIONS: list[tuple[Callable[[Any], None], list[str]]] = [
+    (edit(name="wrong"), ["wrong", "echo_FP32", "x"]),
+    (edit(datatype="INT32"), ["'x'", "INT32", "FP32", "echo_FP32"]),
+    (edit(datatype="FLOAT"), ["'x'", "FLOAT"]),
+    (edit(shape=[4]), ["'x'", "echo_FP32"]),
+    (edit(shape=[1, 2, 2]), ["'x'", "[-1,-1]", "[1,2,2]"]),
+    (edit(shape=[1, 5]), ["'x'", "20", "16"]),
+    (edit(shape=[1, -4]), ["'x'", "-4"]),
+    (edit(shape=[1, 1 << 62, 4]), ["'x'"]),
+    (edit(shape=[1, 1 << 62]), ["'x'"]),
+    (edit(shape=[65, 0]), ["65", "64", "echo_FP32"]),
+    (short, ["'x'", "16", "15", "echo_FP32"]),
+    (none_at_all, ["x", "echo_FP32"]),
+    (twice, ["'x'", "already exists"]),
+    (surplus, ["'z'", "echo_FP32"]),
+    (typed_too, ["'x'", "contents"]),
+    (asks_for("nope"), ["nope", "echo_FP32", "y"]),
+    (lambda made: made.raw_input_contents.append(FOUR), ["raw_input_contents", "2", "1"]),
+    (lambda made: made.raw_input_contents.pop(), ["'x'", "echo_FP32"]),
+]
+
+
+@pytest.mark.parametrize(("spoil", "named"), CONTRADICTIONS)
+def test_a_request_that_contradicts_the_model(
+    server: Addresses, spoil: Callable[[Any], None], named: list[str]
+) -> None:
+    made = request()
+    spoil(made)
+    code, text = over_grpc(server, made.SerializeToString())
+    assert code == "INVALID_ARGUMENT"
+    assert [word for word in named if word not in text] == []
+    assert "Traceback" not in text
+    assert "/" not in text
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 1, 2, 3], **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("sent", "named"),
+    [
+        (body(name="wrong"), ["wrong", "echo_FP32"]),
+        (body(datatype="INT32"), ["'x'", "INT32", "FP32"]),
+        (body(shape=[4]), ["'x'"]),
+        (body(shape=[1, 2, 2]), ["'x'", "[1,2,2]"]),
+        (body(data=[1, 2]), ["shape does not match true shape"]),
+        (body(data=[1, 2, 3, 4, 5]), ["Shape does not match true shape"]),
+        (body(data=["a", 1, 2, 3]), ["'x'"]),
+        (body(data=[True, 1, 2, 3]), ["'x'"]),
+        (body(shape=[1, 1 << 40]), ["shape"]),
+        (body(shape=[1.5, 4]), ["shape"]),
+        ({"inputs": []}, ["x", "echo_FP32"]),
+        ({}, ["inputs"]),
+        ([], ["object"]),
+        ({**body(), "outputs": [{"name": "nope"}]}, ["nope", "echo_FP32"]),
+        ({**body(), "id": 7}, ["id"]),
+        (b'{"inputs": [', ["JSON"]),
+        (b"\xff\xfe", ["JSON"]),
+        (b'{"inputs": [], "inputs": []}', ["inputs"]),
+        (
+            b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            ["nesting depth exceeds maximum allowed limit (100)"],
+        ),
+        (b"[" * 1_000_000, ["nesting depth exceeds maximum allowed limit (100)"]),
+    ],
+)
+def test_json_that_contradicts_the_protocol_or_the_model(
+    server: Addresses, sent: Any, named: list[str]
+) -> None:
+    status, text = infer_json(server, sent)
+    assert status == 400
+    assert [word for word in named if word not in text] == []
+
+
+def test_a_negative_dimension_in_json(server: Addresses) -> None:
+    assert infer_json(server, body(shape=[1, -4]))[0] == 500  # pinned by the clients of Triton
+
+
+def test_truncated_byte_strings(server: Addresses) -> None:
+    for raw in (b"\x05\0\0\0abc", b"\x01\0", struct.pack("<I", 1 << 31), b"\x01\0\0\0a\x01\0\0\0b"):
+        made = service_pb2.ModelInferRequest(model_name="echo_BYTES")
+        made.inputs.add(name="x", datatype="BYTES", shape=[1, 1])
+        made.raw_input_contents.append(raw)
+        code, text = over_grpc(server, made.SerializeToString())
+        assert (code, "'x'" in text, "echo_BYTES" in text) == ("INVALID_ARGUMENT", True, True)
+
+
+# ---- what contradicts the transport ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", ["99999999999", "-1", "x", str(1 << 64), "9" * 5000, "40"])
+def test_a_header_length_that_lies(server: Addresses, length: str) -> None:
+    head = json.dumps(body(parameters={"binary_data_size": 16}, data=None)).encode()
+    status, text = over_http(
+        server, "/v2/models/echo_FP32/infer", head + FOUR, inference_header_content_length=length
+    )
+    assert status == 400
+    assert len(text) < 400
+
+
+def test_malformed_protobuf(server: Addresses) -> None:
+    for raw in (b"\xff\xff\xff", b"\x0a\xff", request().SerializeToString()[:-1]):
+        code, text = over_grpc(server, raw)
+        assert code == "INVALID_ARGUMENT"
+        assert text
+
+
+@pytest.mark.parametrize("name", ["../x", "..%2fx", "a\0b", "", "x" * 65536, "\N{FRACTION SLASH}etc"])
+def test_odd_model_names(server: Addresses, name: str) -> None:
+    code, text = over_grpc(server, request(name).SerializeToString())
+    assert (code, text.startswith("Request for unknown model")) == ("NOT_FOUND", True)
+    assert len(text) < 300
+
+
+@pytest.mark.parametrize("path", ["%2e%2e%2fetc", "a%00b", "x" * 10_000, "%ff"])
+def test_odd_model_names_in_paths(server: Addresses, path: str) -> None:
+    status, text = over_http(server, f"/v2/models/{path}/infer", b"{}")
+    assert (status, "unknown model" in text) == (404, True)
+
+
+@pytest.mark.parametrize("version", ["x", "-1", "0", "1.5", "9" * 30])
+def test_odd_versions(server: Addresses, version: str) -> None:
+    made = request()
+    made.model_version = version
+    code, text = over_grpc(server, made.SerializeToString())
+    assert code in {"INVALID_ARGUMENT", "NOT_FOUND"}
+    assert version[:20] in text
+
+
+def test_unknown_paths_methods_and_codings(server: Addresses) -> None:
+    assert over_http(server, "/v3", method="GET") == (404, "Not Found")
+    assert over_http(server, "/v2/models/echo_FP32/infer", method="GET") == (405, "Method Not Allowed")
+    assert over_http(server, "/v2/models/echo_FP32/infer", b"{}", content_encoding="br")[0] == 501
+    assert over_http(server, "/v2/models/echo_FP32/infer", b"no", content_encoding="gzip")[0] == 400
+    assert over_grpc(server, b"", "/inference.GRPCInferenceService/Nope")[0] == "UNIMPLEMENTED"
+    assert over_grpc(server, b"", "/nope/Nope")[0] == "UNIMPLEMENTED"
+
+
+def frames(server: Addresses, raw: bytes, *headers: str) -> tuple[int, str]:
+    """(grpc-status, grpc-message) of a call whose body is these very bytes, by curl."""
+    given = [option for header in ("content-type: application/grpc", *headers) for option in ("-H", header)]
+    curl = [
+        "curl",
+        "-s",
+        "-m",
+        "10",
+        "--http2-prior-knowledge",
+        "-D",
+        "-",
+        "-o",
+        "/dev/null",
+        "--data-binary",
+        "@-",
+    ]
+    done = subprocess.run(
+        [*curl, *given, f"http://{server.http}{METHOD}"], input=raw, capture_output=True, check=False
+    )
+    found = dict(line.split(": ", 1) for line in done.stdout.decode().splitlines() if ": " in line)
+    return int(found.get("grpc-status", -1)), found.get("grpc-message", "")
+
+
+@pytest.mark.parametrize(
+    ("raw", "headers", "status"),
+    [
+        (b"\0\0\0\0\x09abc", (), 3),
+        (b"\0\0", (), 3),
+        (b"", (), 3),
+        (b"\x07\0\0\0\x01a", (), 3),
+        (b"\x01\0\0\0\x01a", (), 3),
+        (b"\x01\0\0\0\x01a", ("grpc-encoding: gzip",), 3),
+        (b"\0\0\0\0\0", ("grpc-encoding: snappy",), 12),
+        (b"\0\xff\xff\xff\xff" + b"a" * 100, (), 3),
+        (b"\0\0\0\0\0" * 2, (), 3),
+    ],
+)
+def test_frames_that_lie(server: Addresses, raw: bytes, headers: tuple[str, ...], status: int) -> None:
+    assert frames(server, raw, "te: trailers", *headers)[0] == status
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_nothing(server: Addresses) -> None:
+    for _ in range(3):
+        connection = http.client.HTTPConnection(server.http, timeout=10)
+        head = json.dumps(
+            {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1 << 20],
+                         "parameters": {"binary_data_size": 4 << 20}}]}
+        ).encode()  # fmt: skip
+        connection.putrequest("POST", "/v2/models/echo_FP32/infer")
+        connection.putheader("Content-Length", str(len(head) + (4 << 20)))
+        connection.putheader("Inference-Header-Content-Length", str(len(head)))
+        connection.endheaders(head + b"\0" * (1 << 20))
+        wait_until(lambda: metric(server, "gpuserve_arena_blocks") == 1, "the body begins to arrive", 5.0)
+        connection.close()
+        wait_until(lambda: metric(server, "gpuserve_arena_blocks") == 0, "its block is free", 5.0)
+
+
+@given(raw=st.binary(min_size=1, max_size=300))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_random_bytes(server: Addresses, raw: bytes) -> None:
+    assert over_grpc(server, raw)[0] in {"INVALID_ARGUMENT", "NOT_FOUND"}
+    assert infer_json(server, raw)[0] in {400, 404, 500}
+
+
+@given(where=st.integers(0, 60), byte=st.integers(0, 255))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_good_message_with_one_wrong_byte(server: Addresses, where: int, byte: int) -> None:
+    raw = bytearray(request("no_such_model").SerializeToString())
+    raw[where % len(raw)] = byte
+    assert over_grpc(server, bytes(raw))[0] in {"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED"}
+
+
+# ---- limits ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    """Takes bodies up to 64 KiB."""
+    folder = tmp_path_factory.mktemp("small")
+    echo = model("echo_FP32", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 64)
+    config = write_config(folder, [echo], host="127.0.0.1", max_request_nbytes=64 << 10)
+    with serving(GPUSERVE, "serve", str(config)) as addresses:
+        yield addresses
+
+
+def test_bodies_over_the_limit(small_server: Addresses) -> None:
+    large = request()
+    large.raw_input_contents[0] = b"\0" * (1 << 20)
+    assert over_grpc(small_server, large.SerializeToString())[0] == "RESOURCE_EXHAUSTED"
+    assert over_http(small_server, "/v2/models/echo_FP32/infer", b" " * (1 << 20))[0] == 413
+    bomb = zlib.compress(b" " * (50 << 20))
+    assert over_http(small_server, "/v2/models/echo_FP32/infer", bomb, content_encoding="deflate")[0] == 413
+    assert over_grpc(small_server, request().SerializeToString()) == ("OK", "")
