@@ -10,174 +10,188 @@ One server process, with one event loop, hosts one application. gRPC needs HTTP/
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import os
-import socket
-import sys
 import threading
 from collections.abc import MutableMapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.errors import ConfigError, GpuserveError
+from gpuserve.errors import ConfigError, GpuserveError, StartupError
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
-    from gpuserve.front.endpoint.asgi import Receive, Send
-    from gpuserve.front.front import Front
-    from gpuserve.supervisor.hosted_front import HostedFront
-    from gpuserve.supervisor.supervisor import Supervisor
+    from gpuserve.front.endpoint.asgi import Application, Receive, Send
+    from gpuserve.hosting import HostedServer
 
 logger = logging.getLogger(__name__)
 
 CONFIG_VARIABLE: Final = "GPUSERVE_CONFIG"
-#: Meant by an embedding server for the interpreter inside it; they would lead an ordinary one astray.
-_EMBEDDING_VARIABLES: Final = ("PYTHONHOME", "LD_PRELOAD")
-_NOT_READY: Final = b'{"error":"the server is not started"}'
+_OTHER_LOOP: Final = "gpuserve.asgi:app serves in one event loop: give this server one worker thread"
+_DEFECT: Final = "internal error of the server; its log says more"
+
+
+class Stage(enum.Enum):
+    """Where the application stands. The values are what a request is told that finds it there."""
+
+    NEW = "the server is not started"
+    STARTING = "the server is starting"
+    SERVING = "the server is starting again"
+    FAILED = "the server could not be started"
+    ENDED = "the server has been stopped"
+
+
+TRANSITIONS: Final[dict[Stage, frozenset[Stage]]] = {
+    Stage.NEW: frozenset({Stage.STARTING}),
+    Stage.STARTING: frozenset({Stage.SERVING, Stage.FAILED}),
+    Stage.SERVING: frozenset({Stage.ENDED}),
+    Stage.FAILED: frozenset({Stage.STARTING, Stage.ENDED}),
+    Stage.ENDED: frozenset({Stage.STARTING}),
+}
 
 
 class HostedApplication:
     """The ASGI application. Nothing happens before the first lifespan event or request."""
 
     def __init__(self) -> None:
+        self.stage = Stage.NEW
+        self._claiming = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting: asyncio.Future[None] | None = None
-        self._front: Front | None = None
-        self._ended: asyncio.Task[None] | None = None
-        self._supervisor: Supervisor | None = None
-        self._thread: threading.Thread | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._server: HostedServer | None = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve a lifespan, or one request."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
-        if self._front is None and self._starting is None:
-            await self.start()
-        application = None if self._front is None else self._front.application
-        if application is None or asyncio.get_running_loop() is not self._loop:
-            await _refuse(send)
+        if not self._is_ours():
+            await _refuse(send, _OTHER_LOOP)
             return
-        await application(dict(scope), receive, send)
+        if self.stage is Stage.NEW:  # a server without lifespan
+            self._begin()
+        if self.stage is Stage.STARTING and self._starting is not None:
+            await asyncio.wait({self._starting})
+        application = self._application()
+        if application is None:
+            await _refuse(send, self.stage.value)
+        else:
+            await application(_below_mount(scope), receive, send)
 
-    async def start(self) -> None:
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        steps = {"lifespan.startup": self._start, "lifespan.shutdown": self._stop}
+        event = ""
+        while event != "lifespan.shutdown":
+            event = (await receive())["type"]
+            try:
+                await steps[event]()
+            except GpuserveError as error:
+                await send({"type": f"{event}.failed", "message": str(error)})
+                return
+            except Exception:  # a fault of ours; raised, it would read as "lifespan is not supported"
+                await send({"type": f"{event}.failed", "message": _DEFECT})
+                return
+            await send({"type": f"{event}.complete"})
+
+    async def _start(self) -> None:
+        if not self._is_ours():
+            raise StartupError(_OTHER_LOOP)
+        await self._begin()
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            self._move(Stage.ENDED)
+            await self._server.stop()
+        self._server = self._loop = None
+
+    def _begin(self) -> asyncio.Task[None]:
+        """The start is a task of its own: a request that gives up must not take it along."""
+        self._move(Stage.STARTING)
+        self._starting = asyncio.get_running_loop().create_task(self._serve())
+        self._starting.add_done_callback(_look_at)
+        return self._starting
+
+    async def _serve(self) -> None:
         """Load every model.
 
         Raises:
             ConfigError: the variable is not set, or the file is wrong.
+            DeviceError: a device that this machine does not have.
             StartupError: a model could not be loaded; nothing is left running.
         """
-        from gpuserve.supervisor.hosted_front import start_in
-        from gpuserve.supervisor.observer import SilentObserver
-        from gpuserve.supervisor.supervisor import Supervisor
+        from gpuserve.hosting import HostedServer, leave_embedding
 
-        self._loop = asyncio.get_running_loop()
-        self._starting = self._loop.create_future()
-        configuration = _configuration()
-        _forget_embedding()
-        settings = _without_ports(configuration)
-        self._supervisor = Supervisor(
-            settings,
-            configuration.models,
-            SilentObserver(),
-            relay_output=False,
-            start_front=start_in(self._host),
-        )
-        self._thread = threading.Thread(target=self._supervise, name="gpuserve-supervisor", daemon=True)
-        self._thread.start()
-        await asyncio.wrap_future(self._supervisor.started)
-
-    async def stop(self) -> None:
-        """Finish what is queued and end the workers."""
-        if self._supervisor is None or self._thread is None:
-            return
-        self._supervisor.request_stop()
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-        self._supervisor = self._thread = self._front = self._starting = None
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            event = (await receive())["type"]
-            try:
-                if event == "lifespan.startup":
-                    await self.start()
-                else:
-                    await self.stop()
-            except GpuserveError as error:
-                await send({"type": f"{event}.failed", "message": str(error)})
-                return
-            await send({"type": f"{event}.complete"})
-            if event == "lifespan.shutdown":
-                return
-
-    def _supervise(self) -> None:
-        assert self._supervisor is not None
         try:
-            self._supervisor.run()
-        except GpuserveError:
-            logger.debug("the server did not start", exc_info=True)  # start() raises the same
+            configuration = _configuration()
+            leave_embedding(os.environ)
+            self._server = HostedServer(configuration)
+            await self._server.start()
+        except BaseException as error:
+            self._move(Stage.FAILED)
+            shown = None if isinstance(error, GpuserveError) else error
+            logger.critical("not started: %s", str(error) or type(error).__name__, exc_info=shown)
+            raise
+        self._move(Stage.SERVING)
 
-    def _host(self, control: socket.socket, hosted: HostedFront) -> None:
-        """Called in the supervisor's thread; the front begins in the loop of the server."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._begin, control, hosted)
+    def _application(self) -> Application | None:
+        if self.stage is not Stage.SERVING or self._server is None:
+            return None
+        return self._server.application
 
-    def _begin(self, control: socket.socket, hosted: HostedFront) -> None:
-        from gpuserve.front.front import Front
+    def _is_ours(self) -> bool:
+        """Whether this event loop is the one that serves; the first that asks becomes it."""
+        running = asyncio.get_running_loop()
+        if self._loop is not running:
+            with self._claiming:  # several loops are several threads
+                self._loop = self._loop or running
+        return self._loop is running
 
-        front = Front(control, lambda _settings: None, self._lose)
-        self._front = front
-        self._ended = asyncio.get_running_loop().create_task(self._run(front, control, hosted))
+    def _move(self, stage: Stage) -> None:
+        if stage not in TRANSITIONS[self.stage]:
+            raise RuntimeError(f"the application cannot go from {self.stage.name} to {stage.name}")
+        self.stage = stage
 
-    def _lose(self) -> None:
-        """The supervisor is gone; requests are refused from now on."""
-        front, self._front = self._front, None
-        if front is not None:
-            front.quit()
 
-    async def _run(self, front: Front, control: socket.socket, hosted: HostedFront) -> None:
-        try:
-            await front.run()
-        finally:
-            control.close()
-            hosted.ended()
+def _look_at(starting: asyncio.Task[None]) -> None:
+    """asyncio complains of a failure that nobody asked for; it is in the log already."""
+    if not starting.cancelled():
+        starting.exception()
 
 
 def _configuration() -> Configuration:
+    """What the CLI would serve: the same file, the same variables, the same look at the devices."""
+    from gpuserve import logs
+    from gpuserve.cli.preflight import require_devices
     from gpuserve.config.load import load_file
 
     path = os.environ.get(CONFIG_VARIABLE)
     if not path:
         raise ConfigError(f"{CONFIG_VARIABLE} is not set: it names the config file of the models to serve")
     environ = {name: value for name, value in os.environ.items() if name != CONFIG_VARIABLE}
-    return load_file(path, environ)
+    configuration = load_file(path, environ)
+    require_devices(configuration)
+    if not logging.getLogger(logs.ROOT).hasHandlers():  # else the host has its own way
+        logs.configure(configuration.settings.log_format, configuration.settings.log_level)
+    return configuration
 
 
-def _forget_embedding() -> None:
-    """Let workers be ordinary processes of the environment that this interpreter was embedded from.
-
-    An embedded interpreter guesses its executable from PATH, which may name another Python's.
-    """
-    home = os.environ.get("PYTHONHOME", "").partition(os.pathsep)[0]
-    executable = Path(home, "bin", "python3")
-    if home and executable.exists():
-        sys.executable = str(executable)
-    for variable in _EMBEDDING_VARIABLES:
-        os.environ.pop(variable, None)
+def _below_mount(scope: MutableMapping[str, Any]) -> dict[str, Any]:
+    """The scope with the paths of the endpoint; in ASGI they begin with where it is mounted."""
+    inner = dict(scope)
+    mount = inner.get("root_path", "").rstrip("/")
+    if mount and inner["path"].startswith(f"{mount}/"):
+        inner["path"] = inner["path"].removeprefix(mount)
+        inner["raw_path"] = (inner.get("raw_path") or b"").removeprefix(mount.encode())
+    return inner
 
 
-def _without_ports(configuration: Configuration) -> Any:
-    import dataclasses
+async def _refuse(send: Send, text: str) -> None:
+    from gpuserve.front.endpoint.http_bodies import error_body, json_headers
 
-    return dataclasses.replace(
-        configuration.settings, http_port=None, grpc_port=None, metrics_port=None, transport="h2corn"
-    )
-
-
-async def _refuse(send: Send) -> None:
-    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
+    body = error_body(text)
+    headers = [*json_headers(body), (b"retry-after", b"1")]
     await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": _NOT_READY, "more_body": False})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 app = HostedApplication()

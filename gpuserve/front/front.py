@@ -67,6 +67,7 @@ class Front:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._control.fileno(), self._hear)
         await self._quit.wait()
+        loop.remove_reader(self._control.fileno())
         # Whoever was not finished in time is told so while there still is a connection.
         for driver in list(self._service.models()):
             driver.close()

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 MAX_CONCURRENT_STREAMS: Final = 4096
 #: After our own drain every request is answered, and what idles is closed at once. What is waited for are
 #: answers that h2corn holds for clients slow to read them, and connections that never asked anything.
-CLOSE_TIMEOUT_S: Final = 5.0
+CLOSE_TIMEOUT_S: Final = 3.0
 
 
 class Transport(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Callable
 
 from gpuserve.supervisor.channel import channel_pair
@@ -20,6 +21,8 @@ class HostedFront:
     def __init__(self, theirs: socket.socket) -> None:
         self.pidfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._theirs = theirs
+        # The host may tell the end after the supervisor has closed all; the number may be another file's.
+        self._closing = threading.Lock()
 
     @property
     def pid(self) -> int:
@@ -28,8 +31,9 @@ class HostedFront:
 
     def ended(self) -> None:
         """The front has quit; called by the host."""
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self.pidfd, 1)
+        with self._closing:
+            if self.pidfd >= 0:
+                os.eventfd_write(self.pidfd, 1)
 
     def exit_reason(self) -> str:
         """Why it ended."""
@@ -43,7 +47,9 @@ class HostedFront:
 
     def close(self) -> None:
         """Close what the supervisor holds of it."""
-        os.close(self.pidfd)
+        with self._closing:
+            os.close(self.pidfd)
+            self.pidfd = -1
 
 
 def start_in(

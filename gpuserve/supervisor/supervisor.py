@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 WORKER_STOP_TIMEOUT_S: Final = 10.0
 #: After its Quit a front may close its connections this long, then it is killed. Longer than the
 #: front's own patience with them.
-FRONT_QUIT_TIMEOUT_S: Final = 8.0
+FRONT_QUIT_TIMEOUT_S: Final = 6.0
 
 
 class ServerState(enum.Enum):

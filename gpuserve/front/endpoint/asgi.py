@@ -34,13 +34,19 @@ class Doors:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one request: the door's own coroutine, without another one around it."""
         if scope["type"] != "http":
-            raise RuntimeError(f"no {scope['type']} here: only HTTP and gRPC are served")
+            return _refuse_websocket(receive, send)
         if self._metrics_port is not None and scope["server"][1] == self._metrics_port:
             return self._metrics(scope, receive, send)
         # The path of an inference call says it already; any other is looked at more closely.
         if scope["path"] == MODEL_INFER or is_grpc(scope):
             return self._grpc(scope, receive, send)
         return self._http(scope, receive, send)
+
+
+async def _refuse_websocket(receive: Receive, send: Send) -> None:
+    """Closed before it is accepted, which a server makes a 403 of. There is no other type of scope here."""
+    await receive()
+    await send({"type": "websocket.close"})
 
 
 def is_grpc(scope: Scope) -> bool:

@@ -7,12 +7,20 @@ message, in the headers (gRPC's Trailers-Only).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve.errors import Code, Internal, RequestError, ResourceExhausted, Unimplemented
+from gpuserve.errors import (
+    Code,
+    Internal,
+    InvalidArgument,
+    RequestError,
+    ResourceExhausted,
+    Unimplemented,
+)
 from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
 from gpuserve.front.endpoint.asgi import MODEL_INFER, Receive, Scope, Send
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
@@ -75,6 +83,8 @@ class GrpcDoor:
         path = scope["path"]
         try:
             method = self._methods.get(path, self._unknown)
+            if "http.response.trailers" not in scope.get("extensions", ()):
+                method = self._without_trailers
             await method(_call(scope, receive, send))
         except RequestError as error:
             await _refuse(send, error)
@@ -100,6 +110,8 @@ class GrpcDoor:
                 await call.send(_START)
                 await send_body(call.send, pieces)
                 await call.send(_OK)
+        except OSError:  # what ASGI's send() raises once the client is gone
+            pass
         finally:
             response.close()
 
@@ -156,24 +168,35 @@ class GrpcDoor:
         await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
         raise Unimplemented(f"method {call.path[:256]!r} is not implemented by this server")
 
+    async def _without_trailers(self, call: Call) -> None:
+        await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
+        raise InvalidArgument(
+            "a gRPC call needs the header 'te: trailers', which is missing: "
+            "the client or a proxy does not speak gRPC over HTTP/2"
+        )
+
     async def _unary(self, call: Call) -> None:
         body = await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
         message = unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES, call.encoding)
         reply = grpc_rpcs.UNARY[call.path](self._service, bytes(message))
-        await call.send(_START)
-        await call.send({"type": "http.response.body", "body": frame(len(reply)) + reply, "more_body": False})
-        await call.send(_OK)
+        with contextlib.suppress(OSError):  # the client is gone
+            await call.send(_START)
+            data = frame(len(reply)) + reply
+            await call.send({"type": "http.response.body", "body": data, "more_body": False})
+            await call.send(_OK)
 
     async def _health_watch(self, call: Call) -> None:
         body = await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
         name = grpc_rpcs.health_service(bytes(unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES)))
-        await call.send(_START)
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._watch.add(gone, call.receive)
         try:
+            await call.send(_START)
             async for reply in grpc_rpcs.health_changes(self._service, name, gone):
                 data = frame(len(reply)) + reply
                 await call.send({"type": "http.response.body", "body": data, "more_body": True})
+        except OSError:  # the client is gone
+            pass
         finally:
             waiting.finish()
 
@@ -226,8 +249,9 @@ async def _refuse(send: Send, error: RequestError) -> None:
     ]
     if error.code is Code.UNIMPLEMENTED:
         headers.append(_ACCEPT)
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    with contextlib.suppress(OSError):  # the client is gone
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def grpc_message(text: str) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -23,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 #: The bodies of all endpoints but inference are a few names at most.
 SMALL_BODY_NBYTES: Final = 4 << 20
+#: Bodies from this size on are packed and unpacked in a thread; below, the way there costs more.
+THREAD_NBYTES: Final = 16 << 10
+#: More digits than any length has, and few enough for any integer parser.
+_MAX_LENGTH_DIGITS: Final = 18
 _METRICS_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 
@@ -48,7 +54,7 @@ class HttpDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Whatever goes wrong is its answer; the connection and the others go on."""
-        route = routes.match(scope["method"], scope.get("raw_path") or scope["path"].encode())
+        route = routes.match(scope["method"], _raw_path(scope))
         try:
             if isinstance(route, Refusal):
                 await _send(send, _refusal(route))
@@ -64,7 +70,7 @@ class HttpDoor:
 
     async def metrics_only(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application of the metrics port: ``/metrics`` and health, nothing else."""
-        route = routes.match(scope["method"], scope.get("raw_path") or scope["path"].encode())
+        route = routes.match(scope["method"], _raw_path(scope))
         allowed = {Endpoint.METRICS, Endpoint.SERVER_LIVE, Endpoint.SERVER_READY}
         if isinstance(route, Route) and route.endpoint not in allowed:
             route = routes.NOT_FOUND
@@ -78,16 +84,22 @@ class HttpDoor:
     async def _infer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
         request, form = await self._read_request(route, headers, receive)
-        response = await self._watch.answer(self._service.submit(request), receive)
+        peer = tuple(scope["client"]) if scope["http_version"] == "1.1" and scope.get("client") else None
+        response = await self._watch.answer(self._service.submit(request), receive, peer)
         if response is None:
             return
         try:
             answer_headers, pieces = http_codec.encode_infer_response(response, form)
             coding = http_encoding.negotiate(headers.get(b"accept-encoding", b"").decode("latin-1"))
             if coding != http_encoding.IDENTITY:
-                answer_headers, pieces = http_encoding.compress(coding, answer_headers, pieces)
+                compress = http_encoding.compress
+                answer_headers, pieces = await _in_thread(
+                    sum(map(len, pieces)), compress, coding, answer_headers, pieces
+                )
             await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
             await send_body(send, pieces)
+        except OSError:  # what ASGI's send() raises once the client is gone
+            pass
         finally:
             response.close()
 
@@ -103,7 +115,10 @@ class HttpDoor:
         if message.get("more_body", False):
             return await self._ingest(route, headers, text, coding, body, receive)
         self._check_size(len(body))
-        plain = http_encoding.decompress(coding, body, self._max_request_nbytes)
+        plain = body
+        if coding != http_encoding.IDENTITY:
+            limit = self._max_request_nbytes
+            plain = await _in_thread(len(body), http_encoding.decompress, coding, body, limit)
         return http_codec.parse_infer_request(route.model_name, route.model_version, plain, text, driver.spec)
 
     async def _ingest(
@@ -121,7 +136,7 @@ class HttpDoor:
             route.model_name,
             route.model_version,
             header_length,
-            int(length) if length.isdigit() else None,
+            int(length) if length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS else None,
             self._service.allocate,
             self._max_request_nbytes,
             self._service.model(route.model_name).spec,
@@ -131,7 +146,9 @@ class HttpDoor:
         try:
             more = True
             while True:
-                scanner.feed(body if inflater is None else inflater.feed(body))
+                if inflater is not None:
+                    body = await _in_thread(len(body), inflater.feed, body)
+                scanner.feed(body)
                 if not more:
                     break
                 message = await _next(receive)
@@ -199,6 +216,18 @@ class HttpDoor:
         return 200, [_METRICS_TYPE, (b"content-length", b"%d" % len(page))], page
 
 
+def _raw_path(scope: Scope) -> bytes:
+    """The path as it was sent. A server need not tell it; then it is made of the decoded one."""
+    return scope.get("raw_path") or urllib.parse.quote(scope["path"]).encode()
+
+
+async def _in_thread(nbytes: int, work: Callable[..., Any], *arguments: Any) -> Any:
+    """zlib on so many bytes: the other requests go on meanwhile where they are many."""
+    if nbytes < THREAD_NBYTES:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
+
+
 def _headers(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
 
@@ -232,5 +261,6 @@ def _refusal(refusal: Refusal) -> Answer:
 
 async def _send(send: Send, answer: Answer) -> None:
     status, headers, body = answer
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    with contextlib.suppress(OSError):  # the client is gone
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
