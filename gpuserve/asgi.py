@@ -14,6 +14,7 @@ import enum
 import logging
 import os
 import threading
+import urllib.parse
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +49,8 @@ TRANSITIONS: Final[dict[Stage, frozenset[Stage]]] = {
     Stage.FAILED: frozenset({Stage.STARTING, Stage.ENDED}),
     Stage.ENDED: frozenset({Stage.STARTING}),
 }
+#: A loop serves, or will.
+_CLAIMED: Final = frozenset({Stage.STARTING, Stage.SERVING})
 
 
 class HostedApplication:
@@ -65,11 +68,11 @@ class HostedApplication:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
-        if not self._is_ours():
-            await _refuse(send, _OTHER_LOOP)
-            return
-        if self.stage is Stage.NEW:  # a server without lifespan
+        if self.stage is Stage.NEW and self._claim():  # a server without lifespan
             self._begin()
+        if self._loop is not asyncio.get_running_loop():
+            await _refuse(send, _OTHER_LOOP if self.stage in _CLAIMED else self.stage.value)
+            return
         if self.stage is Stage.STARTING and self._starting is not None:
             await asyncio.wait({self._starting})
         application = self._application()
@@ -78,8 +81,15 @@ class HostedApplication:
         else:
             await application(_below_mount(scope), receive, send)
 
+    async def stop(self) -> None:
+        """Finish what is queued and end the workers; for hosts that have no lifespan to ask for it."""
+        if self._server is not None:
+            self._move(Stage.ENDED)
+            await self._server.stop()
+        self._server = None
+
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        steps = {"lifespan.startup": self._start, "lifespan.shutdown": self._stop}
+        steps = {"lifespan.startup": self._start, "lifespan.shutdown": self.stop}
         event = ""
         while event != "lifespan.shutdown":
             event = (await receive())["type"]
@@ -94,19 +104,12 @@ class HostedApplication:
             await send({"type": f"{event}.complete"})
 
     async def _start(self) -> None:
-        if not self._is_ours():
+        if not self._claim():
             raise StartupError(_OTHER_LOOP)
         await self._begin()
 
-    async def _stop(self) -> None:
-        if self._server is not None:
-            self._move(Stage.ENDED)
-            await self._server.stop()
-        self._server = self._loop = None
-
     def _begin(self) -> asyncio.Task[None]:
         """The start is a task of its own: a request that gives up must not take it along."""
-        self._move(Stage.STARTING)
         self._starting = asyncio.get_running_loop().create_task(self._serve())
         self._starting.add_done_callback(_look_at)
         return self._starting
@@ -138,13 +141,14 @@ class HostedApplication:
             return None
         return self._server.application
 
-    def _is_ours(self) -> bool:
-        """Whether this event loop is the one that serves; the first that asks becomes it."""
-        running = asyncio.get_running_loop()
-        if self._loop is not running:
-            with self._claiming:  # several loops are several threads
-                self._loop = self._loop or running
-        return self._loop is running
+    def _claim(self) -> bool:
+        """Be the event loop that serves, from the start that follows; false where there is one."""
+        with self._claiming:  # several loops are several threads
+            if self.stage in _CLAIMED:
+                return False
+            self._move(Stage.STARTING)
+            self._loop = asyncio.get_running_loop()
+            return True
 
     def _move(self, stage: Stage) -> None:
         if stage not in TRANSITIONS[self.stage]:
@@ -181,7 +185,9 @@ def _below_mount(scope: MutableMapping[str, Any]) -> dict[str, Any]:
     mount = inner.get("root_path", "").rstrip("/")
     if mount and inner["path"].startswith(f"{mount}/"):
         inner["path"] = inner["path"].removeprefix(mount)
-        inner["raw_path"] = (inner.get("raw_path") or b"").removeprefix(mount.encode())
+        raw_path, raw_mount = inner.get("raw_path") or b"", urllib.parse.quote(mount).encode()
+        # Written another way than we would: the endpoint then goes by "path".
+        inner["raw_path"] = raw_path.removeprefix(raw_mount) if raw_path.startswith(raw_mount) else b""
     return inner
 
 

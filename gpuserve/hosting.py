@@ -102,6 +102,10 @@ class HostedServer:
     async def _run(self, front: Front, control: socket.socket, hosted: HostedFront) -> None:
         try:
             await front.run()
+        except asyncio.CancelledError:  # the event loop ends, and no front can live here any more
+            if self._supervisor is not None:
+                self._supervisor.request_stop(fast=True)
+            raise
         except Exception:  # a fault of ours; the supervisor starts another front
             logger.exception("the front failed")
         finally:

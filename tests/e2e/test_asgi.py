@@ -195,7 +195,7 @@ def test_what_runs_at_the_end_is_finished(config: Path, orders: Orders, tmp_path
         running = InBackground(host.infer, "mortal", 1.0)
         orders.wait_calls(1)
         host.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: not _accepts(host.port), "no connection is taken any more")
+        wait_until(lambda: "Shutting down" in host.log.read_text(), "the server has begun to end")
         orders.open()
         assert running.result().output("y") == [2.0]
 

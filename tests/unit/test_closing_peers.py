@@ -23,7 +23,7 @@ def test_only_close_wait_counts(tmp_path: Path) -> None:
     (table.parent / "tcp6").write_text(
         HEADER + "   0: 0000000000000000FFFF00000100007F:1F40 0000000000000000FFFF00000200A8C0:0050 08 0:0\n"
     )
-    assert closing_peers(tmp_path) == {("127.0.0.1", 0xD431), ("192.168.0.2", 80)}
+    assert closing_peers(tmp_path) == {("127.0.0.1", 0xD431, 8000), ("192.168.0.2", 80, 8000)}
 
 
 def test_nothing_to_read_is_nobody(tmp_path: Path) -> None:
@@ -35,6 +35,7 @@ def test_a_real_connection() -> None:
         client = socket.create_connection(listener.getsockname())
         accepted, peer = listener.accept()
         with accepted:
-            assert peer not in closing_peers()
+            connection = (*peer, listener.getsockname()[1])
+            assert connection not in closing_peers()
             client.close()
-            wait_until(lambda: peer in closing_peers(), "the kernel says so", 2.0)
+            wait_until(lambda: connection in closing_peers(), "the kernel says so", 2.0)

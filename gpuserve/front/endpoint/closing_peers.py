@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-Peer: TypeAlias = tuple[str, int]
+#: The address and port of a client, and the port of ours that it is connected to.
+Peer: TypeAlias = tuple[str, int, int]
 
 _TABLES: Final = ("proc/self/net/tcp", "proc/self/net/tcp6")
 _CLOSE_WAIT: Final = "08"
@@ -21,7 +22,7 @@ _V4_IN_V6: Final = b"\0" * 10 + b"\xff\xff"
 
 
 def closing_peers(root: Path = Path("/")) -> set[Peer]:
-    """(address, port) of every peer that will send nothing more."""
+    """Every peer that will send nothing more."""
     found: set[Peer] = set()
     for table in _TABLES:
         try:
@@ -34,10 +35,10 @@ def closing_peers(root: Path = Path("/")) -> set[Peer]:
 
 def _closing(lines: Iterable[str]) -> Iterator[Peer]:
     for line in lines:
-        _, _, remote, state, *_ = line.split(None, 4)
+        _, local, remote, state, *_ = line.split(None, 4)
         if state == _CLOSE_WAIT:
             address, _, port = remote.partition(":")
-            yield _readable(bytes.fromhex(address)), int(port, 16)
+            yield _readable(bytes.fromhex(address)), int(port, 16), int(local.partition(":")[2], 16)
 
 
 def _readable(words: bytes) -> str:

@@ -73,7 +73,7 @@ class DisconnectWatch:
     ) -> InferResponse | None:
         """The answer of a submitted request; None where its client went away, and it was taken back.
 
-        ``peer`` is the client's address and port where the connection is HTTP/1.1.
+        ``peer`` is the connection, where it is HTTP/1.1.
 
         Raises:
             RequestError: see ``ModelDriver.infer``.

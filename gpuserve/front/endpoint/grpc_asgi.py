@@ -31,6 +31,7 @@ from gpuserve.front.endpoint.grpc_framing import (
     read_prefix,
     unary_message,
 )
+from gpuserve.front.endpoint.offload import offload
 from gpuserve.front.endpoint.response_body import send_body
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.endpoint.status import STATUS
@@ -126,13 +127,19 @@ class GrpcDoor:
         if body[:1] == b"\0" and int.from_bytes(body[1:PREFIX_NBYTES]) == nbytes and not call.encoding:
             return grpc_codec.parse_infer_request(body[PREFIX_NBYTES:])
         if not message.get("more_body", False):
-            return grpc_codec.parse_infer_request(
-                unary_message(body, self._max_request_nbytes, call.encoding)
-            )
+            return await self._parse(call, body)
         if not call.encoding and self._is_large(body):
             return await self._ingest(call, body)
         whole = await _read_rest(call.receive, body, self._max_request_nbytes + PREFIX_NBYTES)
-        return grpc_codec.parse_infer_request(unary_message(whole, self._max_request_nbytes, call.encoding))
+        return await self._parse(call, whole)
+
+    async def _parse(self, call: Call, body: bytes) -> InferRequest:
+        limit, encoding = self._max_request_nbytes, call.encoding
+        if encoding:
+            message = await offload(len(body), unary_message, body, limit, encoding)
+        else:
+            message = unary_message(body, limit)
+        return grpc_codec.parse_infer_request(message)
 
     def _is_large(self, start: bytes) -> bool:
         """Told by the length in the first five bytes; a body that does not even begin with them is not."""

@@ -12,8 +12,10 @@ from typing import Any, Final
 from gpuserve.errors import Code, InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.endpoint import http_bodies, http_codec, http_encoding, routes
 from gpuserve.front.endpoint.asgi import Receive, Scope, Send
+from gpuserve.front.endpoint.closing_peers import Peer
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.http_header import OutputForm
+from gpuserve.front.endpoint.offload import offload
 from gpuserve.front.endpoint.response_body import send_body
 from gpuserve.front.endpoint.routes import Endpoint, Refusal, Route
 from gpuserve.front.endpoint.service import EXTENSIONS, InferenceService
@@ -25,10 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: The bodies of all endpoints but inference are a few names at most.
 SMALL_BODY_NBYTES: Final = 4 << 20
-#: Bodies from this size on are packed and unpacked in a thread; below, the way there costs more.
-THREAD_NBYTES: Final = 16 << 10
-#: More digits than any length has, and few enough for any integer parser.
-_MAX_LENGTH_DIGITS: Final = 18
+#: As many digits as 64 bits have; a length of more is not parsed, and the body counted as it comes.
+_MAX_LENGTH_DIGITS: Final = 20
 _METRICS_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 
@@ -84,7 +84,7 @@ class HttpDoor:
     async def _infer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
         request, form = await self._read_request(route, headers, receive)
-        peer = tuple(scope["client"]) if scope["http_version"] == "1.1" and scope.get("client") else None
+        peer = _peer(scope)
         response = await self._watch.answer(self._service.submit(request), receive, peer)
         if response is None:
             return
@@ -92,10 +92,8 @@ class HttpDoor:
             answer_headers, pieces = http_codec.encode_infer_response(response, form)
             coding = http_encoding.negotiate(headers.get(b"accept-encoding", b"").decode("latin-1"))
             if coding != http_encoding.IDENTITY:
-                compress = http_encoding.compress
-                answer_headers, pieces = await _in_thread(
-                    sum(map(len, pieces)), compress, coding, answer_headers, pieces
-                )
+                nbytes, compress = sum(map(len, pieces)), http_encoding.compress
+                answer_headers, pieces = await offload(nbytes, compress, coding, answer_headers, pieces)
             await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
             await send_body(send, pieces)
         except OSError:  # what ASGI's send() raises once the client is gone
@@ -115,10 +113,10 @@ class HttpDoor:
         if message.get("more_body", False):
             return await self._ingest(route, headers, text, coding, body, receive)
         self._check_size(len(body))
-        plain = body
+        plain: bytes | memoryview = body
         if coding != http_encoding.IDENTITY:
             limit = self._max_request_nbytes
-            plain = await _in_thread(len(body), http_encoding.decompress, coding, body, limit)
+            plain = await offload(len(body), http_encoding.decompress, coding, body, limit)
         return http_codec.parse_infer_request(route.model_name, route.model_version, plain, text, driver.spec)
 
     async def _ingest(
@@ -147,7 +145,7 @@ class HttpDoor:
             more = True
             while True:
                 if inflater is not None:
-                    body = await _in_thread(len(body), inflater.feed, body)
+                    body = await offload(len(body), inflater.feed, body)
                 scanner.feed(body)
                 if not more:
                     break
@@ -221,11 +219,12 @@ def _raw_path(scope: Scope) -> bytes:
     return scope.get("raw_path") or urllib.parse.quote(scope["path"]).encode()
 
 
-async def _in_thread(nbytes: int, work: Callable[..., Any], *arguments: Any) -> Any:
-    """zlib on so many bytes: the other requests go on meanwhile where they are many."""
-    if nbytes < THREAD_NBYTES:
-        return work(*arguments)
-    return await asyncio.to_thread(work, *arguments)
+def _peer(scope: Scope) -> Peer | None:
+    """The connection, where only the kernel can tell that its client went away."""
+    client, server = scope.get("client"), scope.get("server")
+    if scope["http_version"] != "1.1" or not client or not server or not server[1]:
+        return None
+    return client[0], client[1], server[1]
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

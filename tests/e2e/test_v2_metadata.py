@@ -1,0 +1,130 @@
+"""What a server says of itself and its models: health, metadata, repository index, metrics."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+import grpc
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from conftest import models
+from prometheus_client.parser import text_string_to_metric_families
+from serving import Addresses
+from tritonclient.utils import InferenceServerException
+
+CLIENTS = {"grpc": tritonclient.grpc, "http": tritonclient.http}
+
+
+def client(server: Addresses, protocol: str) -> Any:
+    return CLIENTS[protocol].InferenceServerClient(server.grpc if protocol == "grpc" else server.http)
+
+
+def get(address: str, path: str, body: bytes | None = None) -> Any:
+    with urllib.request.urlopen(f"http://{address}{path}", body, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_health_and_metadata(server: Addresses, protocol: str) -> None:
+    with client(server, protocol) as asked:
+        assert asked.is_server_live()
+        assert asked.is_server_ready()
+        assert asked.is_model_ready("echo_FP32")
+        assert asked.is_model_ready("echo_FP32", "1")
+        assert not asked.is_model_ready("nope")
+        found = asked.get_server_metadata() if protocol == "http" else asked.get_server_metadata(as_json=True)
+        assert (found["name"], bool(found["version"])) == ("triton", True)
+
+
+def test_model_metadata(server: Addresses) -> None:
+    expected = {
+        "name": "optional",
+        "versions": ["1"],
+        "platform": "python",
+        "inputs": [
+            {"name": "a", "datatype": "FP32", "shape": [-1, 1]},
+            {"name": "b", "datatype": "FP32", "shape": [-1, 1]},
+        ],
+        "outputs": [
+            {"name": "sum", "datatype": "FP32", "shape": [-1, 1]},
+            {"name": "given", "datatype": "BYTES", "shape": [-1, 1]},
+        ],
+    }
+    assert (
+        get(server.http, "/v2/models/optional")
+        == get(server.http, "/v2/models/optional/versions/1")
+        == expected
+    )
+    with client(server, "grpc") as asked:
+        found = asked.get_model_metadata("optional", as_json=True)
+    assert found["inputs"][1] == {"name": "b", "datatype": "FP32", "shape": ["-1", "1"]}
+    assert get(server.http, "/v2/models/flat_FP32")["inputs"][0]["shape"] == []
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+@pytest.mark.parametrize(("name", "version"), [("nope", ""), ("echo_FP32", "2")])
+def test_metadata_of_what_does_not_exist(server: Addresses, protocol: str, name: str, version: str) -> None:
+    with (
+        client(server, protocol) as asked,
+        pytest.raises(InferenceServerException, match="unknown model") as raised,
+    ):
+        asked.get_model_metadata(name, version)
+    assert raised.value.status() in {"404", "StatusCode.NOT_FOUND"}
+
+
+def test_the_repository_index(server: Addresses) -> None:
+    names = sorted(one["name"] for one in models())
+    for body in (b"", b'{"ready": true}'):
+        index = get(server.http, "/v2/repository/index", body)
+        assert [one["name"] for one in index] == names
+        assert {(one["version"], one["state"]) for one in index} == {("1", "READY")}
+    with client(server, "grpc") as asked:
+        assert [one.name for one in asked.get_model_repository_index().models] == names
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        get(server.http, "/v2/repository/index", b'{"ready": ' + b"[" * 250_000)
+    with raised.value as answer:
+        assert json.loads(answer.read()) == {"error": "Invalid value for 'ready': expected a boolean"}
+
+
+def health_request(service: str) -> bytes:
+    name = service.encode()
+    return b"\x0a" + bytes([len(name)]) + name if name else b""
+
+
+@pytest.mark.parametrize("service", ["", "liveness", "readiness", "startup", "model/echo_FP32"])
+def test_grpc_health(server: Addresses, service: str) -> None:
+    with grpc.insecure_channel(server.grpc) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check", lambda raw: raw, lambda raw: raw)
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", lambda raw: raw, lambda raw: raw)
+        assert check(health_request(service), timeout=5) == b"\x08\x01"
+        changes = watch(health_request(service), timeout=20)
+        assert next(iter(changes)) == b"\x08\x01"
+        assert changes.is_active()
+        changes.cancel()
+
+
+def test_grpc_health_of_an_unknown_service(server: Addresses) -> None:
+    with grpc.insecure_channel(server.grpc) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check", lambda raw: raw, lambda raw: raw)
+        with pytest.raises(grpc.RpcError) as raised:
+            check(health_request("nope"), timeout=5)
+        assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch", lambda raw: raw, lambda raw: raw)
+        changes = watch(health_request("nope"), timeout=20)
+        assert next(iter(changes)) == b"\x08\x03"
+        changes.cancel()
+
+
+def test_the_metrics_page_parses_and_the_metrics_port_has_nothing_else(server: Addresses) -> None:
+    address = server.metrics.removeprefix("http://").removesuffix("/metrics")
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
+        families = {one.name: one for one in text_string_to_metric_families(page.read().decode())}
+    up = families["gpuserve_worker_up"].samples
+    assert {sample.labels["model"] for sample in up} == {one["name"] for one in models()}
+    assert {sample.value for sample in up} == {1.0}
+    assert get(address, "/v2/health/ready") == {"ready": True}
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get(address, "/v2/models/echo_FP32")
