@@ -99,6 +99,7 @@ class HostedApplication:
                 await send({"type": f"{event}.failed", "message": str(error)})
                 return
             except Exception:  # a fault of ours; raised, it would read as "lifespan is not supported"
+                logger.exception("%s failed", event)
                 await send({"type": f"{event}.failed", "message": _DEFECT})
                 return
             await send({"type": f"{event}.complete"})

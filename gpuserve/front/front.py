@@ -71,6 +71,7 @@ class Front:
         # Whoever was not finished in time is told so while there still is a connection.
         for driver in list(self._service.models()):
             driver.close()
+        self._service.end()
         for transport in self._transports:
             await transport.stop()
 

@@ -74,7 +74,8 @@ class ModelMetrics:
         self.gauges = gauges
         self.successes = 0
         self.rows = 0
-        self.failures: dict[str, int] = {}
+        #: By code. Those that any model may meet are there from the start, so that a rate can be told.
+        self.failures: dict[str, int] = dict.fromkeys(("INTERNAL", "DEADLINE_EXCEEDED", "UNAVAILABLE"), 0)
         self.rejections: dict[str, int] = {"queue_full": 0, "invalid": 0, "unavailable": 0}
         self.cancellations = 0
         self.request_duration = Histogram(DURATION_BUCKETS)

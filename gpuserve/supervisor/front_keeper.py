@@ -100,9 +100,8 @@ class FrontKeeper:
         self.process, self._channel = process, Channel(control, messages.CONTROL)
         self._reactor.watch(process.pidfd, self._on_died)
         self._reactor.watch(control.fileno(), self._on_message)
-        if process.output is not None:
-            self._relay = OutputRelay(process.output, _FIELDS)
-            self._reactor.watch(process.output, self._on_output)
+        self._relay = OutputRelay(process.output, _FIELDS, self._reactor)
+        self._relay.open()
         roles = tuple(self._listeners.sockets)
         fds = [self._listeners.sockets[role].fileno() for role in roles]
         self._send(messages.Setup(self._epoch, self._settings.to_wire(), roles), fds)
@@ -185,11 +184,6 @@ class FrontKeeper:
             case other:
                 raise WireError(f"the front said {type(other).__name__}")
 
-    def _on_output(self) -> None:
-        assert self._relay is not None
-        if not self._relay.read_some():
-            self._reactor.unwatch(self._relay.fd)
-
     def _on_died(self) -> None:
         assert self.process is not None
         reason = self.process.exit_reason()
@@ -218,8 +212,7 @@ class FrontKeeper:
         self._reactor.unwatch(self.process.pidfd)
         self._reactor.unwatch(self._channel.fileno())
         if self._relay is not None:
-            self._reactor.unwatch(self._relay.fd)
-            self._relay.drain()
+            self._relay.close()
         self.process.close()
         self._channel.close()
         self.process = self._channel = self._relay = None

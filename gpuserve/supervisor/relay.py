@@ -8,6 +8,7 @@ import sys
 from typing import Final
 
 from gpuserve.logs import relay_line
+from gpuserve.supervisor.reactor import Reactor
 
 _CHUNK_NBYTES: Final = 64 * 1024
 #: More than a pipe holds, in reads.
@@ -17,29 +18,40 @@ MAX_LINE_NBYTES: Final = 64 * 1024
 
 
 class OutputRelay:
-    """One child's stdout and stderr. ``fields`` name the child in each line."""
+    """One child's stdout and stderr, from ``open()`` to ``close()``; ``fields`` name the child in each line.
 
-    def __init__(self, fd: int, fields: dict[str, str]) -> None:
-        self.fd = fd
+    Without a descriptor the child has our own, and there is nothing to do.
+    """
+
+    def __init__(self, fd: int | None, fields: dict[str, str], reactor: Reactor) -> None:
+        self._fd = fd
         self._fields = fields
+        self._reactor = reactor
         self._rest = b""
 
-    def read_some(self) -> bool:
-        """Pass on what has come. False once the output has ended."""
-        try:
-            chunk = os.read(self.fd, _CHUNK_NBYTES)
-        except BlockingIOError:
-            return True
-        self._take(chunk)
-        return bool(chunk)
+    def open(self) -> None:
+        """Pass on whatever comes from now on."""
+        if self._fd is not None:
+            self._reactor.watch(self._fd, self._on_readable)
 
-    def drain(self) -> None:
+    def close(self) -> None:
         """Pass on all that a dead child left. Its own children may hold the pipe open: no waiting."""
+        if self._fd is None:
+            return
+        self._reactor.unwatch(self._fd)
         with contextlib.suppress(BlockingIOError):
             for _ in range(_DRAIN_READS):  # and a talkative one does not keep us here
-                if chunk := os.read(self.fd, _CHUNK_NBYTES):
+                if chunk := os.read(self._fd, _CHUNK_NBYTES):
                     self._take(chunk)
         self._take(b"")
+
+    def _on_readable(self) -> None:
+        assert self._fd is not None
+        with contextlib.suppress(BlockingIOError):
+            chunk = os.read(self._fd, _CHUNK_NBYTES)
+            self._take(chunk)
+            if not chunk:
+                self._reactor.unwatch(self._fd)
 
     def _take(self, chunk: bytes) -> None:
         *lines, self._rest = (self._rest + chunk).split(b"\n")

@@ -81,9 +81,8 @@ class WorkerKeeper:
         self._load_failure = ""
         self._reactor.watch(process.pidfd, self._on_died)
         self._reactor.watch(boot.fileno(), self._on_boot)
-        if process.output is not None:
-            self._relay = OutputRelay(process.output, self._fields)
-            self._reactor.watch(process.output, self._on_output)
+        self._relay = OutputRelay(process.output, self._fields, self._reactor)
+        self._relay.open()
         self._move(LifeEvent.SPAWNED, "starting")
         self._tell(self._init())
         if self._load_timeout_s > 0:
@@ -194,11 +193,6 @@ class WorkerKeeper:
         record.exc_text = traceback or None
         logger.handle(record)
 
-    def _on_output(self) -> None:
-        assert self._relay is not None
-        if not self._relay.read_some():
-            self._reactor.unwatch(self._relay.fd)
-
     def _on_load_timeout(self, process: Child) -> None:
         if process is self.process and self.life.state is InstanceState.LOADING:
             self._load_failure = f"not loaded within {self._load_timeout_s:g} s"
@@ -249,8 +243,7 @@ class WorkerKeeper:
         self._reactor.unwatch(self.process.pidfd)
         self._reactor.unwatch(self._boot.fileno())
         if self._relay is not None:
-            self._reactor.unwatch(self._relay.fd)
-            self._relay.drain()
+            self._relay.close()
         self.process.close()
         self.link.close()
         self._boot.close()

@@ -202,6 +202,8 @@ class GrpcDoor:
             async for reply in grpc_rpcs.health_changes(self._service, name, gone):
                 data = frame(len(reply)) + reply
                 await call.send({"type": "http.response.body", "body": data, "more_body": True})
+        except RequestError as error:
+            await _end(call.send, error)
         except OSError:  # the client is gone
             pass
         finally:
@@ -249,16 +251,26 @@ async def _read_rest(receive: Receive, body: bytes, limit_nbytes: int) -> bytes:
 
 async def _refuse(send: Send, error: RequestError) -> None:
     """Trailers-Only: the status is in the headers, and there is no body."""
-    headers = [
-        _CONTENT_TYPE,
-        (b"grpc-status", str(STATUS[error.code][1]).encode()),
-        (b"grpc-message", grpc_message(str(error))),
-    ]
+    headers = [_CONTENT_TYPE, *_status(error)]
     if error.code is Code.UNIMPLEMENTED:
         headers.append(_ACCEPT)
     with contextlib.suppress(OSError):  # the client is gone
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _end(send: Send, error: RequestError) -> None:
+    """A status after messages: it is in the trailers."""
+    with contextlib.suppress(OSError):  # the client is gone
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.trailers", "headers": _status(error)})
+
+
+def _status(error: RequestError) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"grpc-status", str(STATUS[error.code][1]).encode()),
+        (b"grpc-message", grpc_message(str(error))),
+    ]
 
 
 def grpc_message(text: str) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import InvalidArgument, NotFound, Unimplemented
+from gpuserve.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from gpuserve.front.endpoint import grpc_messages
 from gpuserve.front.endpoint.grpc_codec import decode
 from gpuserve.front.endpoint.service import EXTENSIONS, InferenceService
@@ -101,7 +101,11 @@ def health_service(body: bytes) -> str:
 async def health_changes(
     service: InferenceService, name: str, gone: asyncio.Future[None]
 ) -> AsyncIterator[bytes]:
-    """The health of a service now, and again whenever it changes, until ``gone`` is done."""
+    """The health of a service now, and again whenever it changes, until ``gone`` is done.
+
+    Raises:
+        Unavailable: the front ends.
+    """
     changed = asyncio.Event()
     unwatch = service.watch(changed.set)
     said: bytes | None = None
@@ -112,6 +116,8 @@ async def health_changes(
             if reply != said:
                 said = reply
                 yield reply
+            if service.ended:
+                raise Unavailable("the server is shutting down")
             await _either(changed, gone)
             changed.clear()
     finally:

@@ -50,6 +50,8 @@ class InferenceService:
         self._models: dict[str, ModelDriver] = {}
         self._serving = False
         self._draining = False
+        #: Nothing changes any more: who watches is to stop.
+        self.ended = False
         self._watchers: list[Callable[[], None]] = []
 
     # ---- health and metadata --------------------------------------------------------------
@@ -182,6 +184,11 @@ class InferenceService:
         self._draining = True
         for driver in self._models.values():
             driver.stop_accepting()
+        self.changed()
+
+    def end(self) -> None:
+        """The front ends: whoever watches is told so, as nobody else waits for an answer now."""
+        self.ended = True
         self.changed()
 
     # ---- changes of health ----------------------------------------------------------------

@@ -123,6 +123,12 @@ class ModelDriver:
 
     def take_back(self, pending: PendingRequest) -> None:
         """Its client went away: out of the queue, or its result is dropped."""
+        answer = pending.answer
+        if answer.done() and not answer.cancelled():
+            # It was answered, and counted, in the very turn of the loop in which its client left.
+            if answer.exception() is None:
+                answer.result().close()
+            return
         if self.scheduler.cancel(pending):
             self._settle(pending)
         self.metrics.cancelled()
