@@ -76,6 +76,7 @@ def models() -> list[dict[str, Any]]:
             [tensor("x", "INT32", -1)],
             [tensor("rows", "INT32", 1), tensor("y", "INT32", -1)],
             64,
+            batching={"max_queue_delay_us": 20_000},
         ),
     ]
     return made

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import urllib.request
+import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import grpc
 import ml_dtypes
 import numpy as np
 import pytest
@@ -45,6 +50,7 @@ CONTENTS = {
     "BYTES": "bytes_contents",
 }
 CLIENTS = {"grpc": tritonclient.grpc, "http": tritonclient.http}
+GIB = 1 << 30
 
 
 def sample(datatype: str, rows: int = 2) -> NDArray[Any]:
@@ -88,6 +94,27 @@ def metric(server: Addresses, line_start: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(line_start))
 
 
+def by_stub(server: Addresses, request: Any, **options: Any) -> Any:
+    """The answer to a message built by hand."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        return service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, **options)
+
+
+def by_json(server: Addresses, model: str, body: dict[str, Any], **headers: str) -> tuple[Any, bytes]:
+    """The headers and the body of the answer to a request built by hand."""
+    request = urllib.request.Request(
+        f"http://{server.http}/v2/models/{model}/infer", json.dumps(body).encode(), headers
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return answer.headers, answer.read()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_block_is_kept(server: Addresses) -> Iterator[None]:
+    yield
+    wait_until(lambda: metric(server, "gpuserve_arena_blocks") == 0, "the arena is empty", 5.0)
+
+
 @pytest.mark.parametrize("protocol", CLIENTS)
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_every_datatype_in_binary(server: Addresses, protocol: str, datatype: str) -> None:
@@ -102,8 +129,7 @@ def test_every_datatype_in_typed_contents(server: Addresses, datatype: str) -> N
     request = service_pb2.ModelInferRequest(model_name=f"echo_{datatype}")
     sent = request.inputs.add(name="x", datatype=datatype, shape=x.shape)
     getattr(sent.contents, CONTENTS[datatype]).extend(x.ravel().tolist())
-    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-        reply = service_pb2_grpc.GRPCInferenceServiceStub(client._channel).ModelInfer(request)
+    reply = by_stub(server, request)
     assert same(tritonclient.grpc.InferResult(reply).as_numpy("y"), x)
     assert (reply.model_version, len(reply.raw_output_contents)) == ("1", 1)
 
@@ -140,6 +166,35 @@ def test_unusual_shapes(server: Addresses, protocol: str, model: str, shape: tup
 
 
 @pytest.mark.parametrize("protocol", CLIENTS)
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        ("flat_BYTES", np.array(b"a\0b", dtype=object)),
+        ("flat_BYTES", np.array(b"", dtype=object)),
+        ("echo_BYTES", np.array([[b"", b""]], dtype=object)),
+        ("echo_BYTES", np.empty((2, 0), dtype=object)),
+    ],
+)
+def test_unusual_shapes_of_bytes(
+    server: Addresses, protocol: str, model: str, x: NDArray[np.object_]
+) -> None:
+    assert same(infer(server, protocol, model, [tensor(protocol, "x", x, "BYTES")]).as_numpy("y"), x)
+
+
+@pytest.mark.parametrize(("model", "shape", "data"), [("echo_FP32", [2, 0], []), ("flat_FP32", [], [1.5])])
+def test_unusual_shapes_in_typed_contents_and_json(
+    server: Addresses, model: str, shape: list[int], data: list[float]
+) -> None:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name="x", datatype="FP32", shape=shape).contents.fp32_contents.extend(data)
+    expected = np.array(data, np.float32).reshape(shape)
+    assert same(tritonclient.grpc.InferResult(by_stub(server, request)).as_numpy("y"), expected)
+    sent = {"name": "x", "datatype": "FP32", "shape": shape, "data": data}
+    _, answer = by_json(server, model, {"inputs": [sent]})
+    assert json.loads(answer)["outputs"] == [{"name": "y", "datatype": "FP32", "shape": shape, "data": data}]
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
 def test_optional_inputs(server: Addresses, protocol: str) -> None:
     one = np.ones((2, 1), np.float32)
     a, b = tensor(protocol, "a", one, "FP32"), tensor(protocol, "b", 2 * one, "FP32")
@@ -160,9 +215,10 @@ def test_parameters_id_and_requested_outputs(server: Addresses, protocol: str) -
         [x],
         outputs=[wanted],
         request_id="ä-1",
-        parameters={"flag": True, "count": 7, "text": "t"},
+        parameters={"flag": True, "count": 7, "share": 0.25, "text": "t"},
     )
-    assert result.as_numpy("seen")[0, 0].decode() == "[('count', 7), ('flag', True), ('text', 't')]"
+    seen = result.as_numpy("seen")[0, 0].decode()
+    assert seen == "[('count', 7), ('flag', True), ('share', 0.25), ('text', 't')]"
     assert result.as_numpy("wanted") is None
     response = result.get_response()
     assert (response["id"] if protocol == "http" else response.id) == "ä-1"
@@ -195,6 +251,14 @@ def test_compression_both_ways(server: Addresses, algorithm: str) -> None:
     assert same(over_http.as_numpy("y"), x)
 
 
+@pytest.mark.parametrize(("coding", "plain"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
+def test_an_answer_is_compressed_for_those_who_ask(server: Addresses, coding: str, plain: Any) -> None:
+    sent = {"name": "x", "datatype": "FP32", "shape": [1, 10_000], "data": [0.0] * 10_000}
+    headers, answer = by_json(server, "echo_FP32", {"inputs": [sent]}, **{"Accept-Encoding": coding})
+    assert headers["Content-Encoding"] == coding
+    assert json.loads(plain(answer))["outputs"][0]["data"] == sent["data"]
+
+
 def test_both_protocols_answer_on_the_http_port(server: Addresses) -> None:
     x = np.ones((1, 3), np.float32)
     with tritonclient.grpc.InferenceServerClient(server.http) as client:
@@ -202,7 +266,7 @@ def test_both_protocols_answer_on_the_http_port(server: Addresses) -> None:
 
 
 @pytest.mark.parametrize("protocol", CLIENTS)
-@pytest.mark.parametrize("nbytes", [63 << 10, 65 << 10, 1 << 20, 48 << 20])
+@pytest.mark.parametrize("nbytes", [63 << 10, 65 << 10, 1 << 20, 64 << 20])
 def test_sizes_around_the_arena(server: Addresses, protocol: str, nbytes: int) -> None:
     x = np.random.default_rng(nbytes).integers(0, 255, (1, nbytes), dtype=np.uint8)
     result = infer(server, protocol, "echo_UINT8", [tensor(protocol, "x", x, "UINT8")])
@@ -210,19 +274,56 @@ def test_sizes_around_the_arena(server: Addresses, protocol: str, nbytes: int) -
     wait_until(lambda: metric(server, "gpuserve_arena_blocks") == 0, "the arena is empty", 5.0)
 
 
-def test_a_hundred_at_once_are_merged_and_none_is_mixed_up(server: Addresses) -> None:
-    def one(number: int) -> tuple[int, NDArray[Any]]:
-        x = np.full((1, 1 + number % 3), number, np.int32)
-        result = client.infer("batch_rows", [tensor("grpc", "x", x, "INT32")])
-        assert same(result.as_numpy("y"), x), "requests of other shapes are in other batches"
-        return int(result.as_numpy("rows")[0, 0]), x
+def available_nbytes() -> int:
+    """Memory that can still be had, as the kernel estimates it."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) << 10
 
-    with (
-        tritonclient.grpc.InferenceServerClient(server.grpc) as client,
-        ThreadPoolExecutor(32) as pool,
-    ):
-        rows = [count for count, _ in pool.map(one, range(400))]
-    assert max(rows) > 1
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(available_nbytes() < 8 * GIB, reason="needs 8 GiB of memory")
+@pytest.mark.parametrize("server", ["h2corn"], indirect=True)
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_a_tensor_of_one_gib(server: Addresses, protocol: str) -> None:
+    x = np.arange(GIB // 4, dtype=np.uint32).view(np.float32).reshape(1, -1)
+    result = infer(server, protocol, "echo_FP32", [tensor(protocol, "x", x, "FP32")])
+    assert np.array_equal(result.as_numpy("y").view(np.uint32), x.view(np.uint32))
+
+
+def numbered(number: int) -> NDArray[np.int32]:
+    """A row that says whose it is. Ten of one length follow each other: another length ends a batch."""
+    return np.full((1, 1 + number // 10 % 3), number, np.int32)
+
+
+def batch_size(number: int, result: Any) -> int:
+    """How many rows the batch of this request had; its answer is its own."""
+    assert same(result.as_numpy("y"), numbered(number)), "requests of other shapes are in other batches"
+    return int(result.as_numpy("rows")[0, 0])
+
+
+def test_a_hundred_at_once_over_grpc_are_merged_and_none_is_mixed_up(server: Addresses) -> None:
+    def one(number: int) -> int:
+        return batch_size(
+            number, client.infer("batch_rows", [tensor("grpc", "x", numbered(number), "INT32")])
+        )
+
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client, ThreadPoolExecutor(100) as pool:
+        assert max(pool.map(one, range(400))) > 1
+
+
+def test_a_hundred_at_once_over_http_are_merged_and_none_is_mixed_up(server: Addresses) -> None:
+    async def every() -> list[int]:
+        async def one(number: int) -> int:
+            sent = [tensor("http", "x", numbered(number), "INT32")]
+            return batch_size(number, await client.infer("batch_rows", sent))
+
+        client = tritonclient.http.aio.InferenceServerClient(server.http, conn_limit=100)
+        try:
+            return await asyncio.gather(*map(one, range(400)))
+        finally:
+            await client.close()
+
+    assert max(asyncio.run(every())) > 1
 
 
 def test_asynchronous_clients(server: Addresses) -> None:

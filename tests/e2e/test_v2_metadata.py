@@ -13,6 +13,7 @@ import tritonclient.http
 from conftest import models
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Addresses
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 CLIENTS = {"grpc": tritonclient.grpc, "http": tritonclient.http}
@@ -27,6 +28,17 @@ def get(address: str, path: str, body: bytes | None = None) -> Any:
         return json.loads(answer.read())
 
 
+def answered(address: str, path: str, method: str = "GET") -> tuple[int, Any, bytes]:
+    """Status, headers and body, whatever the status."""
+    request = urllib.request.Request(f"http://{address}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read()
+
+
 @pytest.mark.parametrize("protocol", CLIENTS)
 def test_health_and_metadata(server: Addresses, protocol: str) -> None:
     with client(server, protocol) as asked:
@@ -37,6 +49,32 @@ def test_health_and_metadata(server: Addresses, protocol: str) -> None:
         assert not asked.is_model_ready("nope")
         found = asked.get_server_metadata() if protocol == "http" else asked.get_server_metadata(as_json=True)
         assert (found["name"], bool(found["version"])) == ("triton", True)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("echo_FP32/versions/1", 200), ("echo_FP32/versions/2", 404), ("nope", 404)]
+)
+def test_whether_a_model_is_ready_by_path(server: Addresses, path: str, status: int) -> None:
+    assert answered(server.http, f"/v2/models/{path}/ready")[0] == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allowed"),
+    [
+        ("GET", "/", 404, None),
+        ("GET", "/v2/models/echo_FP32/nope", 404, None),
+        ("GET", "/v2/models/echo_FP32/versions/x", 404, None),
+        ("POST", "/v2", 405, "GET"),
+        ("DELETE", "/v2/models/echo_FP32", 405, "GET"),
+        ("GET", "/v2/repository/index", 405, "POST"),
+    ],
+)
+def test_paths_and_methods_that_are_not_served(
+    server: Addresses, method: str, path: str, status: int, allowed: str | None
+) -> None:
+    got, headers, body = answered(server.http, path, method)
+    assert (got, headers["Allow"], headers["Content-Type"]) == (status, allowed, "application/json")
+    assert list(json.loads(body)) == ["error"]
 
 
 def test_model_metadata(server: Addresses) -> None:
@@ -81,8 +119,11 @@ def test_the_repository_index(server: Addresses) -> None:
         index = get(server.http, "/v2/repository/index", body)
         assert [one["name"] for one in index] == names
         assert {(one["version"], one["state"]) for one in index} == {("1", "READY")}
-    with client(server, "grpc") as asked:
-        assert [one.name for one in asked.get_model_repository_index().models] == names
+    with grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for ready in (False, True):
+            index = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=ready)).models
+            assert [(one.name, one.version, one.state) for one in index] == [(n, "1", "READY") for n in names]
     with pytest.raises(urllib.error.HTTPError) as raised:
         get(server.http, "/v2/repository/index", b'{"ready": ' + b"[" * 250_000)
     with raised.value as answer:

@@ -56,7 +56,8 @@ def batch_rows(x: Any) -> dict[str, Any]:
 class Gate:
     """Runs a batch only when a byte can be read from the FIFO at ``path``, and remembers what it ran.
 
-    ``x`` identifies a request; 0 is not gated and answers the identities that ran so far.
+    ``x`` identifies a request; 0 is not gated and answers the identities that ran so far. A batch with a
+    negative one raises.
     """
 
     def __init__(self, path: str) -> None:
@@ -72,4 +73,6 @@ class Gate:
                 return {"seen": np.array([[text]] * len(x), dtype=object)}
             self._seen += x[:, 0].tolist()
             os.read(self._gate, 1)
+            if (x < 0).any():
+                raise ValueError(f"{x.min()} is negative, says {__file__}")
             return {"seen": np.array([[b""]] * len(x), dtype=object)}

@@ -1,0 +1,59 @@
+"""A client that leaves in the very turn of the loop in which its request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+
+from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor
+from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve_worker.tensor import TensorSpec
+
+SPEC = ModelSpec(
+    "m",
+    (TensorSpec("x", "FP32", (-1,)),),
+    (TensorSpec("y", "FP32", (-1,)),),
+    8,
+    (InstanceSpec("cpu#0", "cpu", {}),),
+)
+
+
+def request() -> InferRequest:
+    tensor = InputTensor("x", "FP32", (1, 1), struct.pack("f", 1.0))
+    return InferRequest("m", "", "", {}, [tensor], (), None)
+
+
+def test_a_failed_request_is_not_counted_as_cancelled_too() -> None:
+    metrics = ModelMetrics("m", "1", dict)
+
+    async def run() -> None:
+        driver = ModelDriver(SPEC, 1 << 20, metrics)
+        call = asyncio.create_task(driver.infer(request()))
+        await asyncio.sleep(0)  # it runs up to its answer
+        assert driver.unfinished == 1
+        driver.close()  # fails what is queued
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(run())
+    assert (metrics.failures["UNAVAILABLE"], metrics.cancellations) == (1, 0)
+
+
+def test_the_memory_of_an_answer_that_nobody_takes_is_given_back() -> None:
+    metrics = ModelMetrics("m", "1", dict)
+    closed: list[str] = []
+
+    async def run() -> None:
+        driver = ModelDriver(SPEC, 1 << 20, metrics)
+        pending = driver.submit(request())
+        pending.answer.set_result(InferResponse("m", "1", "", {}, [], lambda: closed.append("outputs")))
+        pending.take_back()
+        driver.close()
+
+    asyncio.run(run())
+    assert (closed, metrics.cancellations) == (["outputs"], 0)
