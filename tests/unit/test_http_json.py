@@ -51,7 +51,9 @@ def parse_one(**changes: Any) -> bytes:
 def error_of(document: Any, kind: type[RequestError] = InvalidArgument) -> str:
     with pytest.raises(kind) as caught:
         parse_json(document)
-    return str(caught.value)
+    text, found, rest = str(caught.value).rpartition(" (in a request for model 'm')")
+    assert (bool(found), rest) == (True, "")
+    return text
 
 
 def error_of_input(kind: type[RequestError] = InvalidArgument, **changes: Any) -> str:
@@ -124,9 +126,13 @@ class TestJsonData:
         assert error_of_input(data=[[1], 2]) == "'data' of input 'x' mixes arrays and values at one level"
 
     def test_too_few_and_too_many(self) -> None:
-        assert error_of_input(data=[1]) == "Failed to parse 'data' field: shape does not match true shape"
+        assert error_of_input(data=[1]) == (
+            "Failed to parse 'data' field: shape does not match true shape, "
+            "expected 2 elements for input 'x', got 1"
+        )
         assert error_of_input(data=[1, 2, 3]) == (
-            "Unable to parse 'data': Shape does not match true shape of 'data' field"
+            "Unable to parse 'data': Shape does not match true shape of 'data' field, "
+            "expected 2 elements for input 'x', got 3"
         )
 
     @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
@@ -150,7 +156,8 @@ class TestInputs:
     @pytest.mark.parametrize("shape", [[2, -5], [-1]])
     def test_negative_dimension(self, shape: list[int]) -> None:
         assert error_of_input(Internal, shape=shape) == (
-            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer"
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer, "
+            f"got {shape[-1]} for input 'x'"
         )
 
     @pytest.mark.parametrize("shape", [[1.0], [True], ["1"], [None], [1 << 70]])
@@ -177,7 +184,7 @@ class TestInputs:
     def test_exactly_one_source(self, changes: dict[str, Any], found: str) -> None:
         assert error_of_input(**changes) == (
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
-            f"'shared_memory_region' in 'parameters'. {found}"
+            f"'shared_memory_region' in 'parameters'. {found} for input 'x'"
         )
 
     def test_shared_memory_is_not_there_yet(self) -> None:

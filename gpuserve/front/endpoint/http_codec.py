@@ -23,8 +23,7 @@ from gpuserve.front.endpoint.http_header import (
     HeaderInput,
     InferHeader,
     OutputForm,
-    read_header,
-    read_header_of_binary,
+    header_for,
 )
 from gpuserve.front.endpoint.http_json import compact, tensor_json
 from gpuserve.front.endpoint.limits import shown
@@ -60,14 +59,14 @@ def parse_infer_request(
         RequestError: the body breaks the protocol, or asks for what is not implemented.
     """
     if header_length is None and len(body) > 0:
-        header = read_header(bytes(body))
+        header = header_for(model_name, bytes(body), binary=False)
         _refuse_binary(header)
         json_nbytes = len(body)
     else:
         json_nbytes = parse_header_length("0" if header_length is None else header_length, len(body))
         if json_nbytes == 0:
             return _parse_raw_request(model_name, model_version, body, spec)
-        header = read_header_of_binary(bytes(body[:json_nbytes]))
+        header = header_for(model_name, bytes(body[:json_nbytes]), binary=True)
     inputs = _cut_inputs(header, body, json_nbytes, model_name)
     return header.request(model_name, model_version, inputs), header.form
 

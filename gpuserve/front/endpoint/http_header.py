@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import Internal, InvalidArgument, Unimplemented
-from gpuserve.front.endpoint.http_json import MAX_INT64, loads, member, tensor_bytes, typed, unsigned
+from gpuserve.errors import Internal, InvalidArgument, RequestError, Unimplemented
+from gpuserve.front.endpoint.http_json import MAX_INT64, described, loads, member, tensor_bytes, typed, unsigned
 from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
 from gpuserve_worker.tensor import ITEMSIZE
@@ -94,9 +94,16 @@ def read_header(text: bytes) -> InferHeader:
 _remembered_header = functools.lru_cache(_REMEMBERED)(read_header)
 
 
-def read_header_of_binary(text: bytes) -> InferHeader:
-    """``read_header`` for JSON that stands before binary tensors: short ones are remembered."""
-    return _remembered_header(text) if len(text) <= REMEMBERED_NBYTES else read_header(text)
+def header_for(model_name: str, text: bytes, *, binary: bool) -> InferHeader:
+    """``read_header`` whose errors name the model. ``binary``: tensors follow, and short JSON is remembered.
+
+    Raises:
+        RequestError: as ``read_header``.
+    """
+    try:
+        return _remembered_header(text) if binary and len(text) <= REMEMBERED_NBYTES else read_header(text)
+    except RequestError as error:
+        raise type(error)(f"{error} (in a request for model '{shown(model_name)}')") from None
 
 
 def _read_input(entry: Any, position: int) -> HeaderInput:
@@ -111,7 +118,7 @@ def _read_input(entry: Any, position: int) -> HeaderInput:
     shape = _read_shape(entry, said)
     count = _element_count(shape, datatype, said)
     parameters = typed(entry.get("parameters", {}), dict, f"'parameters' of input '{said}'")
-    source = _data_source(entry, parameters)
+    source = _data_source(entry, parameters, said)
     if source == "shared_memory_region":
         raise Unimplemented(
             f"input '{said}' lies in a shared memory region, which this server does not read yet; "
@@ -134,11 +141,14 @@ def _named(entry: dict[str, Any], kind: str, position: int) -> str:
 
 def _read_shape(entry: dict[str, Any], name: str) -> tuple[int, ...]:
     shape: list[Any] = member(entry, "shape", list, f" of input '{name}'")
-    if any(type(dim) is int and dim < 0 for dim in shape):
-        raise Internal(
-            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer"
+    wrong = [dim for dim in shape if type(dim) is not int or not 0 <= dim <= MAX_INT64]
+    if wrong:
+        negative = [dim for dim in wrong if type(dim) is int and dim < 0]
+        raise (Internal if negative else InvalidArgument)(
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer, "
+            f"got {described((negative or wrong)[0])} for input '{name}'"
         )
-    return tuple(unsigned(dim, "'shape'") for dim in shape)
+    return tuple(shape)
 
 
 def _element_count(shape: tuple[int, ...], datatype: str, name: str) -> int:
@@ -155,13 +165,15 @@ def _element_count(shape: tuple[int, ...], datatype: str, name: str) -> int:
     return count
 
 
-def _data_source(entry: dict[str, Any], parameters: dict[str, Any]) -> str:
+def _data_source(entry: dict[str, Any], parameters: dict[str, Any], name: str) -> str:
     given = ["data"] if "data" in entry else []
     given += [field for field in ("binary_data_size", "shared_memory_region") if field in parameters]
     if len(given) == 1:
         return given[0]
     found = " ".join(["set", *(f"'{field}'" for field in given)]) if given else "no field is set"
-    raise InvalidArgument(f"Input must set only one of the following fields: {_DATA_FIELDS}. But {found}")
+    raise InvalidArgument(
+        f"Input must set only one of the following fields: {_DATA_FIELDS}. But {found} for input '{name}'"
+    )
 
 
 def _read_outputs(entries: list[Any], everything: bool) -> tuple[tuple[str, ...], OutputForm]:

@@ -139,10 +139,13 @@ def tensor_bytes(data: list[Any], datatype: str, count: int, name: str) -> bytes
             f"Please use the binary data format for input {name}"
         )
     elements = _flatten(data, name)
-    if len(elements) < count:
-        raise InvalidArgument("Failed to parse 'data' field: shape does not match true shape")
-    if len(elements) > count:
-        raise InvalidArgument("Unable to parse 'data': Shape does not match true shape of 'data' field")
+    if len(elements) != count:
+        problem = (
+            "Failed to parse 'data' field: shape does not match true shape"
+            if len(elements) < count
+            else "Unable to parse 'data': Shape does not match true shape of 'data' field"
+        )
+        raise InvalidArgument(f"{problem}, expected {count} elements for input '{name}', got {len(elements)}")
     return _ENCODERS[datatype](elements, datatype, name) if elements else b""
 
 
@@ -167,7 +170,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise _malformed(f"key {_describe(twice)} is given twice in one object")
+        raise _malformed(f"key {described(twice)} is given twice in one object")
     return members
 
 
@@ -205,11 +208,11 @@ def _check_types(elements: list[Any], allowed: set[type], expected: str, name: s
     position = next(i for i, element in enumerate(elements) if type(element) not in allowed)
     raise InvalidArgument(
         f"'data' of input '{name}' must hold {expected}, "
-        f"but element {position} is {_describe(elements[position])}"
+        f"but element {position} is {described(elements[position])}"
     )
 
 
-def _describe(value: Any) -> str:
+def described(value: Any) -> str:
     """A JSON value for an error text: short, whatever it holds."""
     if isinstance(value, list | dict):
         return f"an {_KINDS[type(value)]}"
@@ -232,7 +235,7 @@ def _integers(elements: list[Any], datatype: str, name: str) -> bytes:
         if not limits.min <= value <= limits.max:
             raise InvalidArgument(
                 f"'data' of input '{name}' must hold {datatype} integers from {limits.min} to "
-                f"{limits.max}, but got {_describe(value)}"
+                f"{limits.max}, but got {described(value)}"
             )
     return np.array(elements, dtype=limits.dtype).tobytes()
 

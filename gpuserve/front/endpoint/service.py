@@ -150,7 +150,7 @@ class InferenceService:
         driver = self._models.get(name)
         if driver is None:
             raise NotFound(f"Request for unknown model: '{shown(name)}' is not found")
-        if version and _version_number(version) != driver.spec.version:
+        if version and _version_number(name, version) != driver.spec.version:
             raise NotFound(
                 f"Request for unknown model: '{shown(name)}' version {shown(version)} is not found, "
                 f"only version {driver.spec.version} is"
@@ -207,8 +207,8 @@ class InferenceService:
         return [driver.metrics for driver in self._models.values()]
 
 
-def _version_number(version: str) -> int:
-    """A version as sent on the wire.
+def _version_number(name: str, version: str) -> int:
+    """A version of the model ``name`` as sent on the wire.
 
     Raises:
         InvalidArgument: not a positive integer.
@@ -218,10 +218,11 @@ def _version_number(version: str) -> int:
     except ValueError:
         raise InvalidArgument(
             f"failed to get model version from specified version string '{shown(version)}' "
-            "(details: stol), version should be an integral value > 0"
+            f"(details: stol), version should be an integral value > 0 for model '{name}'"
         ) from None
     if number <= 0:
         raise InvalidArgument(
-            f"invalid model version specified '{shown(version)}' , version should be an integral value > 0"
+            f"invalid model version specified '{shown(version)}' , version should be an integral value > 0 "
+            f"for model '{name}'"
         )
     return number

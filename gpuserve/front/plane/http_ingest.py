@@ -30,7 +30,7 @@ from gpuserve.front.endpoint.http_codec import (
     raw_header,
     surplus_data,
 )
-from gpuserve.front.endpoint.http_header import InferHeader, OutputForm, read_header_of_binary
+from gpuserve.front.endpoint.http_header import InferHeader, OutputForm, header_for
 from gpuserve.front.endpoint.v2 import Data, InferRequest, InputTensor
 from gpuserve.model import ModelSpec
 from gpuserve_worker.memory import Block
@@ -188,7 +188,7 @@ class HttpBodyScanner:
         missing = self._json_nbytes - len(self._json)
         self._json += chunk[:missing]
         if len(self._json) == self._json_nbytes:
-            self._expect_tensors(read_header_of_binary(bytes(self._json)))
+            self._expect_tensors(header_for(self._model_name, bytes(self._json), binary=True))
         return chunk[missing:]
 
     def _expect_tensors(self, header: InferHeader) -> None:
