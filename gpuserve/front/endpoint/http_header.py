@@ -11,7 +11,15 @@ import functools
 from typing import Any, Final, NamedTuple
 
 from gpuserve.errors import Internal, InvalidArgument, RequestError, Unimplemented
-from gpuserve.front.endpoint.http_json import MAX_INT64, described, loads, member, tensor_bytes, typed, unsigned
+from gpuserve.front.endpoint.http_json import (
+    MAX_INT64,
+    described,
+    loads,
+    member,
+    tensor_bytes,
+    typed,
+    unsigned,
+)
 from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
 from gpuserve_worker.tensor import ITEMSIZE
