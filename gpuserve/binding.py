@@ -6,17 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuserve.errors import BindError
-from gpuserve.model import (
-    BatchingSpec,
-    DynamicBatcher,
-    InstanceSpec,
-    ModelConfig,
-    ModelSpec,
-    Tensor,
-    check_model_name,
-    tensor_specs,
-)
+from gpuserve.model import DynamicBatcher, ModelConfig, Tensor, tensor_specs
 from gpuserve.pickling import pickled_source
+from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, check_model_name
 
 
 def model_spec(

@@ -1,23 +1,17 @@
-"""What a model is. ``Tensor``, ``ModelConfig`` and ``DynamicBatcher`` are what users write;
-``ModelSpec`` is what all of them, and the config file, come to: the one description that the
-supervisor, the front and (in part) the workers are given. No I/O here.
+"""What users write to declare a model: ``Tensor``, ``ModelConfig`` and its parts. The names and the
+defaults are PyTriton's. What they come to is ``spec.ModelSpec``; no I/O here.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import enum
 import operator
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpuserve.errors import BindError
 from gpuserve_worker.tensor import TensorSpec, datatype_of
-
-MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-DEFAULT_MAX_QUEUE_REQUESTS = 4096
-DEFAULT_MAX_QUEUE_NBYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -37,15 +31,67 @@ class Tensor:
     optional: bool | None = False
 
 
+class TimeoutAction(enum.Enum):
+    """What becomes of a request whose time in the queue ran out."""
+
+    REJECT = "REJECT"  #: it is refused
+    DELAY = "DELAY"  #: all others of its model go before it
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """How long, in microseconds, and how many requests may wait; 0 is no limit.
+
+    With ``allow_timeout_override`` a request's own parameter ``timeout`` may shorten its time.
+    """
+
+    timeout_action: TimeoutAction = TimeoutAction.REJECT
+    default_timeout_microseconds: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
 @dataclass(frozen=True)
 class DynamicBatcher:
-    """How requests are merged. Times in microseconds.
+    """How requests are merged, and in which order they are taken. Times in microseconds.
 
-    A batch waits at most ``max_queue_delay_microseconds`` for one of ``preferred_batch_size``.
+    A batch waits at most ``max_queue_delay_microseconds`` for one of ``preferred_batch_size``. With
+    ``priority_levels`` requests carry a level from 1, which goes first, to that number; one that names
+    none has ``default_priority_level``. ``priority_queue_policy`` replaces ``default_queue_policy`` for
+    single levels.
     """
 
     max_queue_delay_microseconds: int = 0
     preferred_batch_size: Sequence[int] | None = None
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    default_queue_policy: QueuePolicy | None = None
+    priority_queue_policy: Mapping[int, QueuePolicy] | None = None
+
+
+@dataclass(frozen=True)
+class WarmupInput:
+    """One input of a warm-up request, without the batch axis: zeros, random values, or a ``.npy`` file.
+
+    Where several are given, the file comes before zeros, zeros before random values.
+    """
+
+    dtype: Any
+    shape: tuple[int, ...]
+    zero_data: bool = False
+    random_data: bool = False
+    input_data_file: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelWarmup:
+    """A batch that every instance runs ``count`` times before the model is ready."""
+
+    name: str
+    batch_size: int
+    inputs: Mapping[str, WarmupInput]
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,99 +100,16 @@ class ModelConfig:
 
     With ``batching=False`` the tensors' shapes are complete and every request is its own call.
     With ``batcher=None`` requests may carry a batch but are never merged.
+    ``decoupled`` models answer a request with any number of responses, each sent as it is produced.
+    ``response_cache`` answers a request that was seen before from memory.
     """
 
     batching: bool = True
     max_batch_size: int = 4
     batcher: DynamicBatcher | None = field(default_factory=DynamicBatcher)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchingSpec:
-    """When a batch is formed; the semantics are Triton's dynamic batcher.
-
-    ``merge=False``: every request is its own batch.
-    """
-
-    max_queue_delay_us: int = 0
-    preferred_batch_sizes: tuple[int, ...] = ()
-    merge: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSpec:
-    """How much may wait for a model before requests are refused."""
-
-    max_requests: int = DEFAULT_MAX_QUEUE_REQUESTS
-    max_nbytes: int = DEFAULT_MAX_QUEUE_NBYTES
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceSpec:
-    """One worker process: its name, its device, and where its callable comes from (``wire.Init.source``)."""
-
-    name: str
-    device: str
-    source: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A model, complete. ``max_batch_size`` 0 means that the model does not batch.
-
-    ``prefetch`` is how many batches may wait inside a worker besides the one that runs.
-    """
-
-    name: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    max_batch_size: int
-    instances: tuple[InstanceSpec, ...]
-    version: int = 1
-    batching: BatchingSpec = BatchingSpec()
-    queue: QueueSpec = QueueSpec()
-    prefetch: int = 0
-    strict: bool = False
-    read_only_inputs: bool = False
-    retry_on_worker_death: bool = True
-
-    def to_wire(self) -> dict[str, Any]:
-        """The spec as plain data for another process, without the instances' callables."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        plain["batching"] = dataclasses.astuple(self.batching)
-        plain["queue"] = dataclasses.astuple(self.queue)
-        plain["instances"] = [(one.name, one.device) for one in self.instances]
-        return plain
-
-    @classmethod
-    def from_wire(cls, plain: dict[str, Any]) -> ModelSpec:
-        """The inverse of ``to_wire``; the instances' sources are empty."""
-        return cls(
-            **{
-                **plain,
-                "inputs": tuple(TensorSpec(*one) for one in plain["inputs"]),
-                "outputs": tuple(TensorSpec(*one) for one in plain["outputs"]),
-                "batching": BatchingSpec(*plain["batching"]),
-                "queue": QueueSpec(*plain["queue"]),
-                "instances": tuple(InstanceSpec(n, d, {}) for n, d in plain["instances"]),
-            }
-        )
-
-
-def check_model_name(name: object) -> str:
-    """The name, if a model may have it.
-
-    Raises:
-        BindError: not a string, empty, too long, or with other characters than the allowed ones.
-    """
-    if not isinstance(name, str) or not name:
-        raise BindError("Model name cannot be empty")
-    if MODEL_NAME.fullmatch(name) is None:
-        raise BindError(
-            f"Model name {name[:140]!r} is not allowed: it can only contain alphanumeric characters, "
-            "dots, underscores and dashes, starts with a letter or digit and has at most 128 characters"
-        )
-    return name
+    response_cache: bool = False
+    decoupled: bool = False
+    model_warmup: Sequence[ModelWarmup] | None = None
 
 
 def tensor_specs(tensors: Sequence[Tensor], prefix: str) -> tuple[TensorSpec, ...]:

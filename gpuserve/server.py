@@ -19,8 +19,9 @@ from typing import Any, Literal, Self
 
 from gpuserve.binding import model_spec
 from gpuserve.errors import BindError, StartupError
-from gpuserve.model import ModelConfig, ModelSpec, Tensor
+from gpuserve.model import ModelConfig, Tensor
 from gpuserve.settings import ServerSettings
+from gpuserve.spec import ModelSpec
 from gpuserve.supervisor.observer import SilentObserver
 from gpuserve.supervisor.supervisor import Supervisor
 
@@ -46,6 +47,11 @@ class Server:
         load_timeout_s: how long a callable may take to load, in seconds; 0 is for ever.
         max_request_nbytes: the largest request body, in bytes.
         max_arena_nbytes: shared memory that the inputs of one model may take, in bytes.
+        response_cache_nbytes: memory for the answers of models with a response cache, in bytes.
+        http_header_forward_pattern, grpc_header_forward_pattern: request headers that this regular
+            expression is found in reach ``Request.parameters``.
+        restricted_endpoints, access_token: groups of endpoints that need the token.
+        attachable: whether other programs of this user may serve models through this server.
         log_format, log_level: how the front process logs: "text" or "json"; "debug" to "error".
 
     Raises:

@@ -29,6 +29,17 @@ class ServerSettings:
     max_request_nbytes: int = 4 << 30
     #: Shared memory that the inputs of one model may take at any time.
     max_arena_nbytes: int = 8 << 30
+    #: Memory for the answers of models with a response cache; 0 switches all of them off.
+    response_cache_nbytes: int = 0
+    #: Request headers whose name this regular expression is found in, by protocol, reach the callable as
+    #: parameters of the request; "" forwards none.
+    http_header_forward_pattern: str = ""
+    grpc_header_forward_pattern: str = ""
+    #: Groups of endpoints that need ``access_token`` in the header "triton-access-token".
+    restricted_endpoints: tuple[str, ...] = ()
+    access_token: str | None = None
+    #: Whether other programs of this user on this machine may serve their models through this server.
+    attachable: bool = True
     log_format: str = "text"
     log_level: str = "info"
 

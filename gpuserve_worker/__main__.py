@@ -47,7 +47,7 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     gc.freeze()  # what was loaded stays; collections need not walk it again
     loop = Loop(link, model, log_to(boot))
     supervision.on_stop = loop.stop
-    boot.send(Ready(time.monotonic() - started_s))
+    boot.send(Ready(time.monotonic() - started_s, 1))
     loop.run()
     return lifecycle.EXIT_STOPPED
 

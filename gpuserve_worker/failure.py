@@ -22,6 +22,13 @@ _QUOTED_PATH: Final = re.compile(r"""(['"])/[^'"\n]*?([^'"/\n]*)\1""")
 _BARE_PATH: Final = re.compile(r"""(?<![\w:/.~'"\\-])/(?:[^\s/'"<>:,;()]+/)*([^\s/'"<>:,;()]+)""")
 
 
+class UnrecoverableError(Exception):
+    """Raised by an inference callable: its model is in a state in which no further inference is possible.
+
+    The client gets its text. What becomes of the server is told by ``on_unrecoverable`` of the model.
+    """
+
+
 def client_text(error: BaseException) -> str:
     """One line of at most ``TEXT_LIMIT`` characters about ``error``, file paths cut to file names."""
     name = type(error).__name__

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuserve_worker.callable import LoadError, build, locate
+from gpuserve_worker.context import ModelContext, enter_model
 from gpuserve_worker.link import Link
 from gpuserve_worker.loop import Model
 from gpuserve_worker.tensor import TensorSpec
@@ -24,16 +25,26 @@ def load_model(init: Init, boot: Link) -> Model:
     """
     if init.protocol != PROTOCOL:
         raise LoadError(f"the supervisor speaks protocol {init.protocol}, this worker protocol {PROTOCOL}")
+    context = _context(init)
+    enter_model(context)
     boot.send(Phase("importing"))
     target = locate(init.source)
     boot.send(Phase("loading"))
-    return Model(
+    made = build(target, init.source, init.device)
+    return Model(context, made, init.strict, init.read_only_inputs)
+
+
+def _context(init: Init) -> ModelContext:
+    return ModelContext(
         init.model,
-        build(target, init.source, init.device),
+        init.version,
+        init.instance,
+        init.device,
+        tuple(TensorSpec(*one) for one in init.inputs),
         tuple(TensorSpec(*one) for one in init.outputs),
-        init.max_batch_size > 0,
-        init.strict,
-        init.read_only_inputs,
+        init.max_batch_size,
+        init.preferred_batch_sizes,
+        init.decoupled,
     )
 
 

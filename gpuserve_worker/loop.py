@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from gpuserve_worker import wire
 from gpuserve_worker.callable import InferenceCallable
+from gpuserve_worker.context import ModelContext
 from gpuserve_worker.failure import client_text, failure, log_text, log_traceback
 from gpuserve_worker.inputs import Inputs, Leases
 from gpuserve_worker.link import Link
@@ -36,12 +37,25 @@ _ERROR: Final = 40
 class Model(NamedTuple):
     """What the loop serves: a loaded callable, and what was declared of it."""
 
-    name: str
+    context: ModelContext
     call: InferenceCallable
-    outputs: tuple[TensorSpec, ...]
-    batching: bool
     strict: bool
     read_only_inputs: bool
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.context.name
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The declared outputs."""
+        return self.context.outputs
+
+    @property
+    def batching(self) -> bool:
+        """Whether axis 0 is the batch axis."""
+        return self.context.batching
 
 
 class _Front:

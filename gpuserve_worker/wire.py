@@ -8,9 +8,13 @@ is an error of the peer.
 Who says what::
 
     supervisor -> worker   Init, Stop                           (the boot socket)
-    worker -> supervisor   Phase, Ready, LoadFailed, Log
-    front -> worker        Attach, Segment, DropSegment, Run, Free     (the link)
-    worker -> front        Attached, Segment, DropSegment, Done, Failed, Released
+    worker -> supervisor   Phase, Ready, LoadFailed, Unrecoverable, Log
+    front -> worker        Attach, Segment, DropSegment, Run, Cancel, Credit, Free     (the link)
+    worker -> front        Attached, Segment, DropSegment, Yield, Done, Failed, Released
+
+A batch of a model that is not decoupled is answered by one ``Done`` or ``Failed``. A batch of a
+decoupled model is answered by any number of ``Yield`` and then by one ``Done`` without outputs, or by
+``Failed``.
 
 The supervisor keeps a duplicate of the front's end of every link, so a front may die and be
 replaced while the worker keeps its model. A new front opens with ``Attach``; whatever arrives on
@@ -25,11 +29,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgpack
 
 #: Raised whenever a field of a message changes meaning.
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 
 #: Tensors up to this many bytes a batch travel inside the message, not in an arena. Below it the
 #: bookkeeping of an arena block costs more than copying the bytes through the socket.
 INLINE_NBYTES: Final = 16 * 1024
+
+#: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``.
+YIELD_WINDOW: Final = 64
 
 
 class Ref(NamedTuple):
@@ -78,7 +85,9 @@ class Init(NamedTuple):
     ``{"pickle": b"…", "sys_path": […]}`` (cloudpickle, written by the ``bind()`` of the same user,
     never by a client; the paths are where that program finds its modules), or empty for a worker
     that is a thread and has its callable.
-    Tensors are ``[name, datatype, shape, optional]``.
+    Tensors are ``[name, datatype, shape, optional]``. ``concurrency`` 0: as the kind of the callable
+    asks for. A warm-up is ``(name, batch size, count, inputs)``, with ``(name, datatype, shape, "zero",
+    "random" or "file", path)`` for each input.
     """
 
     protocol: int
@@ -90,8 +99,12 @@ class Init(NamedTuple):
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     max_batch_size: int
+    preferred_batch_sizes: tuple[int, ...]
+    decoupled: bool
+    concurrency: int
     strict: bool
     read_only_inputs: bool
+    warmup: tuple[Any, ...]
 
 
 class Stop(NamedTuple):
@@ -108,9 +121,10 @@ class Phase(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The callable is loaded; ``load_s`` seconds were spent on it."""
+    """The callable is loaded; ``load_s`` seconds were spent on it. It takes ``slots`` batches at once."""
 
     load_s: float
+    slots: int
 
 
 class LoadFailed(NamedTuple):
@@ -118,6 +132,12 @@ class LoadFailed(NamedTuple):
 
     text: str
     traceback: str
+
+
+class Unrecoverable(NamedTuple):
+    """The callable said that no further inference is possible. ``text`` is one line."""
+
+    text: str
 
 
 class Log(NamedTuple):
@@ -161,6 +181,20 @@ class Run(NamedTuple):
     inputs: tuple[WireTensor, ...]
 
 
+class Cancel(NamedTuple):
+    """Nobody waits any more for the answers to one request of a batch, told by its position."""
+
+    batch_id: int
+    position: int
+
+
+class Credit(NamedTuple):
+    """So many more ``Yield`` of a batch have gone to the clients, or were dropped."""
+
+    batch_id: int
+    yields: int
+
+
 class Free(NamedTuple):
     """The front has read these blocks of the worker's output arena: (segment, offset) each."""
 
@@ -176,13 +210,26 @@ class Attached(NamedTuple):
     epoch: int
 
 
+class Yield(NamedTuple):
+    """One response for some or all requests of a batch of a decoupled model; more may follow.
+
+    As in ``Done``; besides, None in ``responses`` is a request without a response this time, and a
+    ``WireFailure`` is the last response of its request.
+    """
+
+    batch_id: int
+    outputs: tuple[WireTensor, ...] | None
+    responses: tuple[tuple[WireTensor, ...] | WireFailure | None, ...] | None
+
+
 class Done(NamedTuple):
     """A batch ran.
 
     Exactly one of the two is given: ``outputs`` (one tensor for the whole batch, rows in the order
     of the requests; the front slices) or ``responses`` (a tuple of tensors, or a ``WireFailure``,
-    for each request). ``inputs_free`` says that nothing in the worker refers to the batch's input
-    blocks any more; otherwise ``Released`` follows when that comes true.
+    for each request); neither at the end of a batch of a decoupled model. ``inputs_free`` says that
+    nothing in the worker refers to the batch's input blocks any more; otherwise ``Released`` follows
+    when that comes true.
     """
 
     batch_id: int
@@ -214,13 +261,17 @@ Message: TypeAlias = (
     | Phase
     | Ready
     | LoadFailed
+    | Unrecoverable
     | Log
     | Segment
     | DropSegment
     | Attach
     | Run
+    | Cancel
+    | Credit
     | Free
     | Attached
+    | Yield
     | Done
     | Failed
     | Released
@@ -266,15 +317,19 @@ WORKER: Final = Vocabulary(
         11: Ready,
         12: LoadFailed,
         13: Log,
+        14: Unrecoverable,
         20: Segment,
         21: DropSegment,
         30: Attach,
         31: Run,
         32: Free,
+        33: Cancel,
+        34: Credit,
         40: Attached,
         41: Done,
         42: Failed,
         43: Released,
+        44: Yield,
     }
 )
 
@@ -305,8 +360,10 @@ def requests(raw: tuple[Any, ...]) -> tuple[WireRequest, ...]:
     return tuple(WireRequest(*fields) for fields in raw)
 
 
-def responses(raw: tuple[Any, ...]) -> tuple[tuple[WireTensor, ...] | WireFailure, ...]:
+def responses(raw: tuple[Any, ...]) -> tuple[tuple[WireTensor, ...] | WireFailure | None, ...]:
     """A decoded field of responses: a failure is told by its first element being a string."""
-    return tuple(
-        WireFailure(*one) if len(one) == 2 and isinstance(one[0], str) else tensors(one) for one in raw
-    )
+    return tuple(None if one is None else _response(one) for one in raw)
+
+
+def _response(raw: tuple[Any, ...]) -> tuple[WireTensor, ...] | WireFailure:
+    return WireFailure(*raw) if len(raw) == 2 and isinstance(raw[0], str) else tensors(raw)

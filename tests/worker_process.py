@@ -51,8 +51,12 @@ def model(path: str, **changes: Any) -> wire.Init:
         inputs=(("x", *float_tensor),),
         outputs=(("y", *float_tensor),),
         max_batch_size=32,
+        preferred_batch_sizes=(),
+        decoupled=False,
+        concurrency=0,
         strict=False,
         read_only_inputs=False,
+        warmup=(),
     )
     return init._replace(**changes)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpuserve.config.load import Configuration
     from gpuserve.config.messages import Problem
-    from gpuserve.model import ModelSpec
+    from gpuserve.spec import ModelSpec
 
 
 def check(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
 from gpuserve.cli.client_command import client_command
-from gpuserve.model import ModelSpec
+from gpuserve.spec import ModelSpec
 from gpuserve.supervisor.observer import Observer
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gpuserve.config.schema import InputEntry, ModelEntry, OutputEntry, ServerEntry
-from gpuserve.model import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
 from gpuserve.settings import ServerSettings
+from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
 from gpuserve_worker.tensor import TensorSpec, datatype_of
 
 CPU = "cpu"

@@ -18,8 +18,8 @@ from gpuserve.config import convert, positions, precedence, rules, schema
 from gpuserve.config.messages import ConfigProblems, Origin, Problem, dotted, sentence
 from gpuserve.config.positions import Document, Path
 from gpuserve.config.precedence import Override
-from gpuserve.model import ModelSpec
 from gpuserve.settings import ServerSettings
+from gpuserve.spec import ModelSpec
 
 
 @dataclass(frozen=True)

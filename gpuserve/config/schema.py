@@ -16,8 +16,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gpuserve.config.positions import Path
 from gpuserve.errors import BindError
-from gpuserve.model import DEFAULT_MAX_QUEUE_NBYTES, DEFAULT_MAX_QUEUE_REQUESTS, check_model_name
 from gpuserve.settings import ServerSettings
+from gpuserve.spec import DEFAULT_MAX_QUEUE_NBYTES, DEFAULT_MAX_QUEUE_REQUESTS, check_model_name
 from gpuserve_worker.tensor import ITEMSIZE, datatype_of
 
 MAX_INSTANCES = 256
@@ -86,7 +86,27 @@ def nearest(word: str, known: typing.Iterable[str]) -> str:
     return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
+def _header_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"expected a regular expression, given {pattern!r}: {error}") from None
+    return pattern
+
+
 Port = Annotated[int, Field(ge=0, le=65535)]
+HeaderPattern = Annotated[str, AfterValidator(_header_pattern)]
+EndpointGroup = Literal[
+    "health",
+    "inference",
+    "logging",
+    "metadata",
+    "model-config",
+    "model-repository",
+    "shared-memory",
+    "statistics",
+    "trace",
+]
 Dimension = Annotated[int, Field(ge=-1)]
 
 
@@ -136,6 +156,31 @@ class ServerEntry(Entry):
         default=_DEFAULTS.max_arena_nbytes,
         gt=0,
         description="Shared memory that a model's inputs may take, in bytes.",
+    )
+    response_cache_nbytes: int = Field(
+        default=_DEFAULTS.response_cache_nbytes,
+        ge=0,
+        description="Memory for the answers of models with response_cache, in bytes; 0 switches it off.",
+    )
+    http_header_forward_pattern: HeaderPattern = Field(
+        default=_DEFAULTS.http_header_forward_pattern,
+        description="HTTP headers that this regular expression is found in reach Request.parameters.",
+    )
+    grpc_header_forward_pattern: HeaderPattern = Field(
+        default=_DEFAULTS.grpc_header_forward_pattern,
+        description="gRPC metadata that this regular expression is found in reach Request.parameters.",
+    )
+    restricted_endpoints: tuple[EndpointGroup, ...] = Field(
+        default=_DEFAULTS.restricted_endpoints,  # type: ignore[arg-type]  # the default is empty
+        strict=False,
+        description="Groups of endpoints that need access_token in the header triton-access-token.",
+    )
+    access_token: Annotated[str, Field(min_length=1)] | None = Field(
+        default=_DEFAULTS.access_token, description="The token for the restricted endpoints."
+    )
+    attachable: bool = Field(
+        default=_DEFAULTS.attachable,
+        description="Whether other programs of this user on this machine may serve models through it.",
     )
     log_format: Literal["text", "json"] = Field(
         default=_DEFAULTS.log_format,  # type: ignore[arg-type]  # as above

@@ -23,8 +23,8 @@ from gpuserve.front.links import WorkerLink
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.scheduler.driver import ModelDriver
 from gpuserve.front.transport import H2cornTransport, Transport
-from gpuserve.model import ModelSpec
 from gpuserve.settings import ServerSettings
+from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import messages
 from gpuserve_worker import datagram
 from gpuserve_worker.wire import Message
@@ -108,8 +108,8 @@ class Front:
                 driver = self._service.remove_model(model)
                 if driver is not None:
                     driver.close()
-            case messages.InstanceUp(model, instance, _):
-                self._instance_up(model, instance, fds)
+            case messages.InstanceUp(model, instance, _, slots):
+                self._instance_up(model, instance, slots, fds)
             case messages.InstanceDown(model, instance, reason, restart_in_s):
                 driver = self._driver(model)
                 if driver is not None:
@@ -173,7 +173,7 @@ class Front:
         except NotFound:  # removed while its workers were still starting or dying
             return None
 
-    def _instance_up(self, model: str, instance: str, fds: list[int]) -> None:
+    def _instance_up(self, model: str, instance: str, slots: int, fds: list[int]) -> None:
         driver = self._driver(model)
         if driver is None:
             datagram.close_all(fds)
@@ -187,7 +187,8 @@ class Front:
         def on_message(link: WorkerLink, message: Message) -> None:
             driver.on_message(link, message)
 
-        driver.instance_up(WorkerLink(instance, sock, pidfd, self._epoch, on_message, on_down))
+        link = WorkerLink(instance, slots, sock, pidfd, self._epoch, on_message, on_down)
+        driver.instance_up(link)
         self._service.changed()
 
     async def _drain(self, timeout_s: float) -> None:

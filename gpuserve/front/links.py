@@ -34,6 +34,7 @@ class WorkerLink:
     def __init__(
         self,
         instance: str,
+        slots: int,
         sock: socket.socket,
         pidfd: int,
         epoch: int,
@@ -41,6 +42,7 @@ class WorkerLink:
         on_down: Callable[[WorkerLink, str], None],
     ) -> None:
         self.instance = instance
+        self.slots = slots
         self.outputs = Mapping()
         self.attached = False
         self._sock = sock

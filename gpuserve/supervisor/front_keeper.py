@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from gpuserve.errors import StartupError
-from gpuserve.model import ModelSpec
 from gpuserve.settings import ServerSettings
+from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import messages
 from gpuserve.supervisor.channel import Channel
 from gpuserve.supervisor.listeners import Listeners
@@ -119,7 +119,9 @@ class FrontKeeper:
         """A worker may be given batches."""
         assert worker.link is not None
         assert worker.process is not None
-        message = messages.InstanceUp(worker.spec.name, worker.instance.name, worker.process.pid)
+        message = messages.InstanceUp(
+            worker.spec.name, worker.instance.name, worker.process.pid, worker.slots
+        )
         self._send(message, [worker.link.fileno(), worker.process.pidfd])
 
     def instance_down(self, worker: WorkerKeeper, reason: str) -> None:

@@ -41,11 +41,12 @@ class RemoveModel(NamedTuple):
 
 
 class InstanceUp(NamedTuple):
-    """A worker is loaded. Its link and its pidfd ride beside this message."""
+    """A worker is loaded, and takes ``slots`` batches at once. Its link and its pidfd ride beside this."""
 
     model: str
     instance: str
     pid: int
+    slots: int
 
 
 class InstanceDown(NamedTuple):

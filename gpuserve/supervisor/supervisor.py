@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from gpuserve.errors import StartupError
-from gpuserve.model import ModelSpec
 from gpuserve.settings import ServerSettings
+from gpuserve.spec import ModelSpec
 from gpuserve.supervisor.front_keeper import FrontKeeper, StartFront, front_process
 from gpuserve.supervisor.life import InstanceState
 from gpuserve.supervisor.listeners import Listeners, reachable

@@ -115,7 +115,7 @@ class WorkerThread:
             return
         self._loaded = True
         loop = Loop(link, model, log_to(boot))
-        boot.send(Ready(time.monotonic() - started_s))
+        boot.send(Ready(time.monotonic() - started_s, 1))
         self._run_loop(loop, boot)
 
     def _run_loop(self, loop: Loop, boot: Link) -> None:

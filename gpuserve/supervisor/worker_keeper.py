@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from gpuserve.devices import device_environment
 from gpuserve.errors import StartupError
-from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.channel import Channel
 from gpuserve.supervisor.life import InstanceLife, InstanceState, LifeEvent
 from gpuserve.supervisor.processes import Child, spawn
@@ -42,7 +42,8 @@ class WorkerKeeper:
     """One instance and its successive worker processes.
 
     ``link`` is the front's end of the link to the present process. It stays open here, so that a
-    front can die and be replaced without the worker noticing.
+    front can die and be replaced without the worker noticing. ``slots`` is how many batches it takes at
+    once, as it said when it was loaded.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class WorkerKeeper:
         self.life = InstanceLife(f"{spec.name}/{instance.name}")
         self.process: Child | None = None
         self.link: socket.socket | None = None
+        self.slots = 1
         self._reactor = reactor
         self._events = events
         self._relay_output = relay_output
@@ -136,8 +138,12 @@ class WorkerKeeper:
             spec.inputs,
             spec.outputs,
             spec.max_batch_size,
+            spec.batching.preferred_batch_sizes,
+            spec.decoupled,
+            spec.concurrency,
             spec.strict,
             spec.read_only_inputs,
+            spec.warmup,
         )
 
     def _move(self, event: LifeEvent, phase: str) -> None:
@@ -164,8 +170,9 @@ class WorkerKeeper:
         match message:
             case wire.Phase(str(name)):
                 self._events.instance_changed(self, name)
-            case wire.Ready(float(load_s)) if self.life.state is InstanceState.LOADING:
+            case wire.Ready(float(load_s), int(slots)) if self.life.state is InstanceState.LOADING:
                 logger.info("loaded in %.2f s", load_s, extra=self._fields)
+                self.slots = slots
                 self._move(LifeEvent.LOADED, "")
                 self._events.instance_ready(self)
             case wire.Ready() if self.life.state is InstanceState.STOPPING:

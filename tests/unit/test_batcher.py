@@ -20,7 +20,7 @@ from gpuserve.front.scheduler.batcher import (
     RequestState,
 )
 from gpuserve.front.scheduler.queue import TRANSITIONS, Deadlines, advance
-from gpuserve.model import BatchingSpec, QueueSpec
+from gpuserve.spec import BatchingSpec, QueueSpec
 
 US = 1e-6
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gpuserve.errors import DeadlineExceeded, QueueFull
 from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, QueuedRequest, RequestState
-from gpuserve.model import BatchingSpec, QueueSpec
+from gpuserve.spec import BatchingSpec, QueueSpec
 
 US = 1e-6
 INSTANCES = ("a", "b", "c")

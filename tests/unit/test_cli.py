@@ -20,7 +20,7 @@ from gpuserve.cli.startup_view import LogView, TableView, ready_text
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.schema import ServerEntry
 from gpuserve.errors import DeviceError, GpuserveError, StartupError
-from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.tensor import TensorSpec
 
 MODEL_FILE = """\

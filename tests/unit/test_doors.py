@@ -16,7 +16,7 @@ from gpuserve.front.endpoint.http import HttpDoor
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.tensor import TensorSpec
 
 SPEC = ModelSpec(

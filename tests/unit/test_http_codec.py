@@ -15,7 +15,7 @@ from gpuserve.front.endpoint import http_header
 from gpuserve.front.endpoint.http_codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
 from gpuserve.front.endpoint.http_header import OutputForm
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, OutputTensor
-from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.tensor import TensorSpec, datatype_of, encode_bytes
 
 JSON_DATATYPES = [

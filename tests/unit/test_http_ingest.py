@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.endpoint.http_codec import LARGE_NBYTES, parse_infer_request
 from gpuserve.front.plane.http_ingest import HttpBodyScanner
-from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.memory import Block
 from gpuserve_worker.tensor import TensorSpec
 

@@ -25,6 +25,7 @@ FORBIDDEN = {
     "gpuserve/decorators.py": {"gpuserve", "asyncio", "logging", "dataclasses"},
     "gpuserve/errors.py": {"gpuserve", "gpuserve_worker", "grpc", "asyncio", "numpy"},
     "gpuserve/model.py": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "grpc"},
+    "gpuserve/spec.py": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "grpc"},
     "gpuserve/settings.py": {"gpuserve", "gpuserve_worker"},
     "gpuserve/front": {
         "gpuserve.supervisor.supervisor", "gpuserve.cli", "gpuserve.config", "gpuserve.server", "cloudpickle",

@@ -13,8 +13,9 @@ import pytest
 from gpuserve import DynamicBatcher, ModelConfig, Server, Tensor
 from gpuserve.binding import model_spec
 from gpuserve.errors import BindError
-from gpuserve.model import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec, tensor_specs
+from gpuserve.model import tensor_specs
 from gpuserve.settings import ServerSettings
+from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
 from gpuserve_worker.tensor import TensorSpec
 
 LOCK = threading.Lock()

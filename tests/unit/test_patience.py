@@ -12,7 +12,7 @@ from gpuserve.errors import Unavailable
 from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.scheduler.driver import PATIENCE_S, ModelDriver
-from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.tensor import TensorSpec
 
 LONG_S, SOON_S = PATIENCE_S * 2, PATIENCE_S / 2

@@ -10,7 +10,7 @@ import pytest
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.model import InstanceSpec, ModelSpec
+from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.tensor import TensorSpec
 
 SPEC = ModelSpec(

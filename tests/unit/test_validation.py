@@ -14,7 +14,7 @@ from gpuserve.errors import InvalidArgument
 from gpuserve.front.endpoint.limits import MAX_NAME_NBYTES, check_name, shown, shown_names, shown_shape
 from gpuserve.front.endpoint.v2 import Data, InferRequest, InputTensor
 from gpuserve.front.endpoint.validation import CheckedRequest, ModelCheck, holds_elements
-from gpuserve.model import ModelSpec
+from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Block
 from gpuserve_worker.tensor import ITEMSIZE, TensorSpec, check_bytes, encode_bytes
 

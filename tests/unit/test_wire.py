@@ -10,22 +10,29 @@ from gpuserve_worker import wire
 TENSOR = wire.WireTensor("x", "FP32", (2, 3), b"\x00" * 24)
 ELSEWHERE = wire.WireTensor("y", "BYTES", (0,), wire.Ref(3, 1 << 40, 5))
 MESSAGES: list[wire.Message] = [
-    wire.Init(1, "m", 2, "cpu#0", "cpu", {"path": "a.py:b", "kwargs": {}}, (), (), 8, True, False),
+    wire.Init(
+        2, "m", 2, "cpu#0", "cpu", {"path": "a.py:b", "kwargs": {}}, (), (), 8, (4,), True, 2, True, False, ()
+    ),
     wire.Stop(),
     wire.Phase("loading"),
-    wire.Ready(0.25),
+    wire.Ready(0.25, 4),
     wire.LoadFailed("no", "Traceback"),
     wire.Log(40, "text", ""),
+    wire.Unrecoverable("the device fell off the bus"),
     wire.Segment(1, 1 << 24),
     wire.DropSegment(1),
     wire.Attach(4),
     wire.Run(7, (wire.WireRequest(2, {"k": 1, "s": "é"}, ("y",)),), (TENSOR, ELSEWHERE)),
+    wire.Cancel(7, 1),
+    wire.Credit(7, 32),
     wire.Free(((0, 64), (1, 0))),
     wire.Attached(4),
     wire.Done(7, (TENSOR,), None, True, 1, 2, 3),
     wire.Done(7, None, ((ELSEWHERE,), wire.WireFailure("INTERNAL", "no"), ()), False, 1, 2, 3),
     wire.Failed(7, wire.WireFailure("INTERNAL", "no"), True),
     wire.Released((7, 8)),
+    wire.Yield(7, (TENSOR,), None),
+    wire.Yield(7, None, ((ELSEWHERE,), wire.WireFailure("INTERNAL", "no"), None)),
 ]
 
 
@@ -41,7 +48,7 @@ def test_every_message_has_a_sample_here() -> None:
 
 
 def test_nested_fields_get_their_names_back() -> None:
-    run = wire.decode(wire.encode(MESSAGES[9]))
+    run = wire.decode(wire.encode(next(one for one in MESSAGES if isinstance(one, wire.Run))))
     assert isinstance(run, wire.Run)
     tensors = wire.tensors(run.inputs)
     assert tensors[0].payload == b"\x00" * 24
@@ -51,7 +58,9 @@ def test_nested_fields_get_their_names_back() -> None:
 
 
 def test_responses_and_failures_are_told_apart() -> None:
-    done = wire.decode(wire.encode(MESSAGES[13]))
+    done = wire.decode(
+        wire.encode(next(one for one in MESSAGES if isinstance(one, wire.Done) and one.responses))
+    )
     assert isinstance(done, wire.Done)
     tensors, failure, nothing = wire.responses(done.responses or ())
     assert tensors == (ELSEWHERE,)

@@ -31,6 +31,7 @@ class Worker:
         self.down: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.link = WorkerLink(
             "cpu#0",
+            1,
             ours,
             os.pidfd_open(self.process.pid),
             7,

@@ -28,7 +28,7 @@ from gpuserve.front.endpoint.http_header import (
 from gpuserve.front.endpoint.http_json import compact, tensor_json
 from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor, OutputTensor
-from gpuserve.model import ModelSpec
+from gpuserve.spec import ModelSpec
 from gpuserve_worker.tensor import BYTES, ITEMSIZE, TensorSpec, element_count
 
 #: A binary tensor from this size on is not copied out of the body.

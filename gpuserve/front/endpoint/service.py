@@ -15,7 +15,7 @@ from gpuserve.front.endpoint.v2 import IndexEntry, InferRequest, InferResponse
 from gpuserve.front.metrics import MetricsPage, ModelMetrics
 from gpuserve.front.scheduler.driver import ModelDriver
 from gpuserve.front.scheduler.flights import PendingRequest
-from gpuserve.model import ModelSpec
+from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Block
 
 #: What this server does of the extensions; the words are Triton's.

@@ -30,17 +30,20 @@ class InferRequest:
     """One inference request.
 
     ``model_version`` is the version as text, "" for the newest. ``outputs`` are the names asked for,
-    in order; empty means all. ``timeout_s`` is the client's own limit, None for none.
+    in order; empty means all. ``timeout_s`` is the client's own limit, None for none; ``priority`` is 0
+    where none is given. ``empty_final`` asks for a last response without outputs at the end of a stream.
     ``parameters`` are the request parameters without the ones the protocol itself reads.
     """
 
     __slots__ = (
+        "empty_final",
         "id",
         "inputs",
         "model_name",
         "model_version",
         "outputs",
         "parameters",
+        "priority",
         "timeout_s",
     )
 
@@ -53,6 +56,8 @@ class InferRequest:
         inputs: list[InputTensor],
         outputs: tuple[str, ...],
         timeout_s: float | None,
+        priority: int = 0,
+        empty_final: bool = False,
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -61,6 +66,8 @@ class InferRequest:
         self.inputs = inputs
         self.outputs = outputs
         self.timeout_s = timeout_s
+        self.priority = priority
+        self.empty_final = empty_final
 
 
 class OutputTensor:

@@ -29,7 +29,7 @@ from gpuserve.front.endpoint.limits import (
     shown_shape,
 )
 from gpuserve.front.endpoint.v2 import Data, InferRequest, InputTensor
-from gpuserve.model import ModelSpec
+from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Block
 from gpuserve_worker.tensor import BYTES, ITEMSIZE, TensorSpec, element_count
 

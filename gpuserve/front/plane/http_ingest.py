@@ -32,7 +32,7 @@ from gpuserve.front.endpoint.http_codec import (
 )
 from gpuserve.front.endpoint.http_header import InferHeader, OutputForm, header_for
 from gpuserve.front.endpoint.v2 import Data, InferRequest, InputTensor
-from gpuserve.model import ModelSpec
+from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Block
 
 

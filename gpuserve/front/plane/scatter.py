@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from gpuserve.errors import Internal, RequestError, request_error
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, OutputTensor
 from gpuserve.front.links import WorkerLink
-from gpuserve.model import ModelSpec
+from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire
 from gpuserve_worker.tensor import BYTES, ITEMSIZE, element_count
 
@@ -48,7 +48,7 @@ def scatter(spec: ModelSpec, link: WorkerLink, batch: Sequence[Any], done: wire.
         per_request = _cut(tensors, [one.rows for one in batch], link)
         blocks = _blocks(tensors)
     else:
-        responses = wire.responses(done.responses or ())
+        responses = [one for one in wire.responses(done.responses or ()) if one is not None]
         if len(responses) != len(batch):
             raise ValueError(f"{len(responses)} responses to {len(batch)} requests")
         per_request = [

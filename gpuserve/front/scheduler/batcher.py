@@ -35,7 +35,7 @@ from gpuserve.front.scheduler.queue import (
     first_queued,
 )
 from gpuserve.front.scheduler.slots import Batch, InstanceSlots
-from gpuserve.model import BatchingSpec, QueueSpec
+from gpuserve.spec import BatchingSpec, QueueSpec
 
 __all__ = [
     "Batch",
@@ -170,7 +170,8 @@ class ModelScheduler:
     ) -> None:
         self._queue = RequestQueue(queue)
         self._former = BatchFormer(max_batch_size, batching)
-        self._slots = InstanceSlots(1 + prefetch)
+        self._slots = InstanceSlots()
+        self._prefetch = prefetch
         self._retry_on_death = retry_on_death
         self._draining = False
         self._finished = 0
@@ -273,13 +274,13 @@ class ModelScheduler:
         times = [time for time in (deadline, ready_at) if time is not None]
         return max(now, min(times)) if times else None
 
-    def instance_up(self, name: str) -> None:
-        """An instance is ready for batches.
+    def instance_up(self, name: str, slots: int = 1) -> None:
+        """An instance is ready for batches, of which it runs ``slots`` at once.
 
         Raises:
             ValueError: it is up already.
         """
-        self._slots.up(name)
+        self._slots.up(name, slots + self._prefetch)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it. Nothing where it was not up.

@@ -25,7 +25,7 @@ from gpuserve.front.plane.gather import gather
 from gpuserve.front.plane.scatter import Answer, scatter
 from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, QueuedRequest
 from gpuserve.front.scheduler.flights import Flight, Flights, PendingRequest
-from gpuserve.model import ModelSpec
+from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire
 from gpuserve_worker.memory import Arena, Block, OutOfMemory
 
@@ -287,7 +287,7 @@ class ModelDriver:
             link.send(wire.Segment(segment, nbytes), [fd])
         self._links[link.instance] = link
         self.metrics.instance(link.instance).set_up(True)
-        self.scheduler.instance_up(link.instance)
+        self.scheduler.instance_up(link.instance, link.slots)
         self._pump_soon()
 
     def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:

@@ -28,7 +28,7 @@ from collections.abc import Collection, Hashable, Iterable
 from typing import Any, Final, Literal, TypeAlias
 
 from gpuserve.errors import DeadlineExceeded, QueueFull
-from gpuserve.model import QueueSpec
+from gpuserve.spec import QueueSpec
 
 #: How many stale entries the deadlines may hold before it is worth sorting them out.
 _STALE_ALLOWED: Final = 64

@@ -28,18 +28,23 @@ class Batch:
 
 
 class _Instance:
-    __slots__ = ("name", "running")
+    __slots__ = ("capacity", "name", "running")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, capacity: int) -> None:
         self.name = name
+        self.capacity = capacity
         self.running = 0
+
+    @property
+    def load(self) -> float:
+        """The part of its slots that is taken; 1 where there is no room."""
+        return self.running / self.capacity
 
 
 class InstanceSlots:
-    """Slots for batches, ``capacity`` on every instance that is up. ``room`` is how many are free."""
+    """Slots for batches on every instance that is up. ``room`` is how many are free."""
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    def __init__(self) -> None:
         self._instances: dict[str, _Instance] = {}
         #: Least recently used first; one that has just come up counts as used.
         self._by_use: list[_Instance] = []
@@ -57,17 +62,17 @@ class InstanceSlots:
         """The batches that occupy a slot, oldest first."""
         return tuple(self._running.values())
 
-    def up(self, name: str) -> None:
-        """An instance takes batches from now on.
+    def up(self, name: str, capacity: int) -> None:
+        """An instance takes up to ``capacity`` batches from now on.
 
         Raises:
             ValueError: it already does.
         """
         if name in self._instances:
             raise ValueError(f"instance {name!r} is up already")
-        self._instances[name] = instance = _Instance(name)
+        self._instances[name] = instance = _Instance(name, capacity)
         self._by_use.append(instance)
-        self.room += self._capacity
+        self.room += capacity
 
     def down(self, name: str) -> list[Batch]:
         """An instance is gone: the batches that ran there, oldest first; none where it was not up."""
@@ -75,16 +80,16 @@ class InstanceSlots:
         if instance is None:
             return []
         self._by_use.remove(instance)
-        self.room -= self._capacity - instance.running
+        self.room -= instance.capacity - instance.running
         batches = [batch for batch in self._running.values() if batch.instance == name]
         for batch in batches:
             del self._running[batch.batch_id]
         return batches
 
     def place(self, requests: list[QueuedRequest], rows: int, alone: bool) -> Batch:
-        """Make a batch of requests and give it to the instance that runs the fewest; needs ``room``."""
+        """Make a batch of requests and give it to the instance with the most room; needs ``room``."""
         # min() keeps the first of equals, which is the least recently used.
-        instance = min(self._by_use, key=operator.attrgetter("running"))
+        instance = min(self._by_use, key=operator.attrgetter("load"))
         self._by_use.remove(instance)
         self._by_use.append(instance)
         instance.running += 1
