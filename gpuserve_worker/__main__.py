@@ -15,8 +15,8 @@ import time
 from gpuserve_worker import lifecycle
 from gpuserve_worker.callable import LoadError
 from gpuserve_worker.link import Link
-from gpuserve_worker.loading import load_model, log_to
-from gpuserve_worker.loop import Loop
+from gpuserve_worker.loading import load_model, new_loop
+from gpuserve_worker.reporting import Report
 from gpuserve_worker.wire import Init, LoadFailed, Ready
 
 
@@ -38,16 +38,17 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     lifecycle.set_title(f"gs:{init.model}/{init.instance}")
     supervision = lifecycle.Supervision(boot)
     supervision.start()
+    report = Report(boot)
     started_s = time.monotonic()
     try:
-        model = load_model(init, boot)
+        model = load_model(init, report)
     except LoadError as error:
         boot.send(LoadFailed(str(error), error.traceback))
         return lifecycle.EXIT_FAILED
     gc.freeze()  # what was loaded stays; collections need not walk it again
-    loop = Loop(link, model, log_to(boot))
+    loop = new_loop(link, model, report)
     supervision.on_stop = loop.stop
-    boot.send(Ready(time.monotonic() - started_s, 1))
+    boot.send(Ready(time.monotonic() - started_s, model.slots))
     loop.run()
     return lifecycle.EXIT_STOPPED
 

@@ -54,13 +54,8 @@ class Kind(enum.Enum):
     ASYNC_GENERATOR = "an async generator"
 
 
-#: What the loop can run, and what is said of the rest.
-_SUPPORTED: Final = frozenset({Kind.PLAIN})
-_UNSUPPORTED: Final = {
-    Kind.COROUTINE: "async inference callables are not supported yet",
-    Kind.GENERATOR: "decoupled models, which answer by yielding, are not supported yet",
-    Kind.ASYNC_GENERATOR: "decoupled models, which answer by yielding, are not supported yet",
-}
+#: Kinds that give any number of responses.
+YIELDING: Final = frozenset({Kind.GENERATOR, Kind.ASYNC_GENERATOR})
 
 
 def locate(source: MutableMapping[str, Any]) -> Any:
@@ -80,11 +75,14 @@ def locate(source: MutableMapping[str, Any]) -> Any:
     return _import(source["path"], source.get("base_dir") or os.getcwd())
 
 
-def build(target: Any, source: Mapping[str, Any], device: str) -> InferenceCallable:
+def build(
+    target: Any, source: Mapping[str, Any], device: str, *, decoupled: bool = False
+) -> InferenceCallable:
     """The inference callable that ``target`` is or makes, by the table above.
 
     Raises:
-        LoadError: it cannot be called, raises while it is made, or is of a kind that is not supported.
+        LoadError: it cannot be called, raises while it is made, or yields where the model is not
+            ``decoupled``.
     """
     name = str(source.get("path") or getattr(target, "__qualname__", type(target).__name__))
     kwargs = dict(source.get("kwargs") or {})
@@ -102,8 +100,12 @@ def build(target: Any, source: Mapping[str, Any], device: str) -> InferenceCalla
             "expected a function, a class, or an object with __call__"
         )
     kind = kind_of(made)
-    if kind not in _SUPPORTED:
-        raise LoadError(f"{name} is {kind.value}: {_UNSUPPORTED[kind]}")
+    if kind in YIELDING and not decoupled:
+        raise LoadError(
+            f"{name} is {kind.value}, which gives any number of responses to a request, but the model is not "
+            "decoupled; make it so (decoupled=True in ModelConfig, decoupled: true in a config file), or "
+            "return one response"
+        )
     inference_callable: InferenceCallable = made
     return inference_callable
 

@@ -14,6 +14,19 @@ from gpuserve_worker.wire import WireFailure
 
 #: ``errors.Code.INTERNAL``: what a failure of the inference callable is for a client.
 INTERNAL: Final = "INTERNAL"
+#: The values of ``errors.Code``, which a callable may answer a request with.
+CODES: Final = frozenset(
+    {
+        "CANCELLED",
+        "DEADLINE_EXCEEDED",
+        "INTERNAL",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "RESOURCE_EXHAUSTED",
+        "UNAVAILABLE",
+        "UNIMPLEMENTED",
+    }
+)
 TEXT_LIMIT: Final = 4096
 _OWN_DIRECTORY: Final = os.path.dirname(__file__) + os.sep
 
@@ -37,6 +50,15 @@ def client_text(error: BaseException) -> str:
     if isinstance(error, KeyError) and text:
         line = f"{name}: {line}"  # on its own it would be a quoted key and nothing else
     return _without_paths(line[: 4 * TEXT_LIMIT])[:TEXT_LIMIT]
+
+
+def failure_of(error: Exception) -> WireFailure:
+    """What a client is told of an error: its text, and its code where it is a ``RequestError``.
+
+    Such an error is known by its ``code``, whose value is one of ``CODES``; all others are INTERNAL.
+    """
+    code = getattr(getattr(error, "code", None), "value", None)
+    return WireFailure(code if isinstance(code, str) and code in CODES else INTERNAL, client_text(error))
 
 
 def failure(text: str) -> WireFailure:

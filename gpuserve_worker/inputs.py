@@ -43,19 +43,19 @@ class Leases:
 
     Leases end in any thread, also in a garbage collection in the middle of any line here, so a lock
     could deadlock; instead every step is one atomic operation on a set, and whoever takes a batch out
-    of ``_dead`` is the one that reports it. The batch whose answer is not sent yet is not reported:
-    the answer itself says whether its inputs are free.
+    of ``_dead`` is the one that reports it. A batch whose answer is not sent yet is not reported: the
+    answer itself says whether its inputs are free.
     """
 
     def __init__(self, report: Callable[[int], None]) -> None:
         self._report = report
         self._watches: dict[int, weakref.ref[_Lease]] = {}
         self._dead: set[int] = set()
-        self._unanswered: int | None = None
+        self._unanswered: set[int] = set()
 
     def begin(self, batch_id: int) -> None:
         """The batch begins to run; until ``answered`` nothing is reported of it."""
-        self._unanswered = batch_id
+        self._unanswered.add(batch_id)
 
     def grant(self, batch_id: int) -> _Lease:
         """A new lease on the inputs of a batch, one a batch."""
@@ -69,7 +69,7 @@ class Leases:
 
     def answered(self, batch_id: int) -> None:
         """The answer is sent: report the batch, now if its lease has ended since, or when it does."""
-        self._unanswered = None
+        self._unanswered.discard(batch_id)
         if self._claim(batch_id):
             self._report(batch_id)
 
@@ -79,7 +79,7 @@ class Leases:
 
     def _end(self, batch_id: int) -> None:
         self._dead.add(batch_id)
-        if batch_id != self._unanswered and self._claim(batch_id):
+        if batch_id not in self._unanswered and self._claim(batch_id):
             self._report(batch_id)
 
     def _claim(self, batch_id: int) -> bool:

@@ -27,6 +27,10 @@ class Link:
         os.set_inheritable(fd, False)
         return cls(socket.socket(fileno=fd))
 
+    def fileno(self) -> int:
+        """The descriptor to watch for ``receive``."""
+        return self._socket.fileno()
+
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message and its descriptors, which are the caller's; None when the peer is gone.
 

@@ -6,17 +6,25 @@ The same for a worker process and for a worker thread; what only a process owes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
-from gpuserve_worker.callable import LoadError, build, locate
+from gpuserve_worker.callable import Kind, LoadError, build, kind_of, locate
 from gpuserve_worker.context import ModelContext, enter_model
 from gpuserve_worker.link import Link
-from gpuserve_worker.loop import Model
+from gpuserve_worker.loop import Loop
+from gpuserve_worker.model import Model
+from gpuserve_worker.reporting import Report
 from gpuserve_worker.tensor import TensorSpec
-from gpuserve_worker.wire import PROTOCOL, Init, Log, Phase
+from gpuserve_worker.wire import PROTOCOL, Init
+
+if TYPE_CHECKING:
+    from gpuserve_worker.async_loop import AsyncLoop
+
+#: Batches that a callable which awaits or yields has under way at once, where nothing else is said.
+DEFAULT_CONCURRENCY: Final = 16
 
 
-def load_model(init: Init, boot: Link) -> Model:
+def load_model(init: Init, report: Report) -> Model:
     """Load what ``init`` names; the supervisor is told of each phase.
 
     Raises:
@@ -27,11 +35,22 @@ def load_model(init: Init, boot: Link) -> Model:
         raise LoadError(f"the supervisor speaks protocol {init.protocol}, this worker protocol {PROTOCOL}")
     context = _context(init)
     enter_model(context)
-    boot.send(Phase("importing"))
+    report.phase("importing")
     target = locate(init.source)
-    boot.send(Phase("loading"))
-    made = build(target, init.source, init.device)
-    return Model(context, made, init.strict, init.read_only_inputs)
+    report.phase("loading")
+    made = build(target, init.source, init.device, decoupled=init.decoupled)
+    plain = kind_of(made) is Kind.PLAIN
+    slots = 1 if plain else init.concurrency or DEFAULT_CONCURRENCY
+    return Model(context, made, init.strict, init.read_only_inputs, slots, init.decoupled or not plain)
+
+
+def new_loop(link: Link, model: Model, report: Report) -> Loop | AsyncLoop:
+    """The loop for the kind of the model's callable."""
+    if not model.concurrent:
+        return Loop(link, model, report)
+    from gpuserve_worker.async_loop import AsyncLoop  # brings asyncio, which most workers never need
+
+    return AsyncLoop(link, model, report)
 
 
 def _context(init: Init) -> ModelContext:
@@ -46,15 +65,3 @@ def _context(init: Init) -> ModelContext:
         init.preferred_batch_sizes,
         init.decoupled,
     )
-
-
-def log_to(boot: Link) -> Callable[[int, str, str], None]:
-    """The supervisor's log as (level, text, traceback) -> None.
-
-    A record is dropped rather than let inference wait for a log.
-    """
-
-    def log(level: int, text: str, traceback: str) -> None:
-        boot.try_send(Log(level, text, traceback))
-
-    return log

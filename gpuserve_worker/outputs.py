@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve_worker.failure import client_text, failure
+from gpuserve_worker.failure import client_text, failure, failure_of
 from gpuserve_worker.memory import Arena, Block
 from gpuserve_worker.request import BatchedOutputs, Request
 from gpuserve_worker.tensor import BYTES, TensorSpec, encode_bytes, numpy_dtype
@@ -47,22 +47,33 @@ class Output(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The outputs of a batch: of the whole, or of each request; the other one is None."""
+    """The outputs of a batch: of the whole, or of each request; the other one is None. A request of a
+    decoupled model may be without a response.
+    """
 
     whole: list[Output] | None
-    each: list[list[Output] | WireFailure] | None
+    each: list[list[Output] | WireFailure | None] | None
 
 
 class OutputRules:
     """What a model's outputs must be. Pure: no state but the declaration."""
 
-    def __init__(self, model: str, specs: Sequence[TensorSpec], *, batching: bool, strict: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        specs: Sequence[TensorSpec],
+        *,
+        batching: bool,
+        strict: bool,
+        decoupled: bool = False,
+    ) -> None:
         self._model = model
         self._specs = tuple(specs)
         self._names = tuple(spec.name for spec in specs)
         self._dtypes = {spec.name: numpy_dtype(spec.datatype) for spec in specs}
         self._batching = batching
         self._strict = strict
+        self._decoupled = decoupled
 
     def check(self, result: Any, requests: Sequence[RawRequest]) -> Answers:
         """The answers in what the callable returned for these requests.
@@ -76,7 +87,7 @@ class OutputRules:
                 return Answers(whole, None)
         elements = self._elements(result, len(requests))
         each = [self._element(one, request) for one, request in zip(elements, requests, strict=True)]
-        if self._batching:
+        if self._batching and not self._decoupled:
             whole = _combined(each)
             if whole is not None:
                 return Answers(whole, None)
@@ -91,7 +102,7 @@ class OutputRules:
         if not requested.issubset(named):
             return None
         wanted = requested if all(one[2] for one in requests) else self._names
-        rows = sum(result.rows)
+        rows = sum(result.rows) if self._batching else None
         return [
             self._output(spec, named[spec.name], rows)
             for spec in self._specs
@@ -112,16 +123,20 @@ class OutputRules:
             )
         return result
 
-    def _element(self, element: Any, request: RawRequest) -> list[Output] | WireFailure:
+    def _element(self, element: Any, request: RawRequest) -> list[Output] | WireFailure | None:
         if isinstance(element, Exception):
-            return failure(client_text(element))
+            return failure_of(element)
+        if element is None and self._decoupled:
+            return None
         data = element.data if isinstance(element, Request) else element
         if not isinstance(data, Mapping):
             raise OutputError(
                 f"Each response of the inference callable of model {self._model!r} must be a mapping of "
                 f"output names to arrays, but one is {_type_name(element)}"
             )
-        rows, _, requested = request
+        requested = request[2]
+        # A response of a stream need not be as long as its request: it may be the next few words.
+        rows = request[0] if self._batching and not self._decoupled else None
         named = self._by_declared_name(data)
         for name in requested:
             if name not in named:
@@ -155,10 +170,11 @@ class OutputRules:
     def _declared(self) -> str:
         return f"model {self._model!r} declares {_list(self._names)}"
 
-    def _output(self, spec: TensorSpec, value: Any, rows: int) -> Output:
+    def _output(self, spec: TensorSpec, value: Any, rows: int | None) -> Output:
+        """One output, with ``rows`` rows on its first axis; None: as many as it has."""
         array = value if type(value) is np.ndarray else self._as_array(spec, value)
         shape = array.shape
-        if self._batching and (not shape or shape[0] != rows):
+        if rows is not None and (not shape or shape[0] != rows):
             raise OutputError(
                 f"{self._of(spec)} must have {rows} {'row' if rows == 1 else 'rows'} on its first axis, as "
                 f"its input has, but its shape is {shape}"
@@ -241,7 +257,7 @@ class OutputRules:
         return f"Output {spec.name!r} of model {self._model!r}"
 
 
-def _combined(each: Sequence[list[Output] | WireFailure]) -> list[Output] | None:
+def _combined(each: Sequence[list[Output] | WireFailure | None]) -> list[Output] | None:
     """The outputs of all requests as those of one batch, where names and inner shapes are the same."""
     columns: list[Output] = []
     lists = [one for one in each if isinstance(one, list)]
@@ -268,8 +284,8 @@ class OutputWriter:
 
     def write(
         self, answers: Answers
-    ) -> tuple[tuple[WireTensor, ...] | None, tuple[tuple[WireTensor, ...] | WireFailure, ...] | None]:
-        """The two fields of a ``Done``. Up to ``INLINE_NBYTES`` travel in the message itself.
+    ) -> tuple[tuple[WireTensor, ...] | None, tuple[tuple[WireTensor, ...] | WireFailure | None, ...] | None]:
+        """The two fields of a ``Done`` or ``Yield``. Up to ``INLINE_NBYTES`` travel in the message itself.
 
         Raises:
             OutOfMemory: the arena has no room; nothing is kept.
@@ -280,7 +296,7 @@ class OutputWriter:
             if answers.whole is not None:
                 return self._tensors(answers.whole, inline, taken), None
             return None, tuple(
-                one if isinstance(one, WireFailure) else self._tensors(one, inline, taken)
+                one if one is None or isinstance(one, WireFailure) else self._tensors(one, inline, taken)
                 for one in answers.each or ()
             )
         except BaseException:

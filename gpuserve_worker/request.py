@@ -52,7 +52,7 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
     when it named none).
     """
 
-    __slots__ = ("data", "parameters", "requested_output_names")
+    __slots__ = ("cancelled", "data", "parameters", "requested_output_names")
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
         self.data = data
         self.parameters: dict[str, Any] = dict(parameters) if parameters else {}
         self.requested_output_names = requested_output_names
+        self.cancelled = False
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.data[name]

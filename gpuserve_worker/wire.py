@@ -234,7 +234,7 @@ class Done(NamedTuple):
 
     batch_id: int
     outputs: tuple[WireTensor, ...] | None
-    responses: tuple[tuple[WireTensor, ...] | WireFailure, ...] | None
+    responses: tuple[tuple[WireTensor, ...] | WireFailure | None, ...] | None
     inputs_free: bool
     compute_input_ns: int
     compute_infer_ns: int

@@ -20,6 +20,7 @@ from gpuserve.errors import StartupError
 from gpuserve.supervisor.channel import channel_pair
 
 if TYPE_CHECKING:
+    from gpuserve_worker.async_loop import AsyncLoop
     from gpuserve_worker.link import Link
     from gpuserve_worker.loop import Loop
 
@@ -100,25 +101,26 @@ class WorkerThread:
 
     def _serve(self, boot: Link, link: Link) -> None:
         from gpuserve_worker.callable import LoadError
-        from gpuserve_worker.loading import load_model, log_to
-        from gpuserve_worker.loop import Loop
+        from gpuserve_worker.loading import load_model, new_loop
+        from gpuserve_worker.reporting import Report
         from gpuserve_worker.wire import Init, LoadFailed, Ready
 
         received = boot.receive()
         if received is None or not isinstance(received[0], Init):
             return
+        report = Report(boot)
         started_s = time.monotonic()
         try:
-            model = load_model(received[0]._replace(source=self._source), boot)
+            model = load_model(received[0]._replace(source=self._source), report)
         except LoadError as error:
             boot.send(LoadFailed(str(error), error.traceback))
             return
         self._loaded = True
-        loop = Loop(link, model, log_to(boot))
-        boot.send(Ready(time.monotonic() - started_s, 1))
+        loop = new_loop(link, model, report)
+        boot.send(Ready(time.monotonic() - started_s, model.slots))
         self._run_loop(loop, boot)
 
-    def _run_loop(self, loop: Loop, boot: Link) -> None:
+    def _run_loop(self, loop: Loop | AsyncLoop, boot: Link) -> None:
         """Run until the front's end of the link or the supervisor says so."""
         listener = threading.Thread(target=_stop_when_told, args=(loop, boot), daemon=True)
         listener.start()
@@ -130,7 +132,7 @@ class WorkerThread:
             listener.join()
 
 
-def _stop_when_told(loop: Loop, boot: Link) -> None:
+def _stop_when_told(loop: Loop | AsyncLoop, boot: Link) -> None:
     """``Stop``, or the end of the boot socket: the batch at hand is the last."""
     from gpuserve_worker.wire import Stop
 

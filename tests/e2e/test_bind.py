@@ -308,19 +308,12 @@ def test_a_name_is_bound_once(server: Server) -> None:
         server.bind("model", plus_one, **FLOATS_IN_AND_OUT)
 
 
-async def coroutine(requests: list[Request]) -> Any:
-    return requests
-
-
 def generator(requests: list[Request]) -> Any:
     yield requests
 
 
-@pytest.mark.parametrize(("infer_func", "complaint"), [(coroutine, "async"), (generator, "decoupled")])
-def test_kinds_that_are_not_supported_yet_are_refused_at_the_start(
-    server: Server, infer_func: Any, complaint: str
-) -> None:
-    server.bind("m", infer_func, **FLOATS_IN_AND_OUT)
-    with pytest.raises(StartupError, match=complaint):
+def test_a_generator_is_refused_at_the_start_of_a_model_with_one_answer(server: Server) -> None:
+    server.bind("m", generator, **FLOATS_IN_AND_OUT)
+    with pytest.raises(StartupError, match="the model is not decoupled"):
         server.run()
     assert not server.is_alive()

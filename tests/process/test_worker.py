@@ -60,7 +60,7 @@ def test_it_says_how_loading_goes() -> None:
         ("loads.py:make_failing", "make_failing raised RuntimeError: no weights for cpu", "loads.py"),
         ("broken_import.py:x", "importing broken_import.py raised ModuleNotFoundError", "broken_import.py"),
         ("loads.py:Scael", "loads.py has no attribute 'Scael'; did you mean", ""),
-        ("loads.py:generator", "are not supported yet", ""),
+        ("loads.py:generator", "the model is not decoupled", ""),
     ],
 )
 def test_what_cannot_be_loaded_is_told_and_the_process_ends(path: str, text: str, traceback: str) -> None:

@@ -160,9 +160,7 @@ FAILURES = {
     "a failing factory": ("loads.py:make_failing", "make_failing raised RuntimeError: no weights for"),
     "a factory that exits": ("loads.py:make_exit", "loads.py:make_exit raised SystemExit: 5"),
     "too few arguments": ("loads.py:Scale", "loads.py:Scale raised TypeError:"),
-    "async": ("loads.py:coroutine", "is an async function: async inference callables are not"),
-    "decorated async": ("loads.py:batched_coroutine", "is an async function"),
-    "generator": ("loads.py:generator", "decoupled models, which answer by yielding, are not"),
+    "generator": ("loads.py:generator", "is a generator, which gives any number of responses to a request"),
 }
 
 

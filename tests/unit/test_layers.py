@@ -21,7 +21,7 @@ HEAVY = frozenset(
 )  # fmt: skip
 #: A file or folder -> modules that nothing below it may import.
 FORBIDDEN = {
-    "gpuserve_worker": {"gpuserve", "grpc", "zmq", "asyncio", "multiprocessing", "logging"},
+    "gpuserve_worker": {"gpuserve", "grpc", "zmq", "multiprocessing", "logging"},
     "gpuserve/decorators.py": {"gpuserve", "asyncio", "logging", "dataclasses"},
     "gpuserve/errors.py": {"gpuserve", "gpuserve_worker", "grpc", "asyncio", "numpy"},
     "gpuserve/model.py": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "grpc"},

@@ -11,7 +11,8 @@ import pytest
 from gpuserve.errors import Unavailable
 from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
 from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.scheduler.driver import PATIENCE_S, ModelDriver
+from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.front.scheduler.instances import PATIENCE_S
 from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.tensor import TensorSpec
 

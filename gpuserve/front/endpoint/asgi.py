@@ -13,6 +13,7 @@ Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
 Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 #: The one gRPC method that is called all the time.
 MODEL_INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+MODEL_STREAM_INFER: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 

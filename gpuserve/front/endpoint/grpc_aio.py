@@ -7,14 +7,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import grpc
 
 from gpuserve.errors import RequestError
 from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
-from gpuserve.front.endpoint.asgi import MODEL_INFER
+from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER
+from gpuserve.front.endpoint.grpc_framing import PREFIX_NBYTES
+from gpuserve.front.endpoint.grpc_stream import STRICT_ERRORS, InferStream
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.endpoint.status import STATUS
 
@@ -62,6 +64,8 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
         path = handler_call_details.method
         if path == MODEL_INFER:
             return grpc.unary_unary_rpc_method_handler(self._infer)
+        if path == MODEL_STREAM_INFER:
+            return grpc.stream_stream_rpc_method_handler(self._stream_infer)
         if path == grpc_rpcs.HEALTH_WATCH:
             return grpc.unary_stream_rpc_method_handler(self._health_watch)
         rpc = grpc_rpcs.UNARY.get(path)
@@ -86,6 +90,20 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
             finally:
                 response.close()
 
+    async def _stream_infer(self, bodies: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        # grpc.aio cancels this coroutine when the client goes away or its time is up.
+        metadata = dict(context.invocation_metadata() or ())
+        stream = InferStream(self._service, strict_errors=metadata.get(STRICT_ERRORS) == "true")
+        reader = asyncio.get_running_loop().create_task(_read_stream(bodies, stream))
+        try:
+            async with _status(context):
+                async for chunk in stream.chunks():
+                    for message in _messages(chunk):
+                        yield message
+        finally:
+            reader.cancel()
+            stream.cancel()
+
     async def _health_watch(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
         # grpc.aio cancels this coroutine when the client goes away; nothing else ends it.
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -93,6 +111,21 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
             name = grpc_rpcs.health_service(body)
             async for reply in grpc_rpcs.health_changes(self._service, name, gone):
                 yield reply
+
+
+async def _read_stream(bodies: AsyncIterator[bytes], stream: InferStream) -> None:
+    async for body in bodies:
+        stream.take(body)
+    stream.close_requests()
+
+
+def _messages(chunk: bytes) -> Iterator[bytes]:
+    """The messages of a chunk without their framing, which grpc does itself."""
+    position = 0
+    while position < len(chunk):
+        start = position + PREFIX_NBYTES
+        position = start + int.from_bytes(chunk[position + 1 : start])
+        yield chunk[start:position]
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.errors import (
     Code,
+    DeadlineExceeded,
     Internal,
     InvalidArgument,
     RequestError,
@@ -22,15 +23,17 @@ from gpuserve.errors import (
     Unimplemented,
 )
 from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
-from gpuserve.front.endpoint.asgi import MODEL_INFER, Receive, Scope, Send
+from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER, Receive, Scope, Send
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.grpc_framing import (
     ACCEPTED_ENCODINGS,
     PREFIX_NBYTES,
+    Unframer,
     frame,
     read_prefix,
     unary_message,
 )
+from gpuserve.front.endpoint.grpc_stream import STRICT_ERRORS, InferStream
 from gpuserve.front.endpoint.offload import offload
 from gpuserve.front.endpoint.response_body import send_body
 from gpuserve.front.endpoint.service import InferenceService
@@ -57,13 +60,17 @@ Method: TypeAlias = Callable[["Call"], Awaitable[None]]
 
 
 class Call(NamedTuple):
-    """One call: its ASGI ends and what its headers say; ``encoding`` is "" for identity."""
+    """One call: its ASGI ends and what its headers say; ``encoding`` is "" for identity.
+
+    ``strict_errors``: the first error of a stream is to be its status.
+    """
 
     path: str
     receive: Receive
     send: Send
     encoding: str
     timeout_s: float | None
+    strict_errors: bool
 
 
 class GrpcDoor:
@@ -75,6 +82,7 @@ class GrpcDoor:
         self._max_request_nbytes = max_request_nbytes
         self._methods: dict[str, Method] = {
             MODEL_INFER: self._infer,
+            MODEL_STREAM_INFER: self._stream_infer,
             grpc_rpcs.HEALTH_WATCH: self._health_watch,
             **dict.fromkeys(grpc_rpcs.UNARY, self._unary),
         }
@@ -115,6 +123,44 @@ class GrpcDoor:
             pass
         finally:
             response.close()
+
+    async def _stream_infer(self, call: Call) -> None:
+        stream = InferStream(self._service, strict_errors=call.strict_errors)
+        loop = asyncio.get_running_loop()
+        reader = loop.create_task(self._read_stream(call, stream))
+        timer = None
+        if call.timeout_s is not None:
+            late = DeadlineExceeded(f"the stream did not end within its {call.timeout_s:g} s")
+            timer = loop.call_later(call.timeout_s, stream.fail, late)
+        try:
+            await call.send(_START)
+            async for chunk in stream.chunks():
+                await call.send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+            await call.send(_OK)
+        except RequestError as error:
+            await _end(call.send, error)
+        except OSError:  # the client is gone
+            pass
+        finally:
+            if timer is not None:
+                timer.cancel()
+            reader.cancel()
+            stream.cancel()
+
+    async def _read_stream(self, call: Call, stream: InferStream) -> None:
+        """Hand the requests on as they come, and notice when the client goes away, also after the last."""
+        try:
+            unframer = Unframer(self._max_request_nbytes, call.encoding)
+            while (message := await call.receive())["type"] != "http.disconnect":
+                for body in unframer.feed(message.get("body", b"")):
+                    stream.take(body)
+                if not message.get("more_body", False):
+                    unframer.finish()
+                    stream.close_requests()
+            stream.cancel()
+        except RequestError as error:
+            stream.fail(error)
 
     async def _read_request(self, call: Call) -> InferRequest:
         message = await call.receive()
@@ -220,6 +266,7 @@ def _call(scope: Scope, receive: Receive, send: Send) -> Call:
         send,
         "" if encoding == b"identity" else encoding.decode("latin-1"),
         None if timeout is None else _timeout_s(timeout),
+        headers.get(STRICT_ERRORS.encode()) == b"true",
     )
 
 

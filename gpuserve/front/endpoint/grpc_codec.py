@@ -213,20 +213,39 @@ def encode_infer_response(response: InferResponse, *, framed: bool = False) -> l
         Internal: the model set a response parameter that gRPC cannot carry.
         InvalidArgument: the response is larger than a gRPC message may be.
     """
-    parts: list[Piece] = [_head(response)]
-    for output in response.outputs:
-        parts.append(_raw_prefix(len(output.data)))
-        parts.append(output.data)
-    nbytes = sum(map(len, parts))
-    if nbytes > MAX_MESSAGE_NBYTES:
-        raise InvalidArgument(
-            f"Response has byte size {nbytes} which exceeds gRPC's byte size limit {MAX_MESSAGE_NBYTES}."
-        )
+    parts = response_parts(response)
+    nbytes = check_size(sum(map(len, parts)))
     if framed:
         parts.insert(0, frame(nbytes))
     if nbytes < LARGE_NBYTES:
         return [b"".join(parts)]
     return _merged(parts)
+
+
+def response_parts(response: InferResponse) -> list[Piece]:
+    """The fields of a serialised ``ModelInferResponse``, one after the other; their order is free.
+
+    Raises:
+        Internal: the model set a response parameter that gRPC cannot carry.
+    """
+    parts: list[Piece] = [_head(response)]
+    for output in response.outputs:
+        parts.append(_raw_prefix(len(output.data)))
+        parts.append(output.data)
+    return parts
+
+
+def check_size(nbytes: int) -> int:
+    """The size of a message, if gRPC can carry it.
+
+    Raises:
+        InvalidArgument: it cannot.
+    """
+    if nbytes > MAX_MESSAGE_NBYTES:
+        raise InvalidArgument(
+            f"Response has byte size {nbytes} which exceeds gRPC's byte size limit {MAX_MESSAGE_NBYTES}."
+        )
+    return nbytes
 
 
 def _merged(parts: Iterable[Piece]) -> list[Piece]:
@@ -256,7 +275,7 @@ def _head(response: InferResponse) -> bytes:
         head = _names(response.model_name, response.model_version, outputs)
     if response.id:
         request_id = response.id.encode("utf-8", "replace")
-        head = b"".join((head, _ID_TAG, _varint(len(request_id)), request_id))
+        head = b"".join((head, _ID_TAG, varint(len(request_id)), request_id))
     if response.parameters:
         head += _parameters_bytes(response)
     return head
@@ -311,10 +330,10 @@ def _choice_of(value: Any) -> str:
 @functools.lru_cache(maxsize=1024)
 def _raw_prefix(nbytes: int) -> bytes:
     """What goes before one entry of ``raw_output_contents``."""
-    return _RAW_TAG + _varint(nbytes)
+    return _RAW_TAG + varint(nbytes)
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gpuserve.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from gpuserve.front.endpoint import grpc_messages
 from gpuserve.front.endpoint.grpc_codec import decode
+from gpuserve.front.endpoint.model_config import model_config
 from gpuserve.front.endpoint.service import EXTENSIONS, InferenceService
 
 #: None of these requests is longer than a few names.
@@ -54,6 +55,12 @@ def _model_metadata(service: InferenceService, body: bytes) -> bytes:
     )
 
 
+def _model_config(service: InferenceService, body: bytes) -> bytes:
+    request = decode(pb.ModelConfigRequest, body)
+    spec = service.model(request.name, request.version).spec
+    return _encoded(pb.ModelConfigResponse(config=model_config(spec)))
+
+
 def _repository_index(service: InferenceService, body: bytes) -> bytes:
     request = decode(pb.RepositoryIndexRequest, body)
     if request.repository_name:
@@ -75,6 +82,7 @@ UNARY: Final[dict[str, Callable[[InferenceService, bytes], bytes]]] = {
     _SERVICE + "ModelReady": _model_ready,
     _SERVICE + "ServerMetadata": _server_metadata,
     _SERVICE + "ModelMetadata": _model_metadata,
+    _SERVICE + "ModelConfig": _model_config,
     _SERVICE + "RepositoryIndex": _repository_index,
     HEALTH_CHECK: _health_check,
 }

@@ -15,6 +15,7 @@ from gpuserve.front.endpoint.asgi import Receive, Scope, Send
 from gpuserve.front.endpoint.closing_peers import Peer
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.http_header import OutputForm
+from gpuserve.front.endpoint.model_config import model_config, model_config_body
 from gpuserve.front.endpoint.offload import offload
 from gpuserve.front.endpoint.response_body import send_body
 from gpuserve.front.endpoint.routes import Endpoint, Refusal, Route
@@ -48,6 +49,7 @@ class HttpDoor:
             Endpoint.SERVER_READY: self._server_ready,
             Endpoint.MODEL_METADATA: self._model_metadata,
             Endpoint.MODEL_READY: self._model_ready,
+            Endpoint.MODEL_CONFIG: self._model_config,
             Endpoint.REPOSITORY_INDEX: self._repository_index,
             Endpoint.METRICS: self._metrics,
         }
@@ -196,6 +198,10 @@ class HttpDoor:
         if ready:
             return _json(200, http_bodies.ready_body(True))
         return _json(400, http_bodies.error_body("Model version not ready"))
+
+    async def _model_config(self, route: Route, receive: Receive) -> Answer:
+        spec = self._service.model(route.model_name, route.model_version).spec
+        return _json(200, model_config_body(model_config(spec)))
 
     async def _repository_index(self, route: Route, receive: Receive) -> Answer:
         body = b""

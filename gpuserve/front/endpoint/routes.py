@@ -25,6 +25,7 @@ class Endpoint(enum.Enum):
     SERVER_READY = ("server ready", "GET")
     MODEL_METADATA = ("model metadata", "GET")
     MODEL_READY = ("model ready", "GET")
+    MODEL_CONFIG = ("model config", "GET")
     MODEL_INFER = ("model infer", "POST")
     REPOSITORY_INDEX = ("repository index", "POST")
     METRICS = ("metrics", "GET")
@@ -59,6 +60,7 @@ _FIXED: Final[dict[bytes, Route]] = {
 _OF_MODEL: Final[dict[bytes, Endpoint]] = {
     b"": Endpoint.MODEL_METADATA,
     b"/ready": Endpoint.MODEL_READY,
+    b"/config": Endpoint.MODEL_CONFIG,
     b"/infer": Endpoint.MODEL_INFER,
 }
 _MODELS: Final = b"/v2/models/"

@@ -14,12 +14,18 @@ from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.v2 import IndexEntry, InferRequest, InferResponse
 from gpuserve.front.metrics import MetricsPage, ModelMetrics
 from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.scheduler.flights import PendingRequest
+from gpuserve.front.scheduler.flights import OnResponse, PendingRequest
 from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Block
 
 #: What this server does of the extensions; the words are Triton's.
-EXTENSIONS: Final = ("model_repository", "schedule_policy", "binary_tensor_data", "parameters")
+EXTENSIONS: Final = (
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+)
 PLATFORM: Final = "python"
 
 
@@ -125,9 +131,9 @@ class InferenceService:
         """
         return await self.model(request.model_name, request.model_version).infer(request)
 
-    def submit(self, request: InferRequest) -> PendingRequest:
-        """Queue one request, to be awaited by its ``answer``; raises as ``infer``."""
-        return self.model(request.model_name, request.model_version).submit(request)
+    def submit(self, request: InferRequest, on_response: OnResponse | None = None) -> PendingRequest:
+        """Queue one request, to be awaited by its ``answer``; see ``ModelDriver.submit``."""
+        return self.model(request.model_name, request.model_version).submit(request, on_response)
 
     def allocate(self, model_name: str, nbytes: int) -> Block | None:
         """Memory in the model's arena for a large input whose bytes arrive; None: keep it on the heap."""

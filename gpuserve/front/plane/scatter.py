@@ -7,7 +7,7 @@ been written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from gpuserve.errors import Internal, RequestError, request_error
@@ -17,45 +17,69 @@ from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire
 from gpuserve_worker.tensor import BYTES, ITEMSIZE, element_count
 
-Answer: TypeAlias = InferResponse | RequestError
+#: What came for one request; None: nothing this time.
+Answer: TypeAlias = InferResponse | RequestError | None
+_Outputs: TypeAlias = list[OutputTensor] | wire.WireFailure | None
 
 
 class _Lease:
-    """The blocks of one answer in the worker's arena, given back when every response is closed."""
+    """What is owed to the worker when every response of one message has been closed: the blocks that its
+    outputs lie in, and, in a stream, the word that this message has gone out.
+    """
 
-    __slots__ = ("_blocks", "_left", "_link")
+    __slots__ = ("_blocks", "_left", "_link", "_on_gone")
 
-    def __init__(self, link: WorkerLink, blocks: tuple[tuple[int, int], ...], holders: int) -> None:
+    def __init__(
+        self,
+        link: WorkerLink,
+        blocks: tuple[tuple[int, int], ...],
+        holders: int,
+        on_gone: Callable[[], None] | None,
+    ) -> None:
         self._link = link
         self._blocks = blocks
         self._left = holders
+        self._on_gone = on_gone
 
     def release(self) -> None:
         self._left -= 1
-        if not self._left:
+        if self._left:
+            return
+        if self._blocks:
             self._link.send(wire.Free(self._blocks))
+        if self._on_gone is not None:
+            self._on_gone()
 
 
-def scatter(spec: ModelSpec, link: WorkerLink, batch: Sequence[Any], done: wire.Done) -> list[Answer]:
+def scatter(
+    spec: ModelSpec,
+    link: WorkerLink,
+    batch: Sequence[Any],
+    message: wire.Done | wire.Yield,
+    on_gone: Callable[[], None] | None = None,
+) -> list[Answer]:
     """One answer for each request of the batch (``PendingRequest`` objects), in order.
+
+    ``on_gone`` is called when all responses of the message have been closed.
 
     Raises:
         ValueError, TypeError, KeyError: the worker's message does not fit the batch. All that it
             says of sizes and places is checked before it is used.
     """
-    if done.outputs is not None:
-        tensors = wire.tensors(done.outputs)
+    per_request: Sequence[_Outputs]
+    if message.outputs is not None:
+        tensors = wire.tensors(message.outputs)
         per_request = _cut(tensors, [one.rows for one in batch], link)
         blocks = _blocks(tensors)
     else:
-        responses = [one for one in wire.responses(done.responses or ()) if one is not None]
-        if len(responses) != len(batch):
-            raise ValueError(f"{len(responses)} responses to {len(batch)} requests")
-        per_request = [
-            one if isinstance(one, wire.WireFailure) else [_whole(t, link) for t in one] for one in responses
-        ]
-        blocks = _blocks([t for one in responses if not isinstance(one, wire.WireFailure) for t in one])
-    on_close = _Lease(link, blocks, len(batch)).release if blocks else None
+        per_request, blocks = _responses(wire.responses(message.responses or ()), link)
+        if len(per_request) != len(batch):
+            raise ValueError(f"{len(per_request)} responses to {len(batch)} requests")
+        if on_gone is None and None in per_request:
+            raise ValueError("a request without a response")
+    on_close = None
+    if blocks or on_gone is not None:
+        on_close = _Lease(link, blocks, len(batch), on_gone).release
     version = str(spec.version)
     return [
         _answer(spec, version, pending.request, outputs, on_close)
@@ -63,13 +87,32 @@ def scatter(spec: ModelSpec, link: WorkerLink, batch: Sequence[Any], done: wire.
     ]
 
 
+def _responses(
+    responses: Sequence[tuple[wire.WireTensor, ...] | wire.WireFailure | None], link: WorkerLink
+) -> tuple[list[_Outputs], tuple[tuple[int, int], ...]]:
+    """The outputs of each request, and the blocks of all of them."""
+    per_request: list[_Outputs] = []
+    tensors: list[wire.WireTensor] = []
+    for one in responses:
+        if one is None or isinstance(one, wire.WireFailure):
+            per_request.append(one)
+        else:
+            per_request.append([_whole(tensor, link) for tensor in one])
+            tensors += one
+    return per_request, _blocks(tensors)
+
+
 def _answer(
     spec: ModelSpec,
     version: str,
     request: InferRequest,
-    outputs: list[OutputTensor] | wire.WireFailure,
-    on_close: Any,
+    outputs: _Outputs,
+    on_close: Callable[[], None] | None,
 ) -> Answer:
+    if outputs is None:
+        if on_close is not None:
+            on_close()
+        return None
     if isinstance(outputs, wire.WireFailure):
         if on_close is not None:
             on_close()

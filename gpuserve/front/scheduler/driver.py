@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from gpuserve.errors import (
     DeadlineExceeded,
@@ -15,6 +16,7 @@ from gpuserve.errors import (
     RequestError,
     ResourceExhausted,
     Unavailable,
+    Unimplemented,
     request_error,
 )
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
@@ -24,15 +26,18 @@ from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.plane.gather import gather
 from gpuserve.front.plane.scatter import Answer, scatter
 from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, QueuedRequest
-from gpuserve.front.scheduler.flights import Flight, Flights, PendingRequest
+from gpuserve.front.scheduler.flights import Flight, Flights, OnResponse, PendingRequest
+from gpuserve.front.scheduler.instances import Instances
 from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire
 from gpuserve_worker.memory import Arena, Block, OutOfMemory
 
 logger = logging.getLogger(__name__)
 
-#: With no instance up and none due within this time, requests are refused instead of queued.
-PATIENCE_S = 5.0
+_NO_STREAM: Final = (
+    "Unary inference doesn't support models with decoupled transaction policy: model {!r} gives any number "
+    "of responses, which ModelStreamInfer carries"
+)
 
 
 class ModelDriver:
@@ -51,9 +56,7 @@ class ModelDriver:
         )
         self.arena = Arena(max_arena_nbytes, self._announce_segment, self._announce_drop)
         self._batched = spec.max_batch_size > 0
-        self._links: dict[str, WorkerLink] = {}
-        #: When the next start of each instance that is down is due; past while it loads.
-        self._due_at: dict[str, float] = {}
+        self._instances = Instances(len(spec.instances))
         self._flights = Flights(self.free)
         self._loop = asyncio.get_running_loop()
         self._pump_due = False
@@ -65,7 +68,7 @@ class ModelDriver:
     @property
     def ready(self) -> bool:
         """Whether an instance is up."""
-        return bool(self._links)
+        return bool(self._instances)
 
     @property
     def unfinished(self) -> int:
@@ -96,21 +99,26 @@ class ModelDriver:
             raise
         return response
 
-    def submit(self, request: InferRequest) -> PendingRequest:
+    def submit(self, request: InferRequest, on_response: OnResponse | None = None) -> PendingRequest:
         """Queue one request; its ``answer`` is awaited, and ``take_back()`` gives it up.
+
+        ``on_response`` takes the responses of a decoupled model; any other gives its one as the answer.
 
         Raises:
             RequestError: the request is wrong or refused.
         """
         blocks = [one.data for one in request.inputs if isinstance(one.data, Block)]
         try:
+            if self.spec.decoupled and on_response is None:
+                raise Unimplemented(_NO_STREAM.format(self.spec.name))
             checked = self.check.check(request)
             if self._unavailable:
                 raise Unavailable(self._unavailable)
             # A body in place is seen by the callable itself: it can be run again only if the
             # callable could not write to it.
             retriable = not blocks or self.spec.read_only_inputs
-            pending = PendingRequest(self, request, checked, self._loop.create_future(), blocks, retriable)
+            answer = self._loop.create_future()
+            pending = PendingRequest(self, request, checked, answer, blocks, retriable, on_response)
             self.scheduler.submit(pending, time.monotonic())
         except RequestError as error:
             self.free(blocks)
@@ -131,6 +139,8 @@ class ModelDriver:
             return
         if self.scheduler.cancel(pending):
             self._settle(pending)
+        else:
+            self._flights.call_off(pending)
         self.metrics.cancelled()
 
     def _on_deadline(self, pending: PendingRequest) -> None:
@@ -147,6 +157,8 @@ class ModelDriver:
         )
         if was_queued:
             self._settle(pending)
+        else:
+            self._flights.call_off(pending)
 
     def _settle(self, pending: QueuedRequest) -> None:
         """A request that is in no batch any more lets go of its body and its timer."""
@@ -195,7 +207,7 @@ class ModelDriver:
                 batch, ResourceExhausted(f"model {self.spec.name!r} has no memory left for its inputs")
             )
             return
-        link = self._links[batch.instance]
+        link = self._instances[batch.instance]
         self._flights.depart(Flight(batch, link, blocks, in_place, now))
         self.metrics.queued([now - one.enqueued_at for one in batch.requests])
         link.send(
@@ -231,6 +243,8 @@ class ModelDriver:
                 self._pump()
                 for pending in flight.batch.requests:
                     self._answer(pending, error)
+            case wire.Yield():
+                self._on_yield(link, message)
             case wire.Released(batch_ids):
                 self._flights.release(link, batch_ids)
             case wire.Attached():
@@ -244,13 +258,39 @@ class ModelDriver:
         instance.batch(flight.batch.rows, done.compute_infer_ns / 1e9)
         # The worker gets its next batch before anybody is answered.
         self._pump()
-        answers = self._scatter(link, flight.batch, done)
+        answers: Sequence[Answer] = [None] * len(flight.batch.requests)
+        if not self.spec.decoupled:
+            answers = self._scatter(link, flight.batch, done)
         for pending, answer in zip(flight.batch.requests, answers, strict=True):
             self._answer(pending, answer)
 
-    def _scatter(self, link: WorkerLink, batch: Batch, done: wire.Done) -> list[Answer]:
+    def _on_yield(self, link: WorkerLink, message: wire.Yield) -> None:
+        flight = self._flights.at(link, message.batch_id)
+        answers = self._scatter(link, flight.batch, message, flight.yield_gone)
+        for pending, answer in zip(flight.requests, answers, strict=True):
+            if answer is not None:
+                self._pass_on(pending, answer)
+
+    def _pass_on(self, pending: PendingRequest, response: InferResponse | RequestError) -> None:
+        """One response of a stream; an error ends it for this request, whose batch goes on."""
+        if isinstance(response, RequestError):
+            if not pending.answer.done():
+                self.metrics.failed(1, response.code.value)
+                pending.answer.set_exception(response)
+        elif pending.answer.done() or pending.on_response is None:
+            response.close()
+        else:
+            pending.on_response(response)
+
+    def _scatter(
+        self,
+        link: WorkerLink,
+        batch: Batch,
+        message: wire.Done | wire.Yield,
+        on_gone: Callable[[], None] | None = None,
+    ) -> list[Answer]:
         try:
-            return scatter(self.spec, link, batch.requests, done)
+            return scatter(self.spec, link, batch.requests, message, on_gone)
         except (ValueError, TypeError, KeyError) as error:
             # A worker is not trusted either: user code runs in it.
             logger.error("model %s: nonsense from instance %s: %s", self.spec.name, link.instance, error)
@@ -281,30 +321,21 @@ class ModelDriver:
     def instance_up(self, link: WorkerLink) -> None:
         """A worker is there; it may be given batches at once."""
         self._unavailable = ""
-        self._due_at.pop(link.instance, None)
         link.open()
         for segment, fd, nbytes in self.arena.segments():
             link.send(wire.Segment(segment, nbytes), [fd])
-        self._links[link.instance] = link
+        self._instances.add(link)
         self.metrics.instance(link.instance).set_up(True)
         self.scheduler.instance_up(link.instance, link.slots)
         self._pump_soon()
 
     def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:
         """A worker is gone: what it ran runs once more elsewhere, or is lost."""
-        link = self._links.pop(instance, None)
+        link = self._instances.remove(instance, restart_in_s)
         if link is not None:
             self._lose(link, reason)
-        if restart_in_s is not None:
-            self._due_at[instance] = self._loop.time() + restart_in_s
-        if not self._links and self._none_is_due():
+        if not self._instances and self._instances.none_is_due():
             self._give_up(f"model {self.spec.name!r} has no live instance: its last one died")
-
-    def _none_is_due(self) -> bool:
-        """Whether every instance is known to be down for longer than a request should wait."""
-        patient_until = self._loop.time() + PATIENCE_S
-        down = sum(due_at > patient_until for due_at in self._due_at.values())
-        return down == len(self.spec.instances)
 
     def _lose(self, link: WorkerLink, reason: str) -> None:
         instance = self.metrics.instance(link.instance)
@@ -341,7 +372,7 @@ class ModelDriver:
 
     def close(self) -> None:
         """Let every worker go and give the arena up; whoever still waits is told."""
-        for instance in list(self._links):
+        for instance in self._instances.names():
             self.instance_down(instance, "the model is removed")
         self._give_up(f"model {self.spec.name!r} is not served any more")
         if self._wakeup is not None:
@@ -349,9 +380,7 @@ class ModelDriver:
         self.arena.close()
 
     def _announce_segment(self, segment: int, fd: int, nbytes: int) -> None:
-        for link in self._links.values():
-            link.send(wire.Segment(segment, nbytes), [fd])
+        self._instances.tell(wire.Segment(segment, nbytes), [fd])
 
     def _announce_drop(self, segment: int) -> None:
-        for link in self._links.values():
-            link.send(wire.DropSegment(segment))
+        self._instances.tell(wire.DropSegment(segment))

@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
-from gpuserve.front.endpoint.v2 import InferRequest
+from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
 from gpuserve.front.endpoint.validation import CheckedRequest
 from gpuserve.front.links import WorkerLink
 from gpuserve.front.scheduler.batcher import Batch, QueuedRequest
 from gpuserve_worker.memory import Block
-from gpuserve_worker.wire import WireError
+from gpuserve_worker.wire import YIELD_WINDOW, Cancel, Credit, WireError
+
+#: Takes a response, which it closes when the bytes are copied out.
+OnResponse: TypeAlias = Callable[[InferResponse], None]
+#: The worker hears that responses have gone out when there are so many, not of each.
+_CREDIT_YIELDS: Final = YIELD_WINDOW // 4
 
 
 class Submitter(Protocol):
@@ -30,9 +35,13 @@ class Submitter(Protocol):
 
 
 class PendingRequest(QueuedRequest):
-    """A request in the scheduler, with its answer to come and the blocks that its body lies in."""
+    """A request in the scheduler, with its answer to come and the blocks that its body lies in.
 
-    __slots__ = ("_submitter", "answer", "blocks", "request", "timer")
+    The ``answer`` of a decoupled model's request is None, at the end of its stream; each of its responses
+    is given to ``on_response`` before.
+    """
+
+    __slots__ = ("_submitter", "answer", "blocks", "on_response", "request", "timer")
 
     def __init__(
         self,
@@ -42,6 +51,7 @@ class PendingRequest(QueuedRequest):
         answer: asyncio.Future[Any],
         blocks: list[Block],
         retriable: bool,
+        on_response: OnResponse | None = None,
     ) -> None:
         super().__init__(checked.rows, checked.nbytes, checked.merge_key, None, None, retriable)
         self._submitter = submitter
@@ -49,6 +59,7 @@ class PendingRequest(QueuedRequest):
         self.answer = answer
         self.blocks = blocks
         self.timer: asyncio.TimerHandle | None = None
+        self.on_response = on_response
 
     def take_back(self) -> None:
         """Nobody waits for the answer any more."""
@@ -60,7 +71,7 @@ class Flight:
     its one request, whose blocks stay the request's.
     """
 
-    __slots__ = ("batch", "blocks", "in_place", "link", "sent_at")
+    __slots__ = ("_gone", "batch", "blocks", "in_place", "link", "sent_at")
 
     def __init__(
         self, batch: Batch, link: WorkerLink, blocks: list[Block], in_place: bool, sent_at: float
@@ -70,6 +81,14 @@ class Flight:
         self.blocks = blocks
         self.in_place = in_place
         self.sent_at = sent_at
+        self._gone = 0
+
+    def yield_gone(self) -> None:
+        """One more message of responses has left for its clients."""
+        self._gone += 1
+        if self._gone >= _CREDIT_YIELDS:
+            self.link.send(Credit(self.batch.batch_id, self._gone))
+            self._gone = 0
 
     @property
     def requests(self) -> list[PendingRequest]:
@@ -90,15 +109,31 @@ class Flights:
         """A batch is sent to its worker."""
         self._flights[flight.batch.batch_id] = flight
 
+    def at(self, link: WorkerLink, batch_id: int) -> Flight:
+        """The batch of that number, which must be at that worker.
+
+        Raises:
+            WireError: it is not.
+        """
+        flight = self._flights.get(batch_id)
+        if flight is None or flight.link is not link:
+            raise WireError(f"an answer to batch {batch_id}, which is not at instance {link.instance}")
+        return flight
+
+    def call_off(self, pending: PendingRequest) -> None:
+        """Tell the worker that runs this request, if one does, that nobody waits for it any more."""
+        for batch_id, flight in self._flights.items():
+            if pending in flight.batch.requests:
+                flight.link.send(Cancel(batch_id, flight.batch.requests.index(pending)))
+                return
+
     def land(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> Flight:
         """A worker answered a batch; its blocks are free now, or lent until ``release``.
 
         Raises:
             WireError: that worker does not have such a batch.
         """
-        flight = self._flights.get(batch_id)
-        if flight is None or flight.link is not link:
-            raise WireError(f"an answer to batch {batch_id}, which is not at instance {link.instance}")
+        flight = self.at(link, batch_id)
         del self._flights[batch_id]
         if inputs_free:
             self._free(flight.blocks)

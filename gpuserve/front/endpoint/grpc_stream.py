@@ -1,0 +1,192 @@
+"""One ``ModelStreamInfer`` call, whichever door carries it: requests go in as they come, framed messages
+come out as answers are there. Knows the service and the codec; no ASGI and no grpc here.
+
+Answers of models that give one are sent in the order of their requests; the responses of decoupled
+models as they are produced. An error of a request is a message, and the stream goes on, unless the client
+asked for ``strict_errors``: then the first one ends the call with its status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from gpuserve.errors import RequestError
+from gpuserve.front.endpoint.grpc_codec import Piece, parse_infer_request
+from gpuserve.front.endpoint.grpc_stream_codec import empty_final, stream_error, stream_response
+from gpuserve.front.endpoint.service import InferenceService
+from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
+from gpuserve.front.scheduler.flights import PendingRequest
+
+#: As much is written in one go; what comes after it waits for the next.
+CHUNK_NBYTES: Final = 1 << 20
+#: The metadata with which a client asks for ``strict_errors``.
+STRICT_ERRORS: Final = "triton_grpc_error"
+
+
+class _Ordered:
+    """A request whose one answer waits until those before it have been sent."""
+
+    __slots__ = ("answer", "request")
+
+    def __init__(self, request: InferRequest) -> None:
+        self.request = request
+        self.answer: InferResponse | RequestError | None = None
+
+
+class InferStream:
+    """The requests of one call, and the messages for its client."""
+
+    def __init__(self, service: InferenceService, *, strict_errors: bool) -> None:
+        self._service = service
+        self._strict_errors = strict_errors
+        self._pending: set[PendingRequest] = set()
+        self._ordered: deque[_Ordered] = deque()
+        self._outbox: deque[tuple[list[Piece], InferResponse | None]] = deque()
+        self._no_more_requests = False
+        self._ended = False
+        self._failure: RequestError | None = None
+        self._changed = asyncio.Event()
+
+    # ---- from the client ------------------------------------------------------------------
+
+    def take(self, body: bytes) -> None:
+        """One serialised ``ModelInferRequest``. Whatever is wrong with it is answered on the stream."""
+        request = None
+        try:
+            request = parse_infer_request(body)
+            self._submit(request)
+        except RequestError as error:
+            self._refuse(request, error, named=False)
+
+    def close_requests(self) -> None:
+        """The client sends no more; what it sent is still answered."""
+        self._no_more_requests = True
+        self._changed.set()
+
+    def fail(self, error: RequestError) -> None:
+        """End the call with this status. Nothing is answered any more."""
+        if self._failure is None and not self._ended:
+            self._failure = error
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Nobody listens any more: every request is taken back."""
+        self._ended = True
+        for pending in list(self._pending):
+            pending.take_back()
+            pending.answer.cancel()
+        self._pending.clear()
+        for _, response in self._outbox:
+            if response is not None:
+                response.close()
+        self._outbox.clear()
+        self._changed.set()
+
+    # ---- to the client --------------------------------------------------------------------
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """What is to be written, until everything is answered.
+
+        Raises:
+            RequestError: the status that the call is to end with.
+        """
+        while True:
+            if self._outbox:
+                yield self._next_chunk()
+                continue
+            if self._ended or (self._no_more_requests and not self._pending):
+                break
+            self._changed.clear()
+            await self._changed.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _next_chunk(self) -> bytes:
+        pieces: list[Piece] = []
+        responses: list[InferResponse] = []
+        nbytes = 0
+        while self._outbox and nbytes < CHUNK_NBYTES:
+            message, response = self._outbox.popleft()
+            pieces += message
+            nbytes += sum(map(len, message))
+            if response is not None:
+                responses.append(response)
+        chunk = b"".join(pieces)
+        for response in responses:
+            response.close()
+        return chunk
+
+    def _put(self, pieces: list[Piece], response: InferResponse | None = None) -> None:
+        if not self._ended:
+            self._outbox.append((pieces, response))
+            self._changed.set()
+        elif response is not None:
+            response.close()
+
+    # ---- answers --------------------------------------------------------------------------
+
+    def _submit(self, request: InferRequest) -> None:
+        decoupled = self._service.model(request.model_name, request.model_version).spec.decoupled
+        pending = self._service.submit(request, self._on_response if decoupled else None)
+        self._pending.add(pending)
+        ordered = None if decoupled else _Ordered(request)
+        if ordered is not None:
+            self._ordered.append(ordered)
+
+        def on_answer(answer: asyncio.Future[Any]) -> None:
+            self._on_answer(pending, ordered, answer)
+
+        pending.answer.add_done_callback(on_answer)
+
+    def _on_response(self, response: InferResponse) -> None:
+        """One response of a decoupled model; more may follow."""
+        try:
+            self._put(stream_response(response, final=False), response)
+        except RequestError as error:  # the model put something into it that gRPC cannot carry
+            response.close()
+            self._put(stream_error(None, error, named=False))
+
+    def _on_answer(
+        self, pending: PendingRequest, ordered: _Ordered | None, answer: asyncio.Future[Any]
+    ) -> None:
+        self._pending.discard(pending)
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        given = error if isinstance(error, RequestError) else answer.result()
+        if self._ended:
+            if isinstance(given, InferResponse):
+                given.close()
+        elif ordered is None:
+            self._end_stream(pending.request, given)
+        else:
+            ordered.answer = given
+            self._flush_ordered()
+        self._changed.set()
+
+    def _end_stream(self, request: InferRequest, error: RequestError | None) -> None:
+        if error is not None:
+            self._refuse(request, error, named=True)
+        elif request.empty_final:
+            self._put(empty_final(request))
+
+    def _flush_ordered(self) -> None:
+        while self._ordered and (answer := self._ordered[0].answer) is not None:
+            request = self._ordered.popleft().request
+            if isinstance(answer, RequestError):
+                self._refuse(request, answer, named=True)
+                continue
+            try:
+                self._put(stream_response(answer, final=True), answer)
+            except RequestError as error:
+                answer.close()
+                self._refuse(request, error, named=True)
+
+    def _refuse(self, request: InferRequest | None, error: RequestError, *, named: bool) -> None:
+        if self._strict_errors:
+            self.fail(error)
+        else:
+            self._put(stream_error(request, error, named=named))

@@ -1,0 +1,57 @@
+"""The instances of one model as its driver knows them: the links of those that are up, and when those that
+are down may be expected. No request and no batch is known here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from gpuserve.front.links import WorkerLink
+from gpuserve_worker.wire import Message
+
+#: With no instance up and none due within this time, requests are refused instead of queued.
+PATIENCE_S: Final = 5.0
+
+
+class Instances:
+    """Which instances are up; ``count`` is how many the model has."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._links: dict[str, WorkerLink] = {}
+        #: When the next start of each instance that is down is due; past while it loads.
+        self._due_at: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any is up."""
+        return bool(self._links)
+
+    def __getitem__(self, instance: str) -> WorkerLink:
+        return self._links[instance]
+
+    def names(self) -> list[str]:
+        """Those that are up."""
+        return list(self._links)
+
+    def add(self, link: WorkerLink) -> None:
+        """An instance is up."""
+        self._due_at.pop(link.instance, None)
+        self._links[link.instance] = link
+
+    def remove(self, instance: str, restart_in_s: float | None) -> WorkerLink | None:
+        """An instance is down; its link, if it was up. ``restart_in_s``: when its next start is due."""
+        if restart_in_s is not None:
+            self._due_at[instance] = time.monotonic() + restart_in_s
+        return self._links.pop(instance, None)
+
+    def none_is_due(self) -> bool:
+        """Whether every instance is known to be down for longer than a request should wait."""
+        patient_until = time.monotonic() + PATIENCE_S
+        return sum(due_at > patient_until for due_at in self._due_at.values()) == self._count
+
+    def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Tell every worker."""
+        for link in self._links.values():
+            link.send(message, fds)

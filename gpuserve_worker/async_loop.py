@@ -1,0 +1,286 @@
+"""The loop of a worker whose callable awaits or yields: several batches under way in one thread, on an
+asyncio event loop. Each batch is a task; how many there are at once is the front's to keep to ``slots``.
+
+::
+
+    front -> Run       a task: the callable -> Yield, Yield, … -> Done | Failed
+    front -> Cancel    a request's client is gone; when the last of a batch is, the task is cancelled
+    front -> Credit    so many more Yield may be sent
+
+A generator's task lets the others run after each of its responses, and waits once ``YIELD_WINDOW`` of
+them are on their way to slow clients. Failures are told apart as in ``loop.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from gpuserve_worker import wire
+from gpuserve_worker.execution import Execution, Stopwatch
+from gpuserve_worker.link import Link
+from gpuserve_worker.memory import OutOfMemory
+from gpuserve_worker.model import Model
+from gpuserve_worker.outputs import Answers
+from gpuserve_worker.reporting import Report
+from gpuserve_worker.request import Request
+from gpuserve_worker.results import await_only_result, next_response
+from gpuserve_worker.session import Reply, Session
+from gpuserve_worker.wire import WireFailure
+
+_CANCELLED = WireFailure("CANCELLED", "the request was cancelled")
+
+
+class _Stopped(Exception):
+    """A response cannot be given, and the batch ends with this failure."""
+
+    def __init__(self, failure: WireFailure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class _UnderWay:
+    """One batch: who still waits for it, and how many responses it may send."""
+
+    def __init__(self, session: Session, run: wire.Run) -> None:
+        self.session = session
+        self.run = run
+        self.task: asyncio.Task[None] | None = None
+        #: The list that the callable was given, as long as somebody may want to mark one of it.
+        self.requests: list[Request] = []
+        self.given_up = False
+        self._waiting = set(range(len(run.requests)))
+        self._credit = wire.YIELD_WINDOW
+        self._more_credit = asyncio.Event()
+
+    def cancel_request(self, position: int) -> None:
+        """Nobody waits for one of the requests."""
+        if position < len(self.requests):
+            self.requests[position].cancelled = True
+        self._waiting.discard(position)
+        if not self._waiting:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Nobody waits for any of them."""
+        if self.task is not None and not self.given_up:
+            self.given_up = True
+            self.task.cancel()
+
+    def add_credit(self, yields: int) -> None:
+        """So many responses have left the front."""
+        self._credit += yields
+        self._more_credit.set()
+
+    async def take_credit(self) -> None:
+        """Wait until a response may be sent, and at least until all others had their turn."""
+        self._credit -= 1
+        await asyncio.sleep(0)
+        while self._credit <= 0:
+            self._more_credit.clear()
+            await self._more_credit.wait()
+
+
+class AsyncLoop:
+    """Runs the batches of one model, several at once."""
+
+    def __init__(self, link: Link, model: Model, report: Report) -> None:
+        self._link = link
+        self._model = model
+        self._execution = Execution(model, report)
+        self._session = self._new_session()
+        self._batches: dict[int, _UnderWay] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._ended: asyncio.Future[None] | None = None
+
+    def run(self) -> None:
+        """Serve until the peer is gone or ``stop`` is called; raises as ``Loop.run``."""
+        with asyncio.Runner() as runner:
+            runner.run(self._serve())
+
+    def stop(self) -> None:
+        """Return from ``run`` once the batches at hand are answered. Called from another thread."""
+        self._stopping = True
+        self._link.stop_receiving()
+
+    def close(self) -> None:
+        """Give up the memory shared with the front, after ``run``, in a process that goes on."""
+        self._session.close()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        loop.add_reader(self._link.fileno(), self._on_readable)
+        try:
+            await self._ended
+        finally:
+            loop.remove_reader(self._link.fileno())
+            await self._finish()
+
+    async def _finish(self) -> None:
+        """Let what has one answer be answered; a stream, which may never end, is cut."""
+        if self._model.context.decoupled:
+            for batch in self._batches.values():
+                batch.give_up()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _end(self, error: BaseException | None) -> None:
+        assert self._ended is not None
+        if self._ended.done():
+            return
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
+
+    def _on_readable(self) -> None:
+        try:
+            received = self._link.receive()
+            if received is None:
+                self._end(None)
+                return
+            message, fds = received
+            try:
+                self._take(message, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+        except BaseException as error:
+            self._end(error)
+
+    def _take(self, message: wire.Message, fds: list[int]) -> None:
+        match message:
+            case wire.Run():
+                if not self._stopping:
+                    self._begin(message)
+            case wire.Cancel(batch_id, position):
+                if (batch := self._batches.get(batch_id)) is not None:  # else it has just ended
+                    batch.cancel_request(position)
+            case wire.Credit(batch_id, yields):
+                if (batch := self._batches.get(batch_id)) is not None:
+                    batch.add_credit(yields)
+            case wire.Attach(epoch):
+                self._attach(epoch)
+            case _:
+                self._session.take_memory(message, fds)
+
+    def _new_session(self) -> Session:
+        return Session(self._link, read_only_inputs=self._model.read_only_inputs)
+
+    def _attach(self, epoch: int) -> None:
+        """Who waited for what is under way waited at the front before: none of it is of use now."""
+        for batch in self._batches.values():
+            batch.give_up()
+        self._batches.clear()
+        self._session.close()
+        self._session = self._new_session()
+        self._link.send(wire.Attached(epoch))
+
+    # ---- one batch ------------------------------------------------------------------------
+
+    def _begin(self, run: wire.Run) -> None:
+        self._session.leases.begin(run.batch_id)
+        batch = _UnderWay(self._session, run)
+        self._batches[run.batch_id] = batch
+        task = asyncio.get_running_loop().create_task(self._run(batch))
+        batch.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._end(task.exception())  # a fault of ours, or the front is gone
+
+    async def _run(self, batch: _UnderWay) -> None:
+        reply = await self._reply(batch)
+        batch.requests = []
+        batch_id = batch.run.batch_id
+        if self._batches.get(batch_id) is batch:
+            del self._batches[batch_id]
+        batch.session.reply(reply)
+        self._execution.tell_unrecoverable()
+
+    async def _reply(self, batch: _UnderWay) -> Reply:
+        watch = Stopwatch()
+        batch_id = batch.run.batch_id
+        try:
+            if self._model.context.decoupled:
+                await self._stream(batch, watch)
+                watch.returned()
+                return wire.Done(batch_id, None, None, False, *watch.phases())
+            answers = await self._answers(batch, watch)
+            return self._execution.done(batch.session, batch_id, answers, watch)
+        except _Stopped as stopped:
+            return wire.Failed(batch_id, stopped.failure, False)
+        except asyncio.CancelledError as error:
+            if batch.given_up:
+                return wire.Failed(batch_id, _CANCELLED, False)
+            # Nobody asked for it: something inside the callable was cancelled, and it let that through.
+            failure = self._execution.failure(
+                RuntimeError("the inference callable was cancelled from within")
+            )
+            del error
+            return wire.Failed(batch_id, failure, False)
+        except Exception as error:  # user code may raise anything; its batch fails and nothing else
+            return wire.Failed(batch_id, self._execution.failure(error), False)
+
+    def _call(self, batch: _UnderWay, watch: Stopwatch) -> Any:
+        execution = self._execution
+        inputs = execution.batch(batch.session, batch.run)
+        watch.called()
+        if execution.takes_batch:
+            return self._model.call(inputs)
+        requests = inputs.as_list()
+        batch.requests = requests
+        return self._model.call(requests)
+
+    async def _answers(self, batch: _UnderWay, watch: Stopwatch) -> Answers:
+        result = await await_only_result(self._call(batch, watch))
+        watch.returned()
+        return self._execution.check(result, batch.run.requests)
+
+    async def _stream(self, batch: _UnderWay, watch: Stopwatch) -> None:
+        result = self._call(batch, watch)
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, AsyncIterator):
+            await self._drain_async(batch, result)
+        elif isinstance(result, Iterator):
+            await self._drain(batch, result)
+        else:
+            await self._send(batch, result)
+
+    async def _drain_async(self, batch: _UnderWay, responses: AsyncIterator[Any]) -> None:
+        try:
+            async for response in responses:
+                await self._send(batch, response)
+        finally:
+            if hasattr(responses, "aclose"):
+                await responses.aclose()
+
+    async def _drain(self, batch: _UnderWay, responses: Iterator[Any]) -> None:
+        try:
+            while True:
+                more, response = next_response(responses)
+                if not more:
+                    return
+                await self._send(batch, response)
+                del response  # the next one is made without it
+        finally:
+            if hasattr(responses, "close"):
+                responses.close()
+
+    async def _send(self, batch: _UnderWay, response: Any) -> None:
+        answers = self._execution.check(response, batch.run.requests)
+        try:
+            outputs, responses = batch.session.writer.write(answers)
+        except OutOfMemory as error:
+            raise _Stopped(self._execution.no_memory(error)) from None
+        batch.session.send_yield(wire.Yield(batch.run.batch_id, outputs, responses))
+        await batch.take_credit()

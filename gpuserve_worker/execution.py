@@ -1,0 +1,114 @@
+"""What is done with a batch before and after the call, the same for both loops: its arrays are made, its
+answers checked and written, and what went wrong is told. The call itself is the loops' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any, Final
+
+from gpuserve_worker import wire
+from gpuserve_worker.failure import UnrecoverableError, client_text, failure_of, log_text, log_traceback
+from gpuserve_worker.memory import OutOfMemory
+from gpuserve_worker.model import Model
+from gpuserve_worker.outputs import Answers, OutputError, OutputRules, RawRequest
+from gpuserve_worker.reporting import Report
+from gpuserve_worker.request import Batch, accepts_batch
+from gpuserve_worker.session import Reply, Session
+from gpuserve_worker.wire import WireFailure
+
+#: ``logging.ERROR``; the module itself is not needed here.
+_ERROR: Final = 40
+
+
+class Stopwatch:
+    """The moments (ns) that a batch passed: it came, the callable was called, the callable returned."""
+
+    __slots__ = ("called_ns", "received_ns", "returned_ns")
+
+    def __init__(self) -> None:
+        self.received_ns = self.called_ns = self.returned_ns = perf_counter_ns()
+
+    def called(self) -> None:
+        """The callable is called now."""
+        self.called_ns = self.returned_ns = perf_counter_ns()
+
+    def returned(self) -> None:
+        """The callable has given all of its answer."""
+        self.returned_ns = perf_counter_ns()
+
+    def phases(self) -> tuple[int, int, int]:
+        """Nanoseconds before, in, and after the callable until now."""
+        return (
+            self.called_ns - self.received_ns,
+            self.returned_ns - self.called_ns,
+            perf_counter_ns() - self.returned_ns,
+        )
+
+
+class Execution:
+    """One model's batches, but for the call."""
+
+    def __init__(self, model: Model, report: Report) -> None:
+        self._model = model
+        self._report = report
+        self._output_names = tuple(spec.name for spec in model.outputs)
+        #: Whether the callable is given the batch as a whole; otherwise its list of requests.
+        self.takes_batch = accepts_batch(model.call)
+        self._rules = OutputRules(
+            model.name,
+            model.outputs,
+            batching=model.batching,
+            strict=model.strict,
+            decoupled=model.context.decoupled,
+        )
+        self._unrecoverable: str | None = None
+
+    def batch(self, session: Session, run: wire.Run) -> Batch:
+        """The inputs of a batch as arrays."""
+        arrays = session.inputs.arrays(run.batch_id, run.inputs)
+        return Batch(arrays, run.requests, self._output_names, self._model.batching)
+
+    def check(self, result: Any, requests: Sequence[RawRequest]) -> Answers:
+        """The answers in what the callable gave.
+
+        Raises:
+            OutputError: they are none.
+        """
+        return self._rules.check(result, requests)
+
+    def done(self, session: Session, batch_id: int, answers: Answers, watch: Stopwatch) -> Reply:
+        """The one answer to a batch, written."""
+        try:
+            outputs, responses = session.writer.write(answers)
+        except OutOfMemory as error:
+            return wire.Failed(batch_id, self.no_memory(error), False)
+        return wire.Done(batch_id, outputs, responses, False, *watch.phases())
+
+    def no_memory(self, error: OutOfMemory) -> WireFailure:
+        """The arena has no room for an answer."""
+        text = f"There is no memory for the outputs of model {self._model.name!r}"
+        self._report.log(_ERROR, f"{text}: {error}", "")
+        return wire.WireFailure("INTERNAL", text)
+
+    def failure(self, error: Exception) -> WireFailure:
+        """What the callable raised, or why its answer is none: for the log, and for the client."""
+        if isinstance(error, OutputError):
+            self._report.log(_ERROR, str(error), "")
+            return failure_of(error)
+        failure = failure_of(error)
+        if self._model.read_only_inputs and isinstance(error, ValueError) and "read-only" in failure.text:
+            hint = "; the inputs of this model are read-only because it sets read_only_inputs"
+            failure = failure._replace(text=failure.text + hint)
+        summary = f"the inference callable of model {self._model.name!r} raised {log_text(error)}"
+        self._report.log(_ERROR, summary, log_traceback(error))
+        if isinstance(error, UnrecoverableError):
+            self._unrecoverable = client_text(error)
+        return failure
+
+    def tell_unrecoverable(self) -> None:
+        """The answer is sent: if it was that nothing can be done any more, the supervisor hears of it."""
+        if self._unrecoverable is not None:
+            text, self._unrecoverable = self._unrecoverable, None
+            self._report.unrecoverable(text)

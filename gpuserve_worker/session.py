@@ -1,0 +1,95 @@
+"""All that a worker shares with one front, and gives up when another takes the link over: the front's
+memory, the worker's output arena, and the way for answers. No callable is called here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeAlias
+
+from gpuserve_worker import wire
+from gpuserve_worker.inputs import Inputs, Leases
+from gpuserve_worker.link import Link
+from gpuserve_worker.memory import Arena, Mapping
+from gpuserve_worker.outputs import OutputWriter
+
+Reply: TypeAlias = wire.Done | wire.Failed
+
+
+class Session:
+    """One front on the link. After ``close()`` nothing is sent to it any more."""
+
+    def __init__(self, link: Link, *, read_only_inputs: bool) -> None:
+        self._link = link
+        self._closed = False
+        self.mapping = Mapping()
+        self.leases = Leases(self._released)
+        self.inputs = Inputs(self.mapping, self.leases, read_only=read_only_inputs)
+        # The front bounds what is in flight; this only stops an answer no machine could hold.
+        self._arena = Arena(_machine_nbytes(), self._announce, self._drop)
+        self.writer = OutputWriter(self._arena)
+
+    def take_memory(self, message: wire.Message, fds: list[int]) -> None:
+        """Obey a message about memory.
+
+        Raises:
+            WireError, KeyError, ValueError: it is none, or names memory that there is not.
+        """
+        match message:
+            case wire.Free(blocks):
+                self.writer.free(blocks)
+            case wire.Segment(segment, nbytes):
+                self.mapping.attach(segment, fds[0], nbytes)
+            case wire.DropSegment(segment):
+                self.mapping.detach(segment)
+            case _:
+                raise wire.WireError(f"{type(message).__name__} is not for a worker's link")
+
+    def send_yield(self, response: wire.Yield) -> None:
+        """Send one response of a batch that goes on."""
+        if not self._closed:
+            self._link.send(response)
+
+    def reply(self, reply: Reply) -> None:
+        """Send the end of a batch.
+
+        Whoever calls this refers to nothing of the batch any more: what still is, the user keeps.
+        """
+        if self._closed:
+            return
+        batch_id = reply.batch_id
+        self._link.send(reply._replace(inputs_free=self.leases.is_free(batch_id)))
+        self.leases.answered(batch_id)
+
+    def close(self) -> None:
+        """Give up the memory on both sides, as far as no array of the user's is over it."""
+        self._closed = True
+        self.leases.close()
+        self.mapping.close()
+        self.writer.close()
+        self._arena.close()
+
+    def _announce(self, segment: int, fd: int, nbytes: int) -> None:
+        if not self._closed:
+            self._link.send(wire.Segment(segment, nbytes), (fd,))
+
+    def _drop(self, segment: int) -> None:
+        self._send_if_there(wire.DropSegment(segment))
+
+    def _released(self, batch_id: int) -> None:
+        self._send_if_there(wire.Released((batch_id,)))
+
+    def _send_if_there(self, message: wire.Message) -> None:
+        """Send what nobody needs to hear who is gone.
+
+        It runs wherever an array happens to die, or when all is given up; that the peer is gone is the
+        loop's to see.
+        """
+        try:
+            self._link.send(message)
+        except OSError:
+            pass
+
+
+def _machine_nbytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
