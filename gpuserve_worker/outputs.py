@@ -193,8 +193,9 @@ class OutputRules:
         """The array in a value that is none itself: of another library, a list, a scalar."""
         foreign = hasattr(value, "__array__")
         if not foreign and not isinstance(value, _PLAIN_VALUES):
+            hint = ", which was not awaited" if hasattr(value, "__await__") else ""
             raise OutputError(
-                f"{self._of(spec)} must be an array, but the callable returned {_type_name(value)}"
+                f"{self._of(spec)} must be an array, but the callable returned {_type_name(value)}{hint}"
             )
         try:
             if foreign:

@@ -1,0 +1,143 @@
+"""Callables that await or yield. INT32 in and out, any width, unless it says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+
+from gpuserve.errors import InvalidArgument
+from gpuserve_worker.failure import UnrecoverableError
+
+Requests = list[Any]
+
+
+def _each(requests: Requests, value: int) -> list[dict[str, Any]]:
+    return [{"y": np.full((1, 1), value, np.int32)} for _ in requests]
+
+
+def count(requests: Requests) -> Iterator[Any]:
+    """As many responses as the first request says: 0, 1, 2, …"""
+    for value in range(int(requests[0]["x"].flat[0])):
+        yield _each(requests, value)
+
+
+async def count_async(requests: Requests) -> AsyncIterator[Any]:
+    """The same, with something to await between them."""
+    for value in range(int(requests[0]["x"].flat[0])):
+        await asyncio.sleep(0)
+        yield _each(requests, value)
+
+
+def each_to_its_own(requests: Requests) -> Iterator[Any]:
+    """Every request gets as many responses as it says, and None in between for the others."""
+    wanted = [int(request["x"].flat[0]) for request in requests]
+    for value in range(max(wanted)):
+        yield [{"y": np.full((1, 1), value, np.int32)} if value < most else None for most in wanted]
+
+
+def plain(requests: Requests) -> Any:
+    """One response, returned."""
+    return _each(requests, 7)
+
+
+async def awaited(requests: Requests) -> Any:
+    """One response, after something was awaited."""
+    await asyncio.sleep(0)
+    return _each(requests, 8)
+
+
+def fails_half_way(requests: Requests) -> Iterator[Any]:
+    """Three responses, then an error."""
+    for value in range(3):
+        yield _each(requests, value)
+    raise ValueError("no more words")
+
+
+def fails_for_one(requests: Requests) -> Iterator[Any]:
+    """A response, then an error for the first request, then a response for whoever is left."""
+    yield _each(requests, 0)
+    yield [InvalidArgument("not you"), *_each(requests[1:], 1)]
+    yield [None, *_each(requests[1:], 2)]
+
+
+def returns(requests: Requests) -> Any:
+    """A generator that was meant to yield."""
+    if requests is None:
+        yield None
+    return _each(requests, 0)
+
+
+def yields_nonsense(requests: Requests) -> Iterator[Any]:
+    """A response that is none."""
+    yield _each(requests, 0)
+    yield 5
+
+
+def endless(requests: Requests) -> Iterator[Any]:
+    """Responses for ever; the file CLOSED_AT appears when it is closed."""
+    value = 0
+    try:
+        while True:
+            yield _each(requests, value)
+            value += 1
+    finally:
+        _note(os.environ.get("CLOSED_AT"), str(value))
+
+
+async def waits_for_ever(requests: Requests) -> AsyncIterator[Any]:
+    """One response, and then nothing comes."""
+    try:
+        yield _each(requests, 0)
+        await asyncio.Event().wait()
+    finally:
+        _note(os.environ.get("CLOSED_AT"), "awaited")
+
+
+class Meeting:
+    """Nobody gets an answer before ``expected`` requests are there at once."""
+
+    def __init__(self, expected: int = 4) -> None:
+        self._expected = expected
+        self._there = 0
+        self._all_there: asyncio.Event | None = None
+
+    async def __call__(self, requests: Requests) -> Any:
+        self._all_there = self._all_there or asyncio.Event()
+        self._there += 1
+        if self._there == self._expected:
+            self._all_there.set()
+        await self._all_there.wait()
+        return _each(requests, self._there)
+
+
+def broken_for_good(requests: Requests) -> Any:
+    """Cannot do anything any more."""
+    raise UnrecoverableError("no further inferences possible")
+
+
+def returns_a_coroutine(requests: Requests) -> Any:
+    """A plain function that gives what has to be awaited."""
+    return awaited(requests)
+
+
+def returns_two(requests: Requests) -> Any:
+    """A plain function that gives two responses where one is due."""
+    return iter([_each(requests, 0), _each(requests, 1)])
+
+
+def forgets_to_await(requests: Requests) -> Any:
+    """A coroutine in the place of an array."""
+    coroutine = awaited(requests)
+    coroutine.close()
+    return [{"y": coroutine} for _ in requests]
+
+
+def _note(path: str | None, text: str) -> None:
+    if path is not None:
+        with open(f"{path}.part", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.rename(f"{path}.part", path)
