@@ -141,3 +141,25 @@ def _note(path: str | None, text: str) -> None:
         with open(f"{path}.part", "w", encoding="utf-8") as file:
             file.write(text)
         os.rename(f"{path}.part", path)
+
+
+class LastFirst:
+    """The answer to 1 is ready only after that to 2."""
+
+    def __init__(self) -> None:
+        self._answered: asyncio.Event | None = None
+
+    async def __call__(self, requests: Requests) -> Any:
+        self._answered = self._answered or asyncio.Event()
+        value = int(requests[0]["x"].flat[0])
+        if value == 1:
+            await self._answered.wait()
+        else:
+            asyncio.get_running_loop().call_soon(self._answered.set)
+        return _each(requests, value)
+
+
+def dies(requests: Requests) -> Iterator[Any]:
+    """One response, and the end of the process."""
+    yield _each(requests, 0)
+    os._exit(3)

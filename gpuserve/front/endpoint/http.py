@@ -14,6 +14,7 @@ from gpuserve.front.endpoint import http_bodies, http_codec, http_encoding, rout
 from gpuserve.front.endpoint.asgi import Receive, Scope, Send
 from gpuserve.front.endpoint.closing_peers import Peer
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
+from gpuserve.front.endpoint.http_generate import GenerateDoor
 from gpuserve.front.endpoint.http_header import OutputForm
 from gpuserve.front.endpoint.model_config import model_config, model_config_body
 from gpuserve.front.endpoint.offload import offload
@@ -31,6 +32,7 @@ SMALL_BODY_NBYTES: Final = 4 << 20
 #: As many digits as 64 bits have; a length of more is not parsed, and the body counted as it comes.
 _MAX_LENGTH_DIGITS: Final = 20
 _METRICS_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+_GENERATE: Final = frozenset({Endpoint.MODEL_GENERATE, Endpoint.MODEL_GENERATE_STREAM})
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -43,6 +45,7 @@ class HttpDoor:
         self._service = service
         self._watch = watch
         self._max_request_nbytes = max_request_nbytes
+        self._generate = GenerateDoor(service, watch, max_request_nbytes)
         self._endpoints: dict[Endpoint, Callable[[Route, Receive], Awaitable[Answer]]] = {
             Endpoint.SERVER_METADATA: self._server_metadata,
             Endpoint.SERVER_LIVE: self._server_live,
@@ -62,6 +65,8 @@ class HttpDoor:
                 await _send(send, _refusal(route))
             elif route.endpoint is Endpoint.MODEL_INFER:
                 await self._infer(route, scope, receive, send)
+            elif route.endpoint in _GENERATE:
+                await self._generate_by(route, scope, receive, send)
             else:
                 await _send(send, await self._endpoints[route.endpoint](route, receive))
         except RequestError as error:
@@ -102,6 +107,16 @@ class HttpDoor:
             pass
         finally:
             response.close()
+
+    async def _generate_by(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        coding = _headers(scope).get(b"content-encoding", b"").decode("latin-1")
+        request = await self._generate.read_request(route, coding, receive)
+        peer = _peer(scope)
+        if route.endpoint is Endpoint.MODEL_GENERATE:
+            await _send(send, _json(200, await self._generate.generate(request, receive, peer)))
+            return
+        with contextlib.suppress(OSError):  # the client is gone
+            await self._generate.generate_stream(request, receive, peer, send)
 
     async def _read_request(
         self, route: Route, headers: dict[bytes, bytes], receive: Receive

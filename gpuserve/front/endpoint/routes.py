@@ -27,6 +27,8 @@ class Endpoint(enum.Enum):
     MODEL_READY = ("model ready", "GET")
     MODEL_CONFIG = ("model config", "GET")
     MODEL_INFER = ("model infer", "POST")
+    MODEL_GENERATE = ("model generate", "POST")
+    MODEL_GENERATE_STREAM = ("model generate stream", "POST")
     REPOSITORY_INDEX = ("repository index", "POST")
     METRICS = ("metrics", "GET")
 
@@ -62,6 +64,8 @@ _OF_MODEL: Final[dict[bytes, Endpoint]] = {
     b"/ready": Endpoint.MODEL_READY,
     b"/config": Endpoint.MODEL_CONFIG,
     b"/infer": Endpoint.MODEL_INFER,
+    b"/generate": Endpoint.MODEL_GENERATE,
+    b"/generate_stream": Endpoint.MODEL_GENERATE_STREAM,
 }
 _MODELS: Final = b"/v2/models/"
 _VERSIONS: Final = b"/versions/"
