@@ -15,7 +15,7 @@ import time
 from gpuserve_worker import lifecycle
 from gpuserve_worker.callable import LoadError
 from gpuserve_worker.link import Link
-from gpuserve_worker.loading import load_model, new_loop
+from gpuserve_worker.loading import load_model, new_loop, warm_up
 from gpuserve_worker.reporting import Report
 from gpuserve_worker.wire import Init, LoadFailed, Ready
 
@@ -45,8 +45,9 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     except LoadError as error:
         boot.send(LoadFailed(str(error), error.traceback))
         return lifecycle.EXIT_FAILED
-    gc.freeze()  # what was loaded stays; collections need not walk it again
     loop = new_loop(link, model, report)
+    warm_up(init, model, loop, report)
+    gc.freeze()  # what was loaded stays; collections need not walk it again
     supervision.on_stop = loop.stop
     boot.send(Ready(time.monotonic() - started_s, model.slots))
     loop.run()

@@ -26,8 +26,8 @@ from gpuserve_worker.memory import OutOfMemory
 from gpuserve_worker.model import Model
 from gpuserve_worker.outputs import Answers
 from gpuserve_worker.reporting import Report
-from gpuserve_worker.request import Request
-from gpuserve_worker.results import await_only_result, next_response
+from gpuserve_worker.request import Batch, Request
+from gpuserve_worker.results import await_only_result, next_response, try_async_result
 from gpuserve_worker.session import Reply, Session
 from gpuserve_worker.wire import WireFailure
 
@@ -96,11 +96,20 @@ class AsyncLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._ended: asyncio.Future[None] | None = None
+        #: Makes its event loop when it is first used; the warm-up and the service must share it.
+        self._runner = asyncio.Runner()
+
+    def try_out(self, batch: Batch) -> None:
+        """Call the callable on a batch that nobody waits for; raises what it raises."""
+        self._runner.run(self._try_out(batch))
+
+    async def _try_out(self, batch: Batch) -> None:
+        await try_async_result(self._model.call(batch if self._execution.takes_batch else batch.as_list()))
 
     def run(self) -> None:
         """Serve until the peer is gone or ``stop`` is called; raises as ``Loop.run``."""
-        with asyncio.Runner() as runner:
-            runner.run(self._serve())
+        with self._runner:
+            self._runner.run(self._serve())
 
     def stop(self) -> None:
         """Return from ``run`` once the batches at hand are answered. Called from another thread."""

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from gpuserve_worker.callable import Kind, LoadError, build, kind_of, locate
 from gpuserve_worker.context import ModelContext, enter_model
+from gpuserve_worker.failure import log_text, log_traceback
 from gpuserve_worker.link import Link
 from gpuserve_worker.loop import Loop
 from gpuserve_worker.model import Model
 from gpuserve_worker.reporting import Report
 from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.warmup import batches, warmups
 from gpuserve_worker.wire import PROTOCOL, Init
 
 if TYPE_CHECKING:
@@ -51,6 +53,24 @@ def new_loop(link: Link, model: Model, report: Report) -> Loop | AsyncLoop:
     from gpuserve_worker.async_loop import AsyncLoop  # brings asyncio, which most workers never need
 
     return AsyncLoop(link, model, report)
+
+
+def warm_up(init: Init, model: Model, loop: Loop | AsyncLoop, report: Report) -> None:
+    """Run the declared warm-ups. One that fails is logged, and the model is served all the same.
+
+    Raises:
+        OSError: the supervisor is gone.
+    """
+    if not init.warmup:
+        return
+    report.phase("warming up")
+    for warmup in warmups(init.warmup):
+        try:
+            for batch in batches(warmup, model.context):
+                loop.try_out(batch)
+        except Exception as error:  # the user's code may raise anything
+            what = f"warm-up {warmup.name!r} of model {model.name!r} failed: {log_text(error)}"
+            report.warning(what, log_traceback(error))
 
 
 def _context(init: Init) -> ModelContext:

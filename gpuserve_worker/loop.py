@@ -24,8 +24,8 @@ from gpuserve_worker.link import Link
 from gpuserve_worker.model import Model
 from gpuserve_worker.outputs import Answers
 from gpuserve_worker.reporting import Report
-from gpuserve_worker.request import BatchedOutputs
-from gpuserve_worker.results import only_result
+from gpuserve_worker.request import Batch, BatchedOutputs
+from gpuserve_worker.results import only_result, try_result
 from gpuserve_worker.session import Reply, Session
 from gpuserve_worker.wire import WireFailure
 
@@ -42,6 +42,10 @@ class Loop:
         self._execution = Execution(model, report)
         self._session = self._new_session()
         self._stopping = False
+
+    def try_out(self, batch: Batch) -> None:
+        """Call the callable on a batch that nobody waits for; raises what it raises."""
+        try_result(self._model.call(batch if self._execution.takes_batch else batch.as_list()))
 
     def run(self) -> None:
         """Serve until the peer is gone or ``stop`` is called.

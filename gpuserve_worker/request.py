@@ -8,8 +8,10 @@ neither cuts nor concatenates. ``BatchedOutputs`` is its counterpart on the way 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,11 +27,13 @@ def accept_batch(function: Callable[..., Any]) -> None:
 
 
 def accepts_batch(inference_callable: Any) -> bool:
-    """Whether this callable (function, method, object with ``__call__``) was marked itself.
+    """Whether this callable (function, method, object with ``__call__``, partial of one) was marked itself.
 
     The mark names the function it was put on: a wrapper that copied the attributes of a marked
     function, as ``functools.wraps`` does, is not meant by it.
     """
+    while isinstance(inference_callable, partial):  # what it was given comes before the requests
+        inference_callable = inference_callable.func
     function = function_of(inference_callable)
     return function is not None and getattr(function, _MARK, None) is function
 
@@ -49,15 +53,19 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
     ``data`` maps input names, in declaration order, to arrays; an optional input that was not sent
     is absent. Where the model batches, axis 0 of every array is the batch axis. ``parameters`` holds
     the request's own parameters; ``requested_output_names`` what the client asked for (every output
-    when it named none).
+    when it named none). ``cancelled`` becomes True when the client has gone away.
     """
 
     __slots__ = ("cancelled", "data", "parameters", "requested_output_names")
+
+    #: Callables written for PyTriton may look for one; requests are not traced here.
+    span: ClassVar[None] = None
 
     def __init__(
         self,
         data: Arrays,
         parameters: Mapping[str, Any] | None = None,
+        span: None = None,
         requested_output_names: Sequence[str] | None = None,
     ) -> None:
         self.data = data
@@ -80,9 +88,34 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
     def __len__(self) -> int:
         return len(self.data)
 
+    def with_data(self, data: Arrays) -> Request:
+        """The same request with other data; whether it is cancelled stays known to it."""
+        return _Changed(data, self)
+
+    def traced_span(self, name: str) -> AbstractContextManager[None]:
+        """Does nothing: the place of a span around a part of the callable's work."""
+        return nullcontext()
+
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {getattr(a, 'shape', '?')}" for name, a in self.data.items())
         return f"Request({shapes})"
+
+
+class _Changed(Request):
+    """A request with other data than ``origin``, which is the one that the worker knows."""
+
+    __slots__ = ("origin",)
+
+    def __init__(self, data: Arrays, origin: Request) -> None:
+        self.data = data
+        self.parameters = origin.parameters
+        self.requested_output_names = origin.requested_output_names
+        self.origin = origin
+
+    @property
+    def cancelled(self) -> bool:  # type: ignore[override]  # in the place of the slot
+        """Whether the client has gone away."""
+        return self.origin.cancelled
 
 
 class RequestBatch(list[Request]):
@@ -132,7 +165,7 @@ class Batch:
             data = self.arrays
             if self.batching:
                 data = {name: array[start:stop] for name, array in data.items()}
-            yield Request(data, parameters, list(requested or self.output_names))
+            yield Request(data, parameters, None, list(requested or self.output_names))
             start = stop
 
 
@@ -144,7 +177,7 @@ class BatchedOutputs(Sequence["Arrays"]):
 
     __slots__ = ("arrays", "rows")
 
-    def __init__(self, arrays: Arrays, rows: Sequence[int]) -> None:
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], rows: Sequence[int]) -> None:
         self.arrays = arrays
         self.rows = tuple(rows)
 

@@ -1,16 +1,18 @@
 """What a call gave, whatever its kind: a value, something to await, a generator, an async generator.
 
 Where one answer is due, as in a model that is not decoupled, ``only_result`` and ``await_only_result``
-find it.
+find it; ``try_result`` and ``try_async_result`` are for calls whose answer nobody wants.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 from gpuserve_worker.outputs import OutputError
+from gpuserve_worker.wire import YIELD_WINDOW
 
 _NONE: Final = "a generator that ended without a response"
 _MORE: Final = "more than one response"
@@ -48,6 +50,35 @@ async def await_only_result(result: Any) -> Any:
     if isinstance(result, Iterator):
         return _only(_first_two(result))
     return result
+
+
+def try_result(result: Any) -> None:
+    """Take what a call of a warm-up gave and drop it, but run all that is to be run for it."""
+    if is_deferred(result):
+        import asyncio
+
+        asyncio.run(try_async_result(result))
+
+
+async def try_async_result(result: Any) -> None:
+    """The same on the running event loop. A generator is closed after ``YIELD_WINDOW`` responses: it may
+    never end by itself.
+    """
+    if inspect.isawaitable(result):
+        result = await result
+    if isinstance(result, AsyncIterator):
+        taken = 0
+        async for _ in result:
+            taken += 1
+            if taken == YIELD_WINDOW:
+                break
+        if hasattr(result, "aclose"):
+            await result.aclose()
+    elif isinstance(result, Iterator):
+        for _ in itertools.islice(result, YIELD_WINDOW):
+            pass
+        if hasattr(result, "close"):
+            result.close()
 
 
 def next_response(generator: Iterator[Any]) -> tuple[bool, Any]:

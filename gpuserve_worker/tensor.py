@@ -62,7 +62,15 @@ _DATATYPE_OF_NUMPY: Final[dict[str, str]] = {
 }
 _NUMPY_OF_DATATYPE: Final[dict[str, str]] = {datatype: name for name, datatype in _DATATYPE_OF_NUMPY.items()}
 #: Words people write for a byte-string tensor.
-_BYTES_WORDS: Final = frozenset({"bytes", "object", "string", "str", "bytes_", "type_string"})
+_BYTES_WORDS: Final = frozenset({"bytes", "object", "string", "bytes_", "type_string"})
+#: numpy's kinds that have no v2 datatype -> what to use.
+_INSTEAD: Final[dict[str, str]] = {
+    "U": 'use bytes ("BYTES"), whose elements the callable decodes, or object',
+    "c": "use two float tensors, for the real and the imaginary part",
+    "M": 'use int64 ("INT64"), counted from an epoch of your own',
+    "m": 'use int64 ("INT64"), counted in a unit of your own',
+    "V": "use one tensor for each field",
+}
 
 
 class TensorSpec(NamedTuple):
@@ -102,7 +110,7 @@ def datatype_of(dtype: Any) -> str:
     "TYPE_FP32", "bf16", "bytes".
 
     Raises:
-        ValueError: nothing in v2 corresponds; the text says what came.
+        ValueError: nothing in v2 corresponds; the text says what came, and what to use.
     """
     if isinstance(dtype, str):
         word = dtype.removeprefix("TYPE_")
@@ -118,11 +126,18 @@ def datatype_of(dtype: Any) -> str:
         resolved = np.dtype(dtype)
     except TypeError:
         raise ValueError(f"{dtype!r} is no tensor datatype") from None
-    if resolved.kind in "SU":
+    # numpy takes None for float64, and any class for object.
+    if dtype is None or (
+        resolved.kind == "O" and isinstance(dtype, type) and not issubclass(np.object_, dtype)
+    ):
+        raise ValueError(f"{getattr(dtype, '__name__', dtype)} is no tensor datatype")
+    if resolved.kind == "S":
         return BYTES
     datatype = _DATATYPE_OF_NUMPY.get(resolved.name)
     if datatype is None or resolved.byteorder == ">":
-        raise ValueError(f"{resolved} has no v2 datatype; use one of {', '.join(ITEMSIZE)}")
+        instead = _INSTEAD.get(resolved.kind, f"use one of {', '.join(ITEMSIZE)}, little-endian")
+        shown = dtype.__name__ if isinstance(dtype, type) else resolved
+        raise ValueError(f"{shown} has no v2 datatype: {instead}")
     return datatype
 
 

@@ -163,3 +163,29 @@ def dies(requests: Requests) -> Iterator[Any]:
     """One response, and the end of the process."""
     yield _each(requests, 0)
     os._exit(3)
+
+
+class Warmed:
+    """Answers with the rows of every call that came before, the warm-up's."""
+
+    def __init__(self) -> None:
+        self._seen: list[int] = []
+
+    async def __call__(self, requests: Requests) -> Any:
+        await asyncio.sleep(0)
+        seen = self._seen[:]
+        self._seen.append(len(requests[0]["x"]))
+        return [{"y": np.array([seen], np.int32)} for _ in requests]
+
+
+class WarmedStream:
+    """The same, as a stream: a response for each."""
+
+    def __init__(self) -> None:
+        self._seen: list[int] = []
+
+    def __call__(self, requests: Requests) -> Iterator[Any]:
+        seen = self._seen[:]
+        self._seen.append(len(requests[0]["x"]))
+        for rows in seen or [0]:
+            yield _each(requests, rows)

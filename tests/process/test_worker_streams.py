@@ -210,3 +210,36 @@ def test_the_supervisor_hears_that_nothing_can_be_done_any_more() -> None:
         assert worker.run(number(1)).failure == ("INTERNAL", "no further inferences possible")
         worker.log_record()
         assert worker.hear(worker.boot) == wire.Unrecoverable("no further inferences possible")
+
+
+WARMUP = (("first", 3, 2, (("x", "INT32", (2,), "zero", ""),)),)
+
+
+def test_a_coroutine_is_warmed_up_before_the_worker_is_ready() -> None:
+    with loaded(unary_model("Warmed", warmup=WARMUP)) as worker:
+        done = worker.run(number(1))
+        (tensor,) = wire.tensors(done.outputs)
+        assert np.frombuffer(worker.read(tensor.payload), np.int32).tolist() == [3, 3]
+
+
+def test_a_generator_is_run_by_the_warm_up_to_its_end() -> None:
+    with loaded(stream_model("WarmedStream", warmup=WARMUP)) as worker:
+        worker.start(number(1))
+        assert list(responses(worker)) == [[3], [3]]
+
+
+def test_an_endless_generator_is_warmed_up_as_well(closed_at: Path) -> None:
+    with loaded(stream_model("endless", warmup=WARMUP)):
+        assert closed_at.exists()
+
+
+def test_a_warm_up_that_fails_is_logged_and_the_model_is_served() -> None:
+    with WorkerProcess(unary_model("broken_for_good", warmup=WARMUP)) as worker:
+        logged = []
+        while not isinstance(message := worker.hear(worker.boot), wire.Ready):
+            logged.append(message)
+        (record,) = [one for one in logged if isinstance(one, wire.Log)]
+        assert record.level == 30
+        assert "warm-up 'first' of model 'tested' failed" in record.text
+        worker.attach(1)
+        assert isinstance(worker.run(number(1)), wire.Failed)

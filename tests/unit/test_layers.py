@@ -19,11 +19,11 @@ HEAVY = frozenset(
         "tritonclient", "typer", "uvloop", "zmq",
     }
 )  # fmt: skip
-#: A file or folder -> modules that nothing below it may import.
+#: A file or folder -> modules that nothing below it may import. A folder may always import its own.
 FORBIDDEN = {
     "gpuserve_worker": {"gpuserve", "grpc", "zmq", "multiprocessing", "logging"},
-    "gpuserve/decorators.py": {"gpuserve", "asyncio", "logging", "dataclasses"},
-    "gpuserve/errors.py": {"gpuserve", "gpuserve_worker", "grpc", "asyncio", "numpy"},
+    "gpuserve/decorators": {"gpuserve", "asyncio", "logging", "dataclasses"},
+    "gpuserve/errors.py": {"gpuserve", "grpc", "asyncio", "numpy"},
     "gpuserve/model.py": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "grpc"},
     "gpuserve/spec.py": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "grpc"},
     "gpuserve/settings.py": {"gpuserve", "gpuserve_worker"},
@@ -66,11 +66,12 @@ def test_imports_go_one_way(place: str) -> None:
     path = REPOSITORY / place
     files = [path] if path.is_file() else sorted(path.rglob("*.py"))
     assert files
+    own = place.replace("/", ".")
     wrong = [
         f"{file.relative_to(REPOSITORY)} imports {module}"
         for file in files
         for module in imports(file)
-        if any(is_below(module, forbidden) for forbidden in FORBIDDEN[place])
+        if any(is_below(module, forbidden) for forbidden in FORBIDDEN[place]) and not is_below(module, own)
     ]
     assert wrong == []
 
@@ -103,7 +104,8 @@ def test_a_worker_is_light() -> None:
 def test_what_user_code_imports_is_light() -> None:
     modules = loaded_by("import gpuserve.decorators")
     assert heavy(modules) == set()
-    assert {name for name in modules if is_below(name, "gpuserve")} == {"gpuserve", "gpuserve.decorators"}
+    ours = {name for name in modules if is_below(name, "gpuserve")}
+    assert {name for name in ours if not is_below(name, "gpuserve.decorators")} == {"gpuserve"}
 
 
 def test_the_package_itself_imports_nothing() -> None:

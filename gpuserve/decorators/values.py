@@ -1,0 +1,189 @@
+"""``first_value`` and ``fill_optionals``: inputs that change before the function sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gpuserve.decorators.context import check_model_batches, model_of, not_batching
+from gpuserve.decorators.errors import DefaultsError, ValuesError
+from gpuserve.decorators.requests import Data, changed, is_batching, is_request_list, last_of, row_count
+from gpuserve.decorators.wrapping import (
+    InferenceCallable,
+    check_below_batch,
+    check_names,
+    checked_function,
+    wraps,
+    wraps_request_list,
+)
+from gpuserve_worker.context import ModelContext
+from gpuserve_worker.request import Batch
+from gpuserve_worker.tensor import BYTES, TensorSpec, datatype_of
+
+
+def first_value(
+    *names: str, squeeze_single_values: bool = True, strict: bool = True
+) -> Callable[[InferenceCallable], InferenceCallable]:
+    """Give the first row of these inputs instead of all of them; a value that all requests share.
+
+    Below ``batch`` it changes the arrays; without ``batch``, each request's own. A row of one element
+    becomes a numpy scalar unless ``squeeze_single_values`` is False. Inputs that a request lacks are
+    skipped. With ``strict`` all rows must be equal.
+
+    Raises:
+        TypeError: no names are given, or the decorated is no function.
+        StackError: it is above ``batch``.
+        ValuesError: (when called) the rows differ, or an input has no rows.
+        BatchError: (when called) the model does not batch.
+    """
+    check_names(names, "@first_value")
+
+    def replaced(arrays: Data) -> dict[str, Any]:
+        given = dict(arrays)
+        for name in names:
+            if name in given:
+                given[name] = _first(name, given[name], squeeze=squeeze_single_values, strict=strict)
+        return given
+
+    def decorate(decorated: InferenceCallable) -> InferenceCallable:
+        function = checked_function(decorated, "@first_value")
+        check_below_batch(function, "@first_value")
+
+        @wraps(function)
+        def call(*args: Any, **arrays: Any) -> Any:
+            if not args or not is_request_list(args[-1]):
+                check_model_batches("@first_value")
+                return function(*args, **replaced(arrays))
+            *bound, requests = args
+            if not is_batching(requests):
+                raise not_batching("@first_value")
+            return function(*bound, changed(requests, replaced), **arrays)
+
+        return call
+
+    return decorate
+
+
+def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[InferenceCallable], InferenceCallable]:
+    """Give requests the default for each of these inputs that they lack; at the top, above ``batch``.
+
+    A default is an array of the input's dtype and shape, without the batch axis: it is repeated for every
+    row of a request.
+
+    Raises:
+        TypeError: no defaults are given, or the decorated is no function; when called, that it is not
+            given requests.
+        DefaultsError: a default is no array; when called, that it does not fit the model's input.
+        NoModelError: (when called) not by a server.
+    """
+    if misplaced or not defaults:
+        raise TypeError(
+            "@fill_optionals is given defaults by the names of inputs, as @fill_optionals(name=array)"
+        )
+    _check_arrays(defaults)
+
+    def decorate(decorated: InferenceCallable) -> InferenceCallable:
+        function = checked_function(decorated, "@fill_optionals")
+        checked: ModelContext | None = None
+        values: dict[str, Any] = {}
+
+        @wraps_request_list(function)
+        def call(*args: Any, **given: Any) -> Any:
+            nonlocal checked, values
+            bound, requests = last_of(args, "@fill_optionals")
+            model = model_of("@fill_optionals")
+            if model is not checked:  # the first time, mostly: a model does not change while it is served
+                values = _checked(defaults, model)
+                checked = model
+            return function(*bound, _filled(requests, values, model.batching), **given)
+
+        return call
+
+    return decorate
+
+
+def _first(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
+    shape = np.shape(array)
+    if not shape or shape[0] == 0:
+        raise ValuesError(
+            f"@first_value needs input {name!r} to have rows, but its shape is {shape}; "
+            "use it with a model that batches"
+        )
+    first = array[0]
+    if strict and not np.all(array == first):
+        raise ValuesError(
+            f"The values of input {name!r} are not equal over the batch; @first_value with strict=False "
+            "takes the first one all the same"
+        )
+    return np.reshape(first, ())[()] if squeeze and np.size(first) == 1 else first
+
+
+def _check_arrays(defaults: Mapping[str, Any]) -> None:
+    for name, value in defaults.items():
+        if not isinstance(value, np.ndarray | np.generic):
+            raise DefaultsError(
+                f"The default of input {name!r} of @fill_optionals must be a numpy array, but is an object "
+                f"of type {type(value).__name__}"
+            )
+
+
+def _checked(defaults: Mapping[str, Any], model: ModelContext) -> dict[str, Any]:
+    """The defaults as arrays like those that requests have.
+
+    Raises:
+        DefaultsError: one does not fit the input of its name, or there is none.
+    """
+    inputs = {spec.name: spec for spec in model.inputs}
+    for name in defaults:
+        if name not in inputs:
+            raise DefaultsError(
+                f"@fill_optionals has a default for the input {name!r}, which model {model.name!r} does not "
+                f"have; its inputs are {', '.join(map(repr, inputs)) or 'none'}"
+            )
+    return {name: _fitting(inputs[name], np.asarray(value)) for name, value in defaults.items()}
+
+
+def _fitting(spec: TensorSpec, value: Any) -> Any:
+    text = f"The default of input {spec.name!r} of @fill_optionals"
+    try:
+        datatype = BYTES if value.dtype.kind == "U" else datatype_of(value.dtype)
+    except ValueError as error:
+        raise DefaultsError(f"{text}: {error}") from None
+    if datatype != spec.datatype:
+        raise DefaultsError(f"{text} must be {spec.datatype}, as the model declares, but is {datatype}")
+    fits = len(value.shape) == len(spec.shape) and all(
+        declared in (-1, dim) for declared, dim in zip(spec.shape, value.shape, strict=True)
+    )
+    if not fits:
+        raise DefaultsError(
+            f"{text} must have the shape {spec.shape}, without a batch axis, but has {value.shape}"
+        )
+    if value.dtype.kind == "U":
+        value = np.char.encode(value, "utf-8")
+    return value.astype(object) if datatype == BYTES else value
+
+
+def _filled(requests: Any, values: Mapping[str, Any], batching: bool) -> Any:
+    if isinstance(requests, Batch):
+        missing = [name for name in values if name not in requests.arrays]
+        if not missing:
+            return requests
+        arrays = _with(requests.arrays, values, missing, sum(requests.rows) if batching else None)
+        return Batch(arrays, requests.requests, requests.output_names, requests.batching)
+
+    def fill(data: Data) -> dict[str, Any]:
+        missing = [name for name in values if name not in data]
+        return _with(data, values, missing, row_count(data) if batching else None)
+
+    return changed(requests, fill)
+
+
+def _with(data: Data, values: Mapping[str, Any], missing: list[str], rows: int | None) -> dict[str, Any]:
+    """The data and what it lacks, each a new array: functions may write to their inputs."""
+    filled = dict(data)
+    for name in missing:
+        value = values[name]
+        filled[name] = value.copy() if rows is None else np.repeat(value[np.newaxis], rows, axis=0)
+    return filled

@@ -1,0 +1,147 @@
+"""What every decorator does to the function that it is put on: it is checked, and its wrapper is made to
+look like it. What the wrapper does is not known here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeAlias
+
+from gpuserve.decorators.context import model_or_none
+from gpuserve.decorators.errors import StackError
+from gpuserve_worker.request import accept_batch, accepts_batch
+
+InferenceCallable: TypeAlias = Callable[..., Any]
+
+_OWN_DIRECTORY: Final = os.path.dirname(__file__) + os.sep
+#: How the interpreter words a call that does not fit a signature.
+_MISFITS: Final = ("() got ", "() missing ", "() takes ")
+
+
+def checked_function(function: Any, decorator: str) -> InferenceCallable:
+    """The function, if it can be decorated.
+
+    Raises:
+        TypeError: it is a class, or cannot be called.
+    """
+    if function is None:
+        raise TypeError(f"{decorator} is written without parentheses, over the function that it decorates")
+    if isinstance(function, type):
+        raise TypeError(
+            f"{decorator} was put on the class {function.__name__}; expected a function or a method: "
+            "put it on the method __call__"
+        )
+    if isinstance(function, classmethod):
+        raise TypeError(f"{decorator} was put on a classmethod; put it below @classmethod")
+    if not callable(function):
+        raise TypeError(
+            f"{decorator} was put on an object of type {type(function).__name__}, which cannot be called; "
+            "expected a function, a method, or an object with __call__"
+        )
+    decorated: InferenceCallable = function
+    return decorated
+
+
+def check_names(names: tuple[Any, ...], decorator: str) -> None:
+    """Do nothing if a decorator was given names of inputs.
+
+    Raises:
+        TypeError: there is none, or one is no string, as when parentheses were forgotten.
+    """
+    if names and all(isinstance(name, str) for name in names):
+        return
+    given = "none" if not names else f"an object of type {type(names[0]).__name__}"
+    raise TypeError(f"{decorator} is given names of inputs, as {decorator}('name'), but was given {given}")
+
+
+def check_below_batch(function: Any, decorator: str) -> None:
+    """Do nothing if a decorator over arrays is not put over one that makes them.
+
+    Raises:
+        StackError: it is.
+    """
+    if accepts_batch(function):
+        raise StackError(
+            f"{decorator} works on the arrays that @batch makes of requests: put it below @batch, "
+            "nearer to the function"
+        )
+
+
+def wraps(function: Any) -> Callable[[InferenceCallable], InferenceCallable]:
+    """As ``functools.wraps``, also over objects with ``__call__`` and partials of them: the signature and
+    the kind of the wrapper are those of the method.
+    """
+    source = _as_function(function)
+
+    def wrap(wrapper: InferenceCallable) -> InferenceCallable:
+        functools.update_wrapper(wrapper, _innermost(source))
+        wrapper.__wrapped__ = source  # type: ignore[attr-defined]
+        return wrapper
+
+    return wrap
+
+
+def wraps_request_list(function: Any) -> Callable[[InferenceCallable], InferenceCallable]:
+    """``wraps`` for a decorator that may be given a ``Batch`` if the function below may."""
+
+    def mark(wrapper: InferenceCallable) -> InferenceCallable:
+        wrapper = wraps(function)(wrapper)
+        if accepts_batch(function):
+            accept_batch(wrapper)
+        return wrapper
+
+    return mark
+
+
+def is_misfit(error: TypeError) -> bool:
+    """Whether this came from calling a function with arguments that it does not take, by a decorator."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    called_by_us = frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN_DIRECTORY)
+    return called_by_us and any(words in str(error) for words in _MISFITS)
+
+
+def misfit(error: TypeError, function: Any, inputs: Iterable[str]) -> TypeError:
+    """The error of a function whose parameters are not the inputs that it is called with."""
+    names = list(inputs)
+    given = f"the inputs {', '.join(names)}" if names else "no inputs"
+    return TypeError(f"{_shown(function)} cannot be called with {given}: {error}{_hint(names)}")
+
+
+def name_of(function: Any) -> str:
+    """What a function is called in an error."""
+    named = _innermost(function)
+    return str(getattr(named, "__name__", type(named).__name__))
+
+
+def _as_function(function: Any) -> Any:
+    if isinstance(function, functools.partial):
+        return functools.partial(_as_function(function.func), *function.args, **function.keywords)
+    return function if hasattr(function, "__name__") else function.__call__
+
+
+def _innermost(function: Any) -> Any:
+    return _innermost(function.func) if isinstance(function, functools.partial) else function
+
+
+def _shown(function: Any) -> str:
+    name = name_of(function)
+    try:
+        return f"{name}({', '.join(inspect.signature(function).parameters)})"
+    except (TypeError, ValueError):  # written in C without a signature
+        return name
+
+
+def _hint(names: list[str]) -> str:
+    model = model_or_none()
+    absent = [one.name for one in model.inputs if one.optional and one.name not in names] if model else []
+    if not absent:
+        return ""
+    return (
+        f"; {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} optional and not in the request: "
+        "give the parameter a default value, or use @fill_optionals"
+    )

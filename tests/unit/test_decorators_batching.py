@@ -1,0 +1,190 @@
+"""Functions under ``batch`` and ``sample`` see arrays, whether a worker calls them or a test of the user."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from decorating import rows, worker_batch
+
+from gpuserve.decorators import BatchError, batch, first_value, sample
+from gpuserve_worker.request import Batch, BatchedOutputs, Request, accepts_batch
+
+
+def given_forms() -> dict[str, Any]:
+    return {
+        "a batch": worker_batch("y"),
+        "the worker's list": worker_batch("y").as_list(),
+        "requests": [Request({"x": rows(1)}), Request({"x": rows(2, 3)})],
+        "dicts": [{"x": rows(1)}, {"x": rows(2, 3)}],
+    }
+
+
+class Doubler:
+    factor = 2
+
+    @batch
+    def __call__(self, x: Any) -> Any:
+        """Twice the input."""
+        return {"y": x * self.factor}
+
+    @batch
+    def method(self, **inputs: Any) -> Any:
+        return [inputs["x"] * self.factor]
+
+
+@batch
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+CALLABLES = {"function": doubled, "object": Doubler(), "method": Doubler().method}
+
+
+@pytest.mark.parametrize("form", given_forms())
+@pytest.mark.parametrize("call", CALLABLES.values(), ids=CALLABLES)
+def test_batch_joins_the_rows_and_cuts_the_outputs(call: Any, form: str) -> None:
+    outputs = call(given_forms()[form])
+    assert isinstance(outputs, BatchedOutputs)
+    first, second = outputs
+    (name,) = first
+    assert first[name].tolist() == [[2]]
+    assert second[name].tolist() == [[4], [6]]
+    assert outputs[-1][name].tolist() == [[4], [6]]
+    assert [one[name].tolist() for one in outputs[:1]] == [[[2]]]
+
+
+def test_a_batch_is_passed_on_without_a_copy() -> None:
+    given = worker_batch("y")
+    seen = []
+    batch(lambda x: seen.append(x) or x)(given)
+    assert seen[0] is given.arrays["x"]
+
+
+def test_outputs_by_position_take_the_declared_names() -> None:
+    outputs = batch(lambda x: (x, x + 1))(worker_batch("y", "z"))
+    assert list(outputs.arrays) == ["y", "z"]
+    assert outputs.arrays["z"].tolist() == [[2], [3], [4]]
+
+
+def test_outputs_by_position_without_declaration() -> None:
+    assert list(batch(lambda x: [x, x])([{"x": rows(1)}]).arrays) == ["OUTPUT_1", "OUTPUT_2"]
+
+
+def test_a_model_that_does_not_batch_has_no_rows_to_check() -> None:
+    assert batch(lambda x: {"y": x.sum()})(worker_batch("y", batching=False)) == [{"y": 3}]
+    assert batch(lambda x: {"y": x.sum()})(worker_batch("y", batching=False).as_list()) == [{"y": 3}]
+
+
+def test_the_signature_and_the_name_stay() -> None:
+    assert str(inspect.signature(Doubler.__call__)) == "(self, x: 'Any') -> 'Any'"
+    assert Doubler.__call__.__doc__ == "Twice the input."
+    assert doubled.__name__ == "doubled"
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ([1], "returned 1 output, but the model declares 2: y, z"),
+        (None, "Unsupported output type NoneType"),
+        ("text", "Unsupported output type str"),
+        ({"y": rows(1)}, r"'y' of shape \(1, 1\), but the batch has 3 rows"),
+        ({"y": 1.5}, r"'y' of shape \(\), but the batch has 3 rows"),
+    ],
+    ids=["number", "None", "str", "rows", "scalar"],
+)
+def test_outputs_that_do_not_fit_the_batch(result: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        batch(lambda x: result)(worker_batch("y", "z"))
+
+
+def test_requests_with_different_inputs_are_not_joined() -> None:
+    with pytest.raises(BatchError, match="different sets of inputs: one has 'x', another 'z'; put @group_by"):
+        doubled([{"x": rows(1)}, {"z": rows(1)}])
+
+
+def test_requests_with_different_shapes_are_not_joined() -> None:
+    with pytest.raises(
+        BatchError, match=r"input 'x' has the shapes \(1, 1\) and \(1, 3\): they may differ on"
+    ):
+        doubled([{"x": rows(1)}, {"x": np.ones((1, 3), np.float32)}])
+
+
+def test_no_requests_are_a_batch_without_rows() -> None:
+    assert list(batch(lambda: {})([])) == []
+
+
+def test_outputs_may_be_a_mapping_of_any_class() -> None:
+    outputs = batch(lambda x: types.MappingProxyType({"y": x}))(worker_batch("y"))
+    assert outputs[1]["y"].tolist() == [[2], [3]]
+
+
+@pytest.mark.parametrize("given", [(), (3,), ([1, 2],), ({"x": rows(1)},)], ids=repr)
+@pytest.mark.parametrize("decorator", [batch, sample])
+def test_what_is_no_list_of_requests(decorator: Any, given: Any) -> None:
+    text = "was given no positional argument" if not given else f"an object of type {type(given[0]).__name__}"
+    with pytest.raises((TypeError, BatchError), match=f"{text}; functions below @batch|at a time"):
+        decorator(lambda x: x)(*given)
+
+
+def test_an_exception_passes_through() -> None:
+    with pytest.raises(ZeroDivisionError):
+        batch(lambda x: 1 / 0)(worker_batch("y"))
+
+
+ALONE = {"batch": worker_batch("y", batching=False), "dicts": [{"x": rows(1, 2)}]}
+
+
+@pytest.mark.parametrize("given", ALONE.values(), ids=ALONE)
+def test_sample_gives_the_arrays_of_the_one_request(given: Any) -> None:
+    ((name, value),) = sample(lambda x: [x.sum()])(given)[0].items()
+    assert value == 3
+    assert name == ("y" if isinstance(given, Batch) else "OUTPUT_1")
+
+
+def test_sample_refuses_more_than_one_request() -> None:
+    with pytest.raises(ValueError, match="one request at a time, but the batch holds 2"):
+        sample(lambda x: [x])(worker_batch("y"))
+
+
+def test_only_the_decorated_callable_itself_is_given_a_batch() -> None:
+    @functools.wraps(doubled)
+    def wrapper(requests: Any) -> Any:
+        return doubled(requests)
+
+    assert all(accepts_batch(one) for one in CALLABLES.values())
+    assert not accepts_batch(wrapper)
+    assert accepts_batch(functools.partial(functools.partial(doubled)))
+    assert not accepts_batch(functools.partial(wrapper))
+    assert not accepts_batch(lambda requests: requests)
+    assert not accepts_batch(len)
+    assert not accepts_batch(first_value("k")(lambda requests: requests))
+
+
+def test_a_batch_as_a_list_knows_all_that_requests_know() -> None:
+    first, second = worker_batch("y", "z").as_list()
+    assert (first.parameters, second.parameters) == ({"k": 1}, {})
+    assert first.requested_output_names == ["y", "z"]
+    assert second.requested_output_names == ["y"]
+    assert np.shares_memory(second["x"], second.data["x"])
+    assert dict(second)["x"].tolist() == [[2], [3]]
+    assert repr(first) == "Request(x: (1, 1))"
+
+
+def test_arguments_that_were_given_before_come_along() -> None:
+    @batch
+    def scaled(first: Any, x: Any, factor: int) -> Any:
+        return {"y": first + factor * x}
+
+    @sample
+    def scaled_sample(x: Any, factor: int) -> Any:
+        return {"y": factor * x}
+
+    partial = functools.partial(scaled, 1, factor=3)
+    assert partial(worker_batch("y")).arrays["y"].ravel().tolist() == [4, 7, 10]
+    (answer,) = functools.partial(scaled_sample, factor=3)(worker_batch("y", batching=False))
+    assert answer["y"].ravel().tolist() == [3, 6]
