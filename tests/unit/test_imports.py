@@ -21,7 +21,7 @@ HEAVY = {
     "tritonclient",
     "typer",
 }
-PUBLIC = ["gpuserve", "gpuserve.decorators"]
+PUBLIC = ["gpuserve", "gpuserve.client", "gpuserve.decorators"]
 
 
 def loaded_by(statement: str) -> set[str]:

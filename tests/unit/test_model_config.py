@@ -1,0 +1,120 @@
+"""What a client is told of a model's configuration: the message, and its JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tritonclient.grpc import model_config_pb2 as pb
+
+from gpuserve.front.endpoint.model_config import model_config, model_config_body, plain
+from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve_worker.tensor import TensorSpec
+
+
+def spec(**more: Any) -> ModelSpec:
+    values: dict[str, Any] = {
+        "name": "m",
+        "inputs": (TensorSpec("x", "FP32", (-1, 3)), TensorSpec("text", "BYTES", (1,), True)),
+        "outputs": (TensorSpec("y", "BF16", ()),),
+        "max_batch_size": 8,
+        "instances": (InstanceSpec("0", "cpu", {}), InstanceSpec("1", "cpu", {})),
+        **more,
+    }
+    return ModelSpec(**values)
+
+
+def document(**more: Any) -> Any:
+    return json.loads(model_config_body(model_config(spec(**more))))
+
+
+def test_tensors_are_without_the_batch_axis() -> None:
+    found = document()
+    assert [(one["name"], one["data_type"], one["dims"], one["optional"]) for one in found["input"]] == [
+        ("x", "TYPE_FP32", [-1, 3], False),
+        ("text", "TYPE_STRING", [1], True),
+    ]
+    assert [(one["name"], one["data_type"], one["dims"]) for one in found["output"]] == [
+        ("y", "TYPE_BF16", [])
+    ]
+
+
+def test_what_identifies_the_model() -> None:
+    found = document(version=7, decoupled=True, response_cache=True)
+    assert (found["name"], found["platform"], found["backend"]) == ("m", "python", "python")
+    assert found["version_policy"] == {"specific": {"versions": [7]}}
+    assert found["model_transaction_policy"] == {"decoupled": True}
+    assert found["response_cache"] == {"enable": True}
+
+
+def test_what_is_default_is_said_but_for_messages() -> None:
+    found = document()
+    assert found["response_cache"] == {"enable": False}
+    assert (found["model_warmup"], found["parameters"], found["default_model_filename"]) == ([], {}, "")
+    assert not {"sequence_batching", "ensemble_scheduling", "optimization"} & set(found)
+
+
+def test_batches_are_as_large_as_they_may_be_where_no_size_is_preferred() -> None:
+    assert document()["dynamic_batching"] == {
+        "preferred_batch_size": [8],
+        "max_queue_delay_microseconds": 0,
+        "preserve_ordering": False,
+        "priority_levels": 0,
+        "default_priority_level": 0,
+        "priority_queue_policy": {},
+    }
+
+
+def test_dynamic_batching_in_full() -> None:
+    strict = PolicySpec("reject", 1 << 40, True, 5)
+    queue = QueueSpec(
+        priority_levels=3, default_priority=2, policy=PolicySpec("delay"), policies=((1, strict),)
+    )
+    found = document(batching=BatchingSpec(500, (4, 8), preserve_ordering=True), queue=queue)
+    assert found["dynamic_batching"] == {
+        "preferred_batch_size": [4, 8],
+        "max_queue_delay_microseconds": 500,
+        "preserve_ordering": True,
+        "priority_levels": 3,
+        "default_priority_level": 2,
+        "default_queue_policy": {
+            "timeout_action": "DELAY",
+            "default_timeout_microseconds": 0,
+            "allow_timeout_override": False,
+            "max_queue_size": 0,
+        },
+        "priority_queue_policy": {
+            "1": {
+                "timeout_action": "REJECT",
+                "default_timeout_microseconds": 1 << 40,
+                "allow_timeout_override": True,
+                "max_queue_size": 5,
+            }
+        },
+    }
+
+
+@pytest.mark.parametrize("more", [{"max_batch_size": 0}, {"batching": BatchingSpec(merge=False)}])
+def test_a_model_whose_requests_are_not_merged_says_no_dynamic_batching(more: dict[str, Any]) -> None:
+    assert "dynamic_batching" not in document(**more)
+
+
+def test_one_group_a_device() -> None:
+    (group,) = document()["instance_group"]
+    assert (group["name"], group["count"], group["kind"], group["gpus"]) == ("m", 2, "KIND_CPU", [])
+    devices = ("cuda:1", "cpu", "cuda:1", "cuda:0")
+    found = document(instances=tuple(InstanceSpec(one, one, {}) for one in devices))["instance_group"]
+    assert [(one["name"], one["count"], one["kind"], one["gpus"]) for one in found] == [
+        ("m_0", 2, "KIND_GPU", [1]),
+        ("m_1", 1, "KIND_CPU", []),
+        ("m_2", 1, "KIND_GPU", [0]),
+    ]
+
+
+def test_json_says_the_same_as_the_message() -> None:
+    config = model_config(spec())
+    del (found := plain(config))["instance_group"]
+    (named,) = [one for one in found["input"] if one["name"] == "text"]
+    assert named["dims"] == list(config.input[1].dims) == [1]
+    assert isinstance(config, pb.ModelConfig)
