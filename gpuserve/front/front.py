@@ -16,12 +16,16 @@ from typing import Any
 from gpuserve.errors import NotFound
 from gpuserve.front.endpoint.asgi import Application, Doors
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
+from gpuserve.front.endpoint.forwarding import forwarding
 from gpuserve.front.endpoint.grpc_asgi import GrpcDoor
+from gpuserve.front.endpoint.guards import GrpcGuard, HttpGuard
 from gpuserve.front.endpoint.http import HttpDoor
+from gpuserve.front.endpoint.restrictions import Restrictions, restrictions
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.links import WorkerLink
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.front.scheduler.response_cache import ResponseCache
 from gpuserve.front.transport import H2cornTransport, Transport
 from gpuserve.settings import ServerSettings
 from gpuserve.spec import ModelSpec
@@ -56,7 +60,8 @@ class Front:
         self._buffer = memoryview(bytearray(datagram.MAX_DATAGRAM_NBYTES))
         self._epoch = 0
         self._settings = ServerSettings()
-        self._service = InferenceService("")
+        self._cache = ResponseCache(0)
+        self._service = InferenceService("", lambda: self._cache.statistics().nbytes)
         self._transports: list[Transport] = []
         self._quit = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,10 +105,11 @@ class Front:
                 self._epoch = epoch
                 self._settings = ServerSettings(**settings)
                 self._service.name = self._settings.name
+                self._cache = ResponseCache(self._settings.response_cache_nbytes)
                 self._on_setup(self._settings)
                 self._spawn(self._listen(dict(zip(roles, fds, strict=True))))
-            case messages.AddModel(spec):
-                self._add_model(ModelSpec.from_wire(spec))
+            case messages.AddModel(spec, attached):
+                self._add_model(ModelSpec.from_wire(spec), attached)
             case messages.RemoveModel(model):
                 driver = self._service.remove_model(model)
                 if driver is not None:
@@ -137,11 +143,8 @@ class Front:
         datagram.send(self._control, messages.CONTROL.encode(message))
 
     async def _listen(self, listeners: dict[str, int]) -> None:
-        watch = DisconnectWatch()
-        http = HttpDoor(self._service, watch, self._settings.max_request_nbytes)
-        grpc = GrpcDoor(self._service, watch, self._settings.max_request_nbytes)
         metrics_fd = listeners.get("metrics")
-        doors = Doors(grpc, http, http.metrics_only, None if metrics_fd is None else _port(metrics_fd))
+        doors = self._doors(None if metrics_fd is None else _port(metrics_fd))
         self.application = doors
         if self._settings.transport == "grpcio" and "grpc" in listeners:
             self._transports.append(self._grpc_aio(listeners.pop("grpc")))
@@ -152,20 +155,43 @@ class Front:
             await transport.start()
         self._say(messages.FrontReady())
 
+    def _doors(self, metrics_port: int | None) -> Doors:
+        """Both doors, each behind a guard where endpoints are restricted."""
+        settings, watch = self._settings, DisconnectWatch()
+        most, restricted = settings.max_request_nbytes, _restrictions(settings)
+        http = HttpDoor(self._service, watch, most, forwarding(settings.http_header_forward_pattern))
+        grpc = GrpcDoor(self._service, watch, most, forwarding(settings.grpc_header_forward_pattern))
+        if restricted is None:
+            return Doors(grpc, http, http.metrics_only, metrics_port)
+        guards = GrpcGuard(grpc, restricted), HttpGuard(http, restricted)
+        return Doors(*guards, http.metrics_only, metrics_port)
+
     def _grpc_aio(self, reserved_fd: int) -> Transport:
         from gpuserve.front.endpoint.grpc_aio import GrpcAioTransport
 
         host = self._settings.host
         address = f"[{host}]" if ":" in host else host
         address = f"{address}:{_port(reserved_fd)}"
-        return GrpcAioTransport(self._service, address, self._settings.max_request_nbytes)
+        return GrpcAioTransport(
+            self._service,
+            address,
+            self._settings.max_request_nbytes,
+            forwarding(self._settings.grpc_header_forward_pattern),
+            _restrictions(self._settings),
+        )
 
     # ---- models and instances -------------------------------------------------------------
 
-    def _add_model(self, spec: ModelSpec) -> None:
+    def _add_model(self, spec: ModelSpec, attached: bool) -> None:
         metrics = ModelMetrics(spec.name, str(spec.version), lambda: _gauges(driver))
-        driver = ModelDriver(spec, self._settings.max_arena_nbytes, metrics)
-        self._service.add_model(driver)
+        self._cache.drop_model(spec.name)  # another model may have had the name
+        cache = self._cache if self._settings.response_cache_nbytes else None
+        if spec.response_cache and cache is None:
+            logger.warning(
+                "model %s: its response_cache has no memory, because response_cache_nbytes is 0", spec.name
+            )
+        driver = ModelDriver(spec, self._settings.max_arena_nbytes, metrics, cache)
+        self._service.add_model(driver, attached)
 
     def _driver(self, model: str) -> ModelDriver | None:
         try:
@@ -213,6 +239,10 @@ def _gauges(driver: ModelDriver) -> dict[str, float]:
         "gpuserve_arena_bytes": arena.nbytes,
         "gpuserve_arena_blocks": arena.blocks,
     }
+
+
+def _restrictions(settings: ServerSettings) -> Restrictions | None:
+    return restrictions(settings.restricted_endpoints, settings.access_token)
 
 
 def _port(listener_fd: int) -> int:

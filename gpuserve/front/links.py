@@ -60,7 +60,7 @@ class WorkerLink:
     def open(self) -> None:
         """Take the link over: nothing but the answer to this ``Attach`` is listened to first."""
         self._sock.setblocking(False)
-        self._loop.add_reader(self._sock.fileno(), self._read)
+        self._loop.add_reader(self._sock.fileno(), self.read)
         self._loop.add_reader(self._pidfd, self._on_died)
         self.send(wire.Attach(self._epoch))
 
@@ -97,7 +97,7 @@ class WorkerLink:
         self.outputs.close()
 
     def _on_died(self) -> None:
-        self._read()  # what it answered before it died is answered
+        self.read()  # what it answered before it died is answered
         if not self._closed:
             self._on_down(self, self._reason)
 
@@ -133,7 +133,8 @@ class WorkerLink:
                 os.close(fd)
         self._loop.remove_writer(self._sock.fileno())
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Take what the worker has sent until now."""
         for _ in range(_BURST):
             if self._closed or self._broken:
                 return

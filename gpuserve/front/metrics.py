@@ -78,6 +78,8 @@ class ModelMetrics:
         self.failures: dict[str, int] = dict.fromkeys(("INTERNAL", "DEADLINE_EXCEEDED", "UNAVAILABLE"), 0)
         self.rejections: dict[str, int] = {"queue_full": 0, "invalid": 0, "unavailable": 0}
         self.cancellations = 0
+        self.cache_hits = 0
+        self.cache_misses = 0
         self.request_duration = Histogram(DURATION_BUCKETS)
         self.queue_duration = Histogram(DURATION_BUCKETS)
         self.instances: dict[str, InstanceMetrics] = {}
@@ -112,17 +114,36 @@ class ModelMetrics:
             reason = "invalid"
         self.rejections[reason] += 1
 
+    def cache_hit(self, duration_s: float) -> None:
+        """A request was answered from the response cache: no instance had it, so no rows were inferred."""
+        self.cache_hits += 1
+        self.successes += 1
+        self.request_duration.observe(duration_s)
+
+    def cache_missed(self) -> None:
+        """A request was not in the response cache, and goes its way."""
+        self.cache_misses += 1
+
     def cancelled(self) -> None:
         """A client took its request back."""
         self.cancellations += 1
 
 
 class MetricsPage:
-    """The text of every model's metrics; a collector in the sense of ``prometheus_client``."""
+    """The text of every model's metrics; a collector in the sense of ``prometheus_client``.
 
-    def __init__(self, models: Callable[[], Iterable[ModelMetrics]], version: str) -> None:
+    ``cache_nbytes`` reads what the response cache holds at the time of a scrape.
+    """
+
+    def __init__(
+        self,
+        models: Callable[[], Iterable[ModelMetrics]],
+        version: str,
+        cache_nbytes: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._models = models
         self._version = version
+        self._cache_nbytes = cache_nbytes
 
     def render(self) -> bytes:
         """The page in the Prometheus text format."""
@@ -141,6 +162,10 @@ class MetricsPage:
         build.add_metric([self._version], 1)
         yield build
         yield from _requests(models, CounterMetricFamily)
+        yield from _cache(models, CounterMetricFamily)
+        yield GaugeMetricFamily(
+            "gpuserve_cache_bytes", "What the response cache holds.", value=self._cache_nbytes()
+        )
         yield from _durations(models, HistogramMetricFamily)
         yield from _instances(models, GaugeMetricFamily, CounterMetricFamily)
         yield from _gauges(models, GaugeMetricFamily)
@@ -163,6 +188,16 @@ def _requests(models: Sequence[ModelMetrics], counter: Any) -> Iterator[Any]:
         for reason, count in sorted(one.rejections.items()):
             rejected.add_metric([*at, reason], count)
     yield from (success, rows, cancelled, failure, rejected)
+
+
+def _cache(models: Sequence[ModelMetrics], counter: Any) -> Iterator[Any]:
+    labels = ["model", "version"]
+    hits = counter("gpuserve_cache_hits", "Requests answered from the response cache.", labels=labels)
+    misses = counter("gpuserve_cache_misses", "Requests not in the response cache.", labels=labels)
+    for one in models:
+        hits.add_metric([one.model, one.version], one.cache_hits)
+        misses.add_metric([one.model, one.version], one.cache_misses)
+    yield from (hits, misses)
 
 
 def _durations(models: Sequence[ModelMetrics], histogram: Any) -> Iterator[Any]:

@@ -34,7 +34,8 @@ DECOUPLED = (
     "waits_for_ever",
     "dies",
 )
-UNARY = ("awaited", "LastFirst")
+#: name -> largest batch
+UNARY = {"awaited": 4, "LastFirst": 1}
 
 
 def entry(name: str, **more: Any) -> dict[str, Any]:
@@ -61,7 +62,9 @@ def closed_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, closed_at: Path
 ) -> Iterator[Addresses]:
-    models = [entry(name, decoupled=True) for name in DECOUPLED] + [entry(name) for name in UNARY]
+    models = [entry(name, decoupled=True) for name in DECOUPLED] + [
+        entry(name, max_batch_size=size) for name, size in UNARY.items()
+    ]
     config = write_config(
         tmp_path_factory.mktemp("streams"), models, host="127.0.0.1", transport=request.param
     )

@@ -169,3 +169,39 @@ def test_the_metrics_page_parses_and_the_metrics_port_has_nothing_else(server: A
     assert get(address, "/v2/health/ready") == {"ready": True}
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(address, "/v2/models/echo_FP32")
+
+
+def test_model_config(server: Addresses) -> None:
+    path = "/v2/models/optional"
+    config = get(server.http, f"{path}/config")
+    assert config == get(server.http, f"{path}/versions/1/config")
+    assert (config["name"], config["backend"], config["max_batch_size"]) == ("optional", "python", 8)
+    assert [(one["name"], one["data_type"], one["dims"]) for one in config["input"]] == [
+        ("a", "TYPE_FP32", [1]),
+        ("b", "TYPE_FP32", [1]),
+    ]
+    assert config["dynamic_batching"]["preferred_batch_size"] == [8]
+    with client(server, "http") as asked:
+        assert asked.get_model_config("optional") == config
+    with client(server, "grpc") as asked:
+        found = asked.get_model_config("optional", "1").config
+    assert (found.name, found.max_batch_size, found.input[1].optional) == ("optional", 8, True)
+    assert found.instance_group[0].count == config["instance_group"][0]["count"] == 1
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+@pytest.mark.parametrize(("name", "version"), [("nope", ""), ("echo_FP32", "2")])
+def test_the_config_of_what_does_not_exist(server: Addresses, protocol: str, name: str, version: str) -> None:
+    with (
+        client(server, protocol) as asked,
+        pytest.raises(InferenceServerException, match="unknown model") as raised,
+    ):
+        asked.get_model_config(name, version)
+    assert raised.value.status() in {"404", "StatusCode.NOT_FOUND"}
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_the_server_says_that_it_tells_configurations(server: Addresses, protocol: str) -> None:
+    with client(server, protocol) as asked:
+        found = asked.get_server_metadata() if protocol == "http" else asked.get_server_metadata(as_json=True)
+    assert "model_configuration" in found["extensions"]

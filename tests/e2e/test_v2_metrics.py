@@ -19,7 +19,8 @@ from test_v2_inference import CLIENTS, url
 from tritonclient.utils import InferenceServerException
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
-AT_ONCE = 128
+#: Batches of the model ``rows``, each of which waits until it is full.
+WAVES, BATCHES_A_WAVE, ROWS_A_BATCH = 2, 2, 32
 Labels = frozenset[tuple[str, str]]
 
 
@@ -36,9 +37,9 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             "batch_rows",
             [tensor("x", "INT32", -1)],
             [tensor("rows", "INT32", 1), tensor("y", "INT32", -1)],
-            32,
+            ROWS_A_BATCH,
             instances=[{"device": "cpu", "count": 2}],
-            batching={"max_queue_delay_us": 20_000},
+            batching={"max_queue_delay_us": 60_000_000},
         ),
     ]
     folder = tmp_path_factory.mktemp("metrics")
@@ -138,24 +139,29 @@ def test_an_idle_model_is_all_zeros_but_up(server: Addresses) -> None:
 
 
 def test_many_at_once_are_merged_over_both_instances_and_add_up(server: Addresses) -> None:
-    async def one(client: Any, number: int) -> int:
-        sent = tritonclient.grpc.InferInput("x", [1, 1 + number % 2], "INT32")
-        x = np.full((1, 1 + number % 2), number, np.int32)
+    async def one(client: Any, number: int, width: int) -> int:
+        sent = tritonclient.grpc.InferInput("x", [1, width], "INT32")
+        x = np.full((1, width), number, np.int32)
         result = await client.infer("rows", [sent.set_data_from_numpy(x)], request_id=str(number))
         assert result.get_response().id == str(number)
         assert result.as_numpy("y").tolist() == x.tolist()
         return int(result.as_numpy("rows")[0, 0])
 
     async def all_of_them() -> list[int]:
+        # Requests of different widths do not share a batch, so each width is a wave.
+        sizes: list[int] = []
         async with tritonclient.grpc.aio.InferenceServerClient(server.grpc) as client:
-            return await asyncio.gather(*[one(client, number) for number in range(AT_ONCE)])
+            for width in range(1, WAVES + 1):
+                wave = [one(client, number, width) for number in range(BATCHES_A_WAVE * ROWS_A_BATCH)]
+                sizes += await asyncio.gather(*wave)
+        return sizes
 
     sizes = asyncio.run(all_of_them())
+    requests = WAVES * BATCHES_A_WAVE * ROWS_A_BATCH
+    assert sizes == [ROWS_A_BATCH] * requests
     page = Page(server)
     by_instance = page.of("gpuserve_batch_size_sum", model="rows")
     assert {dict(labels)["instance"] for labels in by_instance} == {"cpu#0", "cpu#1"}
-    assert sum(by_instance.values()) == AT_ONCE == page.sum("gpuserve_inferences_total", model="rows")
-    batches = page.sum("gpuserve_batch_size_count", model="rows")
-    assert batches == pytest.approx(sum(1 / size for size in sizes))
-    assert max(sizes) > 1
-    assert batches < AT_ONCE
+    assert set(by_instance.values()) == {requests / 2}, "an idle model's batches go to both in turn"
+    assert page.sum("gpuserve_inferences_total", model="rows") == requests
+    assert page.sum("gpuserve_batch_size_count", model="rows") == WAVES * BATCHES_A_WAVE

@@ -25,6 +25,12 @@ from gpuserve.spec import BatchingSpec, QueueSpec
 US = 1e-6
 
 
+class Watchable(QueuedRequest):
+    """A request whose life can be watched."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Model:
     """A scheduler, its instances, and a clock in microseconds that only moves when told."""
 
@@ -66,7 +72,7 @@ class Model:
         retriable: bool = True,
     ) -> QueuedRequest:
         deadline = None if timeout_us is None else (self.at_us + timeout_us) * US
-        request = QueuedRequest(rows, nbytes, key, deadline, retriable=retriable)
+        request = Watchable(rows, nbytes, key, deadline, retriable)
         self.scheduler.submit(request, self.now)
         return request
 
@@ -449,18 +455,13 @@ def test_cancelling_a_finished_request_changes_nothing() -> None:
     assert (model.count("finished"), model.count("cancelled")) == (1, 0)
 
 
-class Body:
-    """Stands for the bytes of a request, whose life can be watched."""
-
-
 def test_cancelled_requests_do_not_pile_up_while_nothing_can_run() -> None:
     model = Model(instances=0)
     kept = model.submit()
-    alive: weakref.WeakSet[Body] = weakref.WeakSet()
+    alive: weakref.WeakSet[QueuedRequest] = weakref.WeakSet()
     for _ in range(100):
         request = model.submit()
-        request.payload = Body()
-        alive.add(request.payload)
+        alive.add(request)
         assert model.scheduler.cancel(request)
         del request
         assert len(alive) <= 1
@@ -525,11 +526,10 @@ def test_a_deadline_does_not_reach_a_running_request() -> None:
 def test_a_far_deadline_does_not_keep_a_finished_request() -> None:
     model = Model()
     request = model.submit(timeout_us=3_600_000_000)
-    request.payload = Body()
-    body = weakref.ref(request.payload)
+    watched = weakref.ref(request)
     assert model.run_all() == [1]
     del request
-    assert body() is None
+    assert watched() is None
 
 
 def test_deadlines_of_departed_requests_are_forgotten() -> None:
@@ -539,7 +539,7 @@ def test_deadlines_of_departed_requests_are_forgotten() -> None:
         request.sequence = number
         deadlines.add(request, 3600.0)
         deadlines.discard(request)
-    assert len(deadlines._heap) <= 65
+    assert len(deadlines.heap) <= 65
     assert deadlines.nearest() is None
 
 

@@ -41,7 +41,8 @@ def expected_batch(
         if total in preferred:
             best = count
     delay_s = batching.max_queue_delay_us * US
-    exceeded = batching.max_queue_delay_us > 0 and now >= waiting[0].enqueued_at + delay_s
+    oldest_at = min(request.enqueued_at for request in waiting[:count])
+    exceeded = batching.max_queue_delay_us > 0 and now >= oldest_at + delay_s
     if best and not exceeded:
         return waiting[:best]
     if closed or total >= max(preferred) or exceeded or batching.max_queue_delay_us == 0:
@@ -68,10 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, data: st.DataObject, max_batch_size: int, prefetch: int) -> None:
         self.max_batch_size = max_batch_size
         self.batching = data.draw(batchings(max_batch_size))
-        self.queue = QueueSpec(
-            max_requests=data.draw(st.sampled_from([0, 30, 0, 5])),
-            max_nbytes=data.draw(st.sampled_from([0, 60, 0, 10])),
-        )
+        self.queue = data.draw(self.queues())
         self.prefetch = prefetch
         self.retry_on_death = data.draw(st.booleans())
         self.scheduler = ModelScheduler(
@@ -94,6 +92,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         for instance in INSTANCES[: data.draw(st.integers(0, len(INSTANCES)))]:
             self.instance_up(instance)
 
+    @staticmethod
+    def queues() -> st.SearchStrategy[QueueSpec]:
+        return st.builds(
+            QueueSpec,
+            max_requests=st.sampled_from([0, 30, 0, 5]),
+            max_nbytes=st.sampled_from([0, 60, 0, 10]),
+        )
+
     def _end(self, request: QueuedRequest, how: str) -> None:
         assert request not in self.ends, "a request ends once"
         self.ends[request] = how
@@ -113,26 +119,40 @@ class SchedulerMachine(RuleBasedStateMachine):
         key=st.sampled_from("aab"),
         timeout_us=st.sampled_from([None, None, None, None, 0, 3, 500]),
         retriable=st.sampled_from([True, True, False]),
+        priority=st.integers(0, 4),
+        own_limit_us=st.sampled_from([None, 2, 300]),
         copies=st.integers(1, 6),
     )
     def submit(
-        self, rows: int, nbytes: int, key: str, timeout_us: int | None, retriable: bool, copies: int
+        self,
+        rows: int,
+        nbytes: int,
+        key: str,
+        timeout_us: int | None,
+        retriable: bool,
+        priority: int,
+        own_limit_us: int | None,
+        copies: int,
     ) -> None:
         rows = min(rows, max(1, self.max_batch_size))
         for _ in range(copies):
             deadline = None if timeout_us is None else self.now + timeout_us * US
-            self._submit(QueuedRequest(rows, nbytes, (key,), deadline, retriable=retriable))
+            limit_s = None if own_limit_us is None else own_limit_us * US
+            self._submit(QueuedRequest(rows, nbytes, (key,), deadline, retriable, priority, limit_s))
 
-    def _submit(self, request: QueuedRequest) -> None:
+    def _refusal(self, request: QueuedRequest) -> type[Exception] | None:
+        """What a new request is to be refused with."""
         queued = self.queued
         limits = self.queue
         too_many = bool(limits.max_requests) and len(queued) >= limits.max_requests
         total_nbytes = sum(one.nbytes for one in queued) + request.nbytes
         too_large = bool(limits.max_nbytes and queued) and total_nbytes > limits.max_nbytes
         if request.deadline is not None and request.deadline <= self.now:
-            expected: type[Exception] | None = DeadlineExceeded
-        else:
-            expected = QueueFull if too_many or too_large else None
+            return DeadlineExceeded
+        return QueueFull if too_many or too_large else None
+
+    def _submit(self, request: QueuedRequest) -> None:
+        expected = self._refusal(request)
         if expected is not None:
             with pytest.raises(expected):
                 self.scheduler.submit(request, self.now)
@@ -212,11 +232,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _next_batch(self) -> Batch | None:
         room = sum(1 + self.prefetch - self._load(instance) for instance in self.up)
-        expired = any(one.deadline is not None and one.deadline <= self.now for one in self.queued)
+        expired = bool(self._due() or self._to_be_delayed())
         expected: list[QueuedRequest] = []
         if room and not expired and self.queued:
             expected = self.retried[:1] or expected_batch(
-                self.waiting, self.now, self.max_batch_size, self.batching
+                self.in_order(), self.now, self.max_batch_size, self.batching
             )
         loads = {instance: self._load(instance) for instance in self.up}
         batch = self.scheduler.next_batch(self.now)
@@ -231,16 +251,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(batch.requests) == 1 if batch.alone else batch.rows <= self.max_batch_size
         assert len({request.merge_key for request in batch.requests}) == 1
         self.running[batch.batch_id] = batch
-        lane = self.retried or self.waiting
-        del lane[: len(batch.requests)]
+        for request in batch.requests:
+            (self.retried or self.waiting).remove(request)
         return batch
+
+    # ---- time, which policies of the queue make more of ----
+
+    def in_order(self) -> list[QueuedRequest]:
+        """What waits, in the order in which it is to go."""
+        return self.waiting
+
+    def _due(self) -> list[QueuedRequest]:
+        """What is to leave the queue now."""
+        return [one for one in self.queued if one.deadline is not None and one.deadline <= self.now]
+
+    def _to_be_delayed(self) -> list[QueuedRequest]:
+        """What is to step back now."""
+        return []
+
+    def _has_time(self, request: QueuedRequest) -> bool:
+        """Whether time alone changes something for a queued request."""
+        return request.deadline is not None
 
     @rule()
     def expire(self) -> None:
         self._expire()
 
-    def _expire(self) -> list[QueuedRequest]:
-        due = [one for one in self.queued if one.deadline is not None and one.deadline <= self.now]
+    def _expire(self) -> bool:
+        """Whether anything was due."""
+        due, delayed = self._due(), self._to_be_delayed()
         expired = self.scheduler.expire(self.now)
         assert set(expired) == set(due)
         assert len(expired) == len(due)
@@ -248,7 +287,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._end(request, "expired")
         self.waiting = [request for request in self.waiting if request not in self.ends]
         self.retried = [request for request in self.retried if request not in self.ends]
-        return expired
+        return bool(due or delayed)
 
     @rule()
     def sleep_until_wakeup(self) -> None:
@@ -258,12 +297,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             pass
         wakeup = self.scheduler.next_wakeup(self.now)
         room = self.scheduler.statistics().room
-        timed = any(request.deadline is not None for request in self.queued)
+        timed = any(self._has_time(request) for request in self.queued)
         assert (wakeup is not None) == bool(self.queued and (room or timed))
         if wakeup is not None:
             assert wakeup > self.now
             self.now += (wakeup - self.now) * 0.999
-            assert self._expire() == []
+            assert not self._expire()
             assert self._next_batch() is None
             self.now = wakeup
             assert self._expire() or self._next_batch() is not None

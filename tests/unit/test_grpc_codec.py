@@ -200,12 +200,29 @@ def test_custom_parameters_are_passed_on(choice: str, value: Any) -> None:
     assert type(parsed.parameters["mine"]) is type(value)
 
 
-def test_sequence_parameters_are_passed_on_and_priority_is_not() -> None:
+def test_sequence_parameters_are_passed_on_and_the_protocols_own_are_read() -> None:
     request = with_parameter("sequence_id", int64_param=7)
     request.parameters["sequence_start"].bool_param = True
     request.parameters["priority"].uint64_param = 2
     request.parameters["triton_enable_empty_final_response"].bool_param = True
-    assert parse(request).parameters == {"sequence_id": 7, "sequence_start": True}
+    parsed = parse(request)
+    assert parsed.parameters == {"sequence_id": 7, "sequence_start": True}
+    assert (parsed.priority, parsed.empty_final) == (2, True)
+
+
+def test_without_parameters_there_is_no_priority_and_no_empty_final_response() -> None:
+    parsed = parse(message())
+    assert (parsed.priority, parsed.empty_final, parsed.parameters) == (0, False, {})
+
+
+@pytest.mark.parametrize(("choice", "priority"), [("int64_param", 3), ("uint64_param", (1 << 64) - 1)])
+def test_a_priority_may_be_either_integer(choice: str, priority: int) -> None:
+    assert parse(with_parameter("priority", **{choice: priority})).priority == priority
+
+
+def test_the_empty_final_response_may_be_declined() -> None:
+    parsed = parse(with_parameter("triton_enable_empty_final_response", bool_param=False))
+    assert parsed.empty_final is False
 
 
 @pytest.mark.parametrize(("timeout_us", "timeout_s"), [(0, None), (1, 1e-6), (2_500_000, 2.5)])

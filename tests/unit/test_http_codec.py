@@ -83,7 +83,7 @@ class TestWhatTritonclientSends:
             outputs=[client.InferRequestedOutput("y"), client.InferRequestedOutput("z", binary_data=False)],
         )
         assert (request.model_name, request.model_version, request.id) == ("m", "3", "r-1")
-        assert request.timeout_s == 0.0015
+        assert (request.timeout_s, request.priority) == (0.0015, 2)
         assert request.parameters == {"k": "v", "n": 3, "b": True, "d": 0.5}
         assert request.outputs == ("y", "z")
         assert [form.is_binary(name) for name in request.outputs] == [True, False]

@@ -241,6 +241,10 @@ class TestRequestMembers:
                 "and should not be specified.",
             ),
             (
+                {"priority": -1},
+                "Unable to parse 'priority': attempt to access JSON non-unsigned-integer as unsigned-integer",
+            ),
+            (
                 {"timeout": -1},
                 "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer",
             ),
@@ -252,6 +256,12 @@ class TestRequestMembers:
     )
     def test_parameters_refused(self, parameters: dict[str, Any], text: str) -> None:
         assert error_of({"inputs": [], "parameters": parameters}) == text
+
+    def test_priority(self) -> None:
+        request, _ = parse_json({"inputs": [], "parameters": {"priority": 7}})
+        assert (request.priority, request.parameters) == (7, {})
+        request, _ = parse_json({"inputs": []})
+        assert request.priority == 0
 
     def test_timeout_zero_is_none(self) -> None:
         request, _ = parse_json({"inputs": [], "parameters": {"timeout": 0}})

@@ -21,6 +21,7 @@ from gpuserve.front.endpoint.routes import NOT_FOUND, Endpoint, Refusal, Route, 
         (b"/metrics", Route(Endpoint.METRICS)),
         (b"/v2/models/m", Route(Endpoint.MODEL_METADATA, "m")),
         (b"/v2/models/m/ready", Route(Endpoint.MODEL_READY, "m")),
+        (b"/v2/models/m/config", Route(Endpoint.MODEL_CONFIG, "m")),
         (b"/v2/models/m/infer", Route(Endpoint.MODEL_INFER, "m")),
         (b"/v2/models/m/versions/3", Route(Endpoint.MODEL_METADATA, "m", "3")),
         (b"/v2/models/m/versions/3/ready", Route(Endpoint.MODEL_READY, "m", "3")),
@@ -93,4 +94,4 @@ def test_any_bytes_lead_somewhere_or_nowhere(tail: bytes) -> None:
 
 
 def test_endpoints_are_all_different() -> None:
-    assert len(Endpoint) == 8
+    assert len(Endpoint) == 11

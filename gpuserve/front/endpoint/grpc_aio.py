@@ -15,8 +15,11 @@ import grpc
 from gpuserve.errors import RequestError
 from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
 from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER
+from gpuserve.front.endpoint.forwarding import HeaderForwarding
+from gpuserve.front.endpoint.grpc_aio_guard import Guard
 from gpuserve.front.endpoint.grpc_framing import PREFIX_NBYTES
 from gpuserve.front.endpoint.grpc_stream import STRICT_ERRORS, InferStream
+from gpuserve.front.endpoint.restrictions import Restrictions
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.endpoint.status import STATUS
 
@@ -28,8 +31,16 @@ _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 class GrpcAioTransport:
     """A ``grpc.aio`` server on one address. Runs in the front's event loop."""
 
-    def __init__(self, service: InferenceService, address: str, max_request_nbytes: int) -> None:
-        self._service = service
+    def __init__(
+        self,
+        service: InferenceService,
+        address: str,
+        max_request_nbytes: int,
+        forwarding: HeaderForwarding | None = None,
+        restrictions: Restrictions | None = None,
+    ) -> None:
+        self._methods = _Methods(service, forwarding)
+        self._interceptors = [] if restrictions is None else [Guard(restrictions)]
         self._address = address
         # grpc takes a C int; -1 is without a limit.
         limit = max_request_nbytes if max_request_nbytes < 1 << 31 else -1
@@ -42,8 +53,8 @@ class GrpcAioTransport:
 
     async def start(self) -> None:
         """Accept connections."""
-        self._server = grpc.aio.server(options=self._options)
-        self._server.add_generic_rpc_handlers([_Methods(self._service)])
+        self._server = grpc.aio.server(interceptors=self._interceptors, options=self._options)
+        self._server.add_generic_rpc_handlers([self._methods])
         self._server.add_insecure_port(self._address)
         await self._server.start()
 
@@ -56,8 +67,9 @@ class GrpcAioTransport:
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Method path -> how it is run. Bodies stay bytes: the codec reads them."""
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: InferenceService, forwarding: HeaderForwarding | None) -> None:
         self._service = service
+        self._forwarding = forwarding
 
     def service(self, handler_call_details: Any) -> Any:
         """The method of a call; None is answered with UNIMPLEMENTED by grpc."""
@@ -81,6 +93,8 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _infer(self, body: bytes, context: Any) -> bytes:
         async with _status(context):
             request = grpc_codec.parse_infer_request(body)
+            if self._forwarding is not None:
+                self._forwarding.add_to(request, _headers(context))
             left_s = context.time_remaining()
             if left_s is not None and (request.timeout_s is None or left_s < request.timeout_s):
                 request.timeout_s = left_s
@@ -93,7 +107,10 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _stream_infer(self, bodies: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         # grpc.aio cancels this coroutine when the client goes away or its time is up.
         metadata = dict(context.invocation_metadata() or ())
-        stream = InferStream(self._service, strict_errors=metadata.get(STRICT_ERRORS) == "true")
+        async with _status(context):
+            forwarded = None if self._forwarding is None else self._forwarding.parameters(_headers(context))
+        strict_errors = metadata.get(STRICT_ERRORS) == "true"
+        stream = InferStream(self._service, strict_errors=strict_errors, forwarded=forwarded)
         reader = asyncio.get_running_loop().create_task(_read_stream(bodies, stream))
         try:
             async with _status(context):
@@ -117,6 +134,13 @@ async def _read_stream(bodies: AsyncIterator[bytes], stream: InferStream) -> Non
     async for body in bodies:
         stream.take(body)
     stream.close_requests()
+
+
+def _headers(context: Any) -> Iterator[tuple[bytes, bytes]]:
+    """The metadata of a call, as the headers that carried it; binary values are in no header we read."""
+    for name, value in context.invocation_metadata() or ():
+        if isinstance(value, str):
+            yield name.encode(), value.encode()
 
 
 def _messages(chunk: bytes) -> Iterator[bytes]:

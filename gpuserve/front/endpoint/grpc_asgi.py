@@ -25,6 +25,7 @@ from gpuserve.errors import (
 from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
 from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER, Receive, Scope, Send
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
+from gpuserve.front.endpoint.forwarding import HeaderForwarding
 from gpuserve.front.endpoint.grpc_framing import (
     ACCEPTED_ENCODINGS,
     PREFIX_NBYTES,
@@ -62,7 +63,7 @@ Method: TypeAlias = Callable[["Call"], Awaitable[None]]
 class Call(NamedTuple):
     """One call: its ASGI ends and what its headers say; ``encoding`` is "" for identity.
 
-    ``strict_errors``: the first error of a stream is to be its status.
+    ``strict_errors``: the first error of a stream is to be its status. ``headers`` are as they came.
     """
 
     path: str
@@ -71,13 +72,21 @@ class Call(NamedTuple):
     encoding: str
     timeout_s: float | None
     strict_errors: bool
+    headers: list[tuple[bytes, bytes]]
 
 
 class GrpcDoor:
     """The ASGI application for gRPC requests."""
 
-    def __init__(self, service: InferenceService, watch: DisconnectWatch, max_request_nbytes: int) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        watch: DisconnectWatch,
+        max_request_nbytes: int,
+        forwarding: HeaderForwarding | None = None,
+    ) -> None:
         self._service = service
+        self._forwarding = forwarding
         self._watch = watch
         self._max_request_nbytes = max_request_nbytes
         self._methods: dict[str, Method] = {
@@ -96,13 +105,15 @@ class GrpcDoor:
                 method = self._without_trailers
             await method(_call(scope, receive, send))
         except RequestError as error:
-            await _refuse(send, error)
+            await refuse(send, error)
         except Exception:
             logger.exception("defect while serving %s", path[:256])
-            await _refuse(send, Internal("internal error of the server"))
+            await refuse(send, Internal("internal error of the server"))
 
     async def _infer(self, call: Call) -> None:
         request = await self._read_request(call)
+        if self._forwarding is not None:
+            self._forwarding.add_to(request, call.headers)
         timeout_s = call.timeout_s
         if timeout_s is not None and (request.timeout_s is None or timeout_s < request.timeout_s):
             request.timeout_s = timeout_s
@@ -125,7 +136,8 @@ class GrpcDoor:
             response.close()
 
     async def _stream_infer(self, call: Call) -> None:
-        stream = InferStream(self._service, strict_errors=call.strict_errors)
+        forwarded = None if self._forwarding is None else self._forwarding.parameters(call.headers)
+        stream = InferStream(self._service, strict_errors=call.strict_errors, forwarded=forwarded)
         loop = asyncio.get_running_loop()
         reader = loop.create_task(self._read_stream(call, stream))
         timer = None
@@ -267,6 +279,7 @@ def _call(scope: Scope, receive: Receive, send: Send) -> Call:
         "" if encoding == b"identity" else encoding.decode("latin-1"),
         None if timeout is None else _timeout_s(timeout),
         headers.get(STRICT_ERRORS.encode()) == b"true",
+        scope["headers"],
     )
 
 
@@ -296,7 +309,7 @@ async def _read_rest(receive: Receive, body: bytes, limit_nbytes: int) -> bytes:
             return b"".join(parts)
 
 
-async def _refuse(send: Send, error: RequestError) -> None:
+async def refuse(send: Send, error: RequestError) -> None:
     """Trailers-Only: the status is in the headers, and there is no body."""
     headers = [_CONTENT_TYPE, *_status(error)]
     if error.code is Code.UNIMPLEMENTED:

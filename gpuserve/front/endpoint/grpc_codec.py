@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2 as pb
@@ -82,18 +82,17 @@ def infer_request(message: Any, raws: Sequence[Data]) -> InferRequest:
     """
     model_name = message.model_name
     outputs = message.outputs
-    parameters: dict[str, Any] = {}
-    timeout_s = None
-    if message.parameters:
-        parameters, timeout_s = _request_parameters(message.parameters, model_name)
+    given = _request_parameters(message.parameters, model_name) if message.parameters else _NO_PARAMETERS
     return InferRequest(
         model_name,
         message.model_version,
         message.id,
-        parameters,
+        dict(given.custom),
         _inputs(message.inputs, raws, model_name),
         _output_names(outputs, model_name) if outputs else (),
-        timeout_s,
+        given.timeout_s,
+        given.priority,
+        given.empty_final,
     )
 
 
@@ -149,26 +148,38 @@ def _refuse_shared_memory(what: str, tensor: Any, model_name: str) -> None:
         )
 
 
-def _request_parameters(given: Any, model_name: str) -> tuple[dict[str, Any], float | None]:
-    """The parameters for the model, and the timeout in seconds that was among them."""
+class _Parameters(NamedTuple):
+    """What a request's parameters say: those for the model, and those that the protocol reads itself."""
+
+    custom: dict[str, Any]
+    timeout_s: float | None = None
+    priority: int = 0
+    empty_final: bool = False
+
+
+_NO_PARAMETERS: Final = _Parameters({})
+
+
+def _request_parameters(given: Any, model_name: str) -> _Parameters:
     check_count("parameters", len(given), MAX_PARAMETERS, model_name)
-    parameters = {}
-    timeout_s = None
+    custom = {}
+    timeout_us = priority = 0
+    empty_final = False
     for key, value in given.items():
         check_name("parameter", key, model_name)
         choice = value.WhichOneof("parameter_choice")
         if key == "timeout":
             timeout_us = _not_negative(key, choice, value, "int64_param", model_name)
-            timeout_s = timeout_us / 1e6 if timeout_us else None
         elif key == "priority":
-            _not_negative(key, choice, value, "int64_param or uint64_param", model_name)
+            priority = _not_negative(key, choice, value, "int64_param or uint64_param", model_name)
         elif key.startswith("triton_"):
             _check_reserved(key, choice, model_name)
+            empty_final = value.bool_param
         elif choice in _CUSTOM_CHOICES:
-            parameters[key] = getattr(value, choice)
+            custom[key] = getattr(value, choice)
         else:
             raise _wrong_choice(key, "int64_param, bool_param, or string_param", choice, model_name)
-    return parameters, timeout_s
+    return _Parameters(custom, timeout_us / 1e6 or None, priority, empty_final)
 
 
 def _not_negative(key: str, choice: str | None, value: Any, expected: str, model_name: str) -> int:
@@ -184,7 +195,7 @@ def _not_negative(key: str, choice: str | None, value: Any, expected: str, model
 
 
 def _check_reserved(key: str, choice: str | None, model_name: str) -> None:
-    """Unary calls need nothing of the one reserved key there is; it only has to be well formed."""
+    """There is one reserved key, for the end of a stream; a unary call may give it too."""
     if key != _EMPTY_FINAL_RESPONSE:
         raise InvalidArgument(
             "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "

@@ -39,8 +39,12 @@ class _Ordered:
 class InferStream:
     """The requests of one call, and the messages for its client."""
 
-    def __init__(self, service: InferenceService, *, strict_errors: bool) -> None:
+    def __init__(
+        self, service: InferenceService, *, strict_errors: bool, forwarded: dict[str, str] | None = None
+    ) -> None:
         self._service = service
+        #: Parameters that the call's headers add to each of its requests.
+        self._forwarded = forwarded
         self._strict_errors = strict_errors
         self._pending: set[PendingRequest] = set()
         self._ordered: deque[_Ordered] = deque()
@@ -57,6 +61,8 @@ class InferStream:
         request = None
         try:
             request = parse_infer_request(body)
+            if self._forwarded:
+                request.parameters.update(self._forwarded)
             self._submit(request)
         except RequestError as error:
             self._refuse(request, error, named=False)

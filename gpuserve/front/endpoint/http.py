@@ -14,6 +14,7 @@ from gpuserve.front.endpoint import http_bodies, http_codec, http_encoding, rout
 from gpuserve.front.endpoint.asgi import Receive, Scope, Send
 from gpuserve.front.endpoint.closing_peers import Peer
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
+from gpuserve.front.endpoint.forwarding import HeaderForwarding
 from gpuserve.front.endpoint.http_generate import GenerateDoor
 from gpuserve.front.endpoint.http_header import OutputForm
 from gpuserve.front.endpoint.model_config import model_config, model_config_body
@@ -41,8 +42,15 @@ Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 class HttpDoor:
     """The ASGI application for everything that is not gRPC."""
 
-    def __init__(self, service: InferenceService, watch: DisconnectWatch, max_request_nbytes: int) -> None:
+    def __init__(
+        self,
+        service: InferenceService,
+        watch: DisconnectWatch,
+        max_request_nbytes: int,
+        forwarding: HeaderForwarding | None = None,
+    ) -> None:
         self._service = service
+        self._forwarding = forwarding
         self._watch = watch
         self._max_request_nbytes = max_request_nbytes
         self._generate = GenerateDoor(service, watch, max_request_nbytes)
@@ -59,7 +67,7 @@ class HttpDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Whatever goes wrong is its answer; the connection and the others go on."""
-        route = routes.match(scope["method"], _raw_path(scope))
+        route = routes.match(scope["method"], raw_path(scope))
         try:
             if isinstance(route, Refusal):
                 await _send(send, _refusal(route))
@@ -77,7 +85,7 @@ class HttpDoor:
 
     async def metrics_only(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application of the metrics port: ``/metrics`` and health, nothing else."""
-        route = routes.match(scope["method"], _raw_path(scope))
+        route = routes.match(scope["method"], raw_path(scope))
         allowed = {Endpoint.METRICS, Endpoint.SERVER_LIVE, Endpoint.SERVER_READY}
         if isinstance(route, Route) and route.endpoint not in allowed:
             route = routes.NOT_FOUND
@@ -91,6 +99,8 @@ class HttpDoor:
     async def _infer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
         request, form = await self._read_request(route, headers, receive)
+        if self._forwarding is not None:
+            self._forwarding.add_to(request, scope["headers"])
         peer = _peer(scope)
         response = await self._watch.answer(self._service.submit(request), receive, peer)
         if response is None:
@@ -235,7 +245,7 @@ class HttpDoor:
         return 200, [_METRICS_TYPE, (b"content-length", b"%d" % len(page))], page
 
 
-def _raw_path(scope: Scope) -> bytes:
+def raw_path(scope: Scope) -> bytes:
     """The path as it was sent. A server need not tell it; then it is made of the decoded one."""
     return scope.get("raw_path") or urllib.parse.quote(scope["path"]).encode()
 

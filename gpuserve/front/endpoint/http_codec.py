@@ -128,7 +128,7 @@ def raw_header(
     prefix = nbytes.to_bytes(4, "little") if declared.datatype == BYTES else b""
     batch = (1,) if spec.max_batch_size > 0 else ()
     one = HeaderInput(declared.name, declared.datatype, batch + shape, len(prefix) + nbytes)
-    return InferHeader("", {}, None, (one,), (), OutputForm(everything=True)), prefix
+    return InferHeader("", {}, None, 0, (one,), (), OutputForm(everything=True)), prefix
 
 
 def encode_infer_response(

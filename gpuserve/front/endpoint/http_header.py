@@ -59,6 +59,7 @@ class InferHeader(NamedTuple):
     request_id: str
     parameters: dict[str, Any]
     timeout_s: float | None
+    priority: int
     inputs: tuple[HeaderInput, ...]
     outputs: tuple[str, ...]
     form: OutputForm
@@ -73,6 +74,7 @@ class InferHeader(NamedTuple):
             inputs,
             self.outputs,
             self.timeout_s,
+            self.priority,
         )
 
 
@@ -93,6 +95,7 @@ def read_header(text: bytes) -> InferHeader:
         typed(document.get("id", ""), str, "'id'"),
         _custom_parameters(parameters),
         _timeout_s(parameters),
+        unsigned(parameters.get("priority", 0), "'priority'"),
         tuple(_read_input(entry, position) for position, entry in enumerate(entries)),
         names,
         form,
@@ -222,12 +225,10 @@ def _timeout_s(parameters: dict[str, Any]) -> float | None:
 
 
 def _custom_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The parameters meant for the model; those the protocol reads itself are checked and left out."""
+    """The parameters meant for the model, without those that the protocol reads itself."""
     custom: dict[str, Any] = {}
     for key, value in parameters.items():
-        if key == "priority":
-            unsigned(value, f"'{key}'")
-        elif key not in {"timeout", "binary_data_output"}:
+        if key not in {"priority", "timeout", "binary_data_output"}:
             custom[key] = _custom_parameter(key, value)
     return custom
 

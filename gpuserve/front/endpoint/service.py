@@ -49,11 +49,12 @@ class InferenceService:
     loaded, and false for good when the server drains.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, cache_nbytes: Callable[[], int] = lambda: 0) -> None:
         self.name = name
         self.version = __version__
-        self.metrics_page = MetricsPage(self._metrics, __version__)
+        self.metrics_page = MetricsPage(self._metrics, __version__, cache_nbytes)
         self._models: dict[str, ModelDriver] = {}
+        self._attached: set[str] = set()
         self._serving = False
         self._draining = False
         #: Nothing changes any more: who watches is to stop.
@@ -69,9 +70,12 @@ class InferenceService:
 
     @property
     def ready(self) -> bool:
-        """Whether the server as a whole takes requests: every model has a live instance."""
-        models = self._models.values()
-        return self._serving and not self._draining and all(model.ready for model in models)
+        """Whether the server as a whole takes requests: every model of its own has a live instance.
+
+        A model of an attached program does not count: no other program can take the server out of service.
+        """
+        own = [driver for name, driver in self._models.items() if name not in self._attached]
+        return self._serving and not self._draining and all(driver.ready for driver in own)
 
     def model_ready(self, name: str, version: str) -> bool:
         """Whether a model takes requests; false, not an error, for one that does not exist.
@@ -165,14 +169,17 @@ class InferenceService:
 
     # ---- what the supervisor says ---------------------------------------------------------
 
-    def add_model(self, driver: ModelDriver) -> None:
-        """A model exists from now on."""
+    def add_model(self, driver: ModelDriver, attached: bool = False) -> None:
+        """A model exists from now on, of this server or of an attached program."""
         self._models[driver.spec.name] = driver
+        if attached:
+            self._attached.add(driver.spec.name)
         self.changed()
 
     def remove_model(self, name: str) -> ModelDriver | None:
         """A model is no more; its driver is the caller's to close."""
         driver = self._models.pop(name, None)
+        self._attached.discard(name)
         self.changed()
         return driver
 

@@ -1,8 +1,8 @@
 """The scheduler of one model: what waits, what runs where, and when requests become a batch.
 
 Pure: events and the time go in, batches come out. No clock, event loop, socket, task or log here; the
-driver owns those. ``queue.py`` holds what waits, ``slots.py`` what runs, and this file the decision
-between them. Times are seconds of any one monotonic clock.
+driver owns those. ``queue.py`` holds what waits, ``levels.py`` in which order where there are priorities,
+``slots.py`` what runs, and this file the decision between them. Times are seconds of any one monotonic clock.
 
 What the driver does after every event, and when the time of ``next_wakeup`` has come::
 
@@ -22,15 +22,16 @@ Every request that was accepted is in exactly one place, at any time::
 
 from __future__ import annotations
 
-from collections import deque
-from typing import NamedTuple
+import operator
+from typing import Final, NamedTuple
 
 from gpuserve.errors import RequestError, Unavailable
+from gpuserve.front.scheduler.levels import request_queue
 from gpuserve.front.scheduler.queue import (
     IllegalTransition,
     QueuedRequest,
-    RequestQueue,
     RequestState,
+    Waiting,
     advance,
     first_queued,
 )
@@ -45,6 +46,9 @@ __all__ = [
     "RequestState",
     "SchedulerStatistics",
 ]
+
+
+_ENQUEUED_AT: Final = operator.attrgetter("enqueued_at")
 
 
 class SchedulerStatistics(NamedTuple):
@@ -74,10 +78,10 @@ class SchedulerStatistics(NamedTuple):
 class BatchFormer:
     """Which requests at the head of the queue make the next batch, or whether to wait for more.
 
-    Requests are walked in order of arrival and taken until the batch is *closed*, because the next one
-    would exceed ``max_batch_size`` or has another merge key, or the queue ends. *best* is the largest
-    preferred size that the walk hit, or else all that came before the request that went over the largest
-    preferred size. Then, with the age of the oldest request taken:
+    Requests are walked in the order in which they wait, whatever their priorities, and taken until the batch
+    is *closed*, because the next one would exceed ``max_batch_size`` or has another merge key, or the queue
+    ends. *best* is the largest preferred size that the walk hit, or else all that came before the request
+    that went over the largest preferred size. Then, with the age of the oldest request taken:
 
     1. best, and the delay has not run out: send exactly best.
     2. closed, or at least the largest preferred size: send all that was taken.
@@ -85,13 +89,14 @@ class BatchFormer:
     4. wait.
 
     Without preferred sizes, ``max_batch_size`` is the one. A model that does not merge sends every request
-    by itself, at once.
+    by itself, at once. ``by_age`` says that the first request that waits is always the oldest.
 
     What was taken stays here while it waits, so that an arrival is walked once, not once for each later one.
+    Only one that stands before any of it, by its priority, makes the walk begin anew.
     Rule 4 leaves no best behind and nothing closed: the requests and their rows are all there is to keep.
     """
 
-    def __init__(self, max_batch_size: int, batching: BatchingSpec) -> None:
+    def __init__(self, max_batch_size: int, batching: BatchingSpec, by_age: bool) -> None:
         self.merges = batching.merge and max_batch_size > 0
         self._max_rows = max_batch_size
         self._preferred = frozenset(batching.preferred_batch_sizes or (max_batch_size,))
@@ -99,31 +104,44 @@ class BatchFormer:
         self._delay_s = batching.max_queue_delay_us / 1e6
         self._taken: list[QueuedRequest] = []
         self._rows = 0
+        self._by_age = by_age
 
-    def form(self, waiting: deque[QueuedRequest], now: float) -> list[QueuedRequest] | None:
+    def form(self, waiting: Waiting, now: float) -> list[QueuedRequest] | None:
         """Take the next batch off the queue, where at least one request waits; None: not yet."""
         if not self.merges:
             first_queued(waiting)
             return [waiting.popleft()]
+        if not self._by_age and self._taken:
+            self._make_way(waiting)
         best, closed = self._walk(waiting)
         # The same sum as in ready_at(): a difference could round to the other side of the delay.
-        overdue = now >= self._taken[0].enqueued_at + self._delay_s
+        oldest = self._taken[0] if self._by_age else min(self._taken, key=_ENQUEUED_AT)
+        overdue = now >= oldest.enqueued_at + self._delay_s
         if best and not (overdue and self._delay_s > 0):
             return self._cut(best, waiting)
         if closed or overdue or self._rows >= self._largest_preferred:
             return self._cut(len(self._taken), waiting)
         return None
 
-    def ready_at(self, waiting: deque[QueuedRequest]) -> float | None:
+    def ready_at(self, waiting: Waiting) -> float | None:
         """When the delay of the oldest request runs out; None where none waits."""
-        oldest = self._taken[0] if self._taken else first_queued(waiting)
+        if self._by_age or not self._taken:
+            oldest = self._taken[0] if self._taken else first_queued(waiting)
+        else:
+            oldest = min(self._taken, key=_ENQUEUED_AT)
         return None if oldest is None else oldest.enqueued_at + self._delay_s
 
-    def dissolve(self, waiting: deque[QueuedRequest]) -> None:
+    def dissolve(self, waiting: Waiting) -> None:
         """Put back what was taken, because one of it may be about to leave the queue."""
         self._cut(0, waiting)
 
-    def _walk(self, waiting: deque[QueuedRequest]) -> tuple[int, bool]:
+    def _make_way(self, waiting: Waiting) -> None:
+        """Put back what was taken if a request that came since stands before any of it."""
+        first = first_queued(waiting)
+        if first is not None and first.lane < self._taken[-1].lane:
+            self.dissolve(waiting)
+
+    def _walk(self, waiting: Waiting) -> tuple[int, bool]:
         """Take requests: how many of them are the best size (0: none was hit), and whether it is closed."""
         taken, rows, best = self._taken, self._rows, 0
         while (request := first_queued(waiting)) is not None:
@@ -141,7 +159,7 @@ class BatchFormer:
         self._rows = rows
         return best, False
 
-    def _cut(self, count: int, waiting: deque[QueuedRequest]) -> list[QueuedRequest]:
+    def _cut(self, count: int, waiting: Waiting) -> list[QueuedRequest]:
         """The first ``count`` requests taken; the others go back, to be walked afresh."""
         batch, rest = self._taken[:count], self._taken[count:]
         waiting.extendleft(reversed(rest))
@@ -168,8 +186,8 @@ class ModelScheduler:
         prefetch: int,
         retry_on_death: bool,
     ) -> None:
-        self._queue = RequestQueue(queue)
-        self._former = BatchFormer(max_batch_size, batching)
+        self._queue = request_queue(queue)
+        self._former = BatchFormer(max_batch_size, batching, self._queue.by_age)
         self._slots = InstanceSlots()
         self._prefetch = prefetch
         self._retry_on_death = retry_on_death
@@ -195,7 +213,7 @@ class ModelScheduler:
 
         Raises:
             Unavailable: the scheduler is draining.
-            QueueFull: the queue is at its limit of requests or bytes.
+            QueueFull: the queue is at its limit of requests or bytes, or the request's priority at its own.
             DeadlineExceeded: the request's deadline is not after ``now``.
             IllegalTransition: the request was submitted before.
         """
@@ -237,12 +255,15 @@ class ModelScheduler:
         return queued
 
     def expire(self, now: float) -> list[QueuedRequest]:
-        """Take every queued request out whose deadline is not after ``now``, nearest deadline first."""
+        """Take every queued request out whose deadline is not after ``now``, nearest deadline first.
+
+        So are those that their policy refuses; those that it delays step back.
+        """
         due: list[QueuedRequest] = []
-        while (request := self._queue.deadlines.first_due(now)) is not None:
+        while (request := self._queue.first_due(now)) is not None:
             self._former.dissolve(self._queue.waiting)
-            self._queue.remove(request, "expire")
-            due.append(request)
+            if self._queue.expire(request, now):
+                due.append(request)
         self._expired += len(due)
         return due
 
@@ -250,10 +271,10 @@ class ModelScheduler:
         """Form one batch for the instance with the most room. Call it until it gives None.
 
         None means that nothing is queued, that no instance has room, that it is better to wait, or that
-        deadlines have passed and ``expire(now)`` comes first: no request runs after its deadline.
+        the time of requests is over and ``expire(now)`` comes first: no request runs after its deadline.
         """
         queue = self._queue
-        if not queue.requests or not self._slots.room or queue.deadlines.first_due(now) is not None:
+        if not queue.requests or not self._slots.room or queue.first_due(now) is not None:
             return None
         retried = queue.take_retried()
         requests = self._former.form(queue.waiting, now) if retried is None else [retried]
@@ -269,7 +290,7 @@ class ModelScheduler:
         Meant for after ``next_batch`` gave None. The time itself counts: at it, ``expire`` or ``next_batch``
         has something to give. None: only another event can change anything.
         """
-        deadline = self._queue.deadlines.nearest()
+        deadline = self._queue.next_due()
         ready_at = self._former.ready_at(self._queue.waiting) if self._slots.room else None
         times = [time for time in (deadline, ready_at) if time is not None]
         return max(now, min(times)) if times else None

@@ -25,9 +25,11 @@ from gpuserve.front.links import WorkerLink
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.plane.gather import gather
 from gpuserve.front.plane.scatter import Answer, scatter
+from gpuserve.front.scheduler.answers import Answers
 from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, QueuedRequest
 from gpuserve.front.scheduler.flights import Flight, Flights, OnResponse, PendingRequest
 from gpuserve.front.scheduler.instances import Instances
+from gpuserve.front.scheduler.response_cache import ResponseCache
 from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire
 from gpuserve_worker.memory import Arena, Block, OutOfMemory
@@ -43,7 +45,13 @@ _NO_STREAM: Final = (
 class ModelDriver:
     """A model's queue, its instances that are up, and its input arena."""
 
-    def __init__(self, spec: ModelSpec, max_arena_nbytes: int, metrics: ModelMetrics) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        max_arena_nbytes: int,
+        metrics: ModelMetrics,
+        cache: ResponseCache | None = None,
+    ) -> None:
         self.spec = spec
         self.metrics = metrics
         self.check = ModelCheck(spec)
@@ -58,6 +66,7 @@ class ModelDriver:
         self._batched = spec.max_batch_size > 0
         self._instances = Instances(len(spec.instances))
         self._flights = Flights(self.free)
+        self._answers = Answers(spec, metrics, cache)
         self._loop = asyncio.get_running_loop()
         self._pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
@@ -119,13 +128,17 @@ class ModelDriver:
             retriable = not blocks or self.spec.read_only_inputs
             answer = self._loop.create_future()
             pending = PendingRequest(self, request, checked, answer, blocks, retriable, on_response)
+            if self._answers.recall(pending):
+                self._settle(pending)
+                return pending
             self.scheduler.submit(pending, time.monotonic())
+            self._answers.expect(pending)
         except RequestError as error:
             self.free(blocks)
             self.metrics.refused(error)
             raise
-        if request.timeout_s is not None:
-            pending.timer = self._loop.call_later(request.timeout_s, self._on_deadline, pending)
+        if pending.timeout_s is not None:
+            pending.timer = self._loop.call_later(pending.timeout_s, self._on_deadline, pending)
         self._pump_soon()
         return pending
 
@@ -134,8 +147,11 @@ class ModelDriver:
         answer = pending.answer
         if answer.done() and not answer.cancelled():
             # It was answered, and counted, in the very turn of the loop in which its client left.
-            if answer.exception() is None:
+            if answer.exception() is None and answer.result() is not None:
                 answer.result().close()
+            return
+        self._answers.drop(pending)
+        if pending.recalled:  # and held back for the sake of the order
             return
         if self.scheduler.cancel(pending):
             self._settle(pending)
@@ -148,13 +164,11 @@ class ModelDriver:
         if pending.answer.done():
             return
         was_queued = self.scheduler.cancel(pending)
-        self.metrics.failed(1, "DEADLINE_EXCEEDED")
-        pending.answer.set_exception(
-            DeadlineExceeded(
-                f"Request timeout expired: {pending.request.timeout_s:g} s were given to model "
-                f"{self.spec.name!r}, and the request was still {'queued' if was_queued else 'running'}"
-            )
+        late = DeadlineExceeded(
+            f"Request timeout expired: {pending.request.timeout_s:g} s were given to model "
+            f"{self.spec.name!r}, and the request was still {'queued' if was_queued else 'running'}"
         )
+        self._answers.fail_now(pending, late)
         if was_queued:
             self._settle(pending)
         else:
@@ -187,6 +201,8 @@ class ModelDriver:
     def _pump(self) -> None:
         self._pump_due = False
         now = time.monotonic()
+        for late in self.scheduler.expire(now):
+            self._answer(late, self._too_late(late))
         while (batch := self.scheduler.next_batch(now)) is not None:
             self._dispatch(batch, now)
         if self._wakeup is not None:
@@ -195,6 +211,13 @@ class ModelDriver:
         wakeup = self.scheduler.next_wakeup(now)
         if wakeup is not None:
             self._wakeup = self._loop.call_later(wakeup - now, self._pump)
+
+    def _too_late(self, pending: QueuedRequest) -> RequestError:
+        assert pending.timeout_at is not None
+        limit_s = pending.timeout_at - pending.enqueued_at
+        return Unavailable(
+            f"Request timeout expired: model {self.spec.name!r} lets this request wait {limit_s:g} s"
+        )
 
     def _dispatch(self, batch: Batch, now: float) -> None:
         requests: list[InferRequest] = [one.request for one in batch.requests]  # type: ignore[attr-defined]
@@ -269,18 +292,7 @@ class ModelDriver:
         answers = self._scatter(link, flight.batch, message, flight.yield_gone)
         for pending, answer in zip(flight.requests, answers, strict=True):
             if answer is not None:
-                self._pass_on(pending, answer)
-
-    def _pass_on(self, pending: PendingRequest, response: InferResponse | RequestError) -> None:
-        """One response of a stream; an error ends it for this request, whose batch goes on."""
-        if isinstance(response, RequestError):
-            if not pending.answer.done():
-                self.metrics.failed(1, response.code.value)
-                pending.answer.set_exception(response)
-        elif pending.answer.done() or pending.on_response is None:
-            response.close()
-        else:
-            pending.on_response(response)
+                self._answers.pass_on(pending, answer)
 
     def _scatter(
         self,
@@ -305,16 +317,7 @@ class ModelDriver:
     def _answer(self, pending: QueuedRequest, answer: Answer) -> None:
         assert isinstance(pending, PendingRequest)
         self._settle(pending)
-        future = pending.answer
-        if future.done():
-            if isinstance(answer, InferResponse):
-                answer.close()
-        elif isinstance(answer, RequestError):
-            self.metrics.failed(1, answer.code.value)
-            future.set_exception(answer)
-        else:
-            self.metrics.succeeded(time.monotonic() - pending.enqueued_at, pending.rows)
-            future.set_result(answer)
+        self._answers.give(pending, answer)
 
     # ---- instances ------------------------------------------------------------------------
 
@@ -331,6 +334,8 @@ class ModelDriver:
 
     def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:
         """A worker is gone: what it ran runs once more elsewhere, or is lost."""
+        if instance in self._instances.names():
+            self._instances[instance].read()  # what it answered before is answered
         link = self._instances.remove(instance, restart_in_s)
         if link is not None:
             self._lose(link, reason)

@@ -18,6 +18,7 @@ from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
 from gpuserve.front.endpoint.validation import CheckedRequest
 from gpuserve.front.links import WorkerLink
 from gpuserve.front.scheduler.batcher import Batch, QueuedRequest
+from gpuserve.front.scheduler.response_cache import CacheKey
 from gpuserve_worker.memory import Block
 from gpuserve_worker.wire import YIELD_WINDOW, Cancel, Credit, WireError
 
@@ -38,10 +39,20 @@ class PendingRequest(QueuedRequest):
     """A request in the scheduler, with its answer to come and the blocks that its body lies in.
 
     The ``answer`` of a decoupled model's request is None, at the end of its stream; each of its responses
-    is given to ``on_response`` before.
+    is given to ``on_response`` before. ``cache_key`` is what its answer is to be kept under; ``recalled``
+    that it came from the cache.
     """
 
-    __slots__ = ("_submitter", "answer", "blocks", "on_response", "request", "timer")
+    __slots__ = (
+        "_submitter",
+        "answer",
+        "blocks",
+        "cache_key",
+        "on_response",
+        "recalled",
+        "request",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -53,13 +64,23 @@ class PendingRequest(QueuedRequest):
         retriable: bool,
         on_response: OnResponse | None = None,
     ) -> None:
-        super().__init__(checked.rows, checked.nbytes, checked.merge_key, None, None, retriable)
+        super().__init__(
+            checked.rows,
+            checked.nbytes,
+            checked.merge_key,
+            None,
+            retriable,
+            request.priority,
+            request.timeout_s,
+        )
         self._submitter = submitter
         self.request = request
         self.answer = answer
         self.blocks = blocks
         self.timer: asyncio.TimerHandle | None = None
         self.on_response = on_response
+        self.cache_key: CacheKey | None = None
+        self.recalled = False
 
     def take_back(self) -> None:
         """Nobody waits for the answer any more."""

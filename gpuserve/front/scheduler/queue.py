@@ -2,7 +2,7 @@
 
 Pure like all of the batcher: no clock (``now`` is an argument, in seconds of any one monotonic
 clock), no event loop, no I/O, no logging. Which of the waiting requests share a batch is not decided
-here but in ``batcher.py``.
+here but in ``batcher.py``; priorities and queue policies are in ``levels.py``, on top of this.
 
 A request's life::
 
@@ -24,8 +24,8 @@ import heapq
 import operator
 import sys
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from typing import ClassVar, Final, Literal, Protocol, TypeAlias
 
 from gpuserve.errors import DeadlineExceeded, QueueFull
 from gpuserve.spec import QueueSpec
@@ -42,6 +42,9 @@ class RequestState(enum.Enum):
     RUNNING = enum.auto()
     FINISHED = enum.auto()
 
+
+#: A level of priority, 1 first, and whether its time ran out there; the lesser goes first.
+Lane: TypeAlias = tuple[int, bool]
 
 RequestEvent: TypeAlias = Literal["submit", "dispatch", "cancel", "expire", "complete", "retry", "lose"]
 
@@ -68,13 +71,15 @@ class QueuedRequest:
 
     The caller's: ``rows``, the size of the batch dimension and at least 1; ``nbytes``, what it counts
     towards the queue's limit; ``merge_key``, equal for requests that may share a batch; ``deadline``,
-    in seconds of the clock that ``now`` comes from; ``retriable``, whether it may run a second time.
-    ``payload`` is never looked at. A request that was taken out may stay referenced for a while, so a
-    large payload is better dropped by the caller when it has answered.
+    in seconds of the clock that ``now`` comes from; ``retriable``, whether it may run a second time;
+    ``priority``, 0 for none given; ``timeout_s``, a limit that the caller keeps itself, and which is None
+    once the queue's policy has taken it over. A request that was taken out may stay referenced for a while,
+    so what a subclass holds is better dropped when it is answered.
 
     The scheduler's: ``enqueued_at``; ``sequence``, which numbers the accepted requests in their order;
     ``attempts``, how many workers died under it; ``cancelled``, after which nobody waits for its result;
-    ``state``.
+    ``state``. And in a queue with ``levels`` only: ``lane``, where it waits, and ``timeout_at``, when its
+    policy's time runs out, None for never.
     """
 
     __slots__ = (
@@ -82,14 +87,20 @@ class QueuedRequest:
         "cancelled",
         "deadline",
         "enqueued_at",
+        "lane",
         "merge_key",
         "nbytes",
-        "payload",
+        "priority",
         "retriable",
         "rows",
         "sequence",
         "state",
+        "timeout_at",
+        "timeout_s",
     )
+
+    lane: Lane
+    timeout_at: float | None
 
     def __init__(
         self,
@@ -97,15 +108,17 @@ class QueuedRequest:
         nbytes: int,
         merge_key: Hashable,
         deadline: float | None = None,
-        payload: Any = None,
         retriable: bool = True,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> None:
         self.rows = rows
         self.nbytes = nbytes
         self.merge_key = merge_key
         self.deadline = deadline
-        self.payload = payload
         self.retriable = retriable
+        self.priority = priority
+        self.timeout_s = timeout_s
         self.enqueued_at = 0.0
         self.sequence = -1
         self.attempts = 0
@@ -131,21 +144,21 @@ def advance(requests: Iterable[QueuedRequest], event: RequestEvent) -> None:
 class Deadlines:
     """The queued requests that have a deadline, nearest first. Requests without one cost nothing.
 
-    The heap holds sequence numbers only. What has left the queue is gone from ``_requests``, and its number
-    in the heap means nothing any more; it keeps no request alive.
+    ``heap`` holds sequence numbers only. What has left the queue is gone from ``_requests``, and its number
+    in the heap means nothing any more; it keeps no request alive. Where the heap is empty, nothing is due.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []
+        self.heap: list[tuple[float, int]] = []
         self._requests: dict[int, QueuedRequest] = {}
 
     def add(self, request: QueuedRequest, deadline: float) -> None:
         """Watch a request that is queued."""
         self._requests[request.sequence] = request
-        heapq.heappush(self._heap, (deadline, request.sequence))
-        if len(self._heap) > 2 * len(self._requests) + _STALE_ALLOWED:
-            self._heap = [entry for entry in self._heap if entry[1] in self._requests]
-            heapq.heapify(self._heap)
+        heapq.heappush(self.heap, (deadline, request.sequence))
+        if len(self.heap) > 2 * len(self._requests) + _STALE_ALLOWED:
+            self.heap = [entry for entry in self.heap if entry[1] in self._requests]
+            heapq.heapify(self.heap)
 
     def discard(self, request: QueuedRequest) -> None:
         """Forget a request that leaves the queue."""
@@ -153,11 +166,11 @@ class Deadlines:
 
     def nearest(self) -> float | None:
         """The nearest deadline; None where there is none."""
-        while self._heap:
-            deadline, sequence = self._heap[0]
+        while self.heap:
+            deadline, sequence = self.heap[0]
             if sequence in self._requests:
                 return deadline
-            heapq.heappop(self._heap)
+            heapq.heappop(self.heap)
         return None
 
     def first_due(self, now: float) -> QueuedRequest | None:
@@ -165,7 +178,31 @@ class Deadlines:
         deadline = self.nearest()
         if deadline is None or deadline > now:
             return None
-        return self._requests[self._heap[0][1]]
+        return self._requests[self.heap[0][1]]
+
+
+class Waiting(Protocol):
+    """Places of requests, the next one first; some of those requests may not wait any more. A ``deque``
+    in order of arrival is one.
+    """
+
+    def __len__(self) -> int:
+        """How many places there are."""
+
+    def __getitem__(self, index: int, /) -> QueuedRequest:
+        """The request at a place; the first is 0."""
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        """The requests, in order."""
+
+    def append(self, request: QueuedRequest, /) -> None:
+        """Put a new request behind all that go before it."""
+
+    def popleft(self) -> QueuedRequest:
+        """Take the first place off."""
+
+    def extendleft(self, requests: Iterable[QueuedRequest], /) -> None:
+        """Put requests back that were taken off, the last of them first."""
 
 
 class RequestQueue:
@@ -177,10 +214,13 @@ class RequestQueue:
     known whether they go: they count until ``dispatched`` is told.
     """
 
-    def __init__(self, spec: QueueSpec) -> None:
+    #: Whether a new request always stands behind the older ones.
+    by_age: ClassVar[bool] = True
+
+    def __init__(self, spec: QueueSpec, waiting: Waiting | None = None) -> None:
         self._max_requests = spec.max_requests or sys.maxsize
         self._max_nbytes = spec.max_nbytes or sys.maxsize
-        self.waiting: deque[QueuedRequest] = deque()
+        self.waiting: Waiting = deque() if waiting is None else waiting
         self.retried: deque[QueuedRequest] = deque()
         self.deadlines = Deadlines()
         self.accepted = 0
@@ -189,7 +229,7 @@ class RequestQueue:
         self.nbytes = 0
 
     def add(self, request: QueuedRequest, now: float) -> None:
-        """Put a new request at the end.
+        """Put a new request behind the others.
 
         Raises:
             DeadlineExceeded: its deadline is not after ``now``.
@@ -232,8 +272,20 @@ class RequestQueue:
         advance((request,), event)
         self._uncount((request,))
         if len(self.waiting) + len(self.retried) > 2 * self.requests:
-            self.waiting = deque(one for one in self.waiting if one.state is _QUEUED)
-            self.retried = deque(one for one in self.retried if one.state is _QUEUED)
+            self._sweep()
+
+    def first_due(self, now: float) -> QueuedRequest | None:
+        """A request whose time is over at ``now``; nothing may run before ``expire`` was told of it."""
+        return self.deadlines.first_due(now) if self.deadlines.heap else None
+
+    def next_due(self) -> float | None:
+        """When ``first_due`` will have a request to give; None: never."""
+        return self.deadlines.nearest() if self.deadlines.heap else None
+
+    def expire(self, request: QueuedRequest, now: float) -> bool:
+        """Do with a request that is due what is to be done. True: it was taken out for good."""
+        self.remove(request, "expire")
+        return True
 
     def take_retried(self) -> QueuedRequest | None:
         """Take the oldest request off that is to run a second time."""
@@ -241,6 +293,11 @@ class RequestQueue:
         if oldest is not None:
             self.retried.popleft()
         return oldest
+
+    def _sweep(self) -> None:
+        """Drop every place whose request does not wait any more."""
+        self.waiting = deque(one for one in self.waiting if one.state is _QUEUED)
+        self.retried = deque(one for one in self.retried if one.state is _QUEUED)
 
     def _count(self, request: QueuedRequest) -> None:
         self.requests += 1
@@ -261,7 +318,7 @@ class RequestQueue:
         self.nbytes -= nbytes
 
 
-def first_queued(requests: deque[QueuedRequest]) -> QueuedRequest | None:
+def first_queued(requests: Waiting) -> QueuedRequest | None:
     """The first request that still waits; the places before it are dropped. None where there is none."""
     while requests:
         if requests[0].state is _QUEUED:

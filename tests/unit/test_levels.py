@@ -1,0 +1,364 @@
+"""Priorities and queue policies, rule by rule, with figures; Q-1 … Q-8 are the rules of Triton's queues in
+the order of the requirements. What holds for every sequence of events is in ``test_levels_properties.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuserve.errors import Code, DeadlineExceeded, QueueFull
+from gpuserve.front.scheduler.batcher import Batch, IllegalTransition, ModelScheduler, QueuedRequest
+from gpuserve.front.scheduler.levels import PriorityQueue, request_queue
+from gpuserve.front.scheduler.queue import RequestQueue
+from gpuserve.spec import BatchingSpec, PolicySpec, QueueSpec
+
+#: Divided by, as the scheduler does: a product would be rounded otherwise.
+US_A_SECOND = 1e6
+NO_POLICY = PolicySpec()
+
+
+class Model:
+    """A scheduler of three levels, the second of which is the default, on one instance."""
+
+    def __init__(
+        self,
+        *,
+        levels: int = 3,
+        default: int = 2,
+        policy: PolicySpec = NO_POLICY,
+        policies: tuple[tuple[int, PolicySpec], ...] = (),
+        delay_us: int = 0,
+        max_batch_size: int = 8,
+        max_requests: int = 0,
+        ready: bool = True,
+    ) -> None:
+        default = default if levels else 0
+        self.scheduler = ModelScheduler(
+            max_batch_size=max_batch_size,
+            batching=BatchingSpec(delay_us),
+            queue=QueueSpec(max_requests, 0, levels, default, policy, policies),
+            prefetch=0,
+            retry_on_death=True,
+        )
+        self.at_us = 0
+        if ready:
+            self.scheduler.instance_up("i0")
+
+    def submit(
+        self, priority: int = 0, rows: int = 1, *, own_limit_us: int = 0, **more: Any
+    ) -> QueuedRequest:
+        timeout_s = own_limit_us / US_A_SECOND or None
+        request = QueuedRequest(rows, 1, more.pop("key", ""), **more, priority=priority, timeout_s=timeout_s)
+        self.scheduler.submit(request, self.at_us / US_A_SECOND)
+        return request
+
+    def next(self) -> Batch | None:
+        return self.scheduler.next_batch(self.at_us / US_A_SECOND)
+
+    def run_all(self) -> list[list[QueuedRequest]]:
+        """The requests of every batch that goes now, each ending before the next is formed."""
+        batches = []
+        while (batch := self.next()) is not None:
+            batches.append(batch.requests)
+            self.scheduler.complete(batch.batch_id)
+        return batches
+
+    def expire_at(self, at_us: int) -> list[QueuedRequest]:
+        self.at_us = at_us
+        return self.scheduler.expire(at_us / US_A_SECOND)
+
+    def wakeup_us(self) -> int | None:
+        wakeup = self.scheduler.next_wakeup(self.at_us / US_A_SECOND)
+        return None if wakeup is None else round(wakeup * US_A_SECOND)
+
+
+def reject(timeout_us: int, **more: Any) -> PolicySpec:
+    return PolicySpec("reject", timeout_us, **more)
+
+
+def delay(timeout_us: int, **more: Any) -> PolicySpec:
+    return PolicySpec("delay", timeout_us, **more)
+
+
+# ---- priorities -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec", [QueueSpec(), QueueSpec(max_requests=3, max_nbytes=9), QueueSpec(policies=((1, reject(5)),))]
+)
+def test_a_model_without_levels_and_policy_has_the_plain_queue(spec: QueueSpec) -> None:
+    assert type(request_queue(spec)) is RequestQueue
+
+
+@pytest.mark.parametrize(
+    "spec", [QueueSpec(priority_levels=1, default_priority=1), QueueSpec(policy=delay(5))]
+)
+def test_a_model_with_levels_or_a_policy_has_lanes(spec: QueueSpec) -> None:
+    assert type(request_queue(spec)) is PriorityQueue
+
+
+def test_q1_none_and_unknown_priorities_have_the_default_one() -> None:
+    model = Model(max_batch_size=1)
+    requests = {priority: model.submit(priority) for priority in (3, 0, 4, 2, 1 << 63, 1)}
+    order = [request for batch in model.run_all() for request in batch]
+    assert order == [requests[priority] for priority in (1, 0, 4, 2, 1 << 63, 3)]
+
+
+def test_q2_a_higher_level_goes_first_and_within_a_level_the_older() -> None:
+    model = Model(max_batch_size=1)
+    submitted = [model.submit(priority) for priority in (3, 1, 2, 1, 3, 2)]
+    order = [submitted.index(request) for batch in model.run_all() for request in batch]
+    assert order == [1, 3, 2, 5, 0, 4]
+
+
+def test_q2_a_batch_reaches_into_lower_levels() -> None:
+    model = Model(max_batch_size=3)
+    low, high, middle, more = (model.submit(priority) for priority in (3, 1, 2, 3))
+    assert model.run_all() == [[high, middle, low], [more]]
+
+
+def test_q2_the_walk_through_the_levels_ends_at_another_merge_key() -> None:
+    model = Model()
+    low, middle, high = model.submit(3), model.submit(2, key="other"), model.submit(1)
+    assert model.run_all() == [[high], [middle], [low]]
+
+
+def test_a_higher_level_that_comes_while_others_wait_for_company_goes_before_them() -> None:
+    model = Model(delay_us=1000, max_batch_size=2)
+    first = model.submit(2)
+    assert model.next() is None
+    high = model.submit(1)
+    assert model.run_all() == [[high, first]]
+
+
+def test_a_higher_level_of_another_merge_key_takes_the_next_batch_from_those_that_wait() -> None:
+    model = Model(delay_us=1000)
+    low = model.submit(3)
+    assert model.next() is None
+    high = model.submit(1, key="other")
+    assert model.run_all() == [[high]]
+    assert model.wakeup_us() == 1000
+    model.at_us = 1000
+    assert model.run_all() == [[low]]
+
+
+def test_the_delay_is_that_of_the_oldest_whatever_its_level() -> None:
+    model = Model(delay_us=1000)
+    low = model.submit(3)
+    model.at_us = 400
+    high = model.submit(1)
+    assert model.next() is None
+    assert model.wakeup_us() == 1000
+    model.at_us = 1000
+    assert model.run_all() == [[high, low]]
+
+
+def test_a_second_run_comes_before_every_level() -> None:
+    model = Model(max_batch_size=1)
+    low = model.submit(3)
+    assert model.next() is not None
+    high = model.submit(1)
+    assert model.scheduler.instance_down("i0") == []
+    model.scheduler.instance_up("i1")
+    assert model.run_all() == [[low], [high]]
+
+
+def test_a_thousand_million_levels_cost_nothing() -> None:
+    model = Model(levels=10**9, default=10**9, max_batch_size=1)
+    requests = [model.submit(priority) for priority in range(1000, 0, -1)]
+    assert [batch[0] for batch in model.run_all()] == requests[::-1]
+    queue = model.scheduler._queue
+    assert isinstance(queue, PriorityQueue)
+    assert not queue.waiting
+    assert (len(queue.waiting), len(queue._requests), len(queue.waiting._lanes)) == (0, 0, 0)  # type: ignore[attr-defined]
+
+
+def test_cancelled_requests_of_all_levels_do_not_pile_up() -> None:
+    model = Model(ready=False)
+    kept = model.submit(3)
+    for number in range(300):
+        assert model.scheduler.cancel(model.submit(1 + number % 3))
+        assert len(model.scheduler._queue.waiting) <= 3
+    model.scheduler.instance_up("i0")
+    assert model.run_all() == [[kept]]
+
+
+# ---- limits ---------------------------------------------------------------------------------
+
+
+def test_q3_a_level_has_a_limit_of_its_own() -> None:
+    model = Model(policies=((1, PolicySpec(max_requests=2)),), ready=False)
+    first, _ = model.submit(1), model.submit(1)
+    with pytest.raises(
+        QueueFull, match=r"^Exceeds maximum queue size of 2 requests of priority 1$"
+    ) as caught:
+        model.submit(1)
+    assert caught.value.code is Code.UNAVAILABLE
+    model.submit(2)
+    assert model.scheduler.cancel(first)
+    model.submit(1)
+    statistics = model.scheduler.statistics()
+    assert (statistics.queued, statistics.rejected) == (3, 1)
+
+
+def test_q3_without_levels_the_policys_limit_is_the_models() -> None:
+    model = Model(levels=0, policy=PolicySpec(max_requests=1), ready=False)
+    model.submit()
+    with pytest.raises(QueueFull, match=r"^Exceeds maximum queue size of 1 requests$"):
+        model.submit(priority=7)
+
+
+def test_the_limit_of_the_whole_queue_holds_beside_that_of_the_level() -> None:
+    model = Model(policy=PolicySpec(max_requests=2), max_requests=2, ready=False)
+    model.submit(1)
+    model.submit(2)
+    with pytest.raises(QueueFull, match=r"^Exceeds maximum queue size of 2 requests$"):
+        model.submit(3)
+
+
+def test_delayed_requests_count_towards_the_limit_and_running_ones_do_not() -> None:
+    model = Model(policy=delay(100, max_requests=1), max_batch_size=1, ready=False)
+    model.submit(1)
+    assert model.expire_at(100) == []
+    with pytest.raises(QueueFull):
+        model.submit(1)
+    model.scheduler.instance_up("i0")
+    assert model.next() is not None
+    model.submit(1)
+    assert model.scheduler.statistics().running_requests == 1
+
+
+# ---- time in the queue ----------------------------------------------------------------------
+
+
+def test_q4_each_level_has_the_time_of_its_policy() -> None:
+    model = Model(policy=reject(500), policies=((1, reject(100)), (3, PolicySpec())), ready=False)
+    high, middle, low = model.submit(1), model.submit(2), model.submit(3)
+    assert model.wakeup_us() == 100
+    assert model.expire_at(99) == []
+    assert model.expire_at(100) == [high]
+    assert model.wakeup_us() == 500
+    assert model.expire_at(10**9) == [middle]
+    assert model.wakeup_us() is None
+    model.scheduler.instance_up("i0")
+    assert model.run_all() == [[low]]
+
+
+@pytest.mark.parametrize(
+    ("policy", "own_limit_us", "expires_at_us"),
+    [
+        (reject(500, allow_timeout_override=True), 200, 200),
+        (reject(500, allow_timeout_override=True), 800, 500),
+        (reject(500, allow_timeout_override=True), 0, 500),
+        (reject(500), 200, 500),
+    ],
+)
+def test_q4_a_requests_own_limit_shortens_the_policys_where_it_may(
+    policy: PolicySpec, own_limit_us: int, expires_at_us: int
+) -> None:
+    model = Model(policy=policy, ready=False)
+    request = model.submit(own_limit_us=own_limit_us)
+    assert model.wakeup_us() == expires_at_us
+    took_over = expires_at_us == own_limit_us
+    assert request.timeout_s == (None if took_over else own_limit_us / US_A_SECOND or None)
+
+
+def test_q4_where_the_policy_has_no_time_a_request_cannot_give_one() -> None:
+    model = Model(policy=PolicySpec(allow_timeout_override=True, max_requests=9), ready=False)
+    request = model.submit(own_limit_us=200)
+    assert model.wakeup_us() is None
+    assert request.timeout_s == 200 / US_A_SECOND
+
+
+def test_q5_a_rejected_request_never_runs_even_if_expire_was_forgotten() -> None:
+    model = Model(policy=reject(100))
+    late = model.submit()
+    model.at_us = 100
+    assert model.next() is None
+    assert model.wakeup_us() == 100
+    assert model.expire_at(100) == [late]
+    assert model.scheduler.statistics().expired == 1
+    assert model.run_all() == []
+
+
+def test_q6_a_delayed_request_goes_after_its_level_and_before_the_next() -> None:
+    model = Model(policies=((1, delay(100)),), max_batch_size=1, ready=False)
+    slow = model.submit(1)
+    low = model.submit(2)
+    assert model.expire_at(150) == []
+    new = model.submit(1)
+    model.scheduler.instance_up("i0")
+    assert model.run_all() == [[new], [slow], [low]]
+
+
+def test_q6_a_delayed_request_is_delayed_once_and_never_rejected() -> None:
+    model = Model(levels=0, policy=delay(100), ready=False)
+    first, second = model.submit(), model.submit()
+    assert model.expire_at(100) == []
+    assert model.wakeup_us() is None
+    assert model.expire_at(10**9) == []
+    model.scheduler.instance_up("i0")
+    assert model.run_all() == [[first, second]]
+
+
+def test_a_delayed_request_can_be_cancelled() -> None:
+    model = Model(levels=0, policy=delay(100), ready=False)
+    request = model.submit()
+    assert model.expire_at(100) == []
+    assert model.scheduler.cancel(request)
+    assert model.scheduler.take_all() == []
+    statistics = model.scheduler.statistics()
+    assert (statistics.queued, statistics.cancelled) == (0, 1)
+
+
+def test_a_delayed_request_is_taken_out_once_with_all_others() -> None:
+    model = Model(policy=delay(100), ready=False)
+    delayed = model.submit(1)
+    assert model.expire_at(100) == []
+    other = model.submit(1)
+    assert model.scheduler.take_all() == [other, delayed]
+    assert model.scheduler.statistics().cancelled == 2
+
+
+def test_a_clients_deadline_holds_for_a_request_that_was_delayed() -> None:
+    model = Model(policy=delay(100), ready=False)
+    request = model.submit(deadline=300 / US_A_SECOND)
+    assert model.expire_at(100) == []
+    assert model.wakeup_us() == 300
+    assert model.expire_at(300) == [request]
+    with pytest.raises(DeadlineExceeded):
+        model.submit(deadline=300 / US_A_SECOND)
+
+
+def test_a_time_that_runs_out_inside_a_waiting_batch_takes_its_request_out() -> None:
+    model = Model(policies=((1, reject(500)),), delay_us=1000)
+    late, kept = model.submit(1), model.submit(2)
+    assert model.next() is None
+    assert model.wakeup_us() == 500
+    assert model.expire_at(500) == [late]
+    model.at_us = 1000
+    assert model.run_all() == [[kept]]
+
+
+def test_q7_the_time_does_not_reach_a_running_request_nor_its_second_run() -> None:
+    model = Model(policy=reject(100))
+    request = model.submit()
+    assert model.next() is not None
+    assert model.expire_at(200) == []
+    assert model.scheduler.instance_down("i0") == []
+    assert model.expire_at(300) == []
+    assert model.wakeup_us() is None
+    model.scheduler.instance_up("i1")
+    assert model.run_all() == [[request]]
+
+
+def test_a_request_is_submitted_once_and_keeps_its_place() -> None:
+    model = Model(max_batch_size=1, ready=False)
+    high, low = model.submit(1), model.submit(3)
+    low.priority = 1
+    with pytest.raises(IllegalTransition, match="state QUEUED cannot submit"):
+        model.scheduler.submit(low, 0.0)
+    model.scheduler.instance_up("i0")
+    assert model.run_all() == [[high], [low]]
