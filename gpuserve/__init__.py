@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuserve.model import DynamicBatcher, ModelConfig, Tensor
     from gpuserve.server import Server
+    from gpuserve_worker.failure import UnrecoverableError
     from gpuserve_worker.request import Request
 
 __version__ = "0.1.0"
 
-__all__ = ["DynamicBatcher", "ModelConfig", "Request", "Server", "Tensor", "__version__"]
+__all__ = [
+    "DynamicBatcher",
+    "ModelConfig",
+    "Request",
+    "Server",
+    "Tensor",
+    "UnrecoverableError",
+    "__version__",
+]
 
 _HOMES = {
     "DynamicBatcher": "gpuserve.model",
@@ -23,6 +32,7 @@ _HOMES = {
     "Request": "gpuserve_worker.request",
     "Server": "gpuserve.server",
     "Tensor": "gpuserve.model",
+    "UnrecoverableError": "gpuserve_worker.failure",
 }
 
 

@@ -17,13 +17,22 @@
     ├── ConfigError             a config file, flag or environment variable is wrong (exit code 4)
     ├── DeviceError             a device that this machine does not have (exit code 5)
     ├── BindError               ``bind()`` was given something that cannot be served
-    └── StartupError            a model could not be loaded, or a process not be started (exit code 3)
+    │   ├── DuplicateModel          a model of this name is bound already
+    │   └── BadModelConfig          a value of ``ModelConfig`` that cannot be
+    ├── StartupError            a model could not be loaded, or a process not be started (exit code 3)
+    ├── ModelUnrecoverable      a model cannot go on, and the server ended because of it (exit code 6)
+    └── AttachError             the server of another program is not there, or has ended
+
+``UnrecoverableError`` is not one of ours to raise: an inference callable raises it. It belongs to the
+worker, which is light and knows nothing of this package.
 """
 
 from __future__ import annotations
 
 import enum
 from typing import ClassVar
+
+from gpuserve_worker.failure import UnrecoverableError as UnrecoverableError  # noqa: PLC0414 - exported
 
 
 class Code(enum.Enum):
@@ -133,5 +142,21 @@ class BindError(GpuserveError):
     """``bind()`` was given something that cannot be served."""
 
 
+class DuplicateModel(BindError):
+    """A model of this name is bound already."""
+
+
+class BadModelConfig(BindError):
+    """A value of ``ModelConfig`` cannot be, or does not go with another."""
+
+
 class StartupError(GpuserveError):
     """A model could not be loaded or a process of the server could not be started."""
+
+
+class ModelUnrecoverable(GpuserveError):
+    """An inference callable raised ``UnrecoverableError``, and all of its server or attachment has ended."""
+
+
+class AttachError(GpuserveError):
+    """There is no server of another program to attach to, it does not take this one, or it has ended."""

@@ -213,7 +213,8 @@ class AsyncLoop:
         if self._batches.get(batch_id) is batch:
             del self._batches[batch_id]
         batch.session.reply(reply)
-        self._execution.tell_unrecoverable()
+        if self._execution.tell_unrecoverable():
+            self.stop()
 
     async def _reply(self, batch: _UnderWay) -> Reply:
         watch = Stopwatch()

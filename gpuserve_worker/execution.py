@@ -107,8 +107,12 @@ class Execution:
             self._unrecoverable = client_text(error)
         return failure
 
-    def tell_unrecoverable(self) -> None:
-        """The answer is sent: if it was that nothing can be done any more, the supervisor hears of it."""
-        if self._unrecoverable is not None:
-            text, self._unrecoverable = self._unrecoverable, None
+    def tell_unrecoverable(self) -> bool:
+        """The answer is sent: whether it was that nothing can be done any more. The supervisor hears of it.
+
+        Until that has decided what becomes of this worker, its callable must not be called again.
+        """
+        text, self._unrecoverable = self._unrecoverable, None
+        if text is not None:
             self._report.unrecoverable(text)
+        return text is not None

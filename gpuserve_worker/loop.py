@@ -102,7 +102,8 @@ class Loop:
             reply = self._execution.done(self._session, run.batch_id, answers, watch)
         del answers  # outputs may be views of the inputs
         self._session.reply(reply)
-        self._execution.tell_unrecoverable()
+        if self._execution.tell_unrecoverable():
+            self.stop()
 
     def _compute(self, run: wire.Run, watch: Stopwatch) -> Answers | WireFailure:
         execution = self._execution

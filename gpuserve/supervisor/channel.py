@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 from collections.abc import Sequence
@@ -23,11 +22,13 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
 class Channel:
     """One end. Sending to a dead peer is no error: its death is told by its pidfd."""
 
-    def __init__(self, sock: socket.socket, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, sock: socket.socket, vocabulary: Vocabulary, send_timeout_s: float = SEND_TIMEOUT_S
+    ) -> None:
         self._sock = sock
         self._vocabulary = vocabulary
         self._buffer = memoryview(bytearray(datagram.MAX_DATAGRAM_NBYTES))
-        sock.settimeout(SEND_TIMEOUT_S)
+        sock.settimeout(send_timeout_s)
 
     def fileno(self) -> int:
         """The descriptor to watch."""
@@ -37,10 +38,12 @@ class Channel:
         """Send a message; the descriptors stay ours.
 
         Raises:
-            TimeoutError: the peer lives but has not read for ``SEND_TIMEOUT_S``.
+            TimeoutError: the peer lives but has not read for the time given.
         """
         try:
             datagram.send(self._sock, self._vocabulary.encode(message), fds)
+        except BlockingIOError:  # a timeout of 0
+            raise TimeoutError("the peer does not read") from None
         except ConnectionError:
             pass
 
@@ -56,13 +59,31 @@ class Channel:
         Raises:
             WireError, OSError: what came is no message of this channel.
         """
+        received = self.receive_with_fds()
+        if received is None:
+            return None
+        message, fds = received
+        datagram.close_all(fds)
+        return message
+
+    def receive_with_fds(self) -> tuple[Any, list[int]] | None:
+        """The next message and its descriptors, which are the caller's; None at the end.
+
+        Raises:
+            WireError, OSError: as ``receive``; no descriptor stays open.
+        """
         try:
             data, fds = datagram.receive(self._sock, self._buffer)
         except ConnectionError:
             return None
-        for fd in fds:
-            os.close(fd)
-        return self._vocabulary.decode(data) if data else None
+        try:
+            if data:
+                return self._vocabulary.decode(data), fds
+        except BaseException:
+            datagram.close_all(fds)
+            raise
+        datagram.close_all(fds)
+        return None
 
     def close(self) -> None:
         """Close this end."""

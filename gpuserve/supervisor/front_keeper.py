@@ -14,10 +14,10 @@ from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import messages
 from gpuserve.supervisor.channel import Channel
 from gpuserve.supervisor.listeners import Listeners
+from gpuserve.supervisor.live_instance import LiveInstance
 from gpuserve.supervisor.processes import Child, spawn
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.relay import OutputRelay
-from gpuserve.supervisor.worker_keeper import WorkerKeeper
 from gpuserve_worker.wire import WireError
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class FrontEvents(Protocol):
     def front_drained(self, unfinished: int) -> None:
         """The answer to ``drain()``."""
 
-    def front_lost(self, reason: str, was_ready: bool) -> None:
-        """It died without being told to; a new one is planned."""
+    def front_lost(self, reason: str, hopeless: bool) -> None:
+        """It died without being told to; a new one is planned. ``hopeless``: it cannot even start."""
 
     def front_ended(self) -> None:
         """It died after it was told to."""
@@ -86,6 +86,7 @@ class FrontKeeper:
         self._epoch = 0
         self._started_at = 0.0
         self._ending = False
+        self._killed_young = False
 
     def start(self) -> None:
         """Start a front and tell it everything.
@@ -107,27 +108,22 @@ class FrontKeeper:
         self._send(messages.Setup(self._epoch, self._settings.to_wire(), roles), fds)
         self._announce(self)
 
-    def add_model(self, spec: ModelSpec) -> None:
-        """A model exists."""
-        self._send(messages.AddModel(spec.to_wire()))
+    def add_model(self, spec: ModelSpec, *, attached: bool = False) -> None:
+        """A model exists, of this server or of an attached program."""
+        self._send(messages.AddModel(spec.to_wire(), attached))
 
     def remove_model(self, model: str) -> None:
         """A model is no more."""
         self._send(messages.RemoveModel(model))
 
-    def instance_up(self, worker: WorkerKeeper) -> None:
+    def instance_up(self, instance: LiveInstance) -> None:
         """A worker may be given batches."""
-        assert worker.link is not None
-        assert worker.process is not None
-        message = messages.InstanceUp(
-            worker.spec.name, worker.instance.name, worker.process.pid, worker.slots
-        )
-        self._send(message, [worker.link.fileno(), worker.process.pidfd])
+        message = messages.InstanceUp(instance.model, instance.name, instance.pid, instance.slots)
+        self._send(message, [instance.link_fd, instance.pidfd])
 
-    def instance_down(self, worker: WorkerKeeper, reason: str) -> None:
+    def instance_down(self, model: str, instance: str, reason: str, restart_in_s: float) -> None:
         """A worker is gone."""
-        restart_in_s = worker.life.backoff_s(time.monotonic())
-        self._send(messages.InstanceDown(worker.spec.name, worker.instance.name, reason, restart_in_s))
+        self._send(messages.InstanceDown(model, instance, reason, restart_in_s))
 
     def serving(self) -> None:
         """All models of the start are loaded."""
@@ -190,6 +186,7 @@ class FrontKeeper:
         assert self.process is not None
         reason = self.process.exit_reason()
         was_ready, young = self.ready, time.monotonic() - self._started_at < STEADY_S
+        hopeless = not was_ready and not self._may_try_again()
         self._close()
         if self._ending:
             self._events.front_ended()
@@ -197,7 +194,14 @@ class FrontKeeper:
         delay_s = RESTART_DELAY_S if young and not was_ready else 0.0
         logger.warning("the front died (%s); next start in %.1f s", reason, delay_s)
         self._reactor.call_later(delay_s, self._restart)
-        self._events.front_lost(reason, was_ready)
+        self._events.front_lost(reason, hopeless)
+
+    def _may_try_again(self) -> bool:
+        """A front that says why it cannot start will say so again; one that was killed gets a second try."""
+        assert self.process is not None
+        again = self.process.killed and not self._killed_young
+        self._killed_young = True
+        return again
 
     def _restart(self) -> None:
         if self._ending:

@@ -17,6 +17,8 @@ class HostedFront:
 
     #: Its stdout and stderr are those of the host.
     output: int | None = None
+    #: No signal ends it without the process.
+    killed = False
 
     def __init__(self, theirs: socket.socket) -> None:
         self.pidfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

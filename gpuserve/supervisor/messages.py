@@ -29,9 +29,13 @@ class Setup(NamedTuple):
 
 
 class AddModel(NamedTuple):
-    """A model that exists from now on (``ModelSpec.to_wire``); its instances come up later."""
+    """A model that exists from now on (``ModelSpec.to_wire``); its instances come up later.
+
+    An ``attached`` one lives in another program: the server can be ready without it.
+    """
 
     spec: dict[str, Any]
+    attached: bool
 
 
 class RemoveModel(NamedTuple):

@@ -30,6 +30,10 @@ class Child(Protocol):
     def pid(self) -> int:
         """The process it is, or is part of."""
 
+    @property
+    def killed(self) -> bool:
+        """After ``exit_reason()``: whether a signal ended it."""
+
     def exit_reason(self) -> str:
         """After its end: why. Waits for it where that takes no time."""
 
@@ -56,6 +60,11 @@ class ChildProcess:
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
+
+    @property
+    def killed(self) -> bool:
+        """Whether a signal ended it."""
+        return (self._process.returncode or 0) < 0
 
     def exit_reason(self) -> str:
         """After death: "exit status 1" or "signal SIGKILL". Reaps the process."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
-from gpuserve.errors import StartupError
+from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
 from gpuserve.settings import ServerSettings
-from gpuserve.spec import ModelSpec
+from gpuserve.spec import RESTART_WORKER, ModelSpec
+from gpuserve.supervisor.attached_models import AttachedModels
 from gpuserve.supervisor.front_keeper import FrontKeeper, StartFront, front_process
 from gpuserve.supervisor.life import InstanceState
 from gpuserve.supervisor.listeners import Listeners, reachable
+from gpuserve.supervisor.model_workers import ModelWorkers
 from gpuserve.supervisor.observer import Observer
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.worker_keeper import WorkerKeeper
@@ -30,6 +33,9 @@ WORKER_STOP_TIMEOUT_S: Final = 10.0
 #: After its Quit a front may close its connections this long, then it is killed. Longer than the
 #: front's own patience with them.
 FRONT_QUIT_TIMEOUT_S: Final = 6.0
+#: With a model that cannot go on, the others finish what is queued within this time, or the drain time
+#: where that is shorter: whoever starts the server again should not wait long.
+BROKEN_DRAIN_TIMEOUT_S: Final = 5.0
 
 
 class ServerState(enum.Enum):
@@ -66,16 +72,19 @@ class Supervisor:
         self.started: Future[dict[str, str]] = Future()
         self.state = ServerState.STOPPED
         self._settings = settings
-        self._models: dict[str, ModelSpec] = {spec.name: spec for spec in models}
         self._observer = observer
         self._relay_output = relay_output
         self._start_front_process = start_front
         self._reactor = Reactor()
         self._listeners = Listeners()
         self._front: FrontKeeper | None = None
-        self._workers: dict[str, list[WorkerKeeper]] = {}
-        self._waiting: dict[str, Future[None]] = {}
-        self._failure: StartupError | None = None
+        self._models = ModelWorkers(
+            self._reactor, self, relay_output=relay_output, load_timeout_s=settings.load_timeout_s
+        )
+        for spec in models:
+            self._models.add(spec)
+        self._attached = AttachedModels(self._reactor, self._models.specs)
+        self._failure: GpuserveError | None = None
 
     # ---- from any thread ------------------------------------------------------------------
 
@@ -86,7 +95,8 @@ class Supervisor:
     def add_model(self, spec: ModelSpec) -> Future[None]:
         """Serve one more model; the future resolves when every instance of it is loaded.
 
-        It fails with ``StartupError`` when an instance cannot load; the model is taken out again.
+        It fails with ``StartupError`` when an instance cannot load; the model is taken out again. It
+        fails with ``BindError`` when an attached program serves a model of that name.
         """
         loaded: Future[None] = Future()
         if not self._reactor.call_soon_threadsafe(lambda: self._add_model(spec, loaded)):
@@ -100,6 +110,7 @@ class Supervisor:
 
         Raises:
             StartupError: a port is taken, or a model could not be loaded; everything is ended.
+            ModelUnrecoverable: a callable said that it cannot go on; everything is ended.
         """
         try:
             self._serve()
@@ -116,8 +127,8 @@ class Supervisor:
         try:
             self._listeners.open(self._settings)
             self._start_front()
-            for spec in self._models.values():
-                self._start_workers(spec)
+            for model in self._models.specs:
+                self._models.start(model)
             self._check_started()
             self._reactor.run()
         finally:
@@ -128,10 +139,9 @@ class Supervisor:
 
     def _tell_waiting(self, error: BaseException) -> None:
         """Nobody waits for what will not come."""
-        futures: list[Future[Any]] = [self.started, *self._waiting.values()]
-        for future in futures:
-            if not future.done():
-                future.set_exception(error)
+        if not self.started.done():
+            self.started.set_exception(error)
+        self._models.fail_waiting(error)
 
     def _start_front(self) -> None:
         self._front = FrontKeeper(
@@ -145,31 +155,17 @@ class Supervisor:
         )
         self._front.start()
 
-    def _start_workers(self, spec: ModelSpec) -> None:
-        workers = [
-            WorkerKeeper(
-                spec,
-                instance,
-                self._reactor,
-                self,
-                relay_output=self._relay_output,
-                load_timeout_s=self._settings.load_timeout_s,
-            )
-            for instance in spec.instances
-        ]
-        self._workers[spec.name] = workers
-        for worker in workers:
-            worker.start()
-
     def _announce(self, front: FrontKeeper) -> None:
         """All that a new front must know, in the order in which it came about."""
-        for spec in self._models.values():
+        for spec in self._models.specs.values():
             front.add_model(spec)
-        for worker in self._all_workers():
-            if worker.life.state is InstanceState.READY:
-                front.instance_up(worker)
-            elif worker.life.state is InstanceState.WAITING:
-                front.instance_down(worker, "it died before this front")
+        for worker in self._models.all():
+            if (live := worker.live()) is not None:
+                front.instance_up(live)
+            elif worker.life.state is not InstanceState.LOADING:
+                reason = "it died before this front"
+                front.instance_down(worker.spec.name, worker.instance.name, reason, worker.restart_in_s())
+        self._attached.announce(front)
         if self.state is ServerState.SERVING:
             front.serving()
 
@@ -184,8 +180,11 @@ class Supervisor:
     def instance_ready(self, worker: WorkerKeeper) -> None:
         """It enters rotation."""
         assert self._front is not None
-        self._front.instance_up(worker)
-        self._check_loaded(worker.spec.name)
+        live = worker.live()
+        assert live is not None
+        self._front.instance_up(live)
+        if self._models.is_loaded(worker.spec.name):
+            self._models.resolve(worker.spec.name)
         self._check_started()
 
     def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
@@ -194,16 +193,23 @@ class Supervisor:
         if self.state is ServerState.STOPPING:
             self._check_workers_stopped()
             return
-        self._front.instance_down(worker, reason)
+        self._front.instance_down(worker.spec.name, worker.instance.name, reason, worker.restart_in_s())
         if worker.life.was_ready or worker.life.state is InstanceState.STOPPED:
             return
         failure = StartupError(
             f"model {worker.spec.name!r}: instance {worker.instance.name} could not be started: {reason}"
         )
-        if worker.spec.name in self._waiting:
+        if self._models.is_waited_for(worker.spec.name):
             self._drop_model(worker.spec.name, failure)
         elif self.state is ServerState.STARTING:
             self._fail(failure)
+
+    def instance_unrecoverable(self, worker: WorkerKeeper, text: str) -> None:
+        """That worker starts afresh, or the server ends, as the model wants it."""
+        if worker.spec.on_unrecoverable == RESTART_WORKER:
+            worker.kill()
+        elif self.state in {ServerState.STARTING, ServerState.SERVING}:
+            self._end_broken(worker.spec.name, text)
 
     def front_ready(self) -> None:
         """It accepts; the start may be complete with it."""
@@ -215,9 +221,9 @@ class Supervisor:
             logger.warning("%d requests were not finished within the drain time", unfinished)
         self._begin_stop()
 
-    def front_lost(self, reason: str, was_ready: bool) -> None:
+    def front_lost(self, reason: str, hopeless: bool) -> None:
         """A front that cannot even start is a failure of the start; later it is just replaced."""
-        if self.state is ServerState.STARTING and not was_ready:
+        if self.state is ServerState.STARTING and hopeless:
             self._fail(StartupError(f"the front process could not be started: {reason}"))
         elif self.state is ServerState.DRAINING:
             self._begin_stop()
@@ -230,13 +236,14 @@ class Supervisor:
 
     def _check_started(self) -> None:
         front_ready = self._front is not None and self._front.ready
-        loaded = all(worker.life.state is InstanceState.READY for worker in self._all_workers())
-        if self.state is not ServerState.STARTING or not front_ready or not loaded:
+        if self.state is not ServerState.STARTING or not front_ready or not self._models.all_loaded():
             return
         assert self._front is not None
         self._move(ServerState.SERVING)
         self._front.serving()
         addresses = self._addresses()
+        if self._settings.attachable:
+            self._attached.open(self._front, self._settings.name, addresses, self._listeners)
         self._observer.server_ready(addresses)
         self.started.set_result(addresses)
 
@@ -244,31 +251,20 @@ class Supervisor:
         if self._front is None or self.state not in {ServerState.STARTING, ServerState.SERVING}:
             loaded.set_exception(_ended())
             return
-        self._waiting[spec.name] = loaded
-        self._models[spec.name] = spec
+        if self._attached.has(spec.name):
+            loaded.set_exception(BindError(f"model {spec.name!r} is served by an attached program"))
+            return
+        self._models.add(spec, loaded)
         self._front.add_model(spec)
         try:
-            self._start_workers(spec)
+            self._models.start(spec.name)
         except StartupError as error:
             self._drop_model(spec.name, error)
 
-    def _check_loaded(self, model: str) -> None:
-        workers = self._workers[model]
-        if all(worker.life.state is InstanceState.READY for worker in workers):
-            loaded = self._waiting.pop(model, None)
-            if loaded is not None:
-                loaded.set_result(None)
-
     def _drop_model(self, model: str, failure: StartupError) -> None:
         assert self._front is not None
-        del self._models[model]
         self._front.remove_model(model)
-        # Reaped here and now: a second attempt may use the same names at once.
-        for worker in self._workers.pop(model):
-            worker.stop()
-            worker.kill()
-            worker.close()
-        self._waiting.pop(model).set_exception(failure)
+        self._models.drop(model, failure)
         self._check_started()  # a start does not wait for it any more
 
     def _addresses(self) -> dict[str, str]:
@@ -279,22 +275,36 @@ class Supervisor:
 
     # ---- ending ---------------------------------------------------------------------------
 
-    def _fail(self, failure: StartupError) -> None:
+    def _fail(self, failure: GpuserveError) -> None:
         self._failure = failure
         self._end_now()
 
-    def _begin_drain(self) -> None:
+    def _end_broken(self, model: str, text: str) -> None:
+        """A model cannot go on: whoever waits for it is refused, the others are finished, then all ends."""
+        failure = ModelUnrecoverable(f"model {model!r} cannot go on: {text}")
+        if self.state is ServerState.STARTING:
+            self._fail(failure)
+            return
+        self._failure = failure
+        for worker in self._models.of(model):
+            worker.stop()
+            worker.kill()  # its death and no successor is what the front refuses the queue by
+        self._begin_drain(BROKEN_DRAIN_TIMEOUT_S)
+
+    def _begin_drain(self, timeout_s: float = math.inf) -> None:
         if self.state is ServerState.STARTING:
             self._end_now()
         elif self.state is ServerState.SERVING:
             assert self._front is not None
             self._move(ServerState.DRAINING)
+            self._attached.take_no_more()
             logger.info("stopping: finishing what is queued")
             if self._front.process is None:  # between two fronts nothing is in flight
                 self._begin_stop()
                 return
-            self._front.drain(self._settings.drain_timeout_s)
-            self._reactor.call_later(self._settings.drain_timeout_s + 1.0, self._begin_stop)
+            timeout_s = min(timeout_s, self._settings.drain_timeout_s)
+            self._front.drain(timeout_s)
+            self._reactor.call_later(timeout_s + 1.0, self._begin_stop)
 
     def _begin_stop(self) -> None:
         if self.state is not ServerState.DRAINING:
@@ -309,13 +319,13 @@ class Supervisor:
         self._reactor.call_later(FRONT_QUIT_TIMEOUT_S, front.kill)
 
     def _stop_workers(self) -> None:
-        for worker in self._all_workers():
-            worker.stop()
+        self._attached.end()
+        self._models.stop()
         self._reactor.call_later(WORKER_STOP_TIMEOUT_S, self._end_now)
         self._check_workers_stopped()
 
     def _check_workers_stopped(self) -> None:
-        if all(worker.life.state is InstanceState.STOPPED for worker in self._all_workers()):
+        if self._models.all_stopped():
             self._end_now()
 
     def _end_now(self) -> None:
@@ -323,21 +333,17 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         """Whatever still runs is killed and reaped; after a clean stop nothing does."""
-        keepers: list[WorkerKeeper | FrontKeeper] = [*self._all_workers()]
+        self._attached.end()
         if self._front is not None:
-            keepers.append(self._front)
-        for keeper in keepers:
-            keeper.kill()
-        for keeper in keepers:
-            keeper.close()
+            self._front.kill()
+        self._models.kill()
+        if self._front is not None:
+            self._front.close()
 
     def _move(self, state: ServerState) -> None:
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"the server cannot go from {self.state.name} to {state.name}")
         self.state = state
-
-    def _all_workers(self) -> list[WorkerKeeper]:
-        return [worker for workers in self._workers.values() for worker in workers]
 
 
 def _ended() -> StartupError:

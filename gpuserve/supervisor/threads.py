@@ -39,6 +39,8 @@ class WorkerThread:
 
     #: Its stdout and stderr are those of the process.
     output: int | None = None
+    #: No signal ends it without the process.
+    killed = False
 
     def __init__(
         self, name: str, source: Mapping[str, Any], boot: socket.socket, link: socket.socket
@@ -101,22 +103,24 @@ class WorkerThread:
 
     def _serve(self, boot: Link, link: Link) -> None:
         from gpuserve_worker.callable import LoadError
-        from gpuserve_worker.loading import load_model, new_loop
+        from gpuserve_worker.loading import load_model, new_loop, warm_up
         from gpuserve_worker.reporting import Report
         from gpuserve_worker.wire import Init, LoadFailed, Ready
 
         received = boot.receive()
         if received is None or not isinstance(received[0], Init):
             return
+        init = received[0]._replace(source=self._source)
         report = Report(boot)
         started_s = time.monotonic()
         try:
-            model = load_model(received[0]._replace(source=self._source), report)
+            model = load_model(init, report)
         except LoadError as error:
             boot.send(LoadFailed(str(error), error.traceback))
             return
-        self._loaded = True
         loop = new_loop(link, model, report)
+        warm_up(init, model, loop, report)
+        self._loaded = True
         boot.send(Ready(time.monotonic() - started_s, model.slots))
         self._run_loop(loop, boot)
 

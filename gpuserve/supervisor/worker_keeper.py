@@ -7,6 +7,7 @@ It does not know the front: what happens is told to a ``WorkerEvents``.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from gpuserve.errors import StartupError
 from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.channel import Channel
 from gpuserve.supervisor.life import InstanceLife, InstanceState, LifeEvent
+from gpuserve.supervisor.live_instance import LiveInstance
 from gpuserve.supervisor.processes import Child, spawn
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.relay import OutputRelay
@@ -32,10 +34,13 @@ class WorkerEvents(Protocol):
         """A new state, or a new phase of loading."""
 
     def instance_ready(self, worker: WorkerKeeper) -> None:
-        """Its callable is loaded; ``link`` and ``process`` are there to be handed on."""
+        """Its callable is loaded; ``live()`` is there to be handed on."""
 
     def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
         """It is dead, for ``reason``. Its successor is already planned unless it is stopping."""
+
+    def instance_unrecoverable(self, worker: WorkerKeeper, text: str) -> None:
+        """Its callable raised ``UnrecoverableError``; what becomes of it is for the model's policy to say."""
 
 
 class WorkerKeeper:
@@ -68,7 +73,7 @@ class WorkerKeeper:
         self._load_timeout_s = load_timeout_s
         self._boot: Channel | None = None
         self._relay: OutputRelay | None = None
-        self._load_failure = ""
+        self._last_words = ""
         self._in_thread = "object" in instance.source
         self._fields = {"model": spec.name, "instance": instance.name, "device": instance.device}
 
@@ -80,7 +85,7 @@ class WorkerKeeper:
         """
         process, (boot, link) = self._launch()
         self.process, self.link, self._boot = process, link, Channel(boot, wire.WORKER)
-        self._load_failure = ""
+        self._last_words = ""
         self._reactor.watch(process.pidfd, self._on_died)
         self._reactor.watch(boot.fileno(), self._on_boot)
         self._relay = OutputRelay(process.output, self._fields, self._reactor)
@@ -99,6 +104,19 @@ class WorkerKeeper:
             environment=device_environment(self.instance.device),
             relay_output=self._relay_output,
         )
+
+    def live(self) -> LiveInstance | None:
+        """The loaded worker, where there is one."""
+        if self.life.state is not InstanceState.READY or self.link is None or self.process is None:
+            return None
+        pid, pidfd = self.process.pid, self.process.pidfd
+        return LiveInstance(self.spec.name, self.instance.name, pid, self.slots, self.link.fileno(), pidfd)
+
+    def restart_in_s(self) -> float:
+        """How long until its successor is started; for ever where it has been stopped."""
+        if self.life.state in {InstanceState.STOPPING, InstanceState.STOPPED}:
+            return math.inf
+        return self.life.backoff_s(time.monotonic())
 
     def stop(self) -> None:
         """Let it finish the batch at hand and exit; no successor."""
@@ -178,8 +196,14 @@ class WorkerKeeper:
             case wire.Ready() if self.life.state is InstanceState.STOPPING:
                 pass  # it crossed our Stop
             case wire.LoadFailed(str(text), str(traceback)):
-                self._load_failure = text
+                self._last_words = text
                 self._log(logging.ERROR, f"could not be loaded: {text}", traceback)
+            case wire.Unrecoverable(str(text)) if self.life.state is InstanceState.READY:
+                self._last_words = f"its callable cannot go on: {text}"
+                self._log(logging.ERROR, self._last_words, "")
+                self._events.instance_unrecoverable(self, text)
+            case wire.Unrecoverable() if self.life.state is InstanceState.STOPPING:
+                pass  # it ends anyway
             case wire.Log(int(level), str(text), str(traceback)):
                 self._log(level, text, traceback)
             case _:
@@ -202,14 +226,14 @@ class WorkerKeeper:
 
     def _on_load_timeout(self, process: Child) -> None:
         if process is self.process and self.life.state is InstanceState.LOADING:
-            self._load_failure = f"not loaded within {self._load_timeout_s:g} s"
+            self._last_words = f"not loaded within {self._load_timeout_s:g} s"
             process.kill()
 
     def _on_died(self) -> None:
         assert self.process is not None
         self._drain_boot()
         exit_reason = self.process.exit_reason()  # which also reaps it
-        reason = self._load_failure or exit_reason
+        reason = self._last_words or exit_reason
         self._close()
         self._lost(reason)
 

@@ -136,13 +136,27 @@ def test_a_front_that_dies_while_models_load_is_replaced(tmp_path: Path, orders:
         assert server.end() == 0
 
 
-def test_a_front_that_dies_before_it_ever_accepted_is_a_failure_of_the_start(
+def test_a_front_that_is_killed_before_it_ever_accepted_is_tried_once_more(
+    tmp_path: Path, orders: Orders
+) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders))) as server:
+        wait_until(lambda: server.front, "the front is started")
+        os.kill(server.front, signal.SIGKILL)
+        server.wait_ready()
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        assert server.end() == 0
+
+
+def test_a_front_that_is_killed_twice_before_it_ever_accepted_is_a_failure_of_the_start(
     tmp_path: Path, orders: Orders
 ) -> None:
     orders.shut()
     with OperatedServer(config(tmp_path, model("m", orders, "load_slowly"))) as server:
-        wait_until(lambda: server.front, "the front is started")
-        os.kill(server.front, signal.SIGKILL)
+        killed = 0
+        for _ in range(2):
+            wait_until(lambda killed=killed: server.front not in {0, killed}, "a front is started")
+            killed = server.front
+            os.kill(killed, signal.SIGKILL)
         assert server.process.wait(TIMEOUT_S) == 3
         assert server.messages()[-1]["msg"] == "the front process could not be started: signal SIGKILL"
 

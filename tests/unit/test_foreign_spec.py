@@ -1,0 +1,83 @@
+"""Models as other programs describe them: right ones come through whole, wrong ones do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.supervisor.foreign_spec import checked_spec
+from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.wire import WireError
+
+X = TensorSpec("x", "FP32", (-1, 3))
+MODEL = ModelSpec("m", (X,), (X._replace(name="y", optional=True),), 8, (InstanceSpec("0", "cpu", {}),))
+FULL = ModelSpec(
+    "full.model-1_a",
+    (X, X._replace(name="b", datatype="BYTES", shape=())),
+    (),
+    0,
+    (InstanceSpec("0", "cpu", {}), InstanceSpec("1", "cuda:0", {})),
+    version=3,
+    batching=BatchingSpec(100, (4, 8), merge=False, preserve_ordering=True),
+    queue=QueueSpec(10, 20, 3, 2, PolicySpec("delay", 5, True, 6), ((1, PolicySpec()), (2, PolicySpec()))),
+    decoupled=True,
+    on_unrecoverable="restart_worker",
+)
+
+
+def sent(plain: Any) -> Any:
+    """As it arrives in another process."""
+    return msgpack.unpackb(msgpack.packb(plain), use_list=False, strict_map_key=False)
+
+
+@pytest.mark.parametrize("spec", [MODEL, FULL])
+def test_a_right_one_comes_through_whole(spec: ModelSpec) -> None:
+    assert checked_spec(sent(spec.to_wire())) == spec
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", 5),
+        ("name", "a/b"),
+        ("version", "1"),
+        ("version", -1),
+        ("max_batch_size", 8.0),
+        ("max_batch_size", True),
+        ("max_batch_size", -1),
+        ("prefetch", None),
+        ("strict", 1),
+        ("inputs", 5),
+        ("inputs", (5,)),
+        ("inputs", (("x", "FP31", (1,), False),)),
+        ("inputs", (("x", "FP32", ("a",), False),)),
+        ("inputs", (("x", "FP32", (-2,), False),)),
+        ("inputs", (("x", "FP32"),)),
+        ("instances", ()),
+        ("instances", (("0", "cpu"), ("0", "cpu"))),
+        ("instances", (("0", 1),)),
+        ("instances", "ab"),
+        ("batching", (1,) * 9),
+        ("batching", (-5, (), True, False)),
+        ("batching", (5, (-1,), True, False)),
+        ("queue", None),
+        ("queue", (1, 1, 0, 0, ("delay", 0, False, 0), ((1, (5,)),))),
+        ("on_unrecoverable", None),
+        ("no_such_field", 1),
+    ],
+)
+def test_a_wrong_field_is_a_breach_of_the_protocol(field: str, value: Any) -> None:
+    with pytest.raises(WireError):
+        checked_spec(sent({**MODEL.to_wire(), field: value}))
+
+
+@pytest.mark.parametrize("field", ["name", "inputs", "outputs", "max_batch_size", "instances", "queue"])
+def test_a_missing_field_is_a_breach_of_the_protocol(field: str) -> None:
+    plain = MODEL.to_wire()
+    del plain[field]
+    with pytest.raises(WireError):
+        checked_spec(sent(plain))
