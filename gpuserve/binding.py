@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gpuserve.errors import BindError
+from gpuserve.declared_batcher import batching_spec, boolean, integer, queue_spec
+from gpuserve.declared_warmup import warmups
+from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
 from gpuserve.model import DynamicBatcher, ModelConfig, Tensor, tensor_specs
-from gpuserve.pickling import pickled_source
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, check_model_name
+from gpuserve.pickling import described, pickled_source
+from gpuserve.spec import (
+    MAX_CONCURRENCY,
+    RESTART_WORKER,
+    SHUTDOWN,
+    BatchingSpec,
+    InstanceSpec,
+    ModelSpec,
+    QueueSpec,
+    check_model_name,
+)
+from gpuserve_worker.callable import YIELDING, kind_of
 
 
 def model_spec(
@@ -20,6 +32,8 @@ def model_spec(
     config: ModelConfig | None,
     strict: bool,
     isolation: str,
+    concurrency: int | None = None,
+    on_unrecoverable: str = SHUTDOWN,
 ) -> ModelSpec:
     """What ``bind()`` was given, as a ``ModelSpec``.
 
@@ -27,22 +41,62 @@ def model_spec(
         BindError: any of it cannot be served.
     """
     check_model_name(model_name)
-    if isolation not in {"process", "thread"}:
-        raise BindError(f"isolation must be 'process' or 'thread', got {isolation!r}")
-    if not _is_integer(model_version, 1):
-        raise BindError(f"model_version must be an integer of at least 1, got {model_version!r}")
+    config = _config(config)
+    integer("model_version", model_version, 1)
+    _check_one_of("isolation", isolation, ("process", "thread"))
+    _check_one_of("on_unrecoverable", on_unrecoverable, (SHUTDOWN, RESTART_WORKER))
     callables = _callables(infer_func)
-    max_batch_size, batching = _batching(config)
+    _check_answers(config, callables)
+    max_batch_size, batching, queue = _batching(config)
+    input_specs = tensor_specs(inputs, "INPUT")
     return ModelSpec(
         name=model_name,
         version=model_version,
-        inputs=tensor_specs(inputs, "INPUT"),
+        inputs=input_specs,
         outputs=tensor_specs(outputs, "OUTPUT"),
         max_batch_size=max_batch_size,
         batching=batching,
+        queue=queue,
+        concurrency=_concurrency(concurrency),
         strict=bool(strict),
+        decoupled=config.decoupled,
+        response_cache=config.response_cache,
+        # Some of its responses may have been sent when the worker dies.
+        retry_on_worker_death=not config.decoupled,
+        on_unrecoverable=on_unrecoverable,
+        warmup=warmups(config.model_warmup, input_specs, max_batch_size),
         instances=_instances(model_name, callables, isolation),
     )
+
+
+def check_new(spec: ModelSpec, bound: Iterable[ModelSpec]) -> None:
+    """Do nothing if a model of this name may join those that are bound.
+
+    Raises:
+        DuplicateModel: the name is taken; case does not tell names apart, nor does the version.
+    """
+    for one in bound:
+        if one.name.lower() != spec.name.lower():
+            continue
+        known = f"{spec.name!r} is bound already"
+        if one.name != spec.name:
+            known += f", as {one.name!r}, and names must differ in more than case"
+        elif one.version != spec.version:
+            known += f", as version {one.version}, and one version of a name is served"
+        raise DuplicateModel(f"Cannot add model with the same name twice: {known}")
+
+
+def _config(config: Any) -> ModelConfig:
+    if config is None:
+        return ModelConfig()
+    if not isinstance(config, ModelConfig):
+        raise BadModelConfig(f"config must be a ModelConfig, got an object of type {type(config).__name__}")
+    return config
+
+
+def _check_one_of(name: str, value: object, words: tuple[str, str]) -> None:
+    if value not in words:
+        raise BindError(f"{name} must be {words[0]!r} or {words[1]!r}, got {value!r}")
 
 
 def _instances(
@@ -71,42 +125,44 @@ def _shown(infer_func: Any) -> str:
     return f"a {type(infer_func).__name__} of {kinds or 'nothing'}"
 
 
-def _batching(config: ModelConfig | None) -> tuple[int, BatchingSpec]:
-    """``max_batch_size``, 0 where the model does not batch, and when batches are formed."""
-    config = ModelConfig() if config is None else config
-    if not isinstance(config, ModelConfig):
-        raise BindError(f"config must be a ModelConfig, got an object of type {type(config).__name__}")
-    if not config.batching:
-        return 0, BatchingSpec()
-    if not _is_integer(config.max_batch_size, 1):
-        raise BindError(f"max_batch_size must be an integer of at least 1, got {config.max_batch_size!r}")
-    if config.batcher is None:
-        return config.max_batch_size, BatchingSpec(merge=False)
-    return config.max_batch_size, _merging(config.batcher, config.max_batch_size)
-
-
-def _merging(batcher: DynamicBatcher, max_batch_size: int) -> BatchingSpec:
+def _batching(config: ModelConfig) -> tuple[int, BatchingSpec, QueueSpec]:
+    """``max_batch_size``, 0 where the model does not batch, when batches are formed, and what may wait."""
+    if not boolean("batching", config.batching):
+        return 0, BatchingSpec(), QueueSpec()
+    most, batcher = integer("max_batch_size", config.max_batch_size, 1), config.batcher
+    if batcher is None:
+        return most, BatchingSpec(merge=False), QueueSpec()
     if not isinstance(batcher, DynamicBatcher):
-        raise BindError(
+        raise BadModelConfig(
             f"batcher must be a DynamicBatcher or None, got an object of type {type(batcher).__name__}"
         )
-    delay_us, preferred = batcher.max_queue_delay_microseconds, batcher.preferred_batch_size
-    if not _is_integer(delay_us, 0):
-        raise BindError(f"max_queue_delay_microseconds must be an integer of at least 0, got {delay_us!r}")
-    if preferred is None:
-        return BatchingSpec(delay_us)
-    sizes_fit = isinstance(preferred, Sequence) and all(_is_integer(size, 1) for size in preferred)
-    if not sizes_fit or any(size > max_batch_size for size in preferred):
-        raise BindError(
-            f"preferred_batch_size must be a list of integers from 1 to max_batch_size ({max_batch_size}), "
-            f"got {preferred!r}"
+    return most, batching_spec(batcher, most), queue_spec(batcher)
+
+
+def _concurrency(concurrency: int | None) -> int:
+    """0 leaves it to the worker."""
+    if concurrency is None:
+        return 0
+    if integer("concurrency", concurrency, 1) > MAX_CONCURRENCY:
+        raise BindError(f"concurrency must be at most {MAX_CONCURRENCY}, got {concurrency}")
+    return concurrency
+
+
+def _check_answers(config: ModelConfig, callables: Sequence[Callable[..., Any]]) -> None:
+    """Whether the model's way to answer is one that its callables have, and that can be cached."""
+    decoupled = boolean("decoupled", config.decoupled)
+    if boolean("response_cache", config.response_cache) and decoupled:
+        raise BadModelConfig(
+            "response_cache does not go with decoupled: only a model that gives one response to a request "
+            "can be answered from memory"
         )
-    return BatchingSpec(delay_us, tuple(preferred))
+    yielding = [one for one in callables if kind_of(one) in YIELDING]
+    if yielding and not decoupled:
+        raise BindError(
+            f"{described(yielding[0])} is {kind_of(yielding[0]).value}, which gives any number of responses "
+            "to a request: say decoupled=True in ModelConfig, or return one response"
+        )
 
 
 def _source(model_name: str, infer_func: Callable[..., Any], isolation: str) -> dict[str, Any]:
     return {"object": infer_func} if isolation == "thread" else pickled_source(model_name, infer_func)
-
-
-def _is_integer(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,5 +1,6 @@
 """What users write to declare a model: ``Tensor``, ``ModelConfig`` and its parts. The names and the
-defaults are PyTriton's. What they come to is ``spec.ModelSpec``; no I/O here.
+defaults are PyTriton's, and as there all but ``Tensor`` may be changed until they are bound. What they come
+to is ``spec.ModelSpec``; no I/O here.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class TimeoutAction(enum.Enum):
     """What becomes of a request whose time in the queue ran out."""
 
     REJECT = "REJECT"  #: it is refused
-    DELAY = "DELAY"  #: all others of its model go before it
+    DELAY = "DELAY"  #: all others of its priority go before it
 
 
-@dataclass(frozen=True)
+@dataclass
 class QueuePolicy:
     """How long, in microseconds, and how many requests may wait; 0 is no limit.
 
@@ -51,7 +52,7 @@ class QueuePolicy:
     max_queue_size: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class DynamicBatcher:
     """How requests are merged, and in which order they are taken. Times in microseconds.
 
@@ -70,7 +71,7 @@ class DynamicBatcher:
     priority_queue_policy: Mapping[int, QueuePolicy] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class WarmupInput:
     """One input of a warm-up request, without the batch axis: zeros, random values, or a ``.npy`` file.
 
@@ -84,7 +85,7 @@ class WarmupInput:
     input_data_file: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModelWarmup:
     """A batch that every instance runs ``count`` times before the model is ready."""
 
@@ -94,7 +95,7 @@ class ModelWarmup:
     count: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class ModelConfig:
     """How a bound model is run.
 
@@ -118,7 +119,8 @@ def tensor_specs(tensors: Sequence[Tensor], prefix: str) -> tuple[TensorSpec, ..
     Raises:
         BindError: no sequence of tensors, a bad name, dtype or shape, or two tensors of one name.
     """
-    if not isinstance(tensors, Sequence) or not all(isinstance(one, Tensor) for one in tensors):
+    is_list = isinstance(tensors, Sequence) and not isinstance(tensors, str | bytes)
+    if not is_list or not all(isinstance(one, Tensor) for one in tensors):
         raise BindError(f"{prefix.lower()}s must be a list of Tensor, got {tensors!r:.200}")
     specs: list[TensorSpec] = []
     for position, tensor in enumerate(tensors, 1):

@@ -5,14 +5,12 @@ Nothing is unpickled here, nor anywhere but in the worker that the pickle is for
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Iterator
-from types import FunctionType, MethodType
 from typing import Any, Final
 
 from gpuserve.errors import BindError
+from gpuserve.pickling_fault import find_fault
 
 #: msgpack, which carries the pickle, counts bytes in 32 bits; the rest of the message is small.
 MAX_PICKLE_NBYTES: Final = (4 << 30) - (1 << 20)
@@ -30,7 +28,7 @@ def pickled_source(model_name: str, infer_func: Any) -> dict[str, Any]:
     """
     import cloudpickle  # a server of a config file does without
 
-    where = f"model {model_name!r}: {_described(infer_func)} cannot be sent to a worker process"
+    where = f"model {model_name!r}: {described(infer_func)} cannot be sent to a worker process"
     try:
         data = cloudpickle.dumps(infer_func)
     except Exception as error:  # whatever an object of the user's raises while it is pickled
@@ -46,50 +44,15 @@ def _import_paths() -> list[str]:
     return list(dict.fromkeys(os.path.abspath(path) for path in sys.path if isinstance(path, str)))
 
 
-def _described(infer_func: Any) -> str:
+def described(infer_func: Any) -> str:
+    """A callable as a sentence names it."""
     name = getattr(infer_func, "__qualname__", None)
     return f"the callable {name!r}" if name else f"the {type(infer_func).__qualname__} object"
 
 
 def _culprit(infer_func: Any) -> str:
-    """The part that cannot be pickled, where it is near: "its attribute 'lock' … "."""
-    for kind, name, value in _parts(infer_func):
-        if not _can_be_pickled(value):
-            return f"its {kind} {name!r} is of type {type(value).__qualname__}, which cannot be pickled "
-    return "it cannot be pickled "
-
-
-def _parts(infer_func: Any) -> Iterator[tuple[str, str, Any]]:
-    """What a callable is made of, one level deep: (kind, name, value)."""
-    if isinstance(infer_func, functools.partial):
-        yield from (("argument", str(position), value) for position, value in enumerate(infer_func.args, 1))
-        yield from (("argument", name, value) for name, value in infer_func.keywords.items())
-        yield from _parts(infer_func.func)
-    elif isinstance(infer_func, MethodType):
-        yield from _parts(infer_func.__self__)
-    elif isinstance(infer_func, FunctionType):
-        yield from _variables(infer_func)
-    else:
-        yield from (("attribute", name, value) for name, value in getattr(infer_func, "__dict__", {}).items())
-
-
-def _variables(function: FunctionType) -> Iterator[tuple[str, str, Any]]:
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield "variable", name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    for name in code.co_names:
-        if name in function.__globals__:
-            yield "variable", name, function.__globals__[name]
-
-
-def _can_be_pickled(value: Any) -> bool:
-    import cloudpickle
-
-    try:
-        cloudpickle.dumps(value)
-    except Exception:  # as above
-        return False
-    return True
+    """The part that cannot be pickled, where it is not the whole: "its 'self.lock' … "."""
+    path, value = find_fault(infer_func)
+    if not path:
+        return "it cannot be pickled "
+    return f"its {path!r} is of type {type(value).__qualname__}, which cannot be pickled "

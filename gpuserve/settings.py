@@ -5,7 +5,7 @@ all come to, and that the supervisor hands to the front. The models are not in i
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -37,7 +37,7 @@ class ServerSettings:
     grpc_header_forward_pattern: str = ""
     #: Groups of endpoints that need ``access_token`` in the header "triton-access-token".
     restricted_endpoints: tuple[str, ...] = ()
-    access_token: str | None = None
+    access_token: str | None = field(default=None, repr=False)  # what is printed may be logged
     #: Whether other programs of this user on this machine may serve their models through this server.
     attachable: bool = True
     log_format: str = "text"

@@ -16,6 +16,8 @@ from gpuserve_worker.tensor import TensorSpec
 MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DEFAULT_MAX_QUEUE_REQUESTS: Final = 4096
 DEFAULT_MAX_QUEUE_NBYTES: Final = 2 << 30
+#: Batches under way at once in one instance.
+MAX_CONCURRENCY: Final = 4096
 #: What ``on_unrecoverable`` may say.
 SHUTDOWN: Final = "shutdown"
 RESTART_WORKER: Final = "restart_worker"
@@ -40,7 +42,8 @@ class PolicySpec:
     """How long and how many requests of one priority may wait; 0 is no limit.
 
     ``on_timeout`` "reject" refuses a request whose time in the queue ran out; "delay" lets all others
-    of the model go before it.
+    of its priority go before it, once and for all. With ``allow_timeout_override`` a request's own timeout
+    replaces a longer ``default_timeout_us``, but none that is 0.
     """
 
     on_timeout: str = "reject"
@@ -53,8 +56,8 @@ class PolicySpec:
 class QueueSpec:
     """How much may wait for a model before requests are refused, and in which order it is taken.
 
-    ``priority_levels`` 0: all requests are alike. Level 1 goes first; a request that names none (0) has
-    ``default_priority``. ``policies`` holds what differs from ``policy``, by level.
+    ``priority_levels`` 0: all requests are alike. Level 1 goes first; a request that names none (0), or one
+    that there is not, has ``default_priority``. ``policies`` holds what differs from ``policy``, by level.
     """
 
     max_requests: int = DEFAULT_MAX_QUEUE_REQUESTS

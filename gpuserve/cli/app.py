@@ -11,16 +11,19 @@ import typer
 from gpuserve import logs
 from gpuserve.cli.check import check
 from gpuserve.cli.exit_codes import ExitCode, help_text
+from gpuserve.cli.option_blocks import BlockCommand
+from gpuserve.cli.run import RUN_SETTINGS, run_program
 from gpuserve.cli.schema import schema
 from gpuserve.cli.serve import serve
 from gpuserve.cli.version import print_version, version
-from gpuserve.errors import ConfigError, DeviceError, GpuserveError, StartupError
+from gpuserve.errors import ConfigError, DeviceError, GpuserveError, ModelUnrecoverable, StartupError
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 _EXAMPLES = """Examples:
   gpuserve serve config.yaml
   gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
+  gpuserve run program.py
   gpuserve check config.yaml
   gpuserve schema > gpuserve.schema.json
 
@@ -38,7 +41,9 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_top_level)
-    for verb in (serve, check, schema, version):
+    app.command(epilog=help_text(), cls=BlockCommand)(serve)
+    app.command("run", context_settings=RUN_SETTINGS)(run_program)
+    for verb in (check, schema, version):
         app.command(epilog=help_text())(verb)
     return app
 
@@ -64,6 +69,8 @@ def exit_code_of(error: GpuserveError) -> ExitCode:
             return ExitCode.NO_SUCH_DEVICE
         case StartupError():
             return ExitCode.STARTUP_FAILURE
+        case ModelUnrecoverable():
+            return ExitCode.MODEL_UNRECOVERABLE
     return ExitCode.RUNTIME_FAILURE
 
 

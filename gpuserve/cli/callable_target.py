@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuserve.cli.preflight import inspect_callable
+from gpuserve.config.fields import split_callable
 from gpuserve.config.load import Configuration, load_data
 from gpuserve.config.messages import ConfigProblems, Origin, Problem
 from gpuserve.config.positions import Path
 from gpuserve.config.precedence import Override
-from gpuserve.config.schema import split_callable
 
 _MODEL: Path = ("models", 0)
 _TENSOR_FORM = "name:dtype:shape, such as x:float32:-1 or image:uint8:224,224,3"

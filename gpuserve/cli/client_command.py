@@ -80,9 +80,10 @@ def _python(
         f"inputs[{index}].set_data_from_numpy({_array(spec, shape)})"
         for index, (spec, shape) in enumerate(tensors)
     ]
+    shown = f"result.as_numpy({model.outputs[0].name!r})" if model.outputs else "result.get_response()"
     statements += [
         f"result = triton.InferenceServerClient({address!r}).infer({model.name!r}, inputs)",
-        f"print(result.as_numpy({model.outputs[0].name!r}))",
+        f"print({shown})",
     ]
     return f"python3 -c {shlex.quote('; '.join(statements))}"
 

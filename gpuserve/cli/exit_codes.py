@@ -14,6 +14,7 @@ class ExitCode(enum.IntEnum):
     STARTUP_FAILURE = 3
     BAD_CONFIG = 4
     NO_SUCH_DEVICE = 5
+    MODEL_UNRECOVERABLE = 6
 
 
 MEANINGS = {
@@ -23,6 +24,7 @@ MEANINGS = {
     ExitCode.STARTUP_FAILURE: "a model did not load, or a port is taken",
     ExitCode.BAD_CONFIG: "the configuration is wrong",
     ExitCode.NO_SUCH_DEVICE: "a model names a device that this machine does not have",
+    ExitCode.MODEL_UNRECOVERABLE: "a model said that it cannot go on (UnrecoverableError)",
 }
 
 

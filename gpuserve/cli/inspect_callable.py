@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuserve.errors import BindError
 from gpuserve.model import Tensor, tensor_specs
-from gpuserve_worker.callable import LoadError, locate
+from gpuserve_worker.callable import YIELDING, Kind, LoadError, kind_of, locate
 
 
 def main() -> None:
@@ -24,20 +24,22 @@ def main() -> None:
     question = json.load(sys.stdin)
     with os.fdopen(os.dup(1), "w") as answer_to:
         os.dup2(2, 1)  # what user code prints must not come between the answer
-        answer = _answer(question["path"], question["base_dir"], question["kwargs"])
+        answer = _answer(question["path"], question["base_dir"], question["kwargs"], question["decoupled"])
         answer_to.write(json.dumps(answer))
     sys.stderr.flush()
     os._exit(0)  # no waiting for threads that the user's module has started
 
 
-def _answer(path: str, base_dir: str, kwargs: dict[str, Any] | None) -> dict[str, Any]:
+def _answer(
+    path: str, base_dir: str, kwargs: dict[str, Any] | None, decoupled: bool | None
+) -> dict[str, Any]:
     """Found as a worker finds it, so that what passes here loads there."""
     try:
         target = locate({"path": path, "base_dir": base_dir})
     except LoadError as error:
         sys.stderr.write(error.traceback)
         return {"error": str(error)}
-    problem = _mismatch(path, target, kwargs)
+    problem = _mismatch(path, target, kwargs) or _wrong_kind(path, target, decoupled)
     if problem is not None:
         return {"error": problem}
     try:
@@ -66,12 +68,29 @@ def _mismatch(path: str, target: Any, kwargs: dict[str, Any] | None) -> str | No
     return None
 
 
+def _wrong_kind(path: str, target: Any, decoupled: bool | None) -> str | None:
+    """What is wrong with how it answers. ``decoupled`` None: nobody has said yet how it is to answer."""
+    kind = _kind(target)
+    if kind not in YIELDING or decoupled is not False:
+        return None
+    return (
+        f"{path!r} is {kind.value}, which gives any number of responses to a request; "
+        "give the model `decoupled: true`, or let it return one response"
+    )
+
+
+def _kind(target: Any) -> Kind:
+    """The kind of the target, or of the instances that a class makes. What a factory makes is not known."""
+    return kind_of(target.__call__) if isinstance(target, type) else kind_of(target)
+
+
 def _declaration(target: Any) -> dict[str, Any]:
     max_batch_size = getattr(target, "max_batch_size", None)
     return {
         "inputs": _tensors(getattr(target, "inputs", None), "INPUT"),
         "outputs": _tensors(getattr(target, "outputs", None), "OUTPUT"),
         "max_batch_size": max_batch_size if isinstance(max_batch_size, int) else None,
+        "decoupled": _kind(target) in YIELDING or None,
     }
 
 

@@ -46,26 +46,30 @@ def require_devices(configuration: Configuration) -> None:
 
 
 def import_problems(configuration: Configuration) -> list[Problem]:
-    """The callables that cannot be imported, or not be called with their ``kwargs``."""
+    """The callables that cannot be imported, not be called with their ``kwargs``, or answer otherwise."""
     problems = []
     for index, model in enumerate(configuration.entries.models):
         try:
-            inspect_callable(model.callable, configuration.base_dir, model.kwargs)
+            inspect_callable(model.callable, configuration.base_dir, model.kwargs, model.decoupled)
         except ConfigError as error:
             path = ("models", index, "callable")
             problems.append(configuration.sources.problem(path, f"model {model.name!r}: {error}"))
     return problems
 
 
-def inspect_callable(path: str, base_dir: str, kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a callable says about itself: "inputs", "outputs" and "max_batch_size", None where it does not.
+def inspect_callable(
+    path: str, base_dir: str, kwargs: dict[str, Any] | None = None, decoupled: bool | None = None
+) -> dict[str, Any]:
+    """What a callable says about itself: "inputs", "outputs", "max_batch_size", None where it does not.
 
-    What the user's code prints goes to stderr.
+    "decoupled" is true where it is a generator. ``decoupled`` None: nobody has said yet whether the model
+    is. What the user's code prints goes to stderr.
 
     Raises:
-        ConfigError: it cannot be imported, is no callable, or does not take these arguments.
+        ConfigError: it cannot be imported, is no callable, does not take these arguments, or is a
+            generator for a model that is not decoupled.
     """
-    question = json.dumps({"path": path, "base_dir": base_dir, "kwargs": kwargs})
+    question = json.dumps({"path": path, "base_dir": base_dir, "kwargs": kwargs, "decoupled": decoupled})
     child = subprocess.run(
         [sys.executable, "-P", "-m", "gpuserve.cli.inspect_callable"],
         input=question,

@@ -7,19 +7,21 @@ The values stay text here. They are read and checked as those of environment var
 from __future__ import annotations
 
 import inspect
+import json
 import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
+from gpuserve.cli.option_blocks import BlockCommand
 from gpuserve.config.messages import Origin
 from gpuserve.config.precedence import Override, from_text, variable_name
-from gpuserve.config.schema import ServerEntry, annotation_at
+from gpuserve.config.schema import annotation_at
+from gpuserve.config.server_entry import ServerEntry
 
-#: The last word of a key says what its value is; short, so that help texts have room at 80 columns.
+#: The last word of a key says what its value is.
 _METAVARS = {"port": "PORT", "s": "SECONDS", "nbytes": "BYTES"}
-_PANEL = "Server (each with its environment variable)"
 #: Every option's parameter begins with this, so that none can collide with one of the verb's own.
 _PREFIX = "server_"
 #: Keys whose flag is not their own name, because the verb has a flag of that name.
@@ -53,7 +55,11 @@ def flag_name(key: str) -> str:
 def _parameter(key: str) -> inspect.Parameter:
     metavar = _METAVARS.get(key.rpartition("_")[2], "TEXT")
     option = typer.Option(
-        flag_name(key), metavar=metavar, help=_help_text(key), show_default=False, rich_help_panel=_PANEL
+        flag_name(key),
+        metavar=metavar,
+        help=_help_text(key),
+        show_default=False,
+        rich_help_panel=BlockCommand.BLOCKS,
     )
     return inspect.Parameter(
         _PREFIX + key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
@@ -66,4 +72,5 @@ def _help_text(key: str) -> str:
     annotation: Any = annotation_at(("server", key))
     is_choice = typing.get_origin(annotation) is typing.Literal
     choices = f" One of {', '.join(typing.get_args(annotation))}." if is_choice else ""
-    return f"{field.description}{choices} Default {field.default}.\n{variable_name(('server', key))}"
+    default = field.default if isinstance(field.default, str) and field.default else json.dumps(field.default)
+    return f"{field.description}{choices} Default {default}.\n{variable_name(('server', key))}"

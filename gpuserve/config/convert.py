@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from gpuserve.config.schema import InputEntry, ModelEntry, OutputEntry, ServerEntry
+from gpuserve.config.model_entry import (
+    BatchingEntry,
+    InputEntry,
+    ModelEntry,
+    OutputEntry,
+    PolicyEntry,
+    QueueEntry,
+)
+from gpuserve.config.server_entry import ServerEntry
+from gpuserve.config.warmups import warmups
 from gpuserve.settings import ServerSettings
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
+from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve_worker.tensor import TensorSpec, datatype_of
 
 CPU = "cpu"
@@ -24,20 +33,48 @@ def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
     prefetch = entry.prefetch
     if prefetch is None:
         prefetch = int(any(instance.device != CPU for instance in instances))
-    batching = entry.batching
+    inputs = tensors(entry.inputs)
     return ModelSpec(
         name=entry.name,
-        inputs=_tensors(entry.inputs),
-        outputs=_tensors(entry.outputs),
+        inputs=inputs,
+        outputs=tensors(entry.outputs),
         max_batch_size=entry.max_batch_size,
         instances=instances,
         version=entry.version,
-        batching=BatchingSpec(batching.max_queue_delay_us, tuple(batching.preferred_batch_sizes)),
-        queue=QueueSpec(entry.queue.max_requests, entry.queue.max_nbytes),
+        batching=_batching(entry.batching),
+        queue=_queue(entry.queue),
         prefetch=prefetch,
+        concurrency=entry.concurrency or 0,
         strict=entry.strict,
+        decoupled=entry.decoupled,
+        response_cache=entry.response_cache,
         read_only_inputs=entry.read_only_inputs,
-        retry_on_worker_death=entry.retry_on_worker_death,
+        retry_on_worker_death=entry.retry_on_worker_death and not entry.decoupled,
+        on_unrecoverable=entry.on_unrecoverable,
+        warmup=warmups(entry, inputs, base_dir),
+    )
+
+
+def _batching(entry: BatchingEntry) -> BatchingSpec:
+    sizes = tuple(entry.preferred_batch_sizes)
+    return BatchingSpec(entry.max_queue_delay_us, sizes, entry.merge, entry.preserve_ordering)
+
+
+def _queue(entry: QueueEntry) -> QueueSpec:
+    policies = [(int(level), _policy(entry.policies[level])) for level in sorted(entry.policies, key=int)]
+    return QueueSpec(
+        entry.max_requests,
+        entry.max_nbytes,
+        entry.priority_levels,
+        entry.default_priority,
+        _policy(entry.policy),
+        tuple(policies),
+    )
+
+
+def _policy(entry: PolicyEntry) -> PolicySpec:
+    return PolicySpec(
+        entry.timeout_action, entry.default_timeout_us, entry.allow_timeout_override, entry.max_requests
     )
 
 
@@ -53,7 +90,8 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
     return tuple(instances)
 
 
-def _tensors(entries: Sequence[OutputEntry]) -> tuple[TensorSpec, ...]:
+def tensors(entries: Sequence[OutputEntry]) -> tuple[TensorSpec, ...]:
+    """Tensors as they are declared."""
     return tuple(
         TensorSpec(
             entry.name,

@@ -14,12 +14,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpuserve.config import convert, positions, precedence, rules, schema
-from gpuserve.config.messages import ConfigProblems, Origin, Problem, dotted, sentence
+from gpuserve.config import convert, positions, precedence, rules, schema, warmups
+from gpuserve.config.fields import nearest, split_callable
+from gpuserve.config.messages import ConfigProblems, Origin, Problem, dotted, sentence, without_token
 from gpuserve.config.positions import Document, Path
 from gpuserve.config.precedence import Override
 from gpuserve.settings import ServerSettings
 from gpuserve.spec import ModelSpec
+
+_TOKEN: Path = ("server", "access_token")
+#: How pydantic ends the path to a key that is wrong itself.
+_KEY = "[key]"
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Sources:
         if self.document is None:
             return Problem(self.name, text, Origin.ATTRIBUTE)
         span = self.document.span_of_key(path) if at_key else self.document.span_of_value(path)
-        return Problem(self.name, text, Origin.FILE, span, self.document.line(span.line))
+        return Problem(self.name, text, Origin.FILE, span, without_token(self.document.line(span.line)))
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,10 @@ def load_file(path: str, environ: Mapping[str, str], flags: Sequence[Override] =
         document = positions.parse(_read(path))
     except positions.YamlSyntaxError as error:
         text, span = error.fault
-        raise ConfigProblems([Problem(path, text, Origin.FILE, span, error.source_line)]) from None
+        line = without_token(error.source_line)
+        raise ConfigProblems([Problem(path, text, Origin.FILE, span, line)]) from None
     problems = [
-        Problem(path, fault.text, Origin.FILE, fault.span, document.line(fault.span.line))
+        Problem(path, fault.text, Origin.FILE, fault.span, without_token(document.line(fault.span.line)))
         for fault in document.faults
     ]
     base_dir = os.path.dirname(os.path.abspath(path))
@@ -107,6 +113,8 @@ def _resolve(
         problems += [_schema_problem(record, sources) for record in error.errors(include_url=False)]
     problems += [sources.problem(path, text) for path, text in rules.violations(merged)]
     problems += _missing_files(merged, base_dir, sources)
+    if not problems and entries is not None:
+        problems += _bad_warmups(entries, base_dir, sources)
     if problems or entries is None:
         raise ConfigProblems(sorted(problems, key=_reading_order))
     settings = convert.server_settings(entries.server)
@@ -116,11 +124,26 @@ def _resolve(
 
 def _schema_problem(record: Any, sources: Sources) -> Problem:
     path: Path = tuple(record["loc"])
+    of_key = path[-1:] == (_KEY,)
+    if of_key:
+        path = path[:-1]
     keys = schema.keys_at(path[:-1])
-    text = sentence(record, keys, partial(schema.nearest, known=keys))
+    text = sentence({**record, "loc": path}, keys, partial(nearest, known=keys))
+    if path == _TOKEN:  # whatever was given is not for a terminal or a log
+        text = text.partition(", given ")[0]
     if record["type"] == "missing":
         return sources.problem(path[:-1], text)
-    return sources.problem(path, text, at_key=record["type"] == "extra_forbidden")
+    return sources.problem(path, text, at_key=of_key or record["type"] == "extra_forbidden")
+
+
+def _bad_warmups(entries: schema.ConfigFile, base_dir: str, sources: Sources) -> list[Problem]:
+    return [
+        sources.problem(path, text)
+        for index, entry in enumerate(entries.models)
+        for path, text in warmups.violations(
+            entry, convert.tensors(entry.inputs), base_dir, ("models", index)
+        )
+    ]
 
 
 def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
@@ -130,7 +153,7 @@ def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
     for index, model in enumerate(models if isinstance(models, list) else ()):
         path = model.get("callable") if isinstance(model, dict) else None
         try:
-            place, _ = schema.split_callable(path) if isinstance(path, str) else ("", "")
+            place, _ = split_callable(path) if isinstance(path, str) else ("", "")
         except ValueError:
             continue
         if place.endswith(".py") and not os.path.isfile(os.path.join(base_dir, place)):

@@ -7,6 +7,7 @@ sentences. Nothing is read or printed here.
 from __future__ import annotations
 
 import enum
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from gpuserve.errors import ConfigError
 
 _MAX_EXCERPT = 100
 _MAX_GIVEN = 80
+#: The key, even if it is misspelt, and its value up to the end of it.
+_TOKEN = re.compile(
+    r"""(ac+es+[_-]?to?ken["']?\s*:\s*)("(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s,}]+)""", re.IGNORECASE
+)
 
 
 class Origin(enum.Enum):
@@ -81,6 +86,11 @@ def dotted(path: Path) -> str:
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
     return text
+
+
+def without_token(line: str) -> str:
+    """A source line as it may be shown: an access token in it becomes asterisks, of the same length."""
+    return _TOKEN.sub(lambda found: found[1] + "*" * len(found[2]), line)
 
 
 def describe(value: Any) -> str:

@@ -23,6 +23,8 @@ _TAG = "tag:yaml.org,2002:"
 #: Scalars of the YAML 1.2 core schema that need building; any other known scalar stays text.
 _BUILT_TAGS = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float"))
 _TEXT_TAGS = frozenset(_TAG + kind for kind in ("str", "timestamp", "value", "merge"))
+#: A number as a key is its text, as in JSON.
+_KEY_TAGS = _TEXT_TAGS | {_TAG + "int"}
 _MERGE_KEY = "<<"
 
 
@@ -163,7 +165,7 @@ class _Builder:
         built: dict[str, Any] = {}
         lines_of: dict[str, int] = {}
         for key, value in node.value:
-            if not isinstance(key, ScalarNode) or key.tag not in _TEXT_TAGS:
+            if not isinstance(key, ScalarNode) or key.tag not in _KEY_TAGS:
                 self._fault("a key must be a string; put quotes around it", key)
             elif key.value == _MERGE_KEY:
                 continue

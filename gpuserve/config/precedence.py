@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuserve.config import schema
+from gpuserve.config.fields import nearest
 from gpuserve.config.messages import Origin, Problem
 from gpuserve.config.positions import Path, parse_value
 
@@ -90,7 +91,7 @@ def _path_of(rest: str, model_names: Sequence[str]) -> Path | str:
     if section == "SERVER" and key and schema.annotation_at(path) is not None:
         return path
     known = [variable_name(("server", name)) for name in schema.keys_at(("server",))]
-    return f"unknown variable{schema.nearest(PREFIX + rest, known) or f'; known are {known[0]} and its like'}"
+    return f"unknown variable{nearest(PREFIX + rest, known) or f'; known are {known[0]} and its like'}"
 
 
 def _model_path(rest: str, model_names: Sequence[str]) -> Path | str:
@@ -111,7 +112,7 @@ def _model_path(rest: str, model_names: Sequence[str]) -> Path | str:
     parent = next(path[:end] for end in range(len(path) - 1, 0, -1) if schema.annotation_at(path[:end]))
     known_keys = schema.keys_at(parent)
     unknown = str(path[len(parent)])
-    hint = schema.nearest(unknown, known_keys) or f"; known keys are {', '.join(known_keys) or 'none'}"
+    hint = nearest(unknown, known_keys) or f"; known keys are {', '.join(known_keys) or 'none'}"
     return f"unknown key {unknown!r} of the model {model_names[meant[0]]!r}{hint}"
 
 

@@ -7,32 +7,30 @@ its mistakes at once; what has the wrong type is passed over here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
+from gpuserve.access import NO_TOKEN
+from gpuserve.config import queue_rules
+from gpuserve.config.plain import Violation, entries, is_int, mapping
 from gpuserve.config.positions import Path
 from gpuserve.settings import ServerSettings
-
-
-class Violation(NamedTuple):
-    """A rule that the value at ``path`` breaks."""
-
-    path: Path
-    text: str
-
 
 _PORT_KEYS = ("http_port", "grpc_port", "metrics_port")
 
 
 def violations(data: Any) -> Iterator[Violation]:
     """Every broken rule of a whole configuration."""
-    yield from _ports(_mapping(_mapping(data).get("server")))
-    models = _entries(_mapping(data).get("models"))
+    server = mapping(mapping(data).get("server"))
+    yield from _ports(server)
+    yield from _access(server)
+    models = entries(mapping(data).get("models"))
     yield from _repeated(models, ("models",), "model")
     for index, model in models:
         path: Path = ("models", index)
-        yield from _batching(model, path)
+        yield from queue_rules.violations(model, path)
+        yield from _answers(model, path)
         for key in ("inputs", "outputs"):
-            yield from _repeated(_entries(model.get(key)), (*path, key), "tensor", fold=False)
+            yield from _repeated(entries(model.get(key)), (*path, key), "tensor", fold=False)
 
 
 def _ports(server: dict[str, Any]) -> Iterator[Violation]:
@@ -40,7 +38,7 @@ def _ports(server: dict[str, Any]) -> Iterator[Violation]:
     first_use: dict[int, str] = {}
     for key in sorted(_PORT_KEYS, key=lambda key: key in server):  # blame a given port, not a default
         port = server.get(key, getattr(defaults, key))
-        if not _is_int(port) or port == 0:
+        if not is_int(port) or port == 0:
             continue
         other = first_use.setdefault(port, key)
         if other != key:
@@ -52,11 +50,11 @@ def _ports(server: dict[str, Any]) -> Iterator[Violation]:
 
 
 def _repeated(
-    entries: list[tuple[int, dict[str, Any]]], path: Path, what: str, *, fold: bool = True
+    named: list[tuple[int, dict[str, Any]]], path: Path, what: str, *, fold: bool = True
 ) -> Iterator[Violation]:
     """Names that are given twice. Model names must differ in more than case: some clients fold it."""
     first_use: dict[str, tuple[int, str]] = {}
-    for index, entry in entries:
+    for index, entry in named:
         name = entry.get("name")
         if not isinstance(name, str):
             continue
@@ -67,41 +65,19 @@ def _repeated(
             yield Violation((*path, index, "name"), f"{what} {name!r} is already declared in {place}{same}")
 
 
-def _batching(model: dict[str, Any], path: Path) -> Iterator[Violation]:
-    batching = _mapping(model.get("batching"))
-    limit = model.get("max_batch_size", 0)
-    if not _is_int(limit) or limit < 0:
+def _access(server: dict[str, Any]) -> Iterator[Violation]:
+    if server.get("restricted_endpoints") and server.get("access_token") is None:
+        yield Violation(("server", "restricted_endpoints"), NO_TOKEN)
+
+
+def _answers(model: dict[str, Any], path: Path) -> Iterator[Violation]:
+    """What a model that gives any number of responses to a request cannot have."""
+    if model.get("decoupled") is not True:
         return
-    if limit == 0:
-        yield from _batching_without_batches(batching, (*path, "batching"))
-        return
-    sizes = batching.get("preferred_batch_sizes")
-    for index, size in enumerate(sizes if isinstance(sizes, list) else ()):
-        if _is_int(size) and size > limit:
-            yield Violation(
-                (*path, "batching", "preferred_batch_sizes", index),
-                f"expected a preferred batch size of at most max_batch_size, which is {limit}, given {size}",
-            )
-
-
-def _batching_without_batches(batching: dict[str, Any], path: Path) -> Iterator[Violation]:
-    for key in ("preferred_batch_sizes", "max_queue_delay_us"):
-        if batching.get(key):
-            yield Violation(
-                (*path, key),
-                f"{key} has no effect without a max_batch_size of at least 1; the model does not batch",
-            )
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _entries(value: Any) -> list[tuple[int, dict[str, Any]]]:
-    """The mappings of a list, with their positions."""
-    entries = value if isinstance(value, list) else []
-    return [(index, entry) for index, entry in enumerate(entries) if isinstance(entry, dict)]
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    if model.get("response_cache") is True:
+        yield Violation((*path, "response_cache"), "response_cache does not go with decoupled")
+    if model.get("retry_on_worker_death") is True:
+        yield Violation(
+            (*path, "retry_on_worker_death"),
+            "retry_on_worker_death does not go with decoupled: some responses may have been sent already",
+        )

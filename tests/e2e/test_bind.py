@@ -214,7 +214,7 @@ def test_a_sample_has_no_batch_axis(server: Server) -> None:
     assert (answer["OUTPUT_2"].shape, float(answer["OUTPUT_2"])) == ((), 2)
 
 
-@pytest.mark.parametrize("dtype", [np.bytes_, bytes, object, np.object_, "bytes", str])
+@pytest.mark.parametrize("dtype", [np.bytes_, bytes, object, np.object_, "bytes", "string"])
 def test_bytes_of_every_spelling(server: Server, dtype: Any) -> None:
     @batch
     def shout(INPUT_1: Any) -> Any:
@@ -312,8 +312,18 @@ def generator(requests: list[Request]) -> Any:
     yield requests
 
 
-def test_a_generator_is_refused_at_the_start_of_a_model_with_one_answer(server: Server) -> None:
-    server.bind("m", generator, **FLOATS_IN_AND_OUT)
+class MakesGenerators:
+    def __call__(self, requests: list[Request]) -> Any:
+        yield requests
+
+
+def test_a_generator_is_refused_for_a_model_with_one_answer(server: Server) -> None:
+    with pytest.raises(BindError, match=r"is a generator, .*: say decoupled=True"):
+        server.bind("m", generator, **FLOATS_IN_AND_OUT)
+
+
+def test_one_that_a_class_makes_is_refused_at_the_start(server: Server) -> None:
+    server.bind("m", MakesGenerators, **FLOATS_IN_AND_OUT)
     with pytest.raises(StartupError, match="the model is not decoupled"):
         server.run()
     assert not server.is_alive()

@@ -191,7 +191,7 @@ def test_the_other_isolation_names_what_cannot_be_pickled(server: Server) -> Non
     with pytest.raises(BindError) as error:
         server.bind("locked", Locked(), **FLOATS_IN_AND_OUT)
     text = str(error.value)
-    assert "the Locked object cannot be sent to a worker process: its attribute 'lock'" in text
+    assert "the Locked object cannot be sent to a worker process: its 'self.lock' is of type lock" in text
     assert "device" in text
     assert 'isolation="thread"' in text
 

@@ -18,7 +18,7 @@ from gpuserve.cli.client_command import client_command
 from gpuserve.cli.exit_codes import MEANINGS, ExitCode
 from gpuserve.cli.startup_view import LogView, TableView, ready_text
 from gpuserve.config.messages import ConfigProblems
-from gpuserve.config.schema import ServerEntry
+from gpuserve.config.server_entry import ServerEntry
 from gpuserve.errors import DeviceError, GpuserveError, StartupError
 from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.tensor import TensorSpec
@@ -42,6 +42,21 @@ predict.inputs = [Tensor(name="x", dtype="float32", shape=(-1,)), Tensor((1,), b
 predict.outputs = [Tensor(name="y", dtype="float32", shape=(-1,))]
 predict.max_batch_size = 8
 number = 3
+"""
+STREAMS_FILE = """\
+def stream(requests):
+    yield requests
+
+
+async def astream(requests):
+    yield requests
+
+
+class Streaming:
+    def __call__(self, requests):
+        yield requests
+
+
 """
 CONFIG = """\
 models:
@@ -103,7 +118,9 @@ def test_help_of_serve_has_every_default_and_variable(
     out = capsys.readouterr().out
     for key, field in ServerEntry.model_fields.items():
         assert f"GPUSERVE_SERVER__{key.upper()} " in out
-        assert str(field.default) in out
+        default = field.default if isinstance(field.default, str) else json.dumps(field.default)
+        shown = default or '""'
+        assert f"Default {shown}." in " ".join(out.replace("│", "").split())
 
 
 @pytest.mark.parametrize(
@@ -167,6 +184,44 @@ def test_check_imports_in_another_process(capfd: pytest.CaptureFixture[str]) -> 
     assert out == "linear: cpu#0\nconfig.yaml is valid\n"
     assert "printed by user code" in err
     assert "model" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("attribute", "kind"), [("stream", "generator"), ("Streaming", "generator"), ("astream", "async")]
+)
+def test_check_refuses_a_generator_for_a_model_that_is_not_decoupled(
+    attribute: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "streams.py").write_text(STREAMS_FILE)
+    config = CONFIG.replace("model.py:Linear", f"streams.py:{attribute}").replace(
+        "    kwargs: {features: 30}\n", ""
+    )
+    (tmp_path / "config.yaml").write_text(config)
+    assert run(["check", "config.yaml"]) == ExitCode.BAD_CONFIG
+    err = capfd.readouterr().err
+    assert f"'streams.py:{attribute}' is a" in err
+    assert kind in err
+    assert "`decoupled: true`" in err
+    (tmp_path / "config.yaml").write_text(config + "    decoupled: true\n")
+    assert run(["check", "config.yaml"]) == ExitCode.OK
+
+
+def test_a_generator_that_is_served_by_itself_is_decoupled(tmp_path: Path) -> None:
+    declared = "stream.inputs = stream.outputs = [Tensor((1,), 'FP32')]"
+    (tmp_path / "streams.py").write_text(f"from gpuserve import Tensor\n{STREAMS_FILE}{declared}\n")
+    (model,) = load_callable("streams.py:stream", CallableFlags(), [], {}).models
+    assert model.decoupled
+
+
+def test_check_does_not_print_the_token(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    server = "server: {restricted_endpoints: [trace], access_token: hunter2-hunter2}\n"
+    config = CONFIG.replace("model.py:Linear", "model.py:predict").replace("    kwargs: {features: 30}\n", "")
+    (tmp_path / "config.yaml").write_text(server + config)
+    for arguments in (["check", "config.yaml"], ["check", "config.yaml", "--json"]):
+        assert run(arguments) == ExitCode.OK
+    out, err = capfd.readouterr()
+    assert "is valid" in out
+    assert "hunter2" not in out + err
 
 
 def test_check_shows_all_problems(capfd: pytest.CaptureFixture[str]) -> None:
@@ -345,6 +400,14 @@ def test_any_other_request_is_a_python_command(
     assert command[:2] == ["python3", "-c"]
     compile(command[2], "command", "exec")
     assert part in command[2]
+
+
+def test_a_model_without_tensors_has_a_command() -> None:
+    model = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
+    assert "/v2/models/m/infer" in str(client_command({"http": "http://h:1"}, model))
+    command = shlex.split(str(client_command({"grpc": "h:2"}, model)))
+    compile(command[2], "command", "exec")
+    assert "result.get_response()" in command[2]
 
 
 def test_the_addresses_are_shown_when_ready() -> None:

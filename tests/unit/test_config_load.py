@@ -10,7 +10,8 @@ import pytest
 from gpuserve.config.load import Configuration, load_data, load_file
 from gpuserve.config.messages import ConfigProblems, Origin, describe
 from gpuserve.config.precedence import Override
-from gpuserve.config.schema import ConfigFile, ServerEntry, json_schema
+from gpuserve.config.schema import ConfigFile, json_schema
+from gpuserve.config.server_entry import ServerEntry
 from gpuserve.settings import ServerSettings
 from gpuserve.spec import BatchingSpec, QueueSpec
 from gpuserve_worker.tensor import TensorSpec

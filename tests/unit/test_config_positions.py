@@ -75,7 +75,7 @@ def test_deep_nesting_is_an_error_and_no_crash() -> None:
     [
         ("a: !thing x\n", "the tag !thing is not supported"),
         ("a: !!int x\n", "'x' is no int"),
-        ("1: x\n", "a key must be a string"),
+        ("true: x\n", "a key must be a string"),
         ("a: &a [*a]\n", "an alias cannot stand inside the value it names"),
         ("<<: 3\n", "'<<' takes a mapping"),
     ],

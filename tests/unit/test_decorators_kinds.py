@@ -160,7 +160,9 @@ def test_a_generator_is_not_begun_before_it_is_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    "decorator", [batch, lambda f: batch(group_by_values("x")(f)), group_by_keys], ids=str
+    "decorator",
+    [batch, lambda f: batch(group_by_values("x")(f)), group_by_keys],
+    ids=["batch", "values", "keys"],
 )
 def test_a_generator_that_is_given_up_ends_at_once(decorator: Any) -> None:
     ended = []
@@ -178,7 +180,9 @@ def test_a_generator_that_is_given_up_ends_at_once(decorator: Any) -> None:
     assert ended == [True]
 
 
-@pytest.mark.parametrize("decorator", [batch, lambda f: batch(group_by_values("x")(f))], ids=str)
+@pytest.mark.parametrize(
+    "decorator", [batch, lambda f: batch(group_by_values("x")(f))], ids=["batch", "values"]
+)
 def test_an_async_generator_that_is_given_up_ends_at_once(decorator: Any) -> None:
     ended = []
 
@@ -199,7 +203,9 @@ def test_an_async_generator_that_is_given_up_ends_at_once(decorator: Any) -> Non
     assert len(complete(first())) == 2
 
 
-@pytest.mark.parametrize("decorator", [batch, lambda f: batch(group_by_values("x")(f))], ids=str)
+@pytest.mark.parametrize(
+    "decorator", [batch, lambda f: batch(group_by_values("x")(f))], ids=["batch", "values"]
+)
 def test_what_a_generator_returns_is_passed_on(decorator: Any) -> None:
     def call(x: Any) -> Any:
         yield x

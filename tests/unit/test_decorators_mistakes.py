@@ -83,7 +83,9 @@ MISFITS: Any = [
 ]
 
 
-@pytest.mark.parametrize("decorator", [batch, sample, lambda f: batch(first_value("none")(f))], ids=str)
+@pytest.mark.parametrize(
+    "decorator", [batch, sample, lambda f: batch(first_value("none")(f))], ids=["batch", "sample", "stack"]
+)
 @pytest.mark.parametrize(("function", "inputs", "text"), MISFITS, ids=["more", "fewer", "none", "partial"])
 def test_parameters_that_are_not_the_inputs(function: Any, inputs: Any, text: str, decorator: Any) -> None:
     with pytest.raises(TypeError, match=text):

@@ -39,6 +39,11 @@ FORBIDDEN = {
         "gpuserve.front.endpoint", "gpuserve.front.scheduler", "gpuserve.cli", "gpuserve.config", "pickle",
         "asyncio",
     },
+    "gpuserve/compat": {"gpuserve.cli", "gpuserve.config", "gpuserve.supervisor", "gpuserve.front.scheduler"},
+    "gpuserve/compat/pytriton/decorators.py": {
+        "gpuserve.front", "gpuserve.server", "gpuserve.model_host", "asyncio", "dataclasses", "logging",
+    },
+    "gpuserve/client": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config"},
     "gpuserve/config": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "grpc"},
 }  # fmt: skip
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpuserve.cli.exit_codes import ExitCode
-from gpuserve.config.schema import ModelEntry, ServerEntry
+from gpuserve.config.model_entry import ModelEntry
+from gpuserve.config.server_entry import ServerEntry
 from gpuserve.front.endpoint.status import STATUS
 from gpuserve.front.metrics import MetricsPage, ModelMetrics
 

@@ -1,0 +1,322 @@
+"""The keys of a model and of access: what they come to, and every mistake in them at its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuserve.access import ENDPOINT_GROUPS
+from gpuserve.config.fields import EndpointGroup
+from gpuserve.config.load import Configuration, load_file
+from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.schema import json_schema
+from gpuserve.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
+
+SECRET = "hunter2-hunter2"
+MODEL = """\
+models:
+  - name: m
+    callable: pkg.mod:f
+    inputs: [{name: x, dtype: FP32, shape: [-1, 3]}, {name: y, dtype: bytes, shape: [1], optional: true}]
+    outputs: [{name: z, dtype: FP32, shape: [1]}]
+"""
+
+
+def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> Configuration:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    return load_file(str(file), environ or {})
+
+
+def model(tmp_path: Path, keys: str, environ: dict[str, str] | None = None) -> ModelSpec:
+    (only,) = load(tmp_path, MODEL + keys, environ).models
+    return only
+
+
+def problems(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:
+    """The messages of all problems, without the directory."""
+    with pytest.raises(ConfigProblems) as caught:
+        load(tmp_path, text, environ)
+    return [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+
+
+def test_every_key_of_a_model(tmp_path: Path) -> None:
+    made = model(
+        tmp_path,
+        """\
+    max_batch_size: 8
+    decoupled: true
+    concurrency: 5
+    on_unrecoverable: restart_worker
+    batching: {merge: false, preserve_ordering: true}
+    queue:
+      priority_levels: 1
+      default_priority: 1
+      policy: {timeout_action: reject, default_timeout_us: 7, allow_timeout_override: true, max_requests: 3}
+""",
+    )
+    assert (made.decoupled, made.retry_on_worker_death, made.concurrency) == (True, False, 5)
+    assert made.on_unrecoverable == "restart_worker"
+    assert made.batching == BatchingSpec(merge=False, preserve_ordering=True)
+    policy = PolicySpec("reject", 7, True, 3)
+    assert made.queue == QueueSpec(priority_levels=1, default_priority=1, policy=policy)
+
+
+def test_defaults_of_a_model(tmp_path: Path) -> None:
+    made = model(tmp_path, "")
+    plain = ModelSpec("m", made.inputs, made.outputs, 0, made.instances)
+    assert made == plain
+
+
+@pytest.mark.parametrize("level", ["2", '"2"'])
+def test_policies_by_level(tmp_path: Path, level: str) -> None:
+    policies = f"{{12: {{}}, {level}: {{max_requests: 9}}}}"
+    keys = f"    queue: {{priority_levels: 12, default_priority: 1, policies: {policies}}}"
+    queue = model(tmp_path, keys).queue
+    assert queue.policies == ((2, PolicySpec(max_requests=9)), (12, PolicySpec()))
+
+
+def test_a_policy_from_the_environment(tmp_path: Path) -> None:
+    environ = {
+        "GPUSERVE_MODELS__M__QUEUE__PRIORITY_LEVELS": "2",
+        "GPUSERVE_MODELS__M__QUEUE__DEFAULT_PRIORITY": "2",
+        "GPUSERVE_MODELS__M__QUEUE__POLICIES__1__TIMEOUT_ACTION": "delay",
+    }
+    assert model(tmp_path, "", environ).queue.policies == ((1, PolicySpec("delay")),)
+
+
+def test_a_model_may_have_no_tensors(tmp_path: Path) -> None:
+    text = "models:\n  - {name: m, callable: pkg.mod:f, inputs: [], outputs: []}\n"
+    (made,) = load(tmp_path, text).models
+    assert (made.inputs, made.outputs) == ((), ())
+
+
+def test_warmups(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
+    keys = """\
+    max_batch_size: 4
+    warmup:
+      - {name: a, batch_size: 4, count: 2, inputs: {x: {shape: [2, 3], values: zero}}}
+      - name: b
+        inputs:
+          y: {dtype: bytes}
+          x: {shape: [2, 3], file: x.npy}
+"""
+    assert model(tmp_path, keys).warmup == (
+        ("a", 4, 2, (("x", "FP32", (2, 3), "zero", ""),)),
+        (
+            "b",
+            1,
+            1,
+            (("x", "FP32", (2, 3), "file", str(tmp_path / "x.npy")), ("y", "BYTES", (1,), "random", "")),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "line", "marked", "text"),
+    [
+        ("decoupled: true\n    response_cache: true", 7, "true", "response_cache does not go with decoupled"),
+        (
+            "decoupled: true\n    retry_on_worker_death: true",
+            7,
+            "true",
+            "retry_on_worker_death does not go with decoupled: some responses may have been sent already",
+        ),
+        ("concurrency: 0", 6, "0", "concurrency: expected a number of at least 1, given the number 0"),
+        (
+            "on_unrecoverable: exit",
+            6,
+            "exit",
+            "expected one of 'shutdown' or 'restart_worker', given the string 'exit'",
+        ),
+        ("decoupled: 1", 6, "1", "decoupled: expected true or false, given the number 1"),
+        (
+            "max_batch_size: 4\n    batching: {merge: false, max_queue_delay_us: 5}",
+            7,
+            "5",
+            "max_queue_delay_us has no effect without merge: every request is its own batch",
+        ),
+        (
+            "queue: {priority_levels: 3}",
+            6,
+            "3",
+            "the default_priority must be between 1 and 3, given 0",
+        ),
+        (
+            "queue: {priority_levels: 3, default_priority: 4}",
+            6,
+            "4",
+            "the default_priority must be between 1 and 3, given 4",
+        ),
+        ("queue: {default_priority: 1}", 6, "1", "default_priority has no effect without priority_levels"),
+        ("queue: {policies: {1: {}}}", 6, "{1: {}}", "policies have no effect without priority_levels"),
+        (
+            "queue: {priority_levels: 2, default_priority: 1, policies: {3: {}}}",
+            6,
+            "{}",
+            "the level must be between 1 and 2, given 3",
+        ),
+        (
+            "queue: {priority_levels: 2, default_priority: 1, policies: {low: {}}}",
+            6,
+            "low",
+            "expected a level of priority, an integer of at least 1, given 'low'",
+        ),
+        (
+            "queue: {policy: {timeout_action: drop}}",
+            6,
+            "drop",
+            "queue.policy.timeout_action: expected one of 'reject' or 'delay', given the string 'drop'",
+        ),
+        (
+            "queue: {policy: {max_request: 5}}",
+            6,
+            "max_request",
+            "unknown key 'max_request' in models[0].queue.policy; did you mean 'max_requests'?",
+        ),
+        (
+            "queue: {priority_levels: 1, default_priority: 1, policies: {1: {max: 5}}}",
+            6,
+            "max",
+            "unknown key 'max' in models[0].queue.policies.1",
+        ),
+        (
+            "batching: {preserve_ordering: true}\n    queue: {priority_levels: 2, default_priority: 1}",
+            7,
+            "2",
+            "preserve_ordering goes with one level of priority, given 2",
+        ),
+        (
+            "batching: {preserve_ordering: true}\n"
+            "    queue: {policy: {timeout_action: delay, default_timeout_us: 5}}",
+            7,
+            "delay",
+            "preserve_ordering does not go with delay; expected 'reject'",
+        ),
+        (
+            "max_batch_size: 4\n    warmup: [{name: w, batch_size: 5, inputs: {x: {shape: [2, 3]}}}]",
+            7,
+            "5",
+            "warm-up 'w': batch_size must be at most max_batch_size (4), got 5",
+        ),
+        (
+            "warmup: [{name: w, inputs: {q: {}, x: {shape: [2, 3]}}}]",
+            6,
+            "{q: {}, x: {shape: [2, 3]}}",
+            "warm-up 'w': the model has no input 'q'; its inputs are x, y",
+        ),
+        (
+            "warmup: [{name: w}]",
+            6,
+            "{name: w}",
+            "warm-up 'w': input 'x' has no shape, and the model declares [-1, 3]",
+        ),
+        (
+            "warmup: [{name: w, inputs: {x: {shape: [2, 4]}}}]",
+            6,
+            "{shape: [2, 4]}",
+            "warm-up 'w': input 'x' has the shape [2, 4], but the model declares [-1, 3]",
+        ),
+        (
+            "warmup: [{name: w, inputs: {x: {dtype: int8, shape: [2, 3]}}}]",
+            6,
+            "{dtype: int8, shape: [2, 3]}",
+            "warm-up 'w': input 'x' is INT8, but the model declares it as FP32",
+        ),
+        (
+            "warmup: [{name: w, inputs: {x: {file: gone.npy, shape: [2, 3]}}}]",
+            6,
+            "gone.npy",
+            "warm-up 'w': input 'x': there is no file gone.npy",
+        ),
+    ],
+)
+def test_mistakes(tmp_path: Path, keys: str, line: int, marked: str, text: str) -> None:
+    (problem,) = problems(tmp_path, f"{MODEL}    {keys}\n")
+    head, source, carets = problem.splitlines()
+    assert head.startswith(f"config.yaml:{line}:")
+    assert text in head
+    start = carets.index("^")
+    assert source[start : start + carets.count("^")] == marked
+
+
+# ---- who may ask for what -----------------------------------------------------------------------
+
+
+def test_restricted_endpoints(tmp_path: Path) -> None:
+    text = f"server: {{restricted_endpoints: [trace, logging], access_token: {SECRET}}}\n{MODEL}"
+    settings = load(tmp_path, text).settings
+    assert (settings.restricted_endpoints, settings.access_token) == (("trace", "logging"), SECRET)
+    assert SECRET not in repr(settings)
+    assert SECRET not in repr(load(tmp_path, text).entries)
+
+
+def test_restricted_endpoints_need_a_token_from_anywhere(tmp_path: Path) -> None:
+    text = f"server:\n  restricted_endpoints: [trace]\n{MODEL}"
+    (problem,) = problems(tmp_path, text)
+    assert problem.startswith("config.yaml:2:25: restricted_endpoints need an access_token")
+    environ = {"GPUSERVE_SERVER__ACCESS_TOKEN": "12345"}
+    assert load(tmp_path, text, environ).settings.access_token == "12345"
+
+
+def test_the_groups_are_those_of_the_settings() -> None:
+    assert EndpointGroup.__args__ == ENDPOINT_GROUPS  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("server", "text"),
+    [
+        (
+            "access_token: a, restricted_endpoints: [tracing]",
+            "restricted_endpoints[0]: expected one of 'health', 'inference'",
+        ),
+        ("http_header_forward_pattern: '('", "expected a regular expression, given '('"),
+        ("grpc_header_forward_pattern: '*'", "expected a regular expression, given '*'"),
+    ],
+)
+def test_mistakes_of_access(tmp_path: Path, server: str, text: str) -> None:
+    (problem,) = problems(tmp_path, f"server: {{{server}}}\n{MODEL}")
+    assert text in problem
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        "access_token: 5551234",
+        'access_token: ""',
+        f'access_token: " {SECRET}"',
+        f"access_token: [{SECRET}]",
+        f"acess_token: {SECRET}",
+        f"access-token: '{SECRET}'",
+        f"access_token: {SECRET}, http_port: {SECRET[:3]}",
+        f'"access_token": "{SECRET}", http_port: -5',
+    ],
+)
+@pytest.mark.parametrize("flow", [True, False])
+def test_no_message_shows_the_token(tmp_path: Path, server: str, flow: bool) -> None:
+    mapping = f"server: {{{server}}}\n" if flow else f"server:\n  {server.replace(', ', chr(10) + '  ')}\n"
+    said = "\n".join(problems(tmp_path, mapping + MODEL))
+    assert said
+    assert SECRET not in said
+    assert "5551234" not in said
+
+
+def test_no_message_shows_the_token_of_a_file_that_is_no_yaml(tmp_path: Path) -> None:
+    said = "\n".join(problems(tmp_path, f"server: {{access_token: {SECRET}, ]\n"))
+    assert "not valid YAML" in said
+    assert SECRET not in said
+
+
+def test_no_message_shows_the_token_of_the_environment(tmp_path: Path) -> None:
+    said = "\n".join(problems(tmp_path, MODEL, {"GPUSERVE_SERVER__ACCESS_TOKEN": f" {SECRET} "}))
+    assert "GPUSERVE_SERVER__ACCESS_TOKEN: expected printable ASCII" in said
+    assert SECRET not in said
+
+
+def test_the_new_keys_are_in_the_json_schema() -> None:
+    text = json.dumps(json_schema())
+    assert all(f'"{key}"' in text for key in ("decoupled", "warmup", "policies", "timeout_action", "values"))
