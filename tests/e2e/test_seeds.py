@@ -1,4 +1,5 @@
-"""Programs written for PyTriton's ``bind()``, with other imports: they serve what they say.
+"""Programs written for PyTriton's ``bind()``: they serve what they say, with gpuserve's own imports and,
+run by ``gpuserve run``, with PyTriton's.
 
 Where such a program leaves something open, as its model, that is given in front of it; what asks the
 server is put behind its last ``bind()``.
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from bound import free_server
+from serving import GPUSERVE
 
 from gpuserve import ModelConfig, Tensor
+from gpuserve.compat.pytriton.check.utils import find_free_port
 from gpuserve.decorators import batch
 
 IMPORTS = """
@@ -26,6 +29,25 @@ import numpy as np
 from bound import ask, free_server as Triton, infer
 from gpuserve import ModelConfig, Request, Tensor
 from gpuserve.decorators import batch
+"""
+
+PYTRITON_IMPORTS = """
+import os
+from typing import Dict, List
+import numpy as np
+from pytriton.client import ModelClient
+from pytriton.decorators import batch
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.proxy.types import Request
+from pytriton.triton import Triton
+
+def infer(triton, model, parameters=None, **inputs):
+    with ModelClient(f"localhost:{os.environ['PYTRITON_TRITON_CONFIG_HTTP_PORT']}", model) as client:
+        return client.infer_batch(parameters=parameters, **inputs)
+
+def ask(triton, model, value):
+    (output,) = infer(triton, model, INPUT_1=np.array([[value]], np.float32)).values()
+    return output[0].tolist()
 """
 
 BINDING = """
@@ -53,7 +75,7 @@ with Triton() as triton:
         strict=True,
     )
     triton.run()
-    names, parts = np.array([["four"], ["a"]], object), np.array([["a", "bc"], ["", "\\0"]], object)
+    names, parts = np.array([[b"four"], [b"a"]], object), np.array([[b"a", b"bc"], [b"", b"\\0"]], object)
     print(infer(triton, "ModelName", INPUT_1=names, INPUT_2=parts)["OUTPUT_1"].tolist())
 """
 
@@ -159,6 +181,11 @@ with Triton() as triton:
 
 
 @pytest.mark.parametrize(
+    ("command", "imports"),
+    [([sys.executable], IMPORTS), ([GPUSERVE, "run"], PYTRITON_IMPORTS)],
+    ids=["gpuserve", "pytriton"],
+)
+@pytest.mark.parametrize(
     ("program", "printed"),
     [
         pytest.param(BINDING, ["[[4.0, 3.0], [1.0, 1.0]]"], id="binding"),
@@ -176,12 +203,17 @@ with Triton() as triton:
         pytest.param(CALLABLES, ["[3.0]", "[1.0] [2.0]", "[[6.0]]"], id="callables"),
     ],
 )
-def test_programs_of_the_seeds(tmp_path: Path, program: str, printed: list[str]) -> None:
-    (tmp_path / "program.py").write_text(IMPORTS + program)
+def test_programs_of_the_seeds(
+    tmp_path: Path, program: str, printed: list[str], command: list[str], imports: str
+) -> None:
+    (tmp_path / "program.py").write_text(imports + program)
+    ports = {
+        f"PYTRITON_TRITON_CONFIG_{role}_PORT": str(find_free_port()) for role in ("HTTP", "GRPC", "METRICS")
+    }
     done = subprocess.run(
-        [sys.executable, "program.py"],
+        [*command, "program.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        env={**os.environ, **ports, "PYTHONPATH": str(Path(__file__).parent.parent)},
         capture_output=True,
         text=True,
         timeout=100,

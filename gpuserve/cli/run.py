@@ -1,0 +1,62 @@
+"""``gpuserve run``: a program that was written for PyTriton, as it is.
+
+The program is run by a Python of its own, in the place of this one: its arguments, its standard streams, its
+signals, its tracebacks and its exit status are those of ``python program.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+#: Options behind the program are the program's.
+RUN_SETTINGS: dict[str, Any] = {"allow_interspersed_args": False}
+
+
+def run_program(
+    program: Annotated[str, typer.Argument(metavar="PROGRAM", help="A file; with -m, a module.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="The program's own arguments.")
+    ] = None,
+    as_module: Annotated[bool, typer.Option("-m", help="PROGRAM is a module, as of python -m.")] = False,
+    isolation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="thread|process",
+            help="Where inference callables run: in threads of the program, as with PyTriton (default), or "
+            "in a process each, which is faster and needs them to be picklable.",
+            envvar="GPUSERVE_ISOLATION",
+        ),
+    ] = None,
+) -> NoReturn:
+    """Run a program that was written for PyTriton: its "import pytriton" finds gpuserve.
+
+    Examples:
+      gpuserve run server.py --port 8000
+      gpuserve run -m package.server
+      gpuserve run --isolation process server.py
+
+    Options before PROGRAM are of this command, those behind it the program's, and so is the exit status.
+    """
+    _execute(["-m", program] if as_module else [program], arguments or (), isolation)
+
+
+def _execute(program: Sequence[str], arguments: Sequence[str], isolation: str | None) -> NoReturn:
+    from gpuserve.compat.pytriton.alias import make_importable
+
+    environment = dict(os.environ)
+    make_importable(environment)
+    if isolation is not None:
+        if isolation not in {"thread", "process"}:
+            raise typer.BadParameter(
+                f"expected thread or process, given {isolation!r}", param_hint="--isolation"
+            )
+        environment["GPUSERVE_ISOLATION"] = isolation
+    command = [sys.executable, *program, *arguments]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, command, environment)

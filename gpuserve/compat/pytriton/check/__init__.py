@@ -1,0 +1,1 @@
+"""Of PyTriton's self-checks, what its users' tests import."""

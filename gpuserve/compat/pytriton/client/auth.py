@@ -1,0 +1,7 @@
+"""The access token as a header."""
+
+from __future__ import annotations
+
+from gpuserve.client.auth import create_auth_headers, extract_access_token_from_headers
+
+__all__ = ["create_auth_headers", "extract_access_token_from_headers"]

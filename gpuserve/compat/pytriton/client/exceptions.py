@@ -1,0 +1,27 @@
+"""What the clients raise, under PyTriton's names."""
+
+from __future__ import annotations
+
+from gpuserve.client.exceptions import ClientClosedError as PyTritonClientClosedError
+from gpuserve.client.exceptions import ClientError as PyTritonClientError
+from gpuserve.client.exceptions import ClientInferenceServerError as PyTritonClientInferenceServerError
+from gpuserve.client.exceptions import ClientInvalidUrlError as PyTritonClientInvalidUrlError
+from gpuserve.client.exceptions import (
+    ClientModelDoesntSupportBatchingError as PyTritonClientModelDoesntSupportBatchingError,
+)
+from gpuserve.client.exceptions import ClientModelUnavailableError as PyTritonClientModelUnavailableError
+from gpuserve.client.exceptions import ClientQueueFullError as PyTritonClientQueueFullError
+from gpuserve.client.exceptions import ClientTimeoutError as PyTritonClientTimeoutError
+from gpuserve.client.exceptions import ClientValueError as PyTritonClientValueError
+
+__all__ = [
+    "PyTritonClientClosedError",
+    "PyTritonClientError",
+    "PyTritonClientInferenceServerError",
+    "PyTritonClientInvalidUrlError",
+    "PyTritonClientModelDoesntSupportBatchingError",
+    "PyTritonClientModelUnavailableError",
+    "PyTritonClientQueueFullError",
+    "PyTritonClientTimeoutError",
+    "PyTritonClientValueError",
+]

@@ -1,0 +1,11 @@
+"""PyTriton's warnings, for programs that filter them. gpuserve's clients have no reason to warn."""
+
+from __future__ import annotations
+
+
+class PyTritonWarning(UserWarning):
+    """What all of them have in common."""
+
+
+class NotSupportedTimeoutWarning(PyTritonWarning):
+    """A timeout that a client would not keep; gpuserve's keep all of theirs."""

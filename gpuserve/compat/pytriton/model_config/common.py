@@ -1,0 +1,56 @@
+"""The parts of a ``ModelConfig``, and the requests that a warm-up is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuserve.client.config import DeviceKind
+from gpuserve.compat.pytriton.translation import pytriton_errors
+from gpuserve.declared_warmup import warmups
+from gpuserve.model import DynamicBatcher, ModelWarmup, QueuePolicy, TimeoutAction, WarmupInput
+from gpuserve_worker.context import ModelContext
+from gpuserve_worker.request import Request
+from gpuserve_worker.tensor import TensorSpec, datatype_of
+
+__all__ = [
+    "DeviceKind",
+    "DynamicBatcher",
+    "ModelWarmup",
+    "QueuePolicy",
+    "TimeoutAction",
+    "WarmupInput",
+    "generate_warmup_data",
+    "generate_warmup_requests",
+]
+
+_INPUT = "input"
+
+
+def generate_warmup_data(warmup_input: WarmupInput, batch_size: int) -> Any:
+    """The array ``[batch_size, *shape]`` of one input of a warm-up.
+
+    Raises:
+        PyTritonBadParameterError: nothing says what values it has.
+    """
+    (request,) = generate_warmup_requests(ModelWarmup("warmup", batch_size, {_INPUT: warmup_input}, 1))
+    return request[_INPUT]
+
+
+def generate_warmup_requests(model_warmup: ModelWarmup) -> list[Request]:
+    """The requests of a warm-up, ``count`` of them, as the model's instances are given them.
+
+    Raises:
+        PyTritonBadParameterError: a value that cannot be.
+    """
+    from gpuserve_worker.warmup import warmup_batches
+
+    given = model_warmup.inputs.items()
+    inputs = tuple(TensorSpec(name, datatype_of(one.dtype), tuple(one.shape)) for name, one in given)
+    size = model_warmup.batch_size
+    with pytriton_errors():
+        declared = warmups([model_warmup], inputs, size)
+    model = ModelContext(model_warmup.name, 1, "0", "cpu", inputs, (), size, (), False)
+    requests: list[Request] = []
+    for batch in warmup_batches(declared, model):
+        requests += batch.as_list()
+    return requests

@@ -1,0 +1,84 @@
+"""``ModelConfigGenerator``: from a configuration's class to Triton's message, as a dictionary or a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gpuserve.client.config import ClientModelConfig, TensorSpec
+from gpuserve.compat.pytriton.exceptions import PyTritonModelConfigError
+from gpuserve.compat.pytriton.translation import pytriton_errors
+from gpuserve.declared_batcher import batching_spec, queue_spec
+from gpuserve.errors import BindError
+from gpuserve.front.endpoint.model_config import model_config
+from gpuserve.model import Tensor, tensor_specs
+from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
+
+
+class ModelConfigGenerator:
+    """Writes the configuration that it is given."""
+
+    def __init__(self, config: ClientModelConfig) -> None:
+        self._config = config
+
+    def get_config(self) -> dict[str, Any]:
+        """The configuration as protobuf's own JSON.
+
+        Raises:
+            PyTritonModelConfigError, PyTritonBadParameterError: a value that cannot be.
+        """
+        from google.protobuf import json_format  # type: ignore[import-untyped]
+
+        document: dict[str, Any] = json_format.MessageToDict(self._message())
+        return document
+
+    def to_file(self, config_path: str | Path) -> str:
+        """Write a ``config.pbtxt``; its text.
+
+        Raises: as ``get_config``.
+        """
+        from google.protobuf import text_format
+
+        text: str = text_format.MessageToString(self._message())
+        Path(config_path).parent.mkdir(parents=True, exist_ok=True)
+        Path(config_path).write_text(text)
+        return text
+
+    def _message(self) -> Any:
+        with pytriton_errors():
+            return model_config(_spec(self._config))
+
+
+def _spec(config: ClientModelConfig) -> ModelSpec:
+    batcher = config.batcher if config.batching else None
+    size = config.max_batch_size if config.batching else 0
+    return ModelSpec(
+        name=config.model_name,
+        version=config.model_version,
+        inputs=_tensors(config.inputs, "INPUT"),
+        outputs=_tensors(config.outputs, "OUTPUT"),
+        max_batch_size=size,
+        batching=BatchingSpec(merge=False) if batcher is None else batching_spec(batcher, size),
+        queue=QueueSpec() if batcher is None else queue_spec(batcher),
+        decoupled=config.decoupled,
+        response_cache=config.response_cache is not None and config.response_cache.enable,
+        instances=_instances(config),
+    )
+
+
+def _tensors(declared: Any, prefix: str) -> Any:
+    given: list[TensorSpec] = list(declared or ())
+    try:
+        tensors = [Tensor(one.shape, one.dtype, one.name, one.optional) for one in given]
+        return tensor_specs(tensors, prefix)
+    except BindError as error:
+        raise PyTritonModelConfigError(str(error)) from error
+
+
+def _instances(config: ClientModelConfig) -> tuple[InstanceSpec, ...]:
+    """What runs on a GPU is known by its kind alone, so the device is the first."""
+    counts = config.instance_group.items()
+    devices = {kind: "cuda:0" if kind.name == "KIND_GPU" else "cpu" for kind, _ in counts}
+    return tuple(
+        InstanceSpec(f"{number}", devices[kind], {}) for kind, count in counts for number in range(count or 1)
+    )

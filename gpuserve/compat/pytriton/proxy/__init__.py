@@ -1,0 +1,1 @@
+"""What an inference callable is given, under PyTriton's names."""

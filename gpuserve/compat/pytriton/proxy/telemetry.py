@@ -1,0 +1,61 @@
+"""Spans of one's own. The server traces no requests, so there is never a span to begin from; a tracer that a
+program sets is used for the spans that it opens itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
+
+_tracer: Any = None
+
+
+def set_telemetry_tracer(tracer: Any) -> None:
+    """Use an OpenTelemetry tracer for ``traced_span``, once.
+
+    Raises:
+        ValueError: there is one already.
+    """
+    global _tracer
+    if _tracer is not None:
+        raise ValueError("Telemetry tracer is already set")
+    _tracer = tracer
+
+
+def get_telemetry_tracer() -> Any:
+    """The tracer that was set, None where none was."""
+    return _tracer
+
+
+def traced_span(request: Any, span_name: str, **kwargs: Any) -> AbstractContextManager[Any]:
+    """A span around a part of the work for a request; nothing where no tracer is set."""
+    return start_span_from_span(getattr(request, "span", None), span_name, **kwargs)
+
+
+def start_span_from_span(span: Any, span_name: str, **kwargs: Any) -> AbstractContextManager[Any]:
+    """A span below another one, to be entered; nothing where no tracer is set."""
+    if _tracer is None:
+        return nullcontext(span)
+    manager: AbstractContextManager[Any] = _tracer.start_as_current_span(span_name, **kwargs)
+    return manager
+
+
+def parse_trace_config(trace_config: Sequence[str]) -> Any:
+    """Refused, as ``TritonConfig.trace_config`` is.
+
+    Raises:
+        PyTritonValidationError: always.
+    """
+    raise PyTritonValidationError("trace_config is not supported by gpuserve: requests are not traced")
+
+
+def build_proxy_tracer_from_triton_config(trace_config: Sequence[str]) -> Any:
+    """Refused, as ``TritonConfig.trace_config`` is.
+
+    Raises:
+        PyTritonValidationError: always.
+    """
+    return parse_trace_config(trace_config)

@@ -1,0 +1,40 @@
+"""``TritonSecurityConfig``: which endpoints need a token. PyTriton's defaults, gpuserve's settings."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from gpuserve.access import ENDPOINT_GROUPS, check_access
+from gpuserve.client.auth import HEADERS
+from gpuserve.client.url import HTTP
+from gpuserve.compat.pytriton.translation import pytriton_errors
+from gpuserve.settings import ServerSettings
+
+VALID_TRITON_ENDPOINTS: Final = ENDPOINT_GROUPS
+DEFAULT_PROTECTED_ENDPOINTS: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
+TRITON_ACCESS_HEADER: Final = HEADERS[HTTP]
+_TOKEN_NBYTES: Final = 32
+
+
+@dataclass
+class TritonSecurityConfig:
+    """Endpoints that need ``access_token``. By default those that change or watch the server, and a random
+    token; an empty list restricts none.
+
+    Raises:
+        PyTritonValidationError: a name is no group of endpoints, or no header can carry the token.
+    """
+
+    access_token: str | None = None
+    restricted_endpoints: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.restricted_endpoints is None:
+            self.restricted_endpoints = list(DEFAULT_PROTECTED_ENDPOINTS)
+        if self.access_token is None and self.restricted_endpoints:
+            self.access_token = secrets.token_urlsafe(_TOKEN_NBYTES)
+        with pytriton_errors():
+            restricted = tuple(self.restricted_endpoints)
+            check_access(ServerSettings(restricted_endpoints=restricted, access_token=self.access_token))

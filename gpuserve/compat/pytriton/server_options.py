@@ -1,0 +1,106 @@
+"""From ``TritonConfig`` and ``TritonSecurityConfig`` to ``ServerSettings``. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gpuserve.compat.pytriton import constants
+from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
+from gpuserve.compat.pytriton.security import TritonSecurityConfig
+from gpuserve.compat.pytriton.triton_config import Fate, TritonConfig, meaning_of
+from gpuserve.settings import ServerSettings
+
+_PORTS: Final = {
+    "http": constants.DEFAULT_HTTP_PORT,
+    "grpc": constants.DEFAULT_GRPC_PORT,
+    "metrics": constants.DEFAULT_METRICS_PORT,
+}
+_LOCAL_CACHE: Final = "local"
+
+
+def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:
+    """The settings that the options mean.
+
+    Raises:
+        PyTritonValidationError: an option is refused; the text says what to use instead.
+    """
+    _refuse(config)
+    return ServerSettings(
+        **_named_alike(config),
+        **_ports(config),
+        **_host(config),
+        **_log_level(config),
+        **_cache(config),
+        restricted_endpoints=tuple(security.restricted_endpoints or ()),
+        access_token=security.access_token,
+    )
+
+
+def without_effect(config: TritonConfig) -> list[str]:
+    """The options that are given and do nothing here."""
+    return [name for name, _ in _given(config, Fate.NO_EFFECT)]
+
+
+def _given(config: TritonConfig, fate: Fate) -> list[tuple[str, Any]]:
+    return [
+        (name, value)
+        for name, value in config.to_dict().items()
+        if value is not None and meaning_of(name).fate is fate
+    ]
+
+
+def _refuse(config: TritonConfig) -> None:
+    for name, value in _given(config, Fate.REFUSED):
+        if value:
+            raise PyTritonValidationError(
+                f"TritonConfig.{name} is not supported by gpuserve: {meaning_of(name).text}"
+            )
+
+
+def _named_alike(config: TritonConfig) -> dict[str, Any]:
+    return {meaning_of(name).text: value for name, value in _given(config, Fate.SETTING)}
+
+
+def _ports(config: TritonConfig) -> dict[str, Any]:
+    ports: dict[str, Any] = {}
+    for role, default in _PORTS.items():
+        given = getattr(config, f"{role}_port")
+        is_off = getattr(config, f"allow_{role}") is False
+        ports[f"{role}_port"] = None if is_off else default if given is None else given
+    return ports
+
+
+def _host(config: TritonConfig) -> dict[str, Any]:
+    """One address for every port: the one that is given for any."""
+    given = {getattr(config, f"{role}_address") for role in _PORTS} - {None, ""}
+    if len(given) > 1:
+        raise PyTritonValidationError(
+            "TritonConfig.http_address, grpc_address and metrics_address must be the same: gpuserve listens "
+            f"on one address, given {' and '.join(sorted(given))}"
+        )
+    return {"host": given.pop()} if given else {}
+
+
+def _log_level(config: TritonConfig) -> dict[str, Any]:
+    return {"log_level": "debug"} if config.log_verbose else {}
+
+
+def _cache(config: TritonConfig) -> dict[str, Any]:
+    nbytes = sum(_cache_nbytes(one) for one in config.cache_config or ())
+    return {"response_cache_nbytes": nbytes} if nbytes else {}
+
+
+def _cache_nbytes(text: str) -> int:
+    """The size in ``local,size=1048576``."""
+    kind, _, option = text.partition(",")
+    if kind.strip() != _LOCAL_CACHE:
+        raise PyTritonValidationError(
+            f"TritonConfig.cache_config {text!r} is not supported by gpuserve: answers are kept in the "
+            "server's own memory; use 'local,size=<bytes>'"
+        )
+    name, _, size = option.partition("=")
+    if name.strip() != "size" or not size.strip().isdecimal():
+        raise PyTritonValidationError(
+            f"TritonConfig.cache_config: expected 'local,size=<bytes>', given {text!r}"
+        )
+    return int(size)

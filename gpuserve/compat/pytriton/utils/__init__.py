@@ -1,0 +1,1 @@
+"""Of PyTriton's utilities, those that programs use."""

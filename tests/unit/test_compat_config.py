@@ -1,0 +1,216 @@
+"""PyTriton's options: where they are read from, and what becomes of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
+from gpuserve.compat.pytriton.security import DEFAULT_PROTECTED_ENDPOINTS, TritonSecurityConfig
+from gpuserve.compat.pytriton.server_options import server_settings, without_effect
+from gpuserve.compat.pytriton.triton import Triton
+from gpuserve.compat.pytriton.triton_config import Fate, TritonConfig, meaning_of, merged
+from gpuserve.compat.pytriton.utils.workspace import Workspace, pytriton_home
+from gpuserve.settings import ServerSettings
+
+OPEN = TritonSecurityConfig(restricted_endpoints=[])
+PREFIX = "PYTRITON_TRITON_CONFIG_"
+
+
+def settings(**options: Any) -> ServerSettings:
+    return server_settings(TritonConfig(**options), OPEN)
+
+
+def test_the_defaults_are_the_same() -> None:
+    assert settings() == ServerSettings(
+        host="0.0.0.0", http_port=8000, grpc_port=8001, metrics_port=8002, name="triton", drain_timeout_s=30.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ({"id": "mine"}, {"name": "mine"}),
+        ({"exit_timeout_secs": 5}, {"drain_timeout_s": 5}),
+        (
+            {"http_port": 1, "grpc_port": 2, "metrics_port": 3},
+            {"http_port": 1, "grpc_port": 2, "metrics_port": 3},
+        ),
+        ({"allow_http": False, "http_port": 1}, {"http_port": None}),
+        ({"allow_grpc": False}, {"grpc_port": None}),
+        ({"allow_metrics": False}, {"metrics_port": None}),
+        ({"http_address": "127.0.0.1"}, {"host": "127.0.0.1"}),
+        ({"grpc_address": "::1", "metrics_address": "::1"}, {"host": "::1"}),
+        ({"log_verbose": 1}, {"log_level": "debug"}),
+        ({"log_verbose": 0}, {}),
+        ({"http_header_forward_pattern": "a.*"}, {"http_header_forward_pattern": "a.*"}),
+        ({"grpc_header_forward_pattern": "b"}, {"grpc_header_forward_pattern": "b"}),
+        ({"cache_config": ["local,size=1048576"]}, {"response_cache_nbytes": 1 << 20}),
+        ({"grpc_use_ssl": False, "allow_sagemaker": False, "trace_config": []}, {}),
+    ],
+)
+def test_what_options_mean(options: dict[str, Any], meant: dict[str, Any]) -> None:
+    assert settings(**options) == dataclasses.replace(ServerSettings(), **meant)
+
+
+REFUSED = {
+    "model_repository": Path("/models"),
+    "log_file": Path("log"),
+    "http_restricted_api": "health:a=b",
+    "grpc_restricted_protocol": "health:a=b",
+    "grpc_use_ssl": True,
+    "grpc_use_ssl_mutual": True,
+    "grpc_server_cert": Path("cert"),
+    "grpc_server_key": Path("key"),
+    "grpc_root_cert": Path("root"),
+    "allow_sagemaker": True,
+    "sagemaker_port": 8080,
+    "sagemaker_safe_port_range": "1-2",
+    "allow_vertex_ai": True,
+    "vertex_ai_port": 8080,
+    "vertex_ai_default_model": "m",
+    "trace_config": ["level=TIMESTAMPS"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED.items())
+def test_options_that_would_change_more_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(
+        PyTritonValidationError, match=rf"TritonConfig\.{name} is not supported by gpuserve: \w"
+    ):
+        settings(**{name: value})
+
+
+def test_every_option_has_a_meaning() -> None:
+    fates = {field.name: meaning_of(field.name).fate for field in dataclasses.fields(TritonConfig)}
+    assert {name for name, fate in fates.items() if fate is Fate.REFUSED} == set(REFUSED)
+    named = [meaning_of(name).text for name, fate in fates.items() if fate is Fate.SETTING]
+    assert set(named) <= {field.name for field in dataclasses.fields(ServerSettings)}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"http_address": "127.0.0.1", "grpc_address": "0.0.0.0"}, r"must be the same.*0\.0\.0\.0 and 127"),
+        ({"cache_config": ["redis,host=h"]}, "redis.*local,size="),
+        ({"cache_config": ["local,size=big"]}, "expected 'local,size=<bytes>', given 'local,size=big'"),
+    ],
+)
+def test_values_that_cannot_be(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PyTritonValidationError, match=words):
+        settings(**options)
+
+
+def test_one_of_the_protocols_has_to_be_allowed() -> None:
+    with pytest.raises(PyTritonValidationError, match="The `http` or `grpc` endpoint has to be allowed"):
+        TritonConfig(allow_http=False, allow_grpc=False)
+
+
+def test_options_are_keywords() -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        TritonConfig(Path("/models"))  # type: ignore[misc]
+
+
+def test_options_from_the_environment() -> None:
+    config = TritonConfig.from_env(
+        {
+            f"{PREFIX}HTTP_PORT": "9000",
+            f"{PREFIX}ALLOW_METRICS": "false",
+            f"{PREFIX}ALLOW_GRPC": "True",
+            f"{PREFIX}LOG_FILE": "/var/log",
+            f"{PREFIX}TRACE_CONFIG_2": "rate=1",
+            f"{PREFIX}TRACE_CONFIG_10": "mode=opentelemetry",
+            f"{PREFIX}CACHE_CONFIG": "local,size=1",
+            "OTHER": "1",
+        }
+    )
+    assert config == TritonConfig(
+        http_port=9000,
+        allow_metrics=False,
+        allow_grpc=True,
+        log_file=Path("/var/log"),
+        trace_config=["rate=1", "mode=opentelemetry"],
+        cache_config=["local,size=1"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [("ALLOW_METRICS", "maybe", "true or false"), ("HTTP_PORT", "http", "an integer")],
+)
+def test_variables_that_cannot_be_read(name: str, value: str, expected: str) -> None:
+    with pytest.raises(
+        PyTritonValidationError, match=f"TritonConfig.{name.lower()}: expected {expected}, given '{value}'"
+    ):
+        TritonConfig.from_env({f"{PREFIX}{name}": value})
+
+
+def test_unknown_options_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert TritonConfig.from_dict({"log_verbosity": 4, "log_verbose": "4"}) == TritonConfig(log_verbose=4)
+    assert "No such option of TritonConfig: log_verbosity. Known: allow_cpu_metrics" in caplog.text
+
+
+def test_explicit_options_go_before_those_of_the_environment() -> None:
+    both = merged(TritonConfig(http_port=1, grpc_port=2), TritonConfig(http_port=3), None)
+    assert (both.http_port, both.grpc_port) == (3, 2)
+    assert both.to_dict()["metrics_port"] is None
+
+
+def test_what_has_no_effect_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    config = TritonConfig(http_thread_count=4, grpc_keepalive_time=7, metrics_interval_ms=9)
+    assert without_effect(config) == ["http_thread_count", "grpc_keepalive_time", "metrics_interval_ms"]
+    Triton(config=config)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "have no effect with gpuserve: http_thread_count, grpc_keepalive_time" in record.getMessage()
+
+
+def test_by_default_what_changes_the_server_needs_a_random_token() -> None:
+    one, other = TritonSecurityConfig(), TritonSecurityConfig()
+    assert one.restricted_endpoints == list(DEFAULT_PROTECTED_ENDPOINTS)
+    assert one.access_token != other.access_token
+    assert len(one.access_token or "") == 43
+    made = server_settings(TritonConfig(), one)
+    assert (made.restricted_endpoints, made.access_token) == (DEFAULT_PROTECTED_ENDPOINTS, one.access_token)
+    assert Triton(security_config=one).get_access_token() == one.access_token
+
+
+def test_endpoints_and_token_may_be_chosen() -> None:
+    assert (OPEN.access_token, settings().restricted_endpoints) == (None, ())
+    chosen = TritonSecurityConfig("mine", ["health"])
+    made = server_settings(TritonConfig(), chosen)
+    assert (made.restricted_endpoints, made.access_token) == (("health",), "mine")
+    with pytest.raises(PyTritonValidationError, match=r"health, inference, logging.*'doors'"):
+        TritonSecurityConfig(restricted_endpoints=["doors"])
+
+
+def test_a_workspace_is_only_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTRITON_HOME", str(tmp_path / "home"))
+    workspace = Workspace()
+    assert workspace.path.parent == pytriton_home() == tmp_path / "home"
+    assert not workspace.exists()
+    assert workspace.is_empty()
+    workspace.clean()
+    assert not (tmp_path / "home").exists()
+    given = Workspace(tmp_path / "given")
+    given.model_store_path.mkdir(parents=True)
+    assert (given.exists(), given.is_empty()) == (True, False)
+    given.clean()
+    given.clean()
+    assert not given.exists()
+
+
+def test_every_option_is_on_the_migration_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text()
+    rows = [line.split("|") for line in page.partition("## `TritonConfig`")[2].splitlines() if "|" in line]
+    told = {name.partition("=")[0]: row[2] for row in rows for name in row[1].replace("`", "").split()}
+    told = {name.rstrip(","): text for name, text in told.items()}
+    for field in dataclasses.fields(TritonConfig):
+        text = told[field.name].strip()
+        fate = meaning_of(field.name).fate
+        assert text.startswith("refused") == (fate is Fate.REFUSED), field.name
+        assert (text == "no effect") == (fate is Fate.NO_EFFECT), field.name
