@@ -31,7 +31,6 @@ from gpuserve.settings import ServerSettings
 from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import messages
 from gpuserve_worker import datagram
-from gpuserve_worker.wire import Message
 
 logger = logging.getLogger(__name__)
 
@@ -210,10 +209,7 @@ class Front:
             driver.instance_down(link.instance, reason)
             self._service.changed()
 
-        def on_message(link: WorkerLink, message: Message) -> None:
-            driver.on_message(link, message)
-
-        link = WorkerLink(instance, slots, sock, pidfd, self._epoch, on_message, on_down)
+        link = WorkerLink(instance, slots, sock, pidfd, self._epoch, driver.on_message, on_down)
         driver.instance_up(link)
         self._service.changed()
 

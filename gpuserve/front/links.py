@@ -21,12 +21,15 @@ logger = logging.getLogger(__name__)
 _LINGER_S: Final = 1.0
 #: As many messages are read in one go before other work of the loop gets its turn.
 _BURST: Final = 16
+#: More than a worker's socket holds.
+_DRAIN_MESSAGES: Final = 4096
 
 
 class WorkerLink:
     """One worker, as the front knows it: its link, and the mapping of its output arena.
 
-    ``on_message`` is given every message of this epoch; ``on_down`` is called once when the process is
+    ``on_message`` is given every message of this epoch, and says whether what it leads to should leave
+    before the next one is read; ``on_down`` is called once when the process is
     dead. That is told by its pidfd alone, because what a batch was lent may be used again only when
     nobody can touch it any more: a worker that closes its link or breaks the protocol is killed first.
     """
@@ -38,7 +41,7 @@ class WorkerLink:
         sock: socket.socket,
         pidfd: int,
         epoch: int,
-        on_message: Callable[[WorkerLink, wire.Message], None],
+        on_message: Callable[[WorkerLink, wire.Message], bool],
         on_down: Callable[[WorkerLink, str], None],
     ) -> None:
         self.instance = instance
@@ -55,12 +58,13 @@ class WorkerLink:
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._broken = False
+        self._has_urgent = False
         self._reason = "its process died"
 
     def open(self) -> None:
         """Take the link over: nothing but the answer to this ``Attach`` is listened to first."""
         self._sock.setblocking(False)
-        self._loop.add_reader(self._sock.fileno(), self.read)
+        self._loop.add_reader(self._sock.fileno(), self._read)
         self._loop.add_reader(self._pidfd, self._on_died)
         self.send(wire.Attach(self._epoch))
 
@@ -97,7 +101,7 @@ class WorkerLink:
         self.outputs.close()
 
     def _on_died(self) -> None:
-        self.read()  # what it answered before it died is answered
+        self.drain()  # what it answered before it died is answered
         if not self._closed:
             self._on_down(self, self._reason)
 
@@ -133,41 +137,55 @@ class WorkerLink:
                 os.close(fd)
         self._loop.remove_writer(self._sock.fileno())
 
-    def read(self) -> None:
-        """Take what the worker has sent until now."""
-        for _ in range(_BURST):
-            if self._closed or self._broken:
+    def drain(self) -> None:
+        """Take all that the worker has sent until now, before it is let go."""
+        for _ in range(_DRAIN_MESSAGES):
+            if not self._read_one():
                 return
-            try:
-                data, fds = datagram.receive(self._sock, self._buffer)
-            except BlockingIOError:
-                return
-            except OSError:
-                data, fds = b"", []
-            if not data:
-                datagram.close_all(fds)
-                self._break("its link ended", _LINGER_S)
-                return
-            try:
-                self._heard(wire.decode(data), fds)
-            except (wire.WireError, ValueError, TypeError, LookupError) as error:
-                # The fields of a message are as untrusted as its tag: user code runs in that process.
-                logger.exception("instance %s broke the protocol", self.instance)
-                self._break(f"it broke the protocol: {error}", 0.0)
-                return
-            finally:
-                for fd in fds:
-                    os.close(fd)
 
-    def _heard(self, message: wire.Message, fds: list[int]) -> None:
+    def _read(self) -> None:
+        for _ in range(_BURST):
+            if not self._read_one() or self._has_urgent:
+                self._has_urgent = False
+                return
+
+    def _read_one(self) -> bool:
+        """Take one message; False where there is none, or nothing is to be heard any more."""
+        if self._closed or self._broken:
+            return False
+        try:
+            data, fds = datagram.receive(self._sock, self._buffer)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            datagram.close_all(fds)
+            self._break("its link ended", _LINGER_S)
+            return False
+        try:
+            self._has_urgent = self._heard(wire.decode(data), fds)
+        except (wire.WireError, ValueError, TypeError, LookupError) as error:
+            # The fields of a message are as untrusted as its tag: user code runs in that process.
+            logger.exception("instance %s broke the protocol", self.instance)
+            self._break(f"it broke the protocol: {error}", 0.0)
+            return False
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _heard(self, message: wire.Message, fds: list[int]) -> bool:
+        """Obey a message; whether what came of it should go out before the next is read."""
         if not self.attached:
             # What a worker still had to say to the front before this one concerns nobody now.
             self.attached = isinstance(message, wire.Attached) and message.epoch == self._epoch
             if not self.attached:
-                return
+                return False
         if isinstance(message, wire.Segment):
             self.outputs.attach(message.segment, fds[0], message.nbytes)
         elif isinstance(message, wire.DropSegment):
             self.outputs.detach(message.segment)
         else:
-            self._on_message(self, message)
+            return self._on_message(self, message)
+        return False

@@ -35,10 +35,14 @@ class Worker:
             ours,
             os.pidfd_open(self.process.pid),
             7,
-            lambda _, message: self.heard.append(message),
+            self._on_message,
             lambda _, reason: self.down.set_result(reason),
         )
         self.link.open()
+
+    def _on_message(self, _: WorkerLink, message: wire.Message) -> bool:
+        self.heard.append(message)
+        return False
 
     async def reason(self) -> str:
         async with asyncio.timeout(TIMEOUT_S):

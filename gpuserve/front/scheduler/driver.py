@@ -253,9 +253,14 @@ class ModelDriver:
 
     # ---- answers in -----------------------------------------------------------------------
 
-    def on_message(self, link: WorkerLink, message: wire.Message) -> None:
-        """What a worker of this model says; anything out of place is a breach of the protocol."""
+    def on_message(self, link: WorkerLink, message: wire.Message) -> bool:
+        """What a worker of this model says; anything out of place is a breach of the protocol.
+
+        True: it was the first response of a stream, which should go out before more is read.
+        """
         match message:
+            case wire.Yield():
+                return self._on_yield(link, message)
             case wire.Done():
                 self._on_done(link, message)
             case wire.Failed(batch_id, failure, inputs_free):
@@ -266,14 +271,13 @@ class ModelDriver:
                 self._pump()
                 for pending in flight.batch.requests:
                     self._answer(pending, error)
-            case wire.Yield():
-                self._on_yield(link, message)
             case wire.Released(batch_ids):
                 self._flights.release(link, batch_ids)
             case wire.Attached():
                 pass
             case _:
                 raise wire.WireError(f"{type(message).__name__} from a worker")
+        return False
 
     def _on_done(self, link: WorkerLink, done: wire.Done) -> None:
         flight = self._land(link, done.batch_id, done.inputs_free)
@@ -287,12 +291,13 @@ class ModelDriver:
         for pending, answer in zip(flight.batch.requests, answers, strict=True):
             self._answer(pending, answer)
 
-    def _on_yield(self, link: WorkerLink, message: wire.Yield) -> None:
+    def _on_yield(self, link: WorkerLink, message: wire.Yield) -> bool:
         flight = self._flights.at(link, message.batch_id)
         answers = self._scatter(link, flight.batch, message, flight.yield_gone)
         for pending, answer in zip(flight.requests, answers, strict=True):
             if answer is not None:
                 self._answers.pass_on(pending, answer)
+        return flight.count_yield() == 1
 
     def _scatter(
         self,
@@ -335,7 +340,7 @@ class ModelDriver:
     def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:
         """A worker is gone: what it ran runs once more elsewhere, or is lost."""
         if instance in self._instances.names():
-            self._instances[instance].read()  # what it answered before is answered
+            self._instances[instance].drain()  # what it answered before is answered
         link = self._instances.remove(instance, restart_in_s)
         if link is not None:
             self._lose(link, reason)

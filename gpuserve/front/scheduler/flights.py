@@ -92,7 +92,7 @@ class Flight:
     its one request, whose blocks stay the request's.
     """
 
-    __slots__ = ("_gone", "batch", "blocks", "in_place", "link", "sent_at")
+    __slots__ = ("_gone", "_yields", "batch", "blocks", "in_place", "link", "sent_at")
 
     def __init__(
         self, batch: Batch, link: WorkerLink, blocks: list[Block], in_place: bool, sent_at: float
@@ -103,6 +103,12 @@ class Flight:
         self.in_place = in_place
         self.sent_at = sent_at
         self._gone = 0
+        self._yields = 0
+
+    def count_yield(self) -> int:
+        """One more message of responses has come; how many there are now."""
+        self._yields += 1
+        return self._yields
 
     def yield_gone(self) -> None:
         """One more message of responses has left for its clients."""
