@@ -30,6 +30,10 @@ child.wait()
 """
 
 
+#: More than a message takes.
+LARGE = 3 * wire.INLINE_NBYTES
+
+
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(TIMEOUT_S)
@@ -259,3 +263,24 @@ def floats(name: str, *rows: Sequence[float]) -> wire.WireTensor:
     """A small FP32 tensor."""
     array = np.array(rows, np.float32)
     return wire.WireTensor(name, "FP32", array.shape, array.tobytes())
+
+
+def values(worker: WorkerProcess, tensor: Any, dtype: Any = np.float32) -> Any:
+    """The array in an output tensor."""
+    _, _, shape, payload = tensor
+    return np.frombuffer(worker.read(payload), dtype).reshape(shape)
+
+
+def output(worker: WorkerProcess, done: Any) -> Any:
+    """The only output of a batch that was answered as a whole."""
+    assert isinstance(done, wire.Done), done
+    assert done.outputs is not None
+    (tensor,) = done.outputs
+    return values(worker, tensor)
+
+
+def large(worker: WorkerProcess, *, first: float = 1.0) -> tuple[Any, wire.WireTensor]:
+    """Two rows that are too large for a message, in our arena; the first element is ``first``."""
+    array = np.arange(1, 1 + LARGE // 4, dtype=np.float32).reshape(2, -1)
+    array[0, 0] = first
+    return array, worker.in_arena("x", "FP32", array.shape, array.tobytes())

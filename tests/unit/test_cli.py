@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,7 @@ import pytest
 from gpuserve import __version__
 from gpuserve.cli.app import exit_code_of, run
 from gpuserve.cli.callable_target import CallableFlags, is_callable_path, load_callable
-from gpuserve.cli.client_command import client_command
 from gpuserve.cli.exit_codes import MEANINGS, ExitCode
-from gpuserve.cli.startup_view import LogView, TableView, ready_text
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.server_entry import ServerEntry
 from gpuserve.errors import DeviceError, GpuserveError, StartupError
@@ -329,90 +326,3 @@ def test_flags_describe_a_callable() -> None:
 )
 def test_which_targets_are_callables(target: str, known: bool) -> None:
     assert is_callable_path(target) is known
-
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def test_a_log_line_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "gpuserve")
-    clock, shown = Clock(), []
-    view = LogView(shown.append, clock)
-    view.instance_changed("m", "cpu#0", "cpu", "LOADING", "importing")
-    clock.now_s = 2.5
-    view.instance_changed("m", "cpu#0", "cpu", "READY", "")
-    view.instance_changed("m", "cpu#0", "cpu", "WAITING", "")
-    view.server_ready({"http": "http://h:1"})
-    assert caplog.messages == ["importing", "ready after 2.5 s"]
-    assert shown == [{"http": "http://h:1"}]
-
-
-def test_the_table_counts_seconds_until_ready() -> None:
-    clock, shown = Clock(), []
-    view = TableView(LogView(shown.append, clock), clock)
-    view.open()
-    try:
-        view.instance_changed("a", "cpu#0", "cpu", "LOADING", "importing")
-        view.instance_changed("b", "cpu#0", "cpu", "LOADING", "importing")
-        clock.now_s = 1.5
-        view.instance_changed("a", "cpu#0", "cpu", "READY", "")
-        clock.now_s = 4.0
-        columns = [list(column.cells) for column in view.table().columns]
-    finally:
-        view.close()
-    assert columns[3:] == [["ready", "importing"], ["1.5", "4.0"]]
-    view.server_ready({})
-    assert shown == [{}]
-
-
-def test_a_small_request_is_a_curl_command() -> None:
-    addresses = {"http": "http://h:1", "grpc": "h:2"}
-    model = spec(TensorSpec("x", "FP32", (2,)), TensorSpec("s", "BYTES", (-1,)), max_batch_size=4)
-    command = shlex.split(str(client_command(addresses, model)))
-    assert command[:4] == ["curl", "-s", "http://h:1/v2/models/m/infer", "-d"]
-    assert json.loads(command[4]) == {
-        "inputs": [
-            {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 1.0]},
-            {"name": "s", "shape": [1, 1], "datatype": "BYTES", "data": ["hello"]},
-        ]
-    }
-
-
-@pytest.mark.parametrize(
-    ("addresses", "dims", "datatype", "part"),
-    [
-        ({"http": "http://h:1", "grpc": "h:2"}, (3, 224, 224), "UINT8", "np.ones([3, 224, 224], np.uint8)"),
-        ({"http": "http://h:1"}, (1,), "BF16", "np.ones([1], np.float32)"),
-        ({"grpc": "h:2"}, (1,), "BOOL", "np.ones([1], np.bool)"),
-    ],
-)
-def test_any_other_request_is_a_python_command(
-    addresses: dict[str, str], dims: tuple[int, ...], datatype: str, part: str
-) -> None:
-    command = shlex.split(str(client_command(addresses, spec(TensorSpec("x", datatype, dims)))))
-    assert command[:2] == ["python3", "-c"]
-    compile(command[2], "command", "exec")
-    assert part in command[2]
-
-
-def test_a_model_without_tensors_has_a_command() -> None:
-    model = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
-    assert "/v2/models/m/infer" in str(client_command({"http": "http://h:1"}, model))
-    command = shlex.split(str(client_command({"grpc": "h:2"}, model)))
-    compile(command[2], "command", "exec")
-    assert "result.get_response()" in command[2]
-
-
-def test_the_addresses_are_shown_when_ready() -> None:
-    shown = ready_text(
-        {"grpc": "h:2", "metrics": "http://h:3/metrics"}, [spec(TensorSpec("x", "FP32", (1,)))]
-    )
-    assert shown.startswith("Ready.\n  gRPC     h:2\n  metrics  http://h:3/metrics\n")
-    assert client_command({}, spec(TensorSpec("x", "FP32", (1,)))) is None

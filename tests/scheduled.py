@@ -1,0 +1,93 @@
+"""A model's scheduler with instances and a clock that only moves when told, for its tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuserve.front.scheduler.batcher import (
+    Batch,
+    ModelScheduler,
+    QueuedRequest,
+)
+from gpuserve.spec import BatchingSpec, QueueSpec
+
+US = 1e-6
+
+
+class Watchable(QueuedRequest):
+    """A request whose life can be watched."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Model:
+    """A scheduler, its instances, and a clock in microseconds that only moves when told."""
+
+    def __init__(
+        self,
+        *,
+        instances: int = 1,
+        max_batch_size: int = 8,
+        delay_us: int = 0,
+        preferred: tuple[int, ...] = (),
+        merge: bool = True,
+        max_requests: int = 0,
+        max_nbytes: int = 0,
+        prefetch: int = 0,
+        retry_on_death: bool = True,
+    ) -> None:
+        self.scheduler = ModelScheduler(
+            max_batch_size=max_batch_size,
+            batching=BatchingSpec(delay_us, preferred, merge),
+            queue=QueueSpec(max_requests, max_nbytes),
+            prefetch=prefetch,
+            retry_on_death=retry_on_death,
+        )
+        for number in range(instances):
+            self.scheduler.instance_up(f"i{number}")
+        self.at_us = 0
+
+    @property
+    def now(self) -> float:
+        return self.at_us * US
+
+    def submit(
+        self,
+        rows: int = 1,
+        *,
+        key: str = "",
+        nbytes: int = 1,
+        timeout_us: int | None = None,
+        retriable: bool = True,
+    ) -> QueuedRequest:
+        deadline = None if timeout_us is None else (self.at_us + timeout_us) * US
+        request = Watchable(rows, nbytes, key, deadline, retriable)
+        self.scheduler.submit(request, self.now)
+        return request
+
+    def submit_many(self, count: int, **kwargs: Any) -> list[QueuedRequest]:
+        return [self.submit(**kwargs) for _ in range(count)]
+
+    def next(self) -> Batch | None:
+        return self.scheduler.next_batch(self.now)
+
+    def must_next(self) -> Batch:
+        batch = self.next()
+        assert batch is not None
+        return batch
+
+    def run_all(self) -> list[int]:
+        """Rows of every batch that goes now, each ending before the next is formed."""
+        sizes = []
+        while (batch := self.next()) is not None:
+            sizes.append(batch.rows)
+            self.scheduler.complete(batch.batch_id)
+        return sizes
+
+    def wakeup_us(self) -> int | None:
+        wakeup = self.scheduler.next_wakeup(self.now)
+        return None if wakeup is None else round(wakeup / US)
+
+    def count(self, name: str) -> int:
+        value: int = getattr(self.scheduler.statistics(), name)
+        return value
