@@ -17,7 +17,6 @@ from gpuserve.cli.exit_codes import MEANINGS, ExitCode
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.server_entry import ServerEntry
 from gpuserve.errors import DeviceError, GpuserveError, StartupError
-from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.tensor import TensorSpec
 
 MODEL_FILE = """\
@@ -73,11 +72,6 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     (tmp_path / "model.py").write_text(MODEL_FILE)
     (tmp_path / "config.yaml").write_text(CONFIG)
-
-
-def spec(*inputs: TensorSpec, max_batch_size: int = 0) -> ModelSpec:
-    instance = InstanceSpec("cpu#0", "cpu", {})
-    return ModelSpec("m", inputs, (TensorSpec("y", "FP32", (-1,)),), max_batch_size, (instance,))
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
