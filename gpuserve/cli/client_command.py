@@ -31,6 +31,8 @@ def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None
     tensors = [(spec, _shape(spec, model)) for spec in model.inputs if not spec.optional]
     small = sum(element_count(shape) for _, shape in tensors) <= _MAX_ELEMENTS
     in_json = not any(spec.datatype in _NOT_IN_JSON for spec, _ in tensors)
+    if model.decoupled:
+        return _stream(addresses, model, tensors, as_curl=small and in_json)
     if "http" in addresses and small and in_json:
         return _curl(addresses["http"], model, tensors)
     if "grpc" in addresses:
@@ -58,6 +60,35 @@ def _curl(address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, li
     ]
     body = json.dumps({"inputs": inputs}, ensure_ascii=False)
     return f"curl -s {address}/v2/models/{model.name}/infer -d {shlex.quote(body)}"
+
+
+def _stream(
+    addresses: Mapping[str, str],
+    model: ModelSpec,
+    tensors: Sequence[tuple[TensorSpec, list[int]]],
+    *,
+    as_curl: bool,
+) -> str | None:
+    """The same for a model whose responses are a stream; over HTTP only curl can print one."""
+    if "http" in addresses and as_curl:
+        body = json.dumps({spec.name: _elements(spec, shape) for spec, shape in tensors}, ensure_ascii=False)
+        return f"curl -sN {addresses['http']}/v2/models/{model.name}/generate_stream -d {shlex.quote(body)}"
+    if "grpc" not in addresses:
+        return None
+    method = "infer_batch" if model.max_batch_size else "infer_sample"
+    inputs = ", ".join(f"{spec.name!r}: {_array(spec, shape)}" for spec, shape in tensors)
+    statements = [
+        "import numpy as np; from gpuserve.client import DecoupledModelClient",
+        f"client = DecoupledModelClient('grpc://{addresses['grpc']}', {model.name!r})",
+        f"print(*client.{method}(**{{{inputs}}}), sep='\\n')",
+        "client.close()",
+    ]
+    return f"python3 -c {shlex.quote('; '.join(statements))}"
+
+
+def _elements(spec: TensorSpec, shape: list[int]) -> Any:
+    elements = [_element(spec.datatype)] * element_count(shape)
+    return elements[0] if len(elements) == 1 else elements
 
 
 def _element(datatype: str) -> Any:

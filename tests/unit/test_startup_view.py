@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 
@@ -103,3 +104,19 @@ def test_the_addresses_are_shown_when_ready() -> None:
     )
     assert shown.startswith("Ready.\n  gRPC     h:2\n  metrics  http://h:3/metrics\n")
     assert client_command({}, spec(TensorSpec("x", "FP32", (1,)))) is None
+
+
+def test_a_stream_is_asked_for_as_one() -> None:
+    stream = dataclasses.replace(spec(TensorSpec("x", "FP32", (2,))), decoupled=True)
+    command = shlex.split(str(client_command({"http": "http://h:1", "grpc": "h:2"}, stream)))
+    assert command[:4] == ["curl", "-sN", "http://h:1/v2/models/m/generate_stream", "-d"]
+    assert json.loads(command[4]) == {"x": [1.0, 1.0]}
+    command = shlex.split(str(client_command({"grpc": "h:2"}, stream)))
+    compile(command[2], "command", "exec")
+    assert "DecoupledModelClient('grpc://h:2', 'm')" in command[2]
+    assert (
+        client_command(
+            {"http": "http://h:1"}, dataclasses.replace(stream, inputs=(TensorSpec("x", "FP16", (2,)),))
+        )
+        is None
+    )
