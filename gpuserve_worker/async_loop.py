@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Final
 
 from gpuserve_worker import wire
 from gpuserve_worker.execution import Execution, Stopwatch
@@ -31,7 +31,9 @@ from gpuserve_worker.results import await_only_result, next_response, try_async_
 from gpuserve_worker.session import Reply, Session
 from gpuserve_worker.wire import WireFailure
 
-_CANCELLED = WireFailure("CANCELLED", "the request was cancelled")
+_CANCELLED: Final = WireFailure("CANCELLED", "the request was cancelled")
+#: How long a callable has after a cancellation before it is cancelled again, at the end of the worker.
+_CANCEL_AGAIN_S: Final = 0.1
 
 
 class _Stopped(Exception):
@@ -131,12 +133,13 @@ class AsyncLoop:
             await self._finish()
 
     async def _finish(self) -> None:
-        """Let what has one answer be answered; a stream, which may never end, is cut."""
-        if self._model.context.decoupled:
-            for batch in self._batches.values():
-                batch.give_up()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        """Cut what is under way: the front has waited as long as it would. Callables may swallow that once."""
+        for batch in self._batches.values():
+            batch.give_up()
+        while self._tasks:
+            _, going_on = await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_S)
+            for task in going_on:
+                task.cancel()
 
     def _end(self, error: BaseException | None) -> None:
         assert self._ended is not None
@@ -237,7 +240,9 @@ class AsyncLoop:
             )
             del error
             return wire.Failed(batch_id, failure, False)
-        except Exception as error:  # user code may raise anything; its batch fails and nothing else
+        except (SystemExit, KeyboardInterrupt):  # which mean the process, and end it
+            raise
+        except BaseException as error:  # user code may raise anything; its batch fails and nothing else
             return wire.Failed(batch_id, self._execution.failure(error), False)
 
     def _call(self, batch: _UnderWay, watch: Stopwatch) -> Any:
@@ -269,6 +274,8 @@ class AsyncLoop:
     async def _drain_async(self, batch: _UnderWay, responses: AsyncIterator[Any]) -> None:
         try:
             async for response in responses:
+                if batch.given_up:  # it swallowed the cancellation, and ends here instead
+                    return
                 await self._send(batch, response)
         finally:
             if hasattr(responses, "aclose"):
@@ -293,4 +300,7 @@ class AsyncLoop:
         except OutOfMemory as error:
             raise _Stopped(self._execution.no_memory(error)) from None
         batch.session.send_yield(wire.Yield(batch.run.batch_id, outputs, responses))
+        for position, answer in enumerate(answers.each or ()):
+            if isinstance(answer, WireFailure):  # the last response of its request
+                batch.cancel_request(position)
         await batch.take_credit()

@@ -92,7 +92,7 @@ class Execution:
         self._report.log(_ERROR, f"{text}: {error}", "")
         return wire.WireFailure("INTERNAL", text)
 
-    def failure(self, error: Exception) -> WireFailure:
+    def failure(self, error: BaseException) -> WireFailure:
         """What the callable raised, or why its answer is none: for the log, and for the client."""
         if isinstance(error, OutputError):
             self._report.log(_ERROR, str(error), "")

@@ -52,7 +52,7 @@ def client_text(error: BaseException) -> str:
     return _without_paths(line[: 4 * TEXT_LIMIT])[:TEXT_LIMIT]
 
 
-def failure_of(error: Exception) -> WireFailure:
+def failure_of(error: BaseException) -> WireFailure:
     """What a client is told of an error: its text, and its code where it is a ``RequestError``.
 
     Such an error is known by its ``code``, whose value is one of ``CODES``; all others are INTERNAL.

@@ -115,5 +115,7 @@ class Loop:
                 result = only_result(result)
             watch.returned()
             return execution.check(result, run.requests)
-        except Exception as error:  # user code may raise anything; its batch fails and nothing else
+        except (SystemExit, KeyboardInterrupt):  # which mean the process, and end it
+            raise
+        except BaseException as error:  # user code may raise anything; its batch fails and nothing else
             return execution.failure(error)

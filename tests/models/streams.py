@@ -189,3 +189,42 @@ class WarmedStream:
         self._seen.append(len(requests[0]["x"]))
         for rows in seen or [0]:
             yield _each(requests, rows)
+
+
+def fails_and_goes_on(requests: Requests) -> Iterator[Any]:
+    """An error in the place of the only response, and then responses for ever."""
+    try:
+        yield [ValueError("not this one") for _ in requests]
+        while True:
+            yield _each(requests, 1)
+    finally:
+        _note(os.environ.get("CLOSED_AT"), "after the error")
+
+
+async def swallows_cancellation(requests: Requests) -> AsyncIterator[Any]:
+    """Goes on when it is cancelled."""
+    try:
+        while True:
+            yield _each(requests, 0)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+    finally:
+        _note(os.environ.get("CLOSED_AT"), "at last")
+
+
+async def sleeps(requests: Requests) -> Any:
+    """Has no answer for an hour."""
+    await asyncio.sleep(3600)
+    return _each(requests, 0)
+
+
+def raises_generator_exit(requests: Requests) -> Any:
+    """An exception that is no Exception, and does not mean the process."""
+    raise GeneratorExit("out of place")
+
+
+async def raises_generator_exit_async(requests: Requests) -> Any:
+    """The same, async."""
+    raise GeneratorExit("out of place")

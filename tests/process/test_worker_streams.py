@@ -243,3 +243,42 @@ def test_a_warm_up_that_fails_is_logged_and_the_model_is_served() -> None:
         assert "warm-up 'first' of model 'tested' failed" in record.text
         worker.attach(1)
         assert isinstance(worker.run(number(1)), wire.Failed)
+
+
+def test_a_request_that_failed_needs_no_more_of_its_generator(closed_at: Path) -> None:
+    with loaded(stream_model("fails_and_goes_on")) as worker:
+        worker.start(number(1))
+        (first,) = next(responses(worker))
+        assert first == wire.WireFailure("INTERNAL", "not this one")
+        list(responses(worker))
+        assert isinstance(worker.end, wire.Failed)  # type: ignore[attr-defined]
+        assert closed_at.exists()
+
+
+@pytest.mark.parametrize("how", ["cancel", "stop"])
+def test_a_generator_that_swallows_its_cancellation_ends_all_the_same(how: str, closed_at: Path) -> None:
+    with loaded(stream_model("swallows_cancellation")) as worker:
+        worker.start(number(1))
+        assert isinstance(worker.hear(worker.link), wire.Yield)
+        if how == "cancel":
+            worker.link.send(wire.Cancel(1, 0))
+            assert not isinstance(worker.hear(worker.link), wire.Yield)
+        else:
+            worker.boot.send(wire.Stop())
+            assert worker.exit_status() == 0
+        assert closed_at.exists()
+
+
+def test_stop_does_not_wait_for_a_coroutine_that_sleeps() -> None:
+    with loaded(unary_model("sleeps")) as worker:
+        worker.start(number(1))
+        worker.boot.send(wire.Stop())
+        assert worker.exit_status() == 0
+
+
+@pytest.mark.parametrize("name", ["raises_generator_exit", "raises_generator_exit_async"])
+def test_what_is_no_exception_is_a_failure_too(name: str) -> None:
+    with loaded(unary_model(name)) as worker:
+        for _ in range(2):
+            assert wire.WireFailure(*worker.run(number(1)).failure).text == "out of place"
+            worker.log_record()

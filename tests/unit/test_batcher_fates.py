@@ -339,3 +339,53 @@ def test_statistics_of_a_moment() -> None:
     }
     with pytest.raises(AttributeError):
         statistics.queued = 0  # type: ignore[misc]
+
+
+# ---- instances that run several batches at once ---------------------------------------------
+
+
+def concurrent(at_once: int, **kwargs: Any) -> Model:
+    model = Model(instances=0, max_batch_size=1, **kwargs)
+    model.scheduler.instance_up("i0", at_once)
+    return model
+
+
+def test_all_that_an_instance_had_begun_is_tried_once_more_one_after_the_other() -> None:
+    model = concurrent(4)
+    requests = model.submit_many(3)
+    for _ in requests:
+        model.must_next()
+    assert model.scheduler.instance_down("i0") == []
+    assert [one.attempts for one in requests] == [1, 1, 1]
+    model.scheduler.instance_up("i0", 4)
+    late = model.submit()
+    for request in requests:
+        batch = model.must_next()
+        assert batch.requests == [request]
+        assert model.next() is None  # nothing runs beside it
+        assert model.wakeup_us() is None
+        model.scheduler.complete(batch.batch_id)
+    assert model.must_next().requests == [late]
+
+
+def test_what_kills_workers_takes_nobody_along_twice() -> None:
+    model = concurrent(4)
+    poison, *others = model.submit_many(3)
+    for _ in range(3):
+        model.must_next()
+    model.scheduler.instance_down("i0")
+    model.scheduler.instance_up("i0", 4)
+    assert model.must_next().requests == [poison]
+    assert model.scheduler.instance_down("i0") == [poison]
+    model.scheduler.instance_up("i0", 4)
+    assert model.run_all() == [1, 1]
+    assert model.count("finished") == 2
+    assert [one.attempts for one in others] == [1, 1]
+
+
+def test_a_stream_that_was_begun_is_never_run_again() -> None:
+    model = concurrent(4, retry_on_death=False)
+    requests = model.submit_many(3)
+    for _ in requests:
+        model.must_next()
+    assert model.scheduler.instance_down("i0") == requests

@@ -274,7 +274,7 @@ class ModelScheduler:
         the time of requests is over and ``expire(now)`` comes first: no request runs after its deadline.
         """
         queue = self._queue
-        if not queue.requests or not self._slots.room or queue.first_due(now) is not None:
+        if not queue.requests or not self._has_room or queue.first_due(now) is not None:
             return None
         retried = queue.take_retried()
         requests = self._former.form(queue.waiting, now) if retried is None else [retried]
@@ -282,7 +282,15 @@ class ModelScheduler:
             return None
         queue.dispatched(requests)
         rows = sum([request.rows for request in requests])
-        return self._slots.place(requests, rows, retried is not None or not self._former.merges)
+        again = retried is not None
+        return self._slots.place(requests, rows, again or not self._former.merges, secluded=again)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether an instance can take what is next; what may have killed a worker gets one for itself."""
+        if self._queue.retried and self._queue.has_retried:
+            return self._slots.has_seclusion
+        return self._slots.room > 0
 
     def next_wakeup(self, now: float) -> float | None:
         """When time alone changes something: a delay or a deadline runs out. Never before ``now``.
@@ -291,7 +299,7 @@ class ModelScheduler:
         has something to give. None: only another event can change anything.
         """
         deadline = self._queue.next_due()
-        ready_at = self._former.ready_at(self._queue.waiting) if self._slots.room else None
+        ready_at = self._former.ready_at(self._queue.waiting) if self._has_room else None
         times = [time for time in (deadline, ready_at) if time is not None]
         return max(now, min(times)) if times else None
 
@@ -301,21 +309,20 @@ class ModelScheduler:
         Raises:
             ValueError: it is up already.
         """
-        self._slots.up(name, slots + self._prefetch)
+        self._slots.up(name, slots, self._prefetch)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it. Nothing where it was not up.
 
         What it had goes back to the front of the queue, to run once more, each request by itself: one of
         them may be what killed the worker. Lost are those that died twice (``attempts`` is 2) and those that
-        may not run again (``attempts`` is 1). Cancelled ones are neither; they just finish. A worker runs its
-        batches one after the other: only the oldest had begun, and the others have not been tried.
+        may not run again (``attempts`` is 1). Cancelled ones are neither; they just finish. What the worker
+        only held has not been tried.
         """
         again: list[QueuedRequest] = []
         lost: list[QueuedRequest] = []
-        for position, batch in enumerate(self._slots.down(name)):
-            for request in batch.requests:
-                began = position == 0
+        for began, batches in zip((True, False), self._slots.down(name), strict=True):
+            for request in [one for batch in batches for one in batch.requests]:
                 request.attempts += began
                 if request.cancelled:
                     advance((request,), "complete")

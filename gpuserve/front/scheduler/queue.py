@@ -287,6 +287,11 @@ class RequestQueue:
         self.remove(request, "expire")
         return True
 
+    @property
+    def has_retried(self) -> bool:
+        """Whether one waits to run a second time."""
+        return first_queued(self.retried) is not None
+
     def take_retried(self) -> QueuedRequest | None:
         """Take the oldest request off that is to run a second time."""
         oldest = first_queued(self.retried)

@@ -17,7 +17,7 @@ class Batch:
     """Requests that run in one call on one instance. ``batch_id`` is never used twice.
 
     ``alone``: its one request was not to be merged: the model does not merge, or a worker died
-    under it.
+    under it. ``slots`` is how many it takes: all of the instance's, where it is not to have company.
     """
 
     batch_id: int
@@ -25,15 +25,22 @@ class Batch:
     requests: list[QueuedRequest]
     rows: int
     alone: bool
+    slots: int = 1
 
 
 class _Instance:
-    __slots__ = ("capacity", "name", "running")
+    __slots__ = ("at_once", "capacity", "name", "running")
 
-    def __init__(self, name: str, capacity: int) -> None:
+    def __init__(self, name: str, at_once: int, capacity: int) -> None:
         self.name = name
+        self.at_once = at_once
         self.capacity = capacity
         self.running = 0
+
+    @property
+    def has_seclusion(self) -> bool:
+        """Whether one more batch would be the only one that runs here: others may wait behind it."""
+        return self.running == 0 if self.at_once > 1 else self.running < self.capacity
 
     @property
     def load(self) -> float:
@@ -62,39 +69,51 @@ class InstanceSlots:
         """The batches that occupy a slot, oldest first."""
         return tuple(self._running.values())
 
-    def up(self, name: str, capacity: int) -> None:
-        """An instance takes up to ``capacity`` batches from now on.
+    def up(self, name: str, at_once: int, prefetch: int) -> None:
+        """An instance takes batches from now on: it runs ``at_once`` and holds ``prefetch`` besides.
 
         Raises:
             ValueError: it already does.
         """
         if name in self._instances:
             raise ValueError(f"instance {name!r} is up already")
-        self._instances[name] = instance = _Instance(name, capacity)
+        self._instances[name] = instance = _Instance(name, at_once, at_once + prefetch)
         self._by_use.append(instance)
-        self.room += capacity
+        self.room += instance.capacity
 
-    def down(self, name: str) -> list[Batch]:
-        """An instance is gone: the batches that ran there, oldest first; none where it was not up."""
+    def down(self, name: str) -> tuple[list[Batch], list[Batch]]:
+        """An instance is gone: the batches that it had begun, and those that it only held, oldest first.
+
+        Batches are begun in their order. None of either where the instance was not up.
+        """
         instance = self._instances.pop(name, None)
         if instance is None:
-            return []
+            return [], []
         self._by_use.remove(instance)
         self.room -= instance.capacity - instance.running
         batches = [batch for batch in self._running.values() if batch.instance == name]
         for batch in batches:
             del self._running[batch.batch_id]
-        return batches
+        return batches[: instance.at_once], batches[instance.at_once :]
 
-    def place(self, requests: list[QueuedRequest], rows: int, alone: bool) -> Batch:
-        """Make a batch of requests and give it to the instance with the most room; needs ``room``."""
+    @property
+    def has_seclusion(self) -> bool:
+        """Whether there is room on an instance for a batch that is to run without company."""
+        return any(instance.has_seclusion for instance in self._by_use)
+
+    def place(self, requests: list[QueuedRequest], rows: int, alone: bool, *, secluded: bool) -> Batch:
+        """Make a batch of requests and give it to the instance with the most room; needs ``room``.
+
+        ``secluded``: nothing else runs there meanwhile; needs ``has_seclusion``.
+        """
         # min() keeps the first of equals, which is the least recently used.
         instance = min(self._by_use, key=operator.attrgetter("load"))
         self._by_use.remove(instance)
         self._by_use.append(instance)
-        instance.running += 1
-        self.room -= 1
-        batch = Batch(self._next_batch_id, instance.name, requests, rows, alone)
+        slots = instance.capacity if secluded and instance.at_once > 1 else 1
+        instance.running += slots
+        self.room -= slots
+        batch = Batch(self._next_batch_id, instance.name, requests, rows, alone, slots)
         self._next_batch_id += 1
         self._running[batch.batch_id] = batch
         return batch
@@ -106,6 +125,6 @@ class InstanceSlots:
             KeyError: no such batch runs: it ended before, or its instance went down.
         """
         batch = self._running.pop(batch_id)
-        self._instances[batch.instance].running -= 1
-        self.room += 1
+        self._instances[batch.instance].running -= batch.slots
+        self.room += batch.slots
         return batch
