@@ -13,7 +13,7 @@ from typing import Any, Final
 from gpuserve.errors import BindError
 from gpuserve_worker.tensor import TensorSpec
 
-MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 DEFAULT_MAX_QUEUE_REQUESTS: Final = 4096
 DEFAULT_MAX_QUEUE_NBYTES: Final = 2 << 30
 #: Batches under way at once in one instance.
@@ -146,6 +146,6 @@ def check_model_name(name: object) -> str:
     if MODEL_NAME.fullmatch(name) is None:
         raise BindError(
             f"Model name {name[:140]!r} is not allowed: it can only contain alphanumeric characters, "
-            "dots, underscores and dashes, starts with a letter or digit and has at most 128 characters"
+            "dots, underscores and dashes, begins with no dot or dash and has at most 128 characters"
         )
     return name

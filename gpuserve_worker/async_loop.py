@@ -133,7 +133,7 @@ class AsyncLoop:
             await self._finish()
 
     async def _finish(self) -> None:
-        """Cut what is under way: the front has waited as long as it would. Callables may swallow that once."""
+        """Cut what is under way: the front has waited as long as it would. A callable may swallow that."""
         for batch in self._batches.values():
             batch.give_up()
         while self._tasks:

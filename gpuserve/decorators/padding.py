@@ -71,8 +71,8 @@ class ConstantPadder:
             {name: self._padded(value, *targets[name]) for name, value in group.items()} for group in groups
         ]
 
-    def _target(self, name: str, arrays: Sequence[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """The sizes behind the first axis, and the dtype."""
+    def _target(self, name: str, arrays: Sequence[Any]) -> tuple[tuple[int, ...], np.dtype[Any], Any]:
+        """The sizes behind the first axis, the dtype, and what is put where there is nothing."""
         ranks = {one.ndim for one in arrays}
         if len(ranks) != 1:
             raise ValuesError(f"Output {name!r} cannot be padded: it has {_either(ranks)} axes in the groups")
@@ -80,20 +80,23 @@ class ConstantPadder:
         dtype = max(dtypes, key=lambda one: one.itemsize)
         if len(dtypes) != 1 and (dtype.kind not in "SU" or len({one.kind for one in dtypes}) != 1):
             raise ValuesError(f"Output {name!r} cannot be padded: it is {_either(dtypes)} in the groups")
-        return tuple(max(sizes) for sizes in zip(*[one.shape[1:] for one in arrays], strict=True)), dtype
+        inner = tuple(max(sizes) for sizes in zip(*[one.shape[1:] for one in arrays], strict=True))
+        return inner, dtype, self._pad_value(arrays, dtype)
 
-    def _padded(self, array: Any, inner: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def _padded(self, array: Any, inner: tuple[int, ...], dtype: np.dtype[Any], pad_value: Any) -> Any:
         if array.shape[1:] == inner and array.dtype == dtype:
             return array
-        whole = np.full((len(array), *inner), self._pad_value(array, dtype), dtype)
+        whole = np.full((len(array), *inner), pad_value, dtype)
         whole[(slice(None), *map(slice, array.shape[1:]))] = array
         return whole
 
-    def _pad_value(self, array: Any, dtype: np.dtype[Any]) -> Any:
+    def _pad_value(self, arrays: Sequence[Any], dtype: np.dtype[Any]) -> Any:
+        """Strings are padded by empty ones. Of objects any group may tell what they are: one may be empty."""
         if dtype.kind in "SU":
             return dtype.type()
-        if dtype.kind == "O" and any(isinstance(one, bytes | str) for one in array.flat[:1]):
-            return type(array.flat[0])()
+        elements = [array.flat[0] for array in arrays if array.size] if dtype.kind == "O" else []
+        if elements and isinstance(elements[0], bytes | str):
+            return type(elements[0])()
         return self.pad_value
 
 

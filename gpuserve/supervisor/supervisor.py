@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 #: After its Stop a worker may finish its batch this long, then it is killed.
 WORKER_STOP_TIMEOUT_S: Final = 10.0
+HURRIED_STOP_TIMEOUT_S: Final = 1.0
 #: After its Quit a front may close its connections this long, then it is killed. Longer than the
 #: front's own patience with them.
 FRONT_QUIT_TIMEOUT_S: Final = 6.0
@@ -85,6 +86,8 @@ class Supervisor:
             self._models.add(spec)
         self._attached = AttachedModels(self._reactor, self._models.specs)
         self._failure: GpuserveError | None = None
+        #: Requests that the front had to give up when it drained.
+        self._unfinished = 0
 
     # ---- from any thread ------------------------------------------------------------------
 
@@ -217,6 +220,7 @@ class Supervisor:
 
     def front_drained(self, unfinished: int) -> None:
         """Nothing is in flight: the processes can go."""
+        self._unfinished = unfinished
         if unfinished:
             logger.warning("%d requests were not finished within the drain time", unfinished)
         self._begin_stop()
@@ -321,7 +325,9 @@ class Supervisor:
     def _stop_workers(self) -> None:
         self._attached.end()
         self._models.stop()
-        self._reactor.call_later(WORKER_STOP_TIMEOUT_S, self._end_now)
+        # What outlived the drain has nobody to answer to.
+        timeout_s = HURRIED_STOP_TIMEOUT_S if self._unfinished else WORKER_STOP_TIMEOUT_S
+        self._reactor.call_later(timeout_s, self._end_now)
         self._check_workers_stopped()
 
     def _check_workers_stopped(self) -> None:

@@ -10,6 +10,7 @@ from decorating import model, rows, serving
 
 from gpuserve.decorators import (
     BatchError,
+    ConstantPadder,
     NoModelError,
     StackError,
     batch,
@@ -123,3 +124,8 @@ def test_pad_batch_needs_a_model_that_batches() -> None:
 
 def test_a_batch_without_rows_is_not_padded() -> None:
     assert serving(model(), batch(pad_batch(lambda x: [x])), [{"x": rows()}]).rows == (0,)
+
+
+def test_a_group_without_elements_is_padded_as_the_others_are() -> None:
+    groups = [{"n": np.array([[b"a", b"b"]], object)}, {"n": np.empty((1, 0), object)}]
+    assert [one["n"].tolist() for one in ConstantPadder(np.nan)(groups)] == [[[b"a", b"b"]], [[b"", b""]]]

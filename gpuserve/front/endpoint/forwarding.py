@@ -22,7 +22,17 @@ _RESERVED: Final = frozenset(
 )
 _RESERVED_PREFIX: Final = "triton_"
 #: Of the connection, not of the request; and the token, which is for the server alone.
-_NEVER: Final = frozenset({"te", "host", "content-type", "content-length", HTTP_HEADER, GRPC_HEADER})
+_NEVER: Final = frozenset(
+    {
+        "te",
+        "host",
+        "content-type",
+        "content-length",
+        "inference-header-content-length",
+        HTTP_HEADER,
+        GRPC_HEADER,
+    }
+)
 _TRANSPORT_PREFIXES: Final = (":", "grpc-")
 #: gRPC's mark of values that are no text.
 _BINARY_SUFFIX: Final = "-bin"

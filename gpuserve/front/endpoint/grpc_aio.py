@@ -133,6 +133,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 async def _read_stream(bodies: AsyncIterator[bytes], stream: InferStream) -> None:
     async for body in bodies:
         stream.take(body)
+        await stream.wait_for_room()
     stream.close_requests()
 
 

@@ -170,9 +170,13 @@ class GrpcDoor:
                 if not message.get("more_body", False):
                     unframer.finish()
                     stream.close_requests()
+                await stream.wait_for_room()
             stream.cancel()
         except RequestError as error:
             stream.fail(error)
+        except Exception:
+            logger.exception("defect while reading a stream")
+            stream.fail(Internal("internal error of the server"))
 
     async def _read_request(self, call: Call) -> InferRequest:
         message = await call.receive()

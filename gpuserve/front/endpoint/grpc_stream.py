@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from gpuserve.errors import RequestError
+from gpuserve.errors import RequestError, Unavailable
 from gpuserve.front.endpoint.grpc_codec import Piece, parse_infer_request
 from gpuserve.front.endpoint.grpc_stream_codec import empty_final, stream_error, stream_response
 from gpuserve.front.endpoint.service import InferenceService
@@ -22,6 +22,10 @@ from gpuserve.front.scheduler.flights import PendingRequest
 
 #: As much is written in one go; what comes after it waits for the next.
 CHUNK_NBYTES: Final = 1 << 20
+#: No more requests are taken off the connection while a client has so much to read, or so many answers
+#: wait for an earlier one.
+MAX_UNREAD_NBYTES: Final = 4 << 20
+MAX_ORDERED: Final = 4096
 #: The metadata with which a client asks for ``strict_errors``.
 STRICT_ERRORS: Final = "triton_grpc_error"
 
@@ -49,6 +53,8 @@ class InferStream:
         self._pending: set[PendingRequest] = set()
         self._ordered: deque[_Ordered] = deque()
         self._outbox: deque[tuple[list[Piece], InferResponse | None]] = deque()
+        self._unread_nbytes = 0
+        self._has_room = asyncio.Event()
         self._no_more_requests = False
         self._ended = False
         self._failure: RequestError | None = None
@@ -58,6 +64,8 @@ class InferStream:
 
     def take(self, body: bytes) -> None:
         """One serialised ``ModelInferRequest``. Whatever is wrong with it is answered on the stream."""
+        if self._ended:
+            return
         request = None
         try:
             request = parse_infer_request(body)
@@ -66,6 +74,14 @@ class InferStream:
             self._submit(request)
         except RequestError as error:
             self._refuse(request, error, named=False)
+
+    async def wait_for_room(self) -> None:
+        """Until the client has read enough of its answers to be asked for more requests."""
+        while not self._ended and (
+            self._unread_nbytes > MAX_UNREAD_NBYTES or len(self._ordered) > MAX_ORDERED
+        ):
+            self._has_room.clear()
+            await self._has_room.wait()
 
     def close_requests(self) -> None:
         """The client sends no more; what it sent is still answered."""
@@ -90,6 +106,7 @@ class InferStream:
                 response.close()
         self._outbox.clear()
         self._changed.set()
+        self._has_room.set()
 
     # ---- to the client --------------------------------------------------------------------
 
@@ -99,16 +116,27 @@ class InferStream:
         Raises:
             RequestError: the status that the call is to end with.
         """
-        while True:
-            if self._outbox:
-                yield self._next_chunk()
-                continue
-            if self._ended or (self._no_more_requests and not self._pending):
-                break
-            self._changed.clear()
-            await self._changed.wait()
+        unwatch = self._service.watch(self._on_service_changed)
+        try:
+            while True:
+                if self._outbox:
+                    yield self._next_chunk()
+                    continue
+                if self._ended or (self._no_more_requests and not self._pending):
+                    break
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            unwatch()
         if self._failure is not None:
             raise self._failure
+
+    def _on_service_changed(self) -> None:
+        """A server that stops takes nothing new, and does not wait for clients that only keep a call open."""
+        if self._service.ended:
+            self.fail(Unavailable("the server is stopping"))
+        elif self._service.draining:
+            self.close_requests()
 
     def _next_chunk(self) -> bytes:
         pieces: list[Piece] = []
@@ -120,6 +148,8 @@ class InferStream:
             nbytes += sum(map(len, message))
             if response is not None:
                 responses.append(response)
+        self._unread_nbytes -= nbytes
+        self._has_room.set()
         chunk = b"".join(pieces)
         for response in responses:
             response.close()
@@ -128,6 +158,7 @@ class InferStream:
     def _put(self, pieces: list[Piece], response: InferResponse | None = None) -> None:
         if not self._ended:
             self._outbox.append((pieces, response))
+            self._unread_nbytes += sum(map(len, pieces))
             self._changed.set()
         elif response is not None:
             response.close()

@@ -77,6 +77,11 @@ class InferenceService:
         own = [driver for name, driver in self._models.items() if name not in self._attached]
         return self._serving and not self._draining and all(driver.ready for driver in own)
 
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new is taken, because the server stops."""
+        return self._draining
+
     def model_ready(self, name: str, version: str) -> bool:
         """Whether a model takes requests; false, not an error, for one that does not exist.
 

@@ -71,6 +71,7 @@ class ModelDriver:
         self._pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
         self._unavailable = ""
+        self._removed = False
 
     # ---- requests -------------------------------------------------------------------------
 
@@ -295,8 +296,11 @@ class ModelDriver:
         flight = self._flights.at(link, message.batch_id)
         answers = self._scatter(link, flight.batch, message, flight.yield_gone)
         for pending, answer in zip(flight.requests, answers, strict=True):
-            if answer is not None:
-                self._answers.pass_on(pending, answer)
+            if answer is None:
+                continue
+            self._answers.pass_on(pending, answer)
+            if isinstance(answer, RequestError):  # nobody waits for more of it
+                self._flights.call_off(pending)
         return flight.count_yield() == 1
 
     def _scatter(
@@ -350,7 +354,7 @@ class ModelDriver:
     def _lose(self, link: WorkerLink, reason: str) -> None:
         instance = self.metrics.instance(link.instance)
         instance.set_up(False)
-        instance.restarts += 1
+        instance.restarts += not self._removed
         running = self._flights.lose(link)
         logger.debug("model %s: instance %s is down: %s", self.spec.name, link.instance, reason)
         lost = self.scheduler.instance_down(link.instance)
@@ -363,6 +367,8 @@ class ModelDriver:
         self._pump_soon()
 
     def _death_of(self, pending: QueuedRequest) -> RequestError:
+        if self._removed:
+            return Unavailable(f"model {self.spec.name!r} is not served any more")
         if pending.attempts > 1:
             text = "the worker process died twice while it ran this request"
             return Internal(f"model {self.spec.name!r}: {text}")
@@ -382,6 +388,7 @@ class ModelDriver:
 
     def close(self) -> None:
         """Let every worker go and give the arena up; whoever still waits is told."""
+        self._removed = True
         for instance in self._instances.names():
             self.instance_down(instance, "the model is removed")
         self._give_up(f"model {self.spec.name!r} is not served any more")
