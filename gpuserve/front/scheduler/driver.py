@@ -8,23 +8,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
 
-from gpuserve.errors import (
-    DeadlineExceeded,
-    Internal,
-    RequestError,
-    ResourceExhausted,
-    Unavailable,
-    Unimplemented,
-    request_error,
-)
+from gpuserve.errors import RequestError, Unavailable, request_error
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
 from gpuserve.front.endpoint.validation import ModelCheck
 from gpuserve.front.links import WorkerLink
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.plane.gather import gather
 from gpuserve.front.plane.scatter import Answer, scatter
+from gpuserve.front.scheduler import refusals
 from gpuserve.front.scheduler.answers import Answers
 from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, QueuedRequest
 from gpuserve.front.scheduler.flights import Flight, Flights, OnResponse, PendingRequest
@@ -35,11 +27,6 @@ from gpuserve_worker import wire
 from gpuserve_worker.memory import Arena, Block, OutOfMemory
 
 logger = logging.getLogger(__name__)
-
-_NO_STREAM: Final = (
-    "Unary inference doesn't support models with decoupled transaction policy: model {!r} gives any number "
-    "of responses, which ModelStreamInfer carries"
-)
 
 
 class ModelDriver:
@@ -120,7 +107,7 @@ class ModelDriver:
         blocks = [one.data for one in request.inputs if isinstance(one.data, Block)]
         try:
             if self.spec.decoupled and on_response is None:
-                raise Unimplemented(_NO_STREAM.format(self.spec.name))
+                raise refusals.no_stream(self.spec.name)
             checked = self.check.check(request)
             if self._unavailable:
                 raise Unavailable(self._unavailable)
@@ -165,10 +152,7 @@ class ModelDriver:
         if pending.answer.done():
             return
         was_queued = self.scheduler.cancel(pending)
-        late = DeadlineExceeded(
-            f"Request timeout expired: {pending.request.timeout_s:g} s were given to model "
-            f"{self.spec.name!r}, and the request was still {'queued' if was_queued else 'running'}"
-        )
+        late = refusals.too_late(self.spec.name, pending.request.timeout_s, was_queued=was_queued)
         self._answers.fail_now(pending, late)
         if was_queued:
             self._settle(pending)
@@ -216,9 +200,7 @@ class ModelDriver:
     def _too_late(self, pending: QueuedRequest) -> RequestError:
         assert pending.timeout_at is not None
         limit_s = pending.timeout_at - pending.enqueued_at
-        return Unavailable(
-            f"Request timeout expired: model {self.spec.name!r} lets this request wait {limit_s:g} s"
-        )
+        return refusals.waited_too_long(self.spec.name, limit_s)
 
     def _dispatch(self, batch: Batch, now: float) -> None:
         requests: list[InferRequest] = [one.request for one in batch.requests]  # type: ignore[attr-defined]
@@ -227,9 +209,7 @@ class ModelDriver:
             tensors, blocks, in_place = gather(requests, batch.rows, self._batched, nbytes, self.arena)
         except OutOfMemory as error:
             logger.warning("model %s: %s", self.spec.name, error)
-            self._fail_batch(
-                batch, ResourceExhausted(f"model {self.spec.name!r} has no memory left for its inputs")
-            )
+            self._fail_batch(batch, refusals.no_memory(self.spec.name))
             return
         link = self._instances[batch.instance]
         self._flights.depart(Flight(batch, link, blocks, in_place, now))
@@ -315,7 +295,7 @@ class ModelDriver:
         except (ValueError, TypeError, KeyError) as error:
             # A worker is not trusted either: user code runs in it.
             logger.error("model %s: nonsense from instance %s: %s", self.spec.name, link.instance, error)
-            wrong = Internal(f"model {self.spec.name!r} gave an answer that does not fit its request")
+            wrong = refusals.nonsense(self.spec.name)
             return [wrong] * len(batch.requests)
 
     def _land(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> Flight:
@@ -349,7 +329,7 @@ class ModelDriver:
         if link is not None:
             self._lose(link, reason)
         if not self._instances and self._instances.none_is_due():
-            self._give_up(f"model {self.spec.name!r} has no live instance: its last one died")
+            self._give_up(refusals.no_instance(self.spec.name))
 
     def _lose(self, link: WorkerLink, reason: str) -> None:
         instance = self.metrics.instance(link.instance)
@@ -368,12 +348,8 @@ class ModelDriver:
 
     def _death_of(self, pending: QueuedRequest) -> RequestError:
         if self._removed:
-            return Unavailable(f"model {self.spec.name!r} is not served any more")
-        if pending.attempts > 1:
-            text = "the worker process died twice while it ran this request"
-            return Internal(f"model {self.spec.name!r}: {text}")
-        text = "the worker process died while it ran this request"
-        return Unavailable(f"model {self.spec.name!r}: {text}")
+            return Unavailable(refusals.removed(self.spec.name))
+        return refusals.worker_died(self.spec.name, pending.attempts)
 
     def _give_up(self, reason: str) -> None:
         self._unavailable = reason
@@ -391,7 +367,7 @@ class ModelDriver:
         self._removed = True
         for instance in self._instances.names():
             self.instance_down(instance, "the model is removed")
-        self._give_up(f"model {self.spec.name!r} is not served any more")
+        self._give_up(refusals.removed(self.spec.name))
         if self._wakeup is not None:
             self._wakeup.cancel()
         self.arena.close()

@@ -1,0 +1,60 @@
+"""What a request is told that gets no answer: one function for each reason. Pure; nobody is told here."""
+
+from __future__ import annotations
+
+from gpuserve.errors import (
+    DeadlineExceeded,
+    Internal,
+    RequestError,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+)
+
+
+def no_stream(model: str) -> RequestError:
+    """A unary call to a decoupled model."""
+    return Unimplemented(
+        "Unary inference doesn't support models with decoupled transaction policy: model "
+        f"{model!r} gives any number of responses, which ModelStreamInfer carries"
+    )
+
+
+def too_late(model: str, timeout_s: float | None, *, was_queued: bool) -> RequestError:
+    """The request's own time is over."""
+    return DeadlineExceeded(
+        f"Request timeout expired: {timeout_s or 0:g} s were given to model {model!r}, and the request was "
+        f"still {'queued' if was_queued else 'running'}"
+    )
+
+
+def waited_too_long(model: str, limit_s: float) -> RequestError:
+    """The time is over that the model's queue policy lets requests wait."""
+    return Unavailable(f"Request timeout expired: model {model!r} lets this request wait {limit_s:g} s")
+
+
+def no_memory(model: str) -> RequestError:
+    """The model's arena has no room for the inputs."""
+    return ResourceExhausted(f"model {model!r} has no memory left for its inputs")
+
+
+def nonsense(model: str) -> RequestError:
+    """What the worker said cannot be an answer."""
+    return Internal(f"model {model!r} gave an answer that does not fit its request")
+
+
+def worker_died(model: str, attempts: int) -> RequestError:
+    """A worker died, for the first or the second time."""
+    if attempts > 1:
+        return Internal(f"model {model!r}: the worker process died twice while it ran this request")
+    return Unavailable(f"model {model!r}: the worker process died while it ran this request")
+
+
+def no_instance(model: str) -> str:
+    """Why nothing is taken while no instance is to be had soon."""
+    return f"model {model!r} has no live instance: its last one died"
+
+
+def removed(model: str) -> str:
+    """Why nothing is taken any more."""
+    return f"model {model!r} is not served any more"
