@@ -33,7 +33,9 @@ class Classifier:
     @batch
     def infer(self, x: NDArray[np.float32]) -> dict[str, NDArray[np.int64]]:
         """``x``: [rows, 8]. Answers ``label``: 0 or 1, [rows, 1]."""
-        return {"label": (self._likely(x) > 0.5).astype(np.int64)[:, None]}
+        with self._lock:
+            likely = self._likely(x)
+        return {"label": (likely > 0.5).astype(np.int64)[:, None]}
 
     def _likely(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
         likely: NDArray[np.float64] = 1 / (1 + np.exp(-_with_bias(x) @ self._weights))

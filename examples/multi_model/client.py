@@ -21,7 +21,7 @@ def samples(generator: np.random.Generator) -> tuple[NDArray[np.float32], NDArra
 
 
 def main() -> None:
-    """Prints how many of 100 points are told right, before and after each lesson of 20 batches."""
+    """Prints how many of 100 points are told right, before the first lesson and after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lessons", type=int, default=4, help="how many (default: %(default)s)")
     parser.add_argument("--url", default="localhost:8001", help="gRPC address (default: %(default)s)")
@@ -33,9 +33,8 @@ def main() -> None:
         with ModelClient(url, "train") as train, ModelClient(url, "infer") as infer:
             for lesson in range(arguments.lessons + 1):
                 right = int((infer.infer_batch(x)["label"] == label).sum())
-                print(f"after {lesson} lessons: {right} of {ROWS} right")
-                for _ in range(20):
-                    train.infer_batch(*samples(generator))
+                print(f"lessons: {lesson}, right: {right} of {ROWS}")
+                train.infer_batch(*samples(generator))
     except ClientError as error:
         sys.exit(f"client.py: {error}")
 

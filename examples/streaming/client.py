@@ -8,19 +8,20 @@ import sys
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuserve.client import AsyncioDecoupledModelClient, ClientError, DecoupledModelClient
 
 
-def inputs(prompt: str, count: int) -> dict[str, np.ndarray]:
-    """The inputs of one story."""
-    return {"prompt": np.array([prompt.encode()], dtype=object), "count": np.array([count], np.int32)}
+def inputs(prompt: str, count: int) -> tuple[NDArray[np.object_], NDArray[np.int32]]:
+    """The inputs of one story, in the order in which the model declares them: ``prompt``, ``count``."""
+    return np.array([prompt.encode()], dtype=object), np.array([count], dtype=np.int32)
 
 
 def tell(url: str, prompt: str, count: int) -> None:
     """Prints the words of one story, each when it is there."""
     with DecoupledModelClient(url, "words") as client:
-        for response in client.infer_sample(**inputs(prompt, count)):
+        for response in client.infer_sample(*inputs(prompt, count)):
             print(response["word"][0].decode(), end=" ", flush=True)
     print()
 
@@ -31,8 +32,7 @@ async def tell_all(url: str, prompts: list[str], count: int) -> list[str]:
     async def one(prompt: str) -> str:
         async with AsyncioDecoupledModelClient(url, "slow_words") as client:
             words = [
-                response["word"][0].decode()
-                async for response in client.infer_sample(**inputs(prompt, count))
+                response["word"][0].decode() async for response in client.infer_sample(*inputs(prompt, count))
             ]
         return " ".join(words)
 
@@ -56,7 +56,7 @@ def main() -> None:
         sys.exit(f"client.py: {error}")
     for story in stories:
         print(story)
-    print(f"{len(stories)} stories of {arguments.count} words at once: {took_s:.1f} s")
+    print(f"{len(stories)} at once, {arguments.count} words each: {took_s:.1f} s")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Writer:
         """
         stories = [self.story(_text(one), int(one["count"][0, 0])) for one in requests]
         while any(words := [next(story, None) for story in stories]):
-            yield [word and _response(word) for word in words]
+            yield _responses(words)
 
     def story(self, prompt: str, count: int) -> Iterator[str]:
         """``count`` words, always the same ones for the same prompt."""
@@ -56,7 +56,7 @@ class SlowWriter(Writer):
         stories = [self.story(_text(one), int(one["count"][0, 0])) for one in requests]
         while any(words := [next(story, None) for story in stories]):
             await asyncio.sleep(0.02)
-            yield [word and _response(word) for word in words]
+            yield _responses(words)
 
 
 def _text(request: Request) -> str:
@@ -64,5 +64,5 @@ def _text(request: Request) -> str:
     return prompt.decode()
 
 
-def _response(word: str) -> Response:
-    return {"word": np.array([[word.encode()]], dtype=object)}
+def _responses(words: list[str | None]) -> list[Response | None]:
+    return [{"word": np.array([[word.encode()]], dtype=object)} if word else None for word in words]

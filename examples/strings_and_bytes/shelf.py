@@ -17,10 +17,10 @@ def pack(content: NDArray[np.object_]) -> dict[str, NDArray[Any]]:
 
     Arrays of ``object`` keep every byte; numpy's own bytes dtype would lose zeros at the end.
     """
-    packed = np.empty(content.shape, dtype=object)
-    packed.flat = [zlib.compress(one) for one in content.flat]
-    crc = np.array([zlib.crc32(one) for one in content.flat], np.uint32).reshape(content.shape)
-    return {"packed": packed, "crc": crc}
+    contents: list[bytes] = content.ravel().tolist()
+    packed = np.array([zlib.compress(one) for one in contents], dtype=object)
+    crc = np.array([zlib.crc32(one) for one in contents], dtype=np.uint32)
+    return {"packed": packed.reshape(content.shape), "crc": crc.reshape(content.shape)}
 
 
 @batch

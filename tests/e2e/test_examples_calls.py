@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
-from serving import GPUSERVE, serving
+from serving import GPUSERVE, Addresses, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
+
+from gpuserve.client import DecoupledModelClient
+
+#: How long the slow writer of the streaming example takes.
+SECONDS_A_WORD = 0.02
 
 
 def program(example: str) -> list[str]:
@@ -24,24 +33,46 @@ def printed(example: str) -> list[str]:
     return shown[1].splitlines()
 
 
-def test_words_come_one_by_one_and_stories_at_once() -> None:
+def curl(example: str, server: Addresses) -> str:
+    """The answer to the curl command of the README."""
+    readme = (EXAMPLES / example / "README.md").read_text()
+    shown = re.search(r"^\$ (curl .*?)\n```", readme, re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    command = shlex.split(shown[1].replace("localhost:8000", server.http))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=True)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def stories() -> Iterator[Addresses]:
+    """The server of the streaming example."""
     with serving(*serve("streaming")) as server:
-        lines = run_client("streaming", server, "The", "SIGTERM", "--count", "8")
-        url = f"http://{server.http}/v2/models/words/generate_stream"
-        curl = subprocess.run(
-            ["curl", "-sN", url, "-d", '{"prompt": "The", "count": 3}'],
-            capture_output=True,
-            text=True,
-            timeout=CLIENT_TIMEOUT_S,
-            check=True,
-        )
-    told, *at_once, took = lines
+        yield server
+
+
+def test_a_story_is_the_same_word_by_word_at_once_and_over_http(stories: Addresses) -> None:
+    told, *at_once, took = run_client("streaming", stories, "The", "SIGTERM", "--count", "8")
     assert len(told.split()) == 8
-    assert told.strip() == at_once[0]  # the same prompt, the same story
+    assert told.strip() == at_once[0]
     assert len(at_once) == 2
-    assert re.fullmatch(r"2 stories of 8 words at once: \d+\.\d s", took)
-    events = [json.loads(line.removeprefix("data: ")) for line in curl.stdout.splitlines() if line]
-    assert [event["word"] for event in events] == told.split()[:3]
+    assert re.fullmatch(r"2 at once, 8 words each: \d+\.\d s", took)
+    events = [line.removeprefix("data: ") for line in curl("streaming", stories).splitlines() if line]
+    assert [json.loads(event)["word"] for event in events] == told.split()[:3]
+
+
+def test_words_come_when_they_are_made(stories: Addresses) -> None:
+    count = 20
+    with DecoupledModelClient(f"grpc://{stories.grpc}", "slow_words") as client:
+        inputs = np.array([b"The"], dtype=object), np.array([count], dtype=np.int32)
+        arrivals_s = [time.monotonic() for _ in client.infer_sample(*inputs)]
+    assert len(arrivals_s) == count
+    assert arrivals_s[-1] - arrivals_s[0] > (count - 1) * SECONDS_A_WORD / 2
+
+
+def test_stories_are_told_at_the_same_time(stories: Addresses) -> None:
+    prompts, count = [str(number) for number in range(16)], 20
+    took = run_client("streaming", stories, *prompts, "--count", str(count))[-1]
+    assert float(took.split()[-2]) < len(prompts) * count * SECONDS_A_WORD / 2
 
 
 @pytest.mark.parametrize("example", ["parameters_and_headers", "strings_and_bytes"])
@@ -61,11 +92,27 @@ def test_every_instance_answers() -> None:
 
 def test_a_model_learns_while_it_is_asked() -> None:
     with serving(*program("multi_model")) as server:
-        lines = run_client("multi_model", server, "--lessons", "2")
-    right = [int(line.split()[3]) for line in lines]
-    assert lines[0].startswith("after 0 lessons: ")
-    assert right[0] < 80
-    assert right[2] > 90
+        lines = run_client("multi_model", server)
+        later = run_client("multi_model", server, "--lessons", "0")
+    found = [re.fullmatch(r"lessons: (\d), right: (\d+) of 100", line) for line in lines + later]
+    assert [line and line[1] for line in found] == [*"01234", "0"]
+    right = [int(line[2]) for line in found if line]
+    assert right[0] < 70 < right[1] < right[4]
+    assert right[5] > 90  # what it learnt stays in the server
+
+
+def test_a_header_over_http_reaches_the_model() -> None:
+    with serving(*serve("parameters_and_headers")) as server:
+        (output,) = json.loads(curl("parameters_and_headers", server))["outputs"]
+    assert output["data"] == ["Guten Tag, Ada (acme)"]
+
+
+def test_the_index_has_every_example() -> None:
+    linked = re.findall(r"^\| \[(\w+)\]\((\w+)\)", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert all(name == folder for name, folder in linked)
+    assert sorted(folder for _, folder in linked) == sorted(
+        readme.parent.name for readme in EXAMPLES.glob("*/README.md")
+    )
 
 
 def test_the_examples_are_checked_as_their_users_would() -> None:
@@ -73,3 +120,11 @@ def test_the_examples_are_checked_as_their_users_would() -> None:
         config = str(EXAMPLES / example / "config.yaml")
         done = subprocess.run([GPUSERVE, "check", config], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_forwarded_header_stands_over_a_key_of_the_body() -> None:
+    with serving(*serve("parameters_and_headers")) as server:
+        url = f"http://{server.http}/v2/models/greeting/generate"
+        command = ["curl", "-s", url, "-H", "x-tenant: acme", "-d", '{"name": "ada", "x-tenant": "forged"}']
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=True)
+    assert json.loads(done.stdout)["greeting"] == "Hello, Ada (acme)"

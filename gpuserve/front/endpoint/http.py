@@ -121,6 +121,8 @@ class HttpDoor:
     async def _generate_by(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         coding = _headers(scope).get(b"content-encoding", b"").decode("latin-1")
         request = await self._generate.read_request(route, coding, receive)
+        if self._forwarding is not None:
+            self._forwarding.add_to(request, scope["headers"])
         peer = _peer(scope)
         if route.endpoint is Endpoint.MODEL_GENERATE:
             await _send(send, _json(200, await self._generate.generate(request, receive, peer)))
