@@ -120,7 +120,12 @@ class InferStream:
         try:
             while True:
                 if self._outbox:
-                    yield self._next_chunk()
+                    chunk, responses = self._next_chunk()
+                    try:
+                        yield chunk
+                    finally:  # it is with the connection now; before, the worker would compete with it
+                        for response in responses:
+                            response.close()
                     continue
                 if self._ended or (self._no_more_requests and not self._pending):
                     break
@@ -138,7 +143,8 @@ class InferStream:
         elif self._service.draining:
             self.close_requests()
 
-    def _next_chunk(self) -> bytes:
+    def _next_chunk(self) -> tuple[bytes, list[InferResponse]]:
+        """What is to be written next, and the responses in it."""
         pieces: list[Piece] = []
         responses: list[InferResponse] = []
         nbytes = 0
@@ -150,10 +156,7 @@ class InferStream:
                 responses.append(response)
         self._unread_nbytes -= nbytes
         self._has_room.set()
-        chunk = b"".join(pieces)
-        for response in responses:
-            response.close()
-        return chunk
+        return b"".join(pieces), responses
 
     def _put(self, pieces: list[Piece], response: InferResponse | None = None) -> None:
         if not self._ended:
