@@ -55,9 +55,7 @@ class _UnderWay:
         self.requests: list[Request] = []
         self.given_up = False
         self._waiting = set(range(len(run.requests)))
-        #: The first response travels alone: others would compete with it for the front and the client.
-        self._credit = 1
-        self._is_first = True
+        self._credit = wire.YIELD_WINDOW
         self._more_credit = asyncio.Event()
 
     def cancel_request(self, position: int) -> None:
@@ -77,9 +75,6 @@ class _UnderWay:
     def add_credit(self, yields: int) -> None:
         """So many responses have left the front."""
         self._credit += yields
-        if self._is_first:
-            self._is_first = False
-            self._credit += wire.YIELD_WINDOW - 1
         self._more_credit.set()
 
     async def take_credit(self) -> None:

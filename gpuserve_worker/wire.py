@@ -35,8 +35,7 @@ PROTOCOL: Final = 2
 #: bookkeeping of an arena block costs more than copying the bytes through the socket.
 INLINE_NBYTES: Final = 16 * 1024
 
-#: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``. The
-#: first one travels alone.
+#: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``.
 YIELD_WINDOW: Final = 64
 
 

@@ -92,7 +92,7 @@ class Flight:
     its one request, whose blocks stay the request's.
     """
 
-    __slots__ = ("_gone", "_is_first", "_yields", "batch", "blocks", "in_place", "link", "sent_at")
+    __slots__ = ("_gone", "_yields", "batch", "blocks", "in_place", "link", "sent_at")
 
     def __init__(
         self, batch: Batch, link: WorkerLink, blocks: list[Block], in_place: bool, sent_at: float
@@ -103,7 +103,6 @@ class Flight:
         self.in_place = in_place
         self.sent_at = sent_at
         self._gone = 0
-        self._is_first = True
         self._yields = 0
 
     def count_yield(self) -> int:
@@ -114,8 +113,7 @@ class Flight:
     def yield_gone(self) -> None:
         """One more message of responses has left for its clients."""
         self._gone += 1
-        if self._gone >= _CREDIT_YIELDS or self._is_first:
-            self._is_first = False
+        if self._gone >= _CREDIT_YIELDS:
             self.link.send(Credit(self.batch.batch_id, self._gone))
             self._gone = 0
 
