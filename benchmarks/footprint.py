@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import processes
-from benchmarks.payloads import check_answers
+from benchmarks.payloads import EchoPayload
 from benchmarks.processes import Memory, Process
-from benchmarks.servers import RunningServer, Server, running
+from benchmarks.servers import ECHO, RunningServer, Server, running
 
 _SETTLE_S = 1.0
-_SMALL_NBYTES = 64
+_SMALL = EchoPayload(64)
 
 #: The first word that is found in a command line names the role of the process.
 _ROLES = (
@@ -25,7 +25,7 @@ _ROLES = (
     ("gpuserve serve", "supervisor"),
     ("triton_python_backend_stub", "Python backend stub"),
     ("bin/tritonserver", "tritonserver"),
-    ("pytriton_echo.py", "the program with the callable"),
+    ("pytriton_models.py", "the program with the callable"),
     ("resource_tracker", "multiprocessing resource tracker"),
     ("multiprocessing", "multiprocessing manager"),
 )
@@ -75,7 +75,7 @@ class ImportCost:
 
 
 def measure_starts(servers: Sequence[Server], rounds: int, logs: Path) -> dict[str, list[Start]]:
-    """Start each server alone, once a round, and look at it when it has answered once and settled.
+    """Start each server alone with the echo model, once a round; look when it has answered once and settled.
 
     Raises:
         ServerFailed: one did not come up or did not answer right.
@@ -83,8 +83,8 @@ def measure_starts(servers: Sequence[Server], rounds: int, logs: Path) -> dict[s
     starts: dict[str, list[Start]] = {server.name: [] for server in servers}
     for _ in range(rounds):
         for server in servers:
-            with running(server, logs) as one:
-                check_answers(one, _SMALL_NBYTES)
+            with running(server, logs, (ECHO,)) as one:
+                _SMALL.check(one)
                 time.sleep(_SETTLE_S)
                 starts[server.name].append(Start(one.ready_s, _processes(one)))
     return starts

@@ -1,8 +1,8 @@
-"""The load generators: one run of h2load or wrk against one server, as a ``LoadResult``.
+"""The load generators: one run of h2load, wrk or the stream client against one server, as a ``LoadResult``.
 
-Both are C programs on one thread, faster than any server here. A run in which any request failed is no
-result: it raises. h2load does not read grpc-status, and an error over gRPC is an HTTP 200 without a body, so
-the bytes that came back are checked against the size of the right answer.
+The first two are C programs on one thread, faster than any server here. A run in which any request failed is
+no result: it raises. h2load does not read grpc-status, and an error over gRPC is an HTTP 200 without a body,
+so the bytes that came back are checked against the size of the right answer.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import re
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from benchmarks.payloads import INFER, Payload
+from benchmarks.payloads import EchoPayload, Payload, TokensPayload, framed
 from benchmarks.servers import Ports
 
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
@@ -30,10 +31,13 @@ class LoadFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """One run. Latencies are None where the generator was not asked for them."""
+    """One run. ``answers`` are the messages that came back: one a request, or as many as its stream has.
 
-    requests: int
-    requests_per_s: float
+    Latencies are None where the generator was not asked for them.
+    """
+
+    answers: int
+    answers_per_s: float
     mean_latency_s: float | None = None
     median_latency_s: float | None = None
 
@@ -46,13 +50,13 @@ class Load(Protocol):
 
     @property
     def payload(self) -> Payload:
-        """The tensor of each request."""
+        """What each request holds."""
 
-    def run(self, ports: Ports, seconds: float, answer_nbytes: int) -> LoadResult:
+    def run(self, ports: Ports, seconds: float, answer: bytes) -> LoadResult:
         """Load the server for this long.
 
         Args:
-            answer_nbytes: size of the body of a right gRPC answer.
+            answer: the body of a right gRPC answer.
 
         Raises:
             LoadFailed: not every request was answered right.
@@ -68,7 +72,10 @@ def missing(load: Load) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class GrpcLoad:
-    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request."""
+    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request.
+
+    A request whose answer is a stream is half-closed, and done when the stream has ended.
+    """
 
     payload: Payload
     connections: int
@@ -77,26 +84,29 @@ class GrpcLoad:
     program: ClassVar[str] = "h2load"
     package: ClassVar[str] = "nghttp2-client"
 
-    def run(self, ports: Ports, seconds: float, answer_nbytes: int) -> LoadResult:
+    def run(self, ports: Ports, seconds: float, answer: bytes) -> LoadResult:
         """One h2load run; see ``Load``."""
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             log = Path(folder) / "requests.log"
             output = _output(self._command(ports, seconds, Path(folder), log), seconds)
-            parsed = parse_h2load(output, answer_nbytes, self.connections * self.streams)
+            in_flight = self.connections * self.streams
+            parsed = parse_h2load(output, len(answer), in_flight, self.payload.messages)
             if not self.latency:
                 return parsed
             times_s = [int(line.split("\t")[2]) / 1e6 for line in log.read_text().splitlines()]
         return LoadResult(
-            parsed.requests, parsed.requests_per_s, statistics.fmean(times_s), statistics.median(times_s)
+            parsed.answers, parsed.answers_per_s, statistics.fmean(times_s), statistics.median(times_s)
         )
 
     def _command(self, ports: Ports, seconds: float, folder: Path, log: Path) -> list[str]:
+        body = folder / "body.bin"
+        body.write_bytes(framed(self.payload.grpc_message()))
         return [
             *(self.program, "-t", "1", "-c", str(self.connections), "-m", str(self.streams)),
-            *("-D", f"{round(seconds * 1000)}ms", "-d", str(self.payload.write_grpc_body(folder))),
+            *("-D", f"{round(seconds * 1000)}ms", "-d", str(body)),
             *("-H", "content-type: application/grpc", "-H", "te: trailers"),
             *(("--log-file", str(log)) if self.latency else ()),
-            f"http://127.0.0.1:{ports.grpc}{INFER}",
+            f"http://127.0.0.1:{ports.grpc}{self.payload.path}",
         ]
 
 
@@ -104,14 +114,14 @@ class GrpcLoad:
 class HttpLoad:
     """wrk: one request in flight on each of ``connections``, HTTP/1.1, binary tensors."""
 
-    payload: Payload
+    payload: EchoPayload
     connections: int
     program: ClassVar[str] = "wrk"
     package: ClassVar[str] = "wrk"
 
-    def run(self, ports: Ports, seconds: float, answer_nbytes: int) -> LoadResult:
+    def run(self, ports: Ports, seconds: float, answer: bytes) -> LoadResult:
         """One wrk run; see ``Load``. wrk counts whole seconds, so the time is rounded up."""
-        del answer_nbytes  # an error over HTTP has a status of its own
+        del answer  # an error over HTTP has a status of its own
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             body, json_nbytes = self.payload.write_http_body(Path(folder))
             command = [
@@ -122,8 +132,41 @@ class HttpLoad:
             return parse_wrk(_output(command, seconds))
 
 
-def parse_h2load(output: str, answer_nbytes: int, in_flight: int) -> LoadResult:
-    """What h2load printed.
+@dataclass(frozen=True, slots=True)
+class FirstResponseLoad:
+    """The stream client: ``streams`` calls at once on one connection, each followed by the next.
+
+    The latencies are those of the first message of each.
+    """
+
+    payload: TokensPayload
+    streams: int
+    program: ClassVar[str] = sys.executable
+    package: ClassVar[str] = "python3"
+
+    def run(self, ports: Ports, seconds: float, answer: bytes) -> LoadResult:
+        """One run of the client in a process of its own; see ``Load``."""
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            request_file, answer_file = Path(folder) / "request.bin", Path(folder) / "answer.bin"
+            request_file.write_bytes(framed(self.payload.grpc_message()))
+            answer_file.write_bytes(answer)
+            command = [
+                *(self.program, "-m", "benchmarks.stream_client", str(ports.grpc), self.payload.path),
+                *(str(self.streams), str(seconds), str(request_file), str(answer_file)),
+            ]
+            result = json.loads(_output(command, seconds))
+        answers = result["calls"] * self.payload.messages
+        return LoadResult(
+            answers,
+            answers / result["took_s"],
+            statistics.fmean(result["first_s"]),
+            statistics.median(result["first_s"]),
+        )
+
+
+def parse_h2load(output: str, answer_nbytes: int, in_flight: int, messages: int = 1) -> LoadResult:
+    """What h2load printed. An answer of several ``messages``, all of one size, is counted by them: of those
+    still under way when the time was over, the part that has come counts as well.
 
     Raises:
         LoadFailed: a request failed, or the answers together have not the size of right ones.
@@ -145,7 +188,8 @@ def parse_h2load(output: str, answer_nbytes: int, in_flight: int) -> LoadResult:
         raise LoadFailed(
             f"{done} answers have {nbytes} bytes together; right ones have {answer_nbytes} each:\n{output}"
         )
-    return LoadResult(done, rate)
+    answers = nbytes * messages // answer_nbytes
+    return LoadResult(answers, rate * answers / done)
 
 
 def parse_wrk(output: str) -> LoadResult:

@@ -1,12 +1,13 @@
-"""What is sent to the echo model, and the check that a server answers it right.
+"""What is sent to the models, and the check that a server answers it right.
 
-Bodies are made once, by tritonclient, so all servers get the same bytes.
+Messages are made once, by tritonclient's protobuf, so all servers get the same bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 import numpy as np
@@ -15,18 +16,46 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.grpc import service_pb2
 
-from benchmarks.servers import RunningServer, ServerFailed
+from benchmarks.servers import ECHO, TOKENS, RunningServer, ServerFailed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-_GRPC_PREFIX_NBYTES = 5  # one byte of flags, four of length
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+_TIMEOUT_S = 30
+
+
+class Payload(Protocol):
+    """One request, and how many messages answer it."""
+
+    @property
+    def path(self) -> str:
+        """The gRPC method."""
+
+    @property
+    def messages(self) -> int:
+        """Messages of an answer."""
+
+    def grpc_message(self) -> bytes:
+        """The serialized request."""
+
+    def check(self, running: RunningServer) -> bytes:
+        """Ask a server, and look at what it answers.
+
+        Returns:
+            The body of a right gRPC answer: every message with its prefix.
+
+        Raises:
+            ServerFailed: it answered wrong.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class Payload:
-    """One row of FP32 of this size, as a request over each protocol."""
+class EchoPayload:
+    """One row of FP32 of this size for the model echo, as a request over each protocol."""
 
     nbytes: int
+    path = INFER
+    messages = 1
 
     @property
     def array(self) -> npt.NDArray[np.float32]:
@@ -35,10 +64,7 @@ class Payload:
 
     def grpc_message(self) -> bytes:
         """A serialized ModelInferRequest with raw contents."""
-        request = service_pb2.ModelInferRequest(model_name="echo")
-        request.inputs.add(name="x", datatype="FP32", shape=self.array.shape)
-        request.raw_input_contents.append(self.array.tobytes())
-        return bytes(request.SerializeToString())
+        return _grpc_message(ECHO, "x", "FP32", self.array)
 
     def http_body(self) -> tuple[bytes, int]:
         """A binary v2 request, and the length of the JSON that it starts with."""
@@ -47,44 +73,61 @@ class Payload:
         body, json_nbytes = http_client.InferenceServerClient.generate_request_body([tensor])
         return bytes(body), int(json_nbytes)
 
-    def write_grpc_body(self, folder: Path) -> Path:
-        """The body of a gRPC call in a file: prefix and message."""
-        message = self.grpc_message()
-        path = folder / f"grpc-{self.nbytes}.bin"
-        path.write_bytes(b"\0" + len(message).to_bytes(4, "big") + message)
-        return path
-
     def write_http_body(self, folder: Path) -> tuple[Path, int]:
         """The body of an HTTP request in a file, and the length of its JSON."""
         body, json_nbytes = self.http_body()
-        path = folder / f"http-{self.nbytes}.bin"
+        path = folder / "http.bin"
         path.write_bytes(body)
         return path, json_nbytes
 
+    def check(self, running: RunningServer) -> bytes:
+        """Infer this tensor, and a batch of three, over both protocols with tritonclient; see ``Payload``."""
+        one_row = self.array
+        for array in (one_row, np.concatenate([one_row, one_row + 1, one_row + 2])):
+            for protocol, infer in (("gRPC", _infer_grpc), ("HTTP", _infer_http)):
+                answer = infer(running, array)
+                if answer is None or answer.dtype != array.dtype or not np.array_equal(answer, array):
+                    raise ServerFailed(f"{running.server.title} does not echo {array.shape} over {protocol}")
+        return b"".join(map(framed, _messages(running, self)))
 
-def check_answers(running: RunningServer, nbytes: int) -> int:
-    """Infer one tensor of this size, and a batch of three, over both protocols with tritonclient.
 
-    Returns:
-        Bytes of the body of a gRPC answer to the payload of this size, prefix included.
+@dataclass(frozen=True, slots=True)
+class TokensPayload:
+    """One call of ModelStreamInfer with one request for so many tokens, each of them a message."""
 
-    Raises:
-        ServerFailed: an answer was an error or not the tensor that was sent.
-    """
-    one_row = Payload(nbytes).array
-    for array in (one_row, np.concatenate([one_row, one_row + 1, one_row + 2])):
-        for protocol, infer in (("gRPC", _infer_grpc), ("HTTP", _infer_http)):
-            answer = infer(running, array)
-            if answer is None or answer.dtype != array.dtype or not np.array_equal(answer, array):
-                raise ServerFailed(f"{running.server.title} does not echo {array.shape} over {protocol}")
-    return _grpc_answer_nbytes(running, Payload(nbytes).grpc_message())
+    messages: int
+    path = STREAM_INFER
+
+    def grpc_message(self) -> bytes:
+        """A serialized ModelInferRequest with raw contents."""
+        return _grpc_message(TOKENS, "count", "INT32", np.array([[self.messages]], np.int32))
+
+    def check(self, running: RunningServer) -> bytes:
+        """Open one stream and parse what comes; see ``Payload``."""
+        messages = _messages(running, self)
+        numbers = [_token(message) for message in messages]
+        if numbers != list(range(self.messages)):
+            raise ServerFailed(f"{running.server.title} does not stream {self.messages} tokens: {numbers}")
+        return b"".join(map(framed, messages))
+
+
+def framed(message: bytes) -> bytes:
+    """A message in the body of a gRPC call: one byte of flags and four of length go before it."""
+    return b"\0" + len(message).to_bytes(4) + message
+
+
+def _grpc_message(model: str, name: str, datatype: str, array: npt.NDArray[np.generic]) -> bytes:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+    request.raw_input_contents.append(array.tobytes())
+    return bytes(request.SerializeToString())
 
 
 def _infer_grpc(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
     tensor = grpc_client.InferInput("x", list(array.shape), "FP32")
     tensor.set_data_from_numpy(array)
     with grpc_client.InferenceServerClient(f"127.0.0.1:{running.ports.grpc}") as client:
-        answer: npt.NDArray[np.float32] | None = client.infer("echo", [tensor]).as_numpy("y")
+        answer: npt.NDArray[np.float32] | None = client.infer(ECHO, [tensor]).as_numpy("y")
     return answer
 
 
@@ -92,11 +135,24 @@ def _infer_http(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.N
     tensor = http_client.InferInput("x", list(array.shape), "FP32")
     tensor.set_data_from_numpy(array)
     with http_client.InferenceServerClient(f"127.0.0.1:{running.ports.http}") as client:
-        answer: npt.NDArray[np.float32] | None = client.infer("echo", [tensor]).as_numpy("y")
+        answer: npt.NDArray[np.float32] | None = client.infer(ECHO, [tensor]).as_numpy("y")
     return answer
 
 
-def _grpc_answer_nbytes(running: RunningServer, message: bytes) -> int:
+def _messages(running: RunningServer, payload: Payload) -> list[bytes]:
+    """The serialized messages that answer a request. A call with one answer is read as a stream of one."""
     with grpc.insecure_channel(f"127.0.0.1:{running.ports.grpc}", options=_OPTIONS) as channel:
-        answer: bytes = channel.unary_unary(INFER)(message, timeout=30)
-    return _GRPC_PREFIX_NBYTES + len(answer)
+        try:
+            return list(channel.unary_stream(payload.path)(payload.grpc_message(), timeout=_TIMEOUT_S))
+        except grpc.RpcError as error:
+            raise ServerFailed(f"{running.server.title} ends {payload.path} with {error.details()}") from None
+
+
+def _token(message: bytes) -> int | str:
+    """The number in one message of a stream; where there is none, what there is."""
+    answer = service_pb2.ModelStreamInferResponse.FromString(message)
+    response = answer.infer_response
+    tensors = [(one.name, one.datatype, tuple(one.shape)) for one in response.outputs]
+    if answer.error_message or tensors != [("token", "INT32", (1, 1))]:
+        return str(answer)
+    return int.from_bytes(response.raw_output_contents[0], "little", signed=True)

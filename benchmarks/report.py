@@ -111,7 +111,7 @@ def _speed(report: Report) -> str:
 
 def _cpu(report: Report) -> str:
     return _table(
-        ["CPU µs a request, all processes of the server", *report.titles.values()],
+        ["CPU µs a request or token, all processes of the server", *report.titles.values()],
         ([row.title, *(_cpu_value(report, row, name) for name in report.titles)] for row in report.rows),
     )
 
@@ -128,7 +128,7 @@ def _value(report: Report, row: Row, server: str) -> str:
 
 def _cpu_value(report: Report, row: Row, server: str) -> str:
     samples = report.samples.by_pair.get((row.name, server), [])
-    return f"{median(one.cpu_s_per_request for one in samples) * 1e6:,.0f}" if samples else "-"
+    return f"{median(one.cpu_s_per_answer for one in samples) * 1e6:,.0f}" if samples else "-"
 
 
 def _ratio(report: Report, row: Row, peer: str) -> str:

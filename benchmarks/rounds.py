@@ -14,23 +14,25 @@ from dataclasses import dataclass, field
 
 from benchmarks import processes
 from benchmarks.load import LoadFailed, LoadResult
-from benchmarks.payloads import check_answers
+from benchmarks.payloads import Payload
 from benchmarks.rows import Row
 from benchmarks.servers import RunningServer
 
 _WARM_UP_S = 1.0
 Say = Callable[[str], None]
+#: The body of a right answer, by the server's name.
+_Answers = dict[tuple[str, Payload], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run. ``cpu_s_per_request`` sums all processes of the server; the load generator is not in it.
+    """One run. ``cpu_s_per_answer`` sums all processes of the server; the load generator is not in it.
 
     ``others_share`` is the part of the machine that neither the server nor the generator used.
     """
 
     value: float
-    cpu_s_per_request: float
+    cpu_s_per_answer: float
     others_share: float
 
 
@@ -50,8 +52,8 @@ def measure(
     Raises:
         ServerFailed: a server does not answer right.
     """
-    sizes = {row.load.payload.nbytes for row in rows}
-    answers = {(one.server.name, size): check_answers(one, size) for one in servers for size in sizes}
+    payloads = {row.load.payload for row in rows}
+    answers = {(one.server.name, payload): payload.check(one) for one in servers for payload in payloads}
     samples = Samples()
     for row in rows:
         for one in servers:
@@ -71,15 +73,13 @@ def measure(
     return samples
 
 
-def _run(
-    row: Row, one: RunningServer, seconds: float, answers: dict[tuple[str, int], int], samples: Samples
-) -> Sample | None:
+def _run(row: Row, one: RunningServer, seconds: float, answers: _Answers, samples: Samples) -> Sample | None:
     pair = row.name, one.server.name
     if pair in samples.failures:
         return None
     before = _Clocks.read(one.pid)
     try:
-        result = row.load.run(one.ports, seconds, answers[one.server.name, row.load.payload.nbytes])
+        result = row.load.run(one.ports, seconds, answers[one.server.name, row.load.payload])
     except LoadFailed as error:
         samples.failures[pair] = str(error)
         return None
@@ -111,4 +111,4 @@ def _sample(row: Row, result: LoadResult, before: _Clocks, after: _Clocks) -> Sa
     generator_s = after.generator_s - before.generator_s
     others_s = after.machine_s - before.machine_s - server_s - generator_s
     capacity_s = (after.wall_s - before.wall_s) * (os.cpu_count() or 1)
-    return Sample(row.value(result), server_s / result.requests, max(0.0, others_s / capacity_s))
+    return Sample(row.value(result), server_s / result.answers, max(0.0, others_s / capacity_s))

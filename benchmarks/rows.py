@@ -5,17 +5,19 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from benchmarks.load import GrpcLoad, HttpLoad, Load, LoadResult
-from benchmarks.payloads import Payload
+from benchmarks.load import FirstResponseLoad, GrpcLoad, HttpLoad, Load, LoadResult
+from benchmarks.payloads import EchoPayload, TokensPayload
 
-_SMALL = Payload(64)
-_LARGE = Payload(1 << 20)
+_SMALL = EchoPayload(64)
+_LARGE = EchoPayload(1 << 20)
+_STREAM = TokensPayload(256)
 
 
 class Measure(enum.Enum):
     """What a row shows; the value is its unit."""
 
     THROUGHPUT = "req/s"
+    TOKENS = "tokens/s"  #: responses of all streams together
     LATENCY = "ms"  #: the median over the requests of one run
     BANDWIDTH = "MB/s"  #: tensor bytes in one direction; the same number comes back
 
@@ -48,10 +50,11 @@ class Row:
     def value(self, result: LoadResult) -> float:
         """What the row shows of one run, in the unit of its measure."""
         match self.measure:
-            case Measure.THROUGHPUT:
-                return result.requests_per_s
+            case Measure.THROUGHPUT | Measure.TOKENS:
+                return result.answers_per_s
             case Measure.BANDWIDTH:
-                return result.requests_per_s * self.load.payload.nbytes / 1e6
+                assert isinstance(self.load.payload, EchoPayload), f"{self.name}: the load has no size"
+                return result.answers_per_s * self.load.payload.nbytes / 1e6
             case Measure.LATENCY:
                 assert result.median_latency_s is not None, f"{self.name}: the load keeps no latencies"
                 return result.median_latency_s * 1e3
@@ -59,6 +62,8 @@ class Row:
 
 _SMALL_TARGETS = {"pytriton": Target(4.0), "triton": Target(1.2)}
 _LARGE_TARGETS = {"pytriton": Target(2.0), "triton": Target(0.9)}
+_TOKENS_TARGETS = {"pytriton": Target(3.0)}
+_FIRST_TARGETS = {"pytriton": Target(0.33, at_most=True)}
 
 ROWS = (
     Row(
@@ -102,5 +107,33 @@ ROWS = (
         GrpcLoad(_LARGE, connections=8, streams=1),
         Measure.BANDWIDTH,
         _LARGE_TARGETS,
+    ),
+    Row(
+        "tokens-1",
+        "gRPC stream of 256 tokens, one at a time",
+        GrpcLoad(_STREAM, connections=1, streams=1),
+        Measure.TOKENS,
+        _TOKENS_TARGETS,
+    ),
+    Row(
+        "tokens-16",
+        "gRPC streams of 256 tokens, 16 at once",
+        GrpcLoad(_STREAM, connections=1, streams=16),
+        Measure.TOKENS,
+        _TOKENS_TARGETS,
+    ),
+    Row(
+        "first-1",
+        "first token of a stream of 256, one at a time, median",
+        FirstResponseLoad(_STREAM, streams=1),
+        Measure.LATENCY,
+        _FIRST_TARGETS,
+    ),
+    Row(
+        "first-16",
+        "first token of a stream of 256, 16 at once, median",
+        FirstResponseLoad(_STREAM, streams=16),
+        Measure.LATENCY,
+        _FIRST_TARGETS,
     ),
 )

@@ -1,6 +1,6 @@
 """How each server is started and stopped: one class a server, and ``RunningServer`` for what was started.
 
-All get the echo model, loopback and ports of their own; everything else stays at the server's defaults.
+All get the same models, loopback and ports of their own; everything else stays at the server's defaults.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +23,9 @@ from benchmarks import processes
 from benchmarks.peers import PYTRITON, PeerCache, ServerMissing
 from benchmarks.processes import Process
 
-ECHO = Path(__file__).parent / "echo"
+ECHO, TOKENS = "echo", "tokens"
+MODELS = (ECHO, TOKENS)
+_MODELS_FOLDER = Path(__file__).parent / "models"
 _READY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.005
@@ -70,8 +72,8 @@ class Server(abc.ABC):
         """
 
     @abc.abstractmethod
-    def command(self, ports: Ports) -> list[str]:
-        """The command line that serves the echo model on these ports."""
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        """The command line that serves these models on these ports."""
 
     def environment(self) -> dict[str, str]:
         """Variables that the command needs besides those of this process."""
@@ -94,9 +96,10 @@ class GpuServe(Server):
         except PackageNotFoundError:
             raise ServerMissing(f"gpuserve is not installed in {sys.prefix}") from None
 
-    def command(self, ports: Ports) -> list[str]:
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        config = _MODELS_FOLDER / f"{'-'.join(models)}.yaml"
         flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
-        return [str(self._program), "serve", str(ECHO / "config.yaml"), *map(str, flags)]
+        return [str(self._program), "serve", str(config), *map(str, flags)]
 
 
 class PyTriton(Server):
@@ -109,9 +112,9 @@ class PyTriton(Server):
     def prepare(self) -> None:
         self._cache.install_pytriton()
 
-    def command(self, ports: Ports) -> list[str]:
-        python, program = self._cache.venv / "bin/python", ECHO / "pytriton_echo.py"
-        return [str(python), str(program), *map(str, (ports.http, ports.grpc, ports.metrics))]
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        python, program = self._cache.venv / "bin/python", _MODELS_FOLDER / "pytriton_models.py"
+        return [str(python), str(program), *map(str, (ports.http, ports.grpc, ports.metrics)), *models]
 
     def environment(self) -> dict[str, str]:
         return {"PYTRITON_HOME": str(self._cache.folder / "workspaces")}
@@ -126,11 +129,13 @@ class PlainTriton(Server):
     def prepare(self) -> None:
         self._cache.install_triton()
 
-    def command(self, ports: Ports) -> list[str]:
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         triton = self._cache.triton
         return [
             str(triton / "bin/tritonserver"),
-            f"--model-repository={ECHO / 'triton'}",
+            f"--model-repository={_MODELS_FOLDER / 'triton'}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={name}" for name in models),
             f"--backend-directory={triton / 'backends'}",
             "--backend-config=python,shm-default-byte-size=67108864",
             *("--http-address=127.0.0.1", f"--http-port={ports.http}"),
@@ -157,12 +162,12 @@ class RunningServer:
     server: Server
     ports: Ports
     pid: int
-    ready_s: float  #: from the start of the command until both health addresses said ready
+    ready_s: float  #: from the start of the command until the server and its models said ready
 
 
 @contextmanager
-def running(server: Server, logs: Path) -> Iterator[RunningServer]:
-    """Start a prepared server, wait until it is ready, and end every process of it afterwards.
+def running(server: Server, logs: Path, models: Sequence[str] = MODELS) -> Iterator[RunningServer]:
+    """Start a prepared server with these models, wait until it is ready, and end all of it afterwards.
 
     Raises:
         ServerFailed: it ended, or was not ready in time.
@@ -173,7 +178,7 @@ def running(server: Server, logs: Path) -> Iterator[RunningServer]:
     with log.open("wb") as output:
         began = time.perf_counter()
         process = subprocess.Popen(
-            server.command(ports),
+            server.command(ports, models),
             env={**os.environ, **server.environment()},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -181,16 +186,19 @@ def running(server: Server, logs: Path) -> Iterator[RunningServer]:
             start_new_session=True,  # Ctrl-C is for the benchmark, which then ends the server in order
         )
     try:
-        _wait_until_ready(server, process, ports, log)
+        _wait_until_ready(server, process, ports, models, log)
         yield RunningServer(server, ports, process.pid, time.perf_counter() - began)
     finally:
         with _signals_held_back():
             _stop(process, server.stop_signal)
 
 
-def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], ports: Ports, log: Path) -> None:
+def _wait_until_ready(
+    server: Server, process: subprocess.Popen[bytes], ports: Ports, models: Sequence[str], log: Path
+) -> None:
+    paths = ["/v2/health/ready", *(f"/v2/models/{name}/ready" for name in models)]
     deadline = time.monotonic() + _READY_TIMEOUT_S
-    while not all(_says_ok(ports.http, path) for path in ("/v2/health/ready", "/v2/models/echo/ready")):
+    while not all(_says_ok(ports.http, path) for path in paths):
         if process.poll() is not None:
             raise ServerFailed(f"{server.title} ended with {process.returncode}:\n{_tail(log)}")
         if time.monotonic() > deadline:

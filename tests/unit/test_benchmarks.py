@@ -12,6 +12,7 @@ from benchmarks import processes
 from benchmarks.load import LoadFailed, parse_h2load, parse_wrk
 from benchmarks.report import Ratio
 from benchmarks.rows import ROWS, Target
+from benchmarks.stream_client import StreamFailed, Streams
 
 H2LOAD = """\
 finished in 2.00s, 852.00 req/s, 115.78KB/s
@@ -32,7 +33,7 @@ def h2load(succeeded: int = 1704, failed: int = 0, nbytes: int = 1704 * 95) -> s
 
 def test_h2load_gives_count_and_rate() -> None:
     result = parse_h2load(h2load(), answer_nbytes=95, in_flight=1)
-    assert (result.requests, result.requests_per_s) == (1704, 852.0)
+    assert (result.answers, result.answers_per_s) == (1704, 852.0)
 
 
 def test_h2load_with_a_failed_request_is_no_result() -> None:
@@ -46,18 +47,73 @@ def test_h2load_with_errors_in_grpc_status_is_no_result() -> None:
 
 
 def test_h2load_may_count_a_part_of_the_last_answers() -> None:
-    assert parse_h2load(h2load(nbytes=1704 * 95 + 40), answer_nbytes=95, in_flight=1).requests == 1704
+    assert parse_h2load(h2load(nbytes=1704 * 95 + 40), answer_nbytes=95, in_flight=1).answers == 1704
+
+
+def test_h2load_counts_the_messages_of_streams_also_of_those_under_way() -> None:
+    output = h2load(nbytes=1704 * 1900 + 95)
+    result = parse_h2load(output, answer_nbytes=1900, in_flight=1, messages=20)
+    assert result.answers == 1704 * 20 + 1
+    assert result.answers_per_s == pytest.approx(852 * 20, rel=1e-4)
 
 
 def test_wrk_gives_rate_and_latency() -> None:
     result = parse_wrk(WRK.format(status=0))
-    assert result.requests_per_s == pytest.approx(8135.86, abs=0.01)
+    assert result.answers_per_s == pytest.approx(8135.86, abs=0.01)
     assert result.median_latency_s == pytest.approx(7.627e-3)
 
 
 def test_wrk_with_a_failed_request_is_no_result() -> None:
     with pytest.raises(LoadFailed, match="'status': 3"):
         parse_wrk(WRK.format(status=3))
+
+
+DATA, HEADERS, RESET, PING = 0, 1, 3, 6
+ACK = END_STREAM = 1
+
+
+def http2(kind: int, stream: int, payload: bytes = b"", flags: int = 0) -> bytes:
+    return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
+
+
+def opened(calls: int) -> Streams:
+    streams = Streams("/a.Service/Method", b"request", b"the answer")
+    assert streams.connect()[:3] == b"PRI"
+    assert streams.open(calls, now=10.0).count(b"request") == calls
+    return streams
+
+
+def test_the_stream_client_times_the_first_message_of_each_call() -> None:
+    streams = opened(2)
+    streams.take(http2(HEADERS, 1) + http2(HEADERS, 3), now=10.1)
+    streams.take(http2(DATA, 3, b"the "), now=10.25)
+    streams.take(http2(DATA, 3, b"answer") + http2(DATA, 1, b"the answer"), now=10.5)
+    assert (streams.first_s, streams.ended, streams.under_way) == ([0.25, 0.5], 0, 2)
+    streams.take(http2(HEADERS, 1, flags=END_STREAM) + http2(DATA, 3, flags=END_STREAM), now=10.75)
+    assert (len(streams.first_s), streams.ended, streams.under_way) == (2, 2, 0)
+
+
+def test_the_stream_client_takes_frames_in_any_pieces() -> None:
+    streams = opened(1)
+    received = (
+        http2(PING, 0, b"12345678") + http2(DATA, 1, b"the answer") + http2(HEADERS, 1, flags=END_STREAM)
+    )
+    owed = b"".join(streams.take(received[at : at + 1], now=11.0) for at in range(len(received)))
+    assert owed == http2(PING, 0, b"12345678", flags=ACK)
+    assert (streams.first_s, streams.ended) == ([1.0], 1)
+
+
+@pytest.mark.parametrize(
+    ("received", "text"),
+    [
+        (http2(HEADERS, 1, flags=END_STREAM), "an answer of 0 bytes is not the right one of 10"),
+        (http2(DATA, 1, b"another an", END_STREAM), "an answer of 10 bytes is not the right one of 10"),
+        (http2(RESET, 1, b"\0\0\0\1"), "the server sent RST_STREAM"),
+    ],
+)
+def test_the_stream_client_takes_no_wrong_answer(received: bytes, text: str) -> None:
+    with pytest.raises(StreamFailed, match=text):
+        opened(1).take(received, now=11.0)
 
 
 def test_a_ratio_is_taken_inside_each_round() -> None:

@@ -1,0 +1,22 @@
+"""The models of the benchmarks as this server runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gpuserve.decorators import batch
+
+
+@batch
+def echo(x: np.ndarray) -> dict[str, np.ndarray]:
+    """x: [rows, n] FP32, returned as y."""
+    return {"y": x}
+
+
+@batch
+def tokens(count: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+    """count: [rows, 1] INT32. Yields so many responses; each token: [rows, 1] INT32 is its number."""
+    for number in range(count.max()):
+        yield {"token": np.full_like(count, number)}

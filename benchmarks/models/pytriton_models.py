@@ -1,0 +1,71 @@
+"""The models of the benchmarks as PyTriton runs them.
+
+Started by ``servers.PyTriton`` with three ports and the names of the models as arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+from pytriton.decorators import batch
+from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.triton import Triton, TritonConfig
+
+
+@batch
+def echo(x: np.ndarray) -> dict[str, np.ndarray]:
+    """x: [rows, n] FP32, returned as y."""
+    return {"y": x}
+
+
+@batch
+def tokens(count: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+    """count: [rows, 1] INT32. Yields so many responses; each token: [rows, 1] INT32 is its number."""
+    for number in range(count.max()):
+        yield {"token": np.full_like(count, number)}
+
+
+def bind_echo(triton: Triton) -> None:
+    """The model echo."""
+    triton.bind(
+        model_name="echo",
+        infer_func=echo,
+        inputs=[Tensor(name="x", dtype=np.float32, shape=(-1,))],
+        outputs=[Tensor(name="y", dtype=np.float32, shape=(-1,))],
+        config=ModelConfig(max_batch_size=64, batcher=DynamicBatcher()),
+    )
+
+
+def bind_tokens(triton: Triton) -> None:
+    """The model tokens, which streams."""
+    triton.bind(
+        model_name="tokens",
+        infer_func=tokens,
+        inputs=[Tensor(name="count", dtype=np.int32, shape=(1,))],
+        outputs=[Tensor(name="token", dtype=np.int32, shape=(1,))],
+        config=ModelConfig(max_batch_size=64, batcher=DynamicBatcher(), decoupled=True),
+    )
+
+
+BIND = {"echo": bind_echo, "tokens": bind_tokens}
+
+
+def main(http_port: int, grpc_port: int, metrics_port: int, models: list[str]) -> None:
+    """Serve the models until SIGTERM."""
+    config = TritonConfig(
+        http_address="127.0.0.1",
+        http_port=http_port,
+        grpc_address="127.0.0.1",
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+    )
+    with Triton(config=config) as triton:
+        for name in models:
+            BIND[name](triton)
+        triton.serve()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]), sys.argv[4:])
