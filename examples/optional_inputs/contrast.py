@@ -22,10 +22,11 @@ def stretch(
 
     Args:
         image: all images of the batch that want the same two numbers.
-        cut_percent: how many of the darkest and of the brightest pixels do not count.
+        cut_percent: how many of the darkest and of the brightest pixels do not count; at most 50.
         gamma: above 1 darkens what lies between black and white.
     """
-    ends = (cut_percent, 100 - cut_percent)
-    black, white = np.percentile(image, ends, axis=(1, 2), keepdims=True)
+    # Any number is taken: an error would be one for all images of the batch, whatever they want.
+    cut = max(0.0, min(50.0, float(cut_percent)))
+    black, white = np.percentile(image, (cut, 100 - cut), axis=(1, 2), keepdims=True)
     level = np.clip((image - black) / np.maximum(white - black, 1), 0, 1)
     return {"image": np.rint(255 * level**gamma).astype(np.uint8)}

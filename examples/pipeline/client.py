@@ -26,9 +26,9 @@ class Pipeline:
 
     async def read(self, receipt: bytes) -> str:
         """The sum of a receipt."""
-        lines = await self._split.infer_sample(text=np.array([receipt], dtype=object))
-        cents = await self._amounts.infer_sample(**lines)
-        answer = await self._total.infer_sample(**cents)
+        lines = await self._split.infer_sample(np.array([receipt], dtype=object))
+        cents = await self._amounts.infer_sample(lines["lines"])
+        answer = await self._total.infer_sample(cents["cents"])
         total: bytes = answer["total"][0]
         return total.decode()
 

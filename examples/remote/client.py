@@ -1,4 +1,4 @@
-"""Asks the models of both programs: ``client.py [CELSIUS...]``"""
+"""Asks the models of all programs: ``client.py [CELSIUS...]``"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--url", default="localhost:8001", help="gRPC address (default: %(default)s)")
     arguments = parser.parse_args()
     temperatures = np.array(arguments.celsius)[:, None]
-    for unit in ("fahrenheit", "kelvin"):
+    for unit in ("fahrenheit", "kelvin", "rankine"):
         try:
             with ModelClient(f"grpc://{arguments.url}", unit, init_timeout_s=1) as client:
                 answer = client.infer_batch(temperatures)["temperature"]

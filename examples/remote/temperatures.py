@@ -1,4 +1,4 @@
-"""Temperatures in other units; the models of the two programs."""
+"""Temperatures in other units; the models of the three programs."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def to_fahrenheit(temperature: NDArray[np.float64]) -> dict[str, NDArray[np.floa
 def to_kelvin(temperature: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     """``temperature``: in °C, float64 [rows, 1]. Answers ``temperature`` in K."""
     return {"temperature": temperature + 273.15}
+
+
+@batch
+def to_rankine(temperature: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """``temperature``: in °C, float64 [rows, 1]. Answers ``temperature`` in °R."""
+    return {"temperature": (temperature + 273.15) * 9 / 5}

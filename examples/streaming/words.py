@@ -29,13 +29,23 @@ class Writer:
         self._starts = sorted(word for word in self._followers if word[:1].isupper())
 
     def __call__(self, requests: Sequence[Request]) -> Iterator[list[Response | None]]:
-        """``prompt``: bytes [1, 1]; ``count``: int32 [1, 1]. Yields ``word``: bytes [1, 1], ``count`` times.
+        """``prompt``: bytes [rows, 1]; ``count``: int32 [rows, 1]. Yields ``word``: bytes [rows, 1].
 
-        Every response of the list is for one request; None where a request has had all its words.
+        Every response of the list is for one request; None where a request has had all its words. A row
+        that has had its own has empty ones until all rows of its request have.
         """
-        stories = [self.story(_text(one), int(one["count"][0, 0])) for one in requests]
-        while any(words := [next(story, None) for story in stories]):
+        told = [self.stories(request) for request in requests]
+        while any(words := [next(stories, None) for stories in told]):
             yield _responses(words)
+
+    def stories(self, request: Request) -> Iterator[tuple[str, ...]]:
+        """The next word of each row of a request, until the longest story has ended.
+
+        A prompt that is not UTF-8 is no error: one would end the stories of all requests of the batch.
+        """
+        rows = zip(request["prompt"][:, 0], request["count"][:, 0], strict=True)
+        stories = [self.story(prompt.decode(errors="replace"), int(count)) for prompt, count in rows]
+        return itertools.zip_longest(*stories, fillvalue="")
 
     def story(self, prompt: str, count: int) -> Iterator[str]:
         """``count`` words, always the same ones for the same prompt."""
@@ -53,16 +63,15 @@ class SlowWriter(Writer):
         self, requests: Sequence[Request]
     ) -> AsyncIterator[list[Response | None]]:
         """As ``Writer``, each word after 20 ms."""
-        stories = [self.story(_text(one), int(one["count"][0, 0])) for one in requests]
-        while any(words := [next(story, None) for story in stories]):
+        told = [self.stories(request) for request in requests]
+        while any(words := [next(stories, None) for stories in told]):
             await asyncio.sleep(0.02)
             yield _responses(words)
 
 
-def _text(request: Request) -> str:
-    prompt: bytes = request["prompt"][0, 0]
-    return prompt.decode()
+def _responses(words: list[tuple[str, ...] | None]) -> list[Response | None]:
+    return [None if rows is None else _response(rows) for rows in words]
 
 
-def _responses(words: list[str | None]) -> list[Response | None]:
-    return [{"word": np.array([[word.encode()]], dtype=object)} if word else None for word in words]
+def _response(rows: tuple[str, ...]) -> Response:
+    return {"word": np.array([[word.encode()] for word in rows], dtype=object)}

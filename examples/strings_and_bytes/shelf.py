@@ -25,6 +25,9 @@ def pack(content: NDArray[np.object_]) -> dict[str, NDArray[Any]]:
 
 @batch
 def describe(text: NDArray[np.object_]) -> dict[str, NDArray[Any]]:
-    """``text``: UTF-8 [rows, 1]. Answers ``summary``: str, which is sent as UTF-8 [rows, 1]."""
-    words = [one.decode().split() for one in text[:, 0]]
+    """``text``: UTF-8 [rows, 1]. Answers ``summary``: str, which is sent as UTF-8 [rows, 1].
+
+    What is not UTF-8 is replaced: an error would be one for all rows of the batch.
+    """
+    words = [one.decode(errors="replace").split() for one in text[:, 0]]
     return {"summary": np.array([[f"{len(one)} words, first {one[0] if one else '-'}"] for one in words])}

@@ -15,7 +15,7 @@ import pytest
 from serving import GPUSERVE, Addresses, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
 
-from gpuserve.client import DecoupledModelClient
+from gpuserve.client import DecoupledModelClient, ModelClient
 
 #: How long the slow writer of the streaming example takes.
 SECONDS_A_WORD = 0.02
@@ -25,12 +25,12 @@ def program(example: str) -> list[str]:
     return [sys.executable, str(EXAMPLES / example / "serve.py")]
 
 
-def printed(example: str) -> list[str]:
-    """What the README says that the client prints."""
+def printed(example: str, run: int = 0) -> list[str]:
+    """What the README says that the client prints, at the first run that it shows or a later one."""
     readme = (EXAMPLES / example / "README.md").read_text()
-    shown = re.search(r"```console\n\$ python examples/\S+client\.py[^\n]*\n(.*?)```", readme, re.DOTALL)
-    assert shown is not None
-    return shown[1].splitlines()
+    command = r"```console\n\$ (?:python|gpuserve run) examples/\S+client\.py[^\n]*\n(.*?)```"
+    shown: list[str] = re.findall(command, readme, re.DOTALL)
+    return shown[run].splitlines()
 
 
 def curl(example: str, server: Addresses) -> str:
@@ -75,6 +75,26 @@ def test_stories_are_told_at_the_same_time(stories: Addresses) -> None:
     assert float(took.split()[-2]) < len(prompts) * count * SECONDS_A_WORD / 2
 
 
+@pytest.mark.parametrize("model", ["words", "slow_words"])
+def test_each_row_of_a_request_is_told_its_own_story(stories: Addresses, model: str) -> None:
+    prompts = np.array([[b"The"], [b"SIGTERM"]], dtype=object)
+    counts = np.array([[1], [3]], dtype=np.int32)
+    with DecoupledModelClient(f"grpc://{stories.grpc}", model) as client:
+        alone = [
+            [response["word"][0] for response in client.infer_sample(prompt, count)]
+            for prompt, count in zip(prompts, counts, strict=True)
+        ]
+        together = [response["word"][:, 0].tolist() for response in client.infer_batch(prompts, counts)]
+    assert [len(words) for words in alone] == [1, 3]
+    assert [list(words) for words in zip(*together, strict=True)] == [[*alone[0], b"", b""], alone[1]]
+
+
+def test_a_prompt_that_is_no_text_begins_a_story(stories: Addresses) -> None:
+    inputs = np.array([b"\xff\xfe"], dtype=object), np.array([2], dtype=np.int32)
+    with DecoupledModelClient(f"grpc://{stories.grpc}", "words") as client:
+        assert len(list(client.infer_sample(*inputs))) == 2
+
+
 @pytest.mark.parametrize("example", ["parameters_and_headers", "strings_and_bytes"])
 def test_a_client_prints_what_its_readme_says(example: str) -> None:
     arguments = ["ada"] if example == "parameters_and_headers" else []
@@ -105,6 +125,30 @@ def test_a_header_over_http_reaches_the_model() -> None:
     with serving(*serve("parameters_and_headers")) as server:
         (output,) = json.loads(curl("parameters_and_headers", server))["outputs"]
     assert output["data"] == ["Guten Tag, Ada (acme)"]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_header_goes_before_a_parameter_of_its_name(protocol: str) -> None:
+    name, claimed = np.array([b"ada"], dtype=object), {"x-tenant": "somebody"}
+    with (
+        serving(*serve("parameters_and_headers")) as server,
+        ModelClient(f"{protocol}://{getattr(server, protocol)}", "greeting") as client,
+    ):
+        with_header = client.infer_sample(name, parameters=claimed, headers={"x-tenant": "acme"})
+        without = client.infer_sample(name, parameters=claimed)
+    assert with_header["greeting"].tolist() == [b"Hello, Ada (acme)"]
+    assert without["greeting"].tolist() == [b"Hello, Ada (somebody)"]
+
+
+def test_text_that_is_not_utf_8_does_not_fail_what_is_beside_it() -> None:
+    texts = np.array([[b"one two"], [b"\xff"]], dtype=object)
+    with (
+        serving(*serve("strings_and_bytes")) as server,
+        ModelClient(f"grpc://{server.grpc}", "describe") as client,
+    ):
+        summaries = client.infer_batch(texts)["summary"][:, 0].tolist()
+    assert summaries[0] == b"2 words, first one"
+    assert summaries[1] == "1 words, first \N{REPLACEMENT CHARACTER}".encode()
 
 
 def test_the_index_has_every_example() -> None:

@@ -55,6 +55,17 @@ def test_images_of_one_request_may_want_different_numbers() -> None:
     assert image["data"] == [0, 128, 255, 0, 64, 255]
 
 
+def test_a_cut_of_any_size_is_an_image_and_no_error() -> None:
+    inputs = [
+        tensor("image", "UINT8", [[[0, 100, 200]]] * 3),
+        tensor("cut_percent", "FP32", [[-5], [200], [0]]),
+    ]
+    with serving(*serve("optional_inputs")) as server:
+        url = f"http://{server.http}/v2/models/contrast/infer"
+        (image,) = post(url, json.dumps({"inputs": inputs}))["outputs"]
+    assert image["data"] == [0, 128, 255, 0, 0, 255, 0, 128, 255]
+
+
 def test_rows_of_one_request_may_want_different_counts() -> None:
     inputs = [
         tensor("name", "BYTES", [["pink"], ["navy"], ["pink"]]),
