@@ -9,7 +9,7 @@ worker's output arena. No socket here, and no callable is called.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,15 @@ from gpuserve_worker.failure import client_text, failure, failure_of
 from gpuserve_worker.memory import Arena, Block
 from gpuserve_worker.request import BatchedOutputs, Request
 from gpuserve_worker.tensor import BYTES, TensorSpec, encode_bytes, numpy_dtype
-from gpuserve_worker.wire import INLINE_NBYTES, Payload, Ref, WireFailure, WireTensor
+from gpuserve_worker.wire import INLINE_NBYTES, Payload, Ref, WireFailure, WireRequest, WireTensor
 
 #: Kinds of numpy types that become a numeric tensor, a BYTES tensor.
 _NUMERIC_KINDS: Final = "biuf"
 _BYTES_KINDS: Final = "OSU"
 _PLAIN_VALUES: Final = (list, tuple, bool, int, float, str, bytes, bytearray, memoryview)
 
-#: One request as it came: (rows, parameters, requested output names).
-RawRequest = tuple[int, dict[str, Any], tuple[str, ...]]
+#: One request as it came, perhaps as a plain tuple of its fields.
+RawRequest: TypeAlias = WireRequest
 
 
 class OutputError(Exception):

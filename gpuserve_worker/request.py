@@ -13,6 +13,8 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
+from gpuserve_worker.payloads import WireRequest
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -136,7 +138,7 @@ class Batch:
 
     ``arrays`` holds one array for each input with the rows of every request; where the model does not
     batch, the arrays of its only request. ``rows`` is how many rows each request has. ``requests`` is,
-    for each request, ``(rows, parameters, requested output names)`` as it came.
+    for each request, what came for it: a ``WireRequest``, or a plain tuple of its fields.
     """
 
     __slots__ = ("arrays", "batching", "output_names", "requests", "rows")
@@ -144,7 +146,7 @@ class Batch:
     def __init__(
         self,
         arrays: Arrays,
-        requests: Sequence[tuple[int, dict[str, Any], tuple[str, ...]]],
+        requests: Sequence[WireRequest],
         output_names: tuple[str, ...],
         batching: bool,
     ) -> None:
@@ -160,7 +162,7 @@ class Batch:
 
     def _cut(self) -> Iterator[Request]:
         start = 0
-        for rows, parameters, requested in self.requests:
+        for rows, parameters, requested, *_ in self.requests:
             stop = start + rows
             data = self.arrays
             if self.batching:

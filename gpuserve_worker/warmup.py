@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuserve_worker.context import ModelContext
+from gpuserve_worker.payloads import WireRequest
 from gpuserve_worker.request import Batch
 from gpuserve_worker.tensor import BYTES, element_count, numpy_dtype
 
@@ -76,7 +77,7 @@ def batches(warmup: Warmup, model: ModelContext) -> Iterator[Batch]:
 
 def _batch(arrays: dict[str, NDArray[Any]], rows: int | None, model: ModelContext) -> Batch:
     output_names = tuple(spec.name for spec in model.outputs)
-    return Batch(arrays, [(1 if rows is None else rows, {}, ())], output_names, rows is not None)
+    return Batch(arrays, [WireRequest(1 if rows is None else rows, {}, ())], output_names, rows is not None)
 
 
 def _array(warmup: str, given: WarmupInput, rows: int | None) -> NDArray[Any]:

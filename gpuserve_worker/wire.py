@@ -2,19 +2,19 @@
 
 A message is a small named tuple. On the wire it is a msgpack array ``[TAG, *fields]`` in one
 SOCK_SEQPACKET datagram (see ``link.py`` for datagrams that would be too large); file descriptors
-ride beside it. Nothing here is pickled, no class name travels, and a tag that is not in the table
-is an error of the peer.
+ride beside it. Nothing here is pickled, and a tag that is not in the table is an error of the peer.
 
 Who says what::
 
     supervisor -> worker   Init, Stop                           (the boot socket)
     worker -> supervisor   Phase, Ready, LoadFailed, Unrecoverable, Log
     front -> worker        Attach, Segment, DropSegment, Run, Cancel, Credit, Free     (the link)
+                           Region, CudaRegion, DropRegion, Lend, Unlend, Answer
     worker -> front        Attached, Segment, DropSegment, Yield, Done, Failed, Released
+                           RegionOpened, Call, CallOff, Return
 
-A batch of a model that is not decoupled is answered by one ``Done`` or ``Failed``. A batch of a
-decoupled model is answered by any number of ``Yield`` and then by one ``Done`` without outputs, or by
-``Failed``.
+A batch is answered by one ``Done`` or ``Failed``; that of a decoupled model by any number of ``Yield`` and
+then by one ``Done`` without outputs, or by ``Failed``.
 
 The supervisor keeps a duplicate of the front's end of every link, so a front may die and be
 replaced while the worker keeps its model. A new front opens with ``Attach``; whatever arrives on
@@ -26,53 +26,31 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import msgpack
+from gpuserve_worker.payloads import (
+    INLINE_NBYTES,
+    Fill,
+    Loan,
+    Payload,
+    Place,
+    Ref,
+    WireFailure,
+    WireRequest,
+    WireTensor,
+    payload,
+    requests,
+    responses,
+    tensors,
+)
+from gpuserve_worker.vocabulary import Vocabulary, WireError
+
+__all__ = ["INLINE_NBYTES", "Fill", "Loan", "Payload", "Place", "Ref", "Vocabulary", "WireError"]
+__all__ += ["WireFailure", "WireRequest", "WireTensor", "payload", "requests", "responses", "tensors"]
 
 #: Raised whenever a field of a message changes meaning.
-PROTOCOL: Final = 2
-
-#: Tensors up to this many bytes a batch travel inside the message, not in an arena. Below it the
-#: bookkeeping of an arena block costs more than copying the bytes through the socket.
-INLINE_NBYTES: Final = 16 * 1024
+PROTOCOL: Final = 3
 
 #: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``.
 YIELD_WINDOW: Final = 64
-
-
-class Ref(NamedTuple):
-    """Where bytes lie in an arena of the sender: a segment, an offset in it, a length."""
-
-    segment: int
-    offset: int
-    nbytes: int
-
-
-#: The bytes of a tensor: themselves when small, a place in an arena otherwise.
-Payload: TypeAlias = bytes | Ref
-
-
-class WireTensor(NamedTuple):
-    """One tensor of a whole batch. ``shape`` is complete, batch dimension included."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    payload: Payload
-
-
-class WireRequest(NamedTuple):
-    """What a batch knows of one of its requests besides its rows of the tensors."""
-
-    rows: int
-    parameters: dict[str, Any]
-    requested_outputs: tuple[str, ...]
-
-
-class WireFailure(NamedTuple):
-    """Why one request, or a whole batch, has no outputs. ``code`` is a name of ``errors.Code``."""
-
-    code: str
-    text: str
 
 
 # ---- supervisor -> worker -------------------------------------------------------------------
@@ -148,9 +126,6 @@ class Log(NamedTuple):
     traceback: str
 
 
-# ---- both directions of the link ------------------------------------------------------------
-
-
 class Segment(NamedTuple):
     """The sender's arena has a new segment; its memfd rides beside this message."""
 
@@ -164,9 +139,6 @@ class DropSegment(NamedTuple):
     segment: int
 
 
-# ---- front -> worker ------------------------------------------------------------------------
-
-
 class Attach(NamedTuple):
     """A front (a new one, where the epoch is new) takes the link over."""
 
@@ -174,11 +146,16 @@ class Attach(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Call the inference callable on one batch. Every request shares the tensors' inner shapes."""
+    """Call the inference callable on one batch. Every request shares the tensors' inner shapes.
+
+    ``fills`` come before the call: the front touches no byte of a client's region. The ``Place`` of an input
+    is read where it is, which only a model with read-only inputs is asked to do.
+    """
 
     batch_id: int
     requests: tuple[WireRequest, ...]
     inputs: tuple[WireTensor, ...]
+    fills: tuple[Fill, ...] = ()
 
 
 class Cancel(NamedTuple):
@@ -195,13 +172,64 @@ class Credit(NamedTuple):
     yields: int
 
 
+class Region(NamedTuple):
+    """A client's region of system shared memory; its file rides beside this.
+
+    The region is ``nbytes`` from ``offset`` of the file on; places in it count from there. The file is the
+    client's: it may be written or shrunk at any time.
+    """
+
+    region: int
+    offset: int
+    nbytes: int
+
+
+class CudaRegion(NamedTuple):
+    """A client's region of device memory, as a ``cudaIpcMemHandle_t`` of 64 bytes. See ``RegionOpened``."""
+
+    region: int
+    device_id: int
+    nbytes: int
+    raw_handle: bytes
+
+
+class DropRegion(NamedTuple):
+    """No batch will name this region any more."""
+
+    region: int
+
+
+class Lend(NamedTuple):
+    """A segment of another worker's arena, by a number of the front's; its memfd rides beside it."""
+
+    segment: int
+    nbytes: int
+
+
+class Unlend(NamedTuple):
+    """No batch will name this lent segment any more."""
+
+    segment: int
+
+
+class Answer(NamedTuple):
+    """What became of a ``Call``: its response, or its failure; ``final`` says that no more will come.
+
+    A response of a decoupled model may come without outputs at the end (``outputs`` None). The memory of
+    a ``Loan`` in it belongs to this worker until its ``Return``.
+    """
+
+    call_id: int
+    outputs: tuple[WireTensor, ...] | None
+    parameters: dict[str, Any]
+    failure: WireFailure | None
+    final: bool
+
+
 class Free(NamedTuple):
     """The front has read these blocks of the worker's output arena: (segment, offset) each."""
 
     blocks: tuple[tuple[int, int], ...]
-
-
-# ---- worker -> front ------------------------------------------------------------------------
 
 
 class Attached(NamedTuple):
@@ -210,16 +238,51 @@ class Attached(NamedTuple):
     epoch: int
 
 
+class RegionOpened(NamedTuple):
+    """A ``CudaRegion`` can be used; or why it cannot, in one sentence."""
+
+    region: int
+    problem: str
+
+
+class Call(NamedTuple):
+    """The callable asks another model of this server. Inputs lie in this message or in the worker's arena,
+    whose blocks come back by ``Free`` as those of outputs do. ``timeout_s`` 0 is no limit.
+    """
+
+    call_id: int
+    model: str
+    version: str
+    inputs: tuple[WireTensor, ...]
+    requested_outputs: tuple[str, ...]
+    parameters: dict[str, Any]
+    timeout_s: float
+
+
+class CallOff(NamedTuple):
+    """Nobody waits for the answer to a call any more."""
+
+    call_id: int
+
+
+class Return(NamedTuple):
+    """The last array over the loans in an answer to each of these calls has died."""
+
+    call_ids: tuple[int, ...]
+
+
 class Yield(NamedTuple):
     """One response for some or all requests of a batch of a decoupled model; more may follow.
 
     As in ``Done``; besides, None in ``responses`` is a request without a response this time, and a
-    ``WireFailure`` is the last response of its request.
+    ``WireFailure`` is the last response of its request. ``parameters`` are those that the callable gave
+    each response, or empty where it gave none.
     """
 
     batch_id: int
     outputs: tuple[WireTensor, ...] | None
     responses: tuple[tuple[WireTensor, ...] | WireFailure | None, ...] | None
+    parameters: tuple[dict[str, Any], ...] = ()
 
 
 class Done(NamedTuple):
@@ -239,6 +302,7 @@ class Done(NamedTuple):
     compute_input_ns: int
     compute_infer_ns: int
     compute_output_ns: int
+    parameters: tuple[dict[str, Any], ...] = ()
 
 
 class Failed(NamedTuple):
@@ -270,43 +334,22 @@ Message: TypeAlias = (
     | Cancel
     | Credit
     | Free
+    | Region
+    | CudaRegion
+    | DropRegion
+    | Lend
+    | Unlend
+    | Answer
     | Attached
     | Yield
     | Done
     | Failed
     | Released
+    | RegionOpened
+    | Call
+    | CallOff
+    | Return
 )
-
-
-class WireError(Exception):
-    """The peer sent something that is no message of this protocol."""
-
-
-class Vocabulary:
-    """The messages of one channel: tag -> class. Encodes and decodes nothing else."""
-
-    def __init__(self, classes: dict[int, Any]) -> None:
-        self._classes = classes
-        self._tags = {cls: tag for tag, cls in classes.items()}
-
-    def encode(self, message: Any) -> bytes:
-        """A message as the bytes of one datagram."""
-        packed: bytes = msgpack.packb((self._tags[type(message)], *message))
-        return packed
-
-    def decode(self, data: bytes | memoryview) -> Any:
-        """The message in a datagram.
-
-        Nested tuples arrive as plain tuples; ``tensors()`` and its kin name their fields again.
-
-        Raises:
-            WireError: not msgpack, an unknown tag, or the wrong number of fields.
-        """
-        try:
-            tag, *fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
-            return self._classes[tag](*fields)
-        except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-            raise WireError(f"not a message of protocol {PROTOCOL}: {error}") from error
 
 
 WORKER: Final = Vocabulary(
@@ -325,11 +368,21 @@ WORKER: Final = Vocabulary(
         32: Free,
         33: Cancel,
         34: Credit,
+        35: Region,
+        36: CudaRegion,
+        37: DropRegion,
+        38: Lend,
+        39: Unlend,
         40: Attached,
         41: Done,
         42: Failed,
         43: Released,
         44: Yield,
+        45: RegionOpened,
+        50: Call,
+        51: CallOff,
+        52: Answer,
+        53: Return,
     }
 )
 
@@ -343,27 +396,3 @@ def decode(data: bytes | memoryview) -> Message:
     """The message from or to a worker in a datagram; raises ``WireError``."""
     message: Message = WORKER.decode(data)
     return message
-
-
-def payload(raw: Any) -> Payload:
-    """A payload field as decoded: bytes stay, a triple becomes a ``Ref``."""
-    return raw if isinstance(raw, bytes) else Ref(*raw)
-
-
-def tensors(raw: tuple[Any, ...]) -> tuple[WireTensor, ...]:
-    """A decoded field of tensors with its names back."""
-    return tuple(WireTensor(name, datatype, shape, payload(at)) for name, datatype, shape, at in raw)
-
-
-def requests(raw: tuple[Any, ...]) -> tuple[WireRequest, ...]:
-    """A decoded field of requests with its names back."""
-    return tuple(WireRequest(*fields) for fields in raw)
-
-
-def responses(raw: tuple[Any, ...]) -> tuple[tuple[WireTensor, ...] | WireFailure | None, ...]:
-    """A decoded field of responses: a failure is told by its first element being a string."""
-    return tuple(None if one is None else _response(one) for one in raw)
-
-
-def _response(raw: tuple[Any, ...]) -> tuple[WireTensor, ...] | WireFailure:
-    return WireFailure(*raw) if len(raw) == 2 and isinstance(raw[0], str) else tensors(raw)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gpuserve.decorators.errors import BatchError
+from gpuserve_worker.payloads import WireRequest
 from gpuserve_worker.request import Batch, Request, RequestBatch
 
 Data: TypeAlias = Mapping[str, Any]
@@ -61,7 +62,7 @@ def joined(requests: Any, decorator: str) -> Batch:
     rows = [row_count(one) for one in data]
     arrays = dict(data[0]) if len(data) == 1 else _concatenated(data)
     output_names = getattr(requests, "output_names", ())
-    return Batch(arrays, [(count, {}, ()) for count in rows], output_names, is_batching(requests))
+    return Batch(arrays, [WireRequest(count, {}, ()) for count in rows], output_names, is_batching(requests))
 
 
 def data_of(request: Any) -> Data:

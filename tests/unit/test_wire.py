@@ -9,6 +9,9 @@ from gpuserve_worker import wire
 
 TENSOR = wire.WireTensor("x", "FP32", (2, 3), b"\x00" * 24)
 ELSEWHERE = wire.WireTensor("y", "BYTES", (0,), wire.Ref(3, 1 << 40, 5))
+PLACED = wire.WireTensor("z", "INT8", (4,), wire.Place(3, 8, 4))
+BORROWED = wire.WireTensor("w", "INT8", (4,), wire.Loan(9, 0, 4))
+REQUEST = wire.WireRequest(1, {}, ("z",), (("z", wire.Place(3, 8, 4)),), ("s", True, False))
 MESSAGES: list[wire.Message] = [
     wire.Init(
         2, "m", 2, "cpu#0", "cpu", {"path": "a.py:b", "kwargs": {}}, (), (), 8, (4,), True, 2, True, False, ()
@@ -23,6 +26,7 @@ MESSAGES: list[wire.Message] = [
     wire.DropSegment(1),
     wire.Attach(4),
     wire.Run(7, (wire.WireRequest(2, {"k": 1, "s": "é"}, ("y",)),), (TENSOR, ELSEWHERE)),
+    wire.Run(8, (REQUEST,), (TENSOR, PLACED), (wire.Fill(0, "FP32", 0, 64, wire.Place(3, 0, 8)),)),
     wire.Cancel(7, 1),
     wire.Credit(7, 32),
     wire.Free(((0, 64), (1, 0))),
@@ -33,6 +37,16 @@ MESSAGES: list[wire.Message] = [
     wire.Released((7, 8)),
     wire.Yield(7, (TENSOR,), None),
     wire.Yield(7, None, ((ELSEWHERE,), wire.WireFailure("INTERNAL", "no"), None)),
+    wire.Region(3, 4096, 64),
+    wire.CudaRegion(4, 1, 64, b"h" * 64),
+    wire.DropRegion(3),
+    wire.RegionOpened(4, "no such device"),
+    wire.Lend(9, 1 << 24),
+    wire.Unlend(9),
+    wire.Call(1, "m", "", (TENSOR,), ("y",), {"k": 1}, 0.5),
+    wire.CallOff(1),
+    wire.Answer(1, (BORROWED, PLACED), {}, None, True),
+    wire.Return((1, 2)),
 ]
 
 
@@ -55,6 +69,19 @@ def test_nested_fields_get_their_names_back() -> None:
     assert isinstance(tensors[1].payload, wire.Ref)
     assert tensors[1].payload.offset == 1 << 40
     assert wire.requests(run.requests)[0].requested_outputs == ("y",)
+
+
+def test_the_kinds_of_memory_are_told_apart() -> None:
+    answer = wire.decode(wire.encode(next(one for one in MESSAGES if isinstance(one, wire.Answer))))
+    assert isinstance(answer, wire.Answer)
+    payloads = [one.payload for one in wire.tensors(answer.outputs or ())]
+    assert payloads == [wire.Loan(9, 0, 4), wire.Place(3, 8, 4)]
+    assert [type(one) for one in payloads] == [wire.Loan, wire.Place]
+
+
+def test_memory_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="a payload of kind 'pigeon'"):
+        wire.payload((1, 2, 3, "pigeon"))
 
 
 def test_responses_and_failures_are_told_apart() -> None:
@@ -93,5 +120,5 @@ def test_two_tensors_are_no_failure() -> None:
     ids=repr,
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
-    with pytest.raises(wire.WireError, match=f"protocol {wire.PROTOCOL}"):
+    with pytest.raises(wire.WireError, match="not a message"):
         wire.decode(data)

@@ -6,12 +6,46 @@ JSON, protobuf, HTTP or gRPC.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve_worker.memory import Block
 
-#: The bytes of a tensor in wire layout: in heap memory, or already in the model's arena.
-Data: TypeAlias = bytes | memoryview | Block
+#: What a request without any of something has of it.
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class RegionSlice:
+    """A tensor's place in a region of shared memory that a client registered.
+
+    ``region`` is the name that the client gave it; ``offset`` counts from where the region begins. Its length
+    is that of a tensor's data elsewhere. ``number`` is what the region is known by to workers, once the
+    request has been found to name one that there is; before that it is 0, which none has.
+    """
+
+    __slots__ = ("nbytes", "number", "offset", "region")
+
+    def __init__(self, region: str, offset: int, nbytes: int) -> None:
+        self.region = region
+        self.offset = offset
+        self.nbytes = nbytes
+        self.number = 0
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+
+#: The bytes of a tensor in wire layout: in heap memory, already in the model's arena, or the client's own.
+Data: TypeAlias = bytes | memoryview | Block | RegionSlice
+
+
+class Sequence(NamedTuple):
+    """Which sequence a request belongs to: its correlation id, and whether it is its first, its last."""
+
+    id: int | str
+    start: bool
+    end: bool
 
 
 class InputTensor:
@@ -32,10 +66,14 @@ class InferRequest:
     ``model_version`` is the version as text, "" for the newest. ``outputs`` are the names asked for,
     in order; empty means all. ``timeout_s`` is the client's own limit, None for none; ``priority`` is 0
     where none is given. ``empty_final`` asks for a last response without outputs at the end of a stream.
-    ``parameters`` are the request parameters without the ones the protocol itself reads.
+    ``parameters`` are the request parameters without the ones the protocol itself reads. ``placements``
+    says, by name, which of the outputs asked for are to be written into a client's region; ``class_counts``
+    of which outputs only so many largest elements are wanted; ``sequence`` where the request belongs.
+    ``regions`` are all the places in regions that it names, of inputs and of outputs.
     """
 
     __slots__ = (
+        "class_counts",
         "empty_final",
         "id",
         "inputs",
@@ -43,7 +81,10 @@ class InferRequest:
         "model_version",
         "outputs",
         "parameters",
+        "placements",
         "priority",
+        "regions",
+        "sequence",
         "timeout_s",
     )
 
@@ -58,6 +99,10 @@ class InferRequest:
         timeout_s: float | None,
         priority: int = 0,
         empty_final: bool = False,
+        placements: Mapping[str, RegionSlice] = NOTHING,
+        class_counts: Mapping[str, int] = NOTHING,
+        sequence: Sequence | None = None,
+        regions: tuple[RegionSlice, ...] = (),
     ) -> None:
         self.model_name = model_name
         self.model_version = model_version
@@ -68,18 +113,33 @@ class InferRequest:
         self.timeout_s = timeout_s
         self.priority = priority
         self.empty_final = empty_final
+        self.placements = placements
+        self.class_counts = class_counts
+        self.sequence = sequence
+        self.regions = regions
 
 
 class OutputTensor:
-    """One output of a response; ``data`` is row-major, BYTES length-prefixed."""
+    """One output of a response; ``data`` is row-major, BYTES length-prefixed.
 
-    __slots__ = ("data", "datatype", "name", "shape")
+    One that is ``placed`` lies in the client's region: its data here is empty.
+    """
 
-    def __init__(self, name: str, datatype: str, shape: tuple[int, ...], data: bytes | memoryview) -> None:
+    __slots__ = ("data", "datatype", "name", "placed", "shape")
+
+    def __init__(
+        self,
+        name: str,
+        datatype: str,
+        shape: tuple[int, ...],
+        data: bytes | memoryview,
+        placed: bool = False,
+    ) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
         self.data = data
+        self.placed = placed
 
 
 class InferResponse:

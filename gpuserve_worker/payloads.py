@@ -1,0 +1,127 @@
+"""What the messages between front and worker say of tensors, requests and memory, and how it is read back.
+
+Pure, as ``wire.py``, which holds the messages themselves. Memory of three kinds is referred to, by numbers
+that its sender gave out: a segment of an arena of the sender (``Ref``), a region that a client registered
+(``Place``), and a segment of another worker's arena that the front lends (``Loan``), so that what one
+model gave another takes without a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, TypeAlias
+
+#: Tensors up to this many bytes a batch travel inside the message, not in an arena. Below it the
+#: bookkeeping of an arena block costs more than copying the bytes through the socket.
+INLINE_NBYTES: Final = 16 * 1024
+
+
+class Ref(NamedTuple):
+    """Where bytes lie in an arena of the sender: a segment, an offset in it, a length."""
+
+    segment: int
+    offset: int
+    nbytes: int
+
+
+class Place(NamedTuple):
+    """Where bytes lie in a client's region: its number, an offset in it, a length.
+
+    ``kind`` is "region"; it tells a place from other triples of numbers.
+    """
+
+    region: int
+    offset: int
+    nbytes: int
+    kind: str = "region"
+
+
+class Loan(NamedTuple):
+    """Where bytes lie in a segment of another worker's arena, by the number it was lent under."""
+
+    segment: int
+    offset: int
+    nbytes: int
+    kind: str = "loan"
+
+
+#: The bytes of a tensor: themselves when small, a place in some memory otherwise.
+Payload: TypeAlias = bytes | Ref | Place | Loan
+
+
+class WireTensor(NamedTuple):
+    """One tensor of a whole batch. ``shape`` is complete, batch dimension included."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    payload: Payload
+
+
+class WireRequest(NamedTuple):
+    """What a batch knows of one of its requests besides its rows of the tensors.
+
+    ``placements`` are the outputs that are to be written into a client's region, by name: a response then has
+    them with a ``Place`` of as many bytes as were written. ``sequence`` is (id, start, end) of a request
+    that belongs to a sequence.
+    """
+
+    rows: int
+    parameters: dict[str, Any]
+    requested_outputs: tuple[str, ...]
+    placements: tuple[tuple[str, Place], ...] = ()
+    sequence: tuple[int | str, bool, bool] | None = None
+
+
+class WireFailure(NamedTuple):
+    """Why one request, or a whole batch, has no outputs. ``code`` is a name of ``errors.Code``."""
+
+    code: str
+    text: str
+
+
+class Fill(NamedTuple):
+    """Copy bytes of a client's region to ``offset`` of a segment of the front's arena, for an input of the
+    request at ``position`` in its batch.
+    """
+
+    position: int
+    datatype: str
+    segment: int
+    offset: int
+    source: Place
+
+
+def payload(raw: Any) -> Payload:
+    """A payload field as decoded: bytes stay, a tuple of numbers gets its name back.
+
+    Raises:
+        ValueError: it is of no kind that there is.
+    """
+    if isinstance(raw, bytes):
+        return raw
+    if len(raw) == len(Ref._fields):
+        return Ref(*raw)
+    if raw[3] == "region":
+        return Place(*raw)
+    if raw[3] == "loan":
+        return Loan(*raw)
+    raise ValueError(f"a payload of kind {raw[3]!r}")
+
+
+def tensors(raw: tuple[Any, ...]) -> tuple[WireTensor, ...]:
+    """A decoded field of tensors with its names back."""
+    return tuple(WireTensor(name, datatype, shape, payload(at)) for name, datatype, shape, at in raw)
+
+
+def requests(raw: tuple[Any, ...]) -> tuple[WireRequest, ...]:
+    """A decoded field of requests with its names back."""
+    return tuple(WireRequest(*fields) for fields in raw)
+
+
+def responses(raw: tuple[Any, ...]) -> tuple[tuple[WireTensor, ...] | WireFailure | None, ...]:
+    """A decoded field of responses: a failure is told by its first element being a string."""
+    return tuple(None if one is None else _response(one) for one in raw)
+
+
+def _response(raw: tuple[Any, ...]) -> tuple[WireTensor, ...] | WireFailure:
+    return WireFailure(*raw) if len(raw) == 2 and isinstance(raw[0], str) else tensors(raw)

@@ -1,0 +1,40 @@
+"""How the messages of a channel are written and read: msgpack arrays that begin with a tag. Which messages
+there are is said where they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+
+class WireError(Exception):
+    """The peer sent something that is no message of this protocol."""
+
+
+class Vocabulary:
+    """The messages of one channel: tag -> class. Encodes and decodes nothing else."""
+
+    def __init__(self, classes: dict[int, Any]) -> None:
+        self._classes = classes
+        self._tags = {cls: tag for tag, cls in classes.items()}
+
+    def encode(self, message: Any) -> bytes:
+        """A message as the bytes of one datagram."""
+        packed: bytes = msgpack.packb((self._tags[type(message)], *message))
+        return packed
+
+    def decode(self, data: bytes | memoryview) -> Any:
+        """The message in a datagram.
+
+        Nested tuples arrive as plain tuples; ``tensors()`` and its kin name their fields again.
+
+        Raises:
+            WireError: not msgpack, an unknown tag, or the wrong number of fields.
+        """
+        try:
+            tag, *fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)
+            return self._classes[tag](*fields)
+        except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+            raise WireError(f"not a message of this channel: {error}") from error
