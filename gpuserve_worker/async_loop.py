@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from gpuserve_worker import wire
 from gpuserve_worker.execution import Execution, Stopwatch
+from gpuserve_worker.intake import TakenIn
 from gpuserve_worker.link import Link
 from gpuserve_worker.memory import OutOfMemory
 from gpuserve_worker.model import Model
@@ -51,6 +52,8 @@ class _UnderWay:
         self.session = session
         self.run = run
         self.task: asyncio.Task[None] | None = None
+        #: What its callable was called with.
+        self.taken: TakenIn | None = None
         #: The list that the callable was given, as long as somebody may want to mark one of it.
         self.requests: list[Request] = []
         self.given_up = False
@@ -212,6 +215,7 @@ class AsyncLoop:
     async def _run(self, batch: _UnderWay) -> None:
         reply = await self._reply(batch)
         batch.requests = []
+        batch.taken = None
         batch_id = batch.run.batch_id
         if self._batches.get(batch_id) is batch:
             del self._batches[batch_id]
@@ -228,7 +232,7 @@ class AsyncLoop:
                 watch.returned()
                 return wire.Done(batch_id, None, None, False, *watch.phases())
             answers = await self._answers(batch, watch)
-            return self._execution.done(batch.session, batch_id, answers, watch)
+            return self._execution.done(batch.session, batch.run, answers, watch)
         except _Stopped as stopped:
             return wire.Failed(batch_id, stopped.failure, False)
         except asyncio.CancelledError as error:
@@ -247,7 +251,8 @@ class AsyncLoop:
 
     def _call(self, batch: _UnderWay, watch: Stopwatch) -> Any:
         execution = self._execution
-        inputs = execution.batch(batch.session, batch.run)
+        batch.taken = execution.take_in(batch.session, batch.run)
+        inputs = batch.taken.batch
         watch.called()
         if execution.takes_batch:
             return self._model.call(inputs)
@@ -258,7 +263,11 @@ class AsyncLoop:
     async def _answers(self, batch: _UnderWay, watch: Stopwatch) -> Answers:
         result = await await_only_result(self._call(batch, watch))
         watch.returned()
-        return self._execution.check(result, batch.run.requests)
+        return self._check(batch, result)
+
+    def _check(self, batch: _UnderWay, result: Any) -> Answers:
+        assert batch.taken is not None
+        return self._execution.check(batch.session, result, batch.run, batch.taken)
 
     async def _stream(self, batch: _UnderWay, watch: Stopwatch) -> None:
         result = self._call(batch, watch)
@@ -294,13 +303,13 @@ class AsyncLoop:
                 responses.close()
 
     async def _send(self, batch: _UnderWay, response: Any) -> None:
-        answers = self._execution.check(response, batch.run.requests)
+        answers = self._check(batch, response)
         try:
-            outputs, responses = batch.session.writer.write(answers)
+            written = batch.session.writer.write(answers, batch.run.requests)
         except OutOfMemory as error:
             raise _Stopped(self._execution.no_memory(error)) from None
-        batch.session.send_yield(wire.Yield(batch.run.batch_id, outputs, responses))
-        for position, answer in enumerate(answers.each or ()):
+        batch.session.send_yield(wire.Yield(batch.run.batch_id, *written))
+        for position, answer in enumerate(written.responses or ()):
             if isinstance(answer, WireFailure):  # the last response of its request
                 batch.cancel_request(position)
         await batch.take_credit()

@@ -4,15 +4,16 @@ answers checked and written, and what went wrong is told. The call itself is the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any, Final
 
 from gpuserve_worker import wire
 from gpuserve_worker.failure import UnrecoverableError, client_text, failure_of, log_text, log_traceback
+from gpuserve_worker.intake import TakenIn
 from gpuserve_worker.memory import OutOfMemory
 from gpuserve_worker.model import Model
-from gpuserve_worker.outputs import Answers, OutputError, OutputRules, RawRequest
+from gpuserve_worker.outputs import Answers, OutputError, OutputRules
+from gpuserve_worker.regions import RegionError
 from gpuserve_worker.reporting import Report
 from gpuserve_worker.request import Batch, accepts_batch
 from gpuserve_worker.session import Reply, Session
@@ -65,26 +66,38 @@ class Execution:
         )
         self._unrecoverable: str | None = None
 
-    def batch(self, session: Session, run: wire.Run) -> Batch:
-        """The inputs of a batch as arrays."""
-        arrays = session.inputs.arrays(run.batch_id, run.inputs)
-        return Batch(arrays, run.requests, self._output_names, self._model.batching)
+    def take_in(self, session: Session, run: wire.Run) -> TakenIn:
+        """The inputs of a batch as arrays.
 
-    def check(self, result: Any, requests: Sequence[RawRequest]) -> Answers:
+        Raises:
+            RegionError: the client's region that its only request is read from has shrunk.
+        """
+        failures, in_place = session.take_in(run)
+        arrays = session.inputs.arrays(run.batch_id, run.inputs)
+        batch = Batch(arrays, run.requests, self._output_names, self._model.batching)
+        return TakenIn(batch, failures, in_place)
+
+    def check(self, session: Session, result: Any, run: wire.Run, taken: TakenIn) -> Answers:
         """The answers in what the callable gave.
 
         Raises:
             OutputError: they are none.
+            RegionError: a client's region shrank while the callable read it.
         """
-        return self._rules.check(result, requests)
+        for place in taken.in_place:
+            session.regions.check(place)
+        failures = taken.failures
+        apart = bool(failures) or any(one[3] for one in run.requests)
+        answers = self._rules.check(result, run.requests, apart=apart)
+        return answers.refused(failures) if failures else answers
 
-    def done(self, session: Session, batch_id: int, answers: Answers, watch: Stopwatch) -> Reply:
+    def done(self, session: Session, run: wire.Run, answers: Answers, watch: Stopwatch) -> Reply:
         """The one answer to a batch, written."""
         try:
-            outputs, responses = session.writer.write(answers)
+            outputs, responses, parameters = session.writer.write(answers, run.requests)
         except OutOfMemory as error:
-            return wire.Failed(batch_id, self.no_memory(error), False)
-        return wire.Done(batch_id, outputs, responses, False, *watch.phases())
+            return wire.Failed(run.batch_id, self.no_memory(error), False)
+        return wire.Done(run.batch_id, outputs, responses, False, *watch.phases(), parameters)
 
     def no_memory(self, error: OutOfMemory) -> WireFailure:
         """The arena has no room for an answer."""
@@ -94,6 +107,8 @@ class Execution:
 
     def failure(self, error: BaseException) -> WireFailure:
         """What the callable raised, or why its answer is none: for the log, and for the client."""
+        if isinstance(error, RegionError):  # of the client's doing
+            return wire.WireFailure("INVALID_ARGUMENT", str(error))
         if isinstance(error, OutputError):
             self._report.log(_ERROR, str(error), "")
             return failure_of(error)

@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuserve_worker.memory import Mapping
+from gpuserve_worker.regions import Regions
 from gpuserve_worker.tensor import BYTES, bytes_array, numpy_dtype
-from gpuserve_worker.wire import Payload, WireTensor
+from gpuserve_worker.wire import Payload, Place, Ref, WireTensor
+
+#: A payload of more fields is no ``Ref``; as decoded, none has its name yet.
+_REF_FIELDS: Final = len(Ref._fields)
 
 
 class _Lease:
@@ -94,15 +98,19 @@ class Leases:
 class Inputs:
     """Makes the arrays of a batch out of the front's memory."""
 
-    def __init__(self, mapping: Mapping, leases: Leases, *, read_only: bool) -> None:
+    def __init__(self, mapping: Mapping, regions: Regions, leases: Leases, *, read_only: bool) -> None:
         self._mapping = mapping
+        self._regions = regions
         self._leases = leases
         self._read_only = read_only
 
     def arrays(self, batch_id: int, tensors: tuple[WireTensor, ...]) -> dict[str, NDArray[Any]]:
         """One array for each tensor, by name.
 
+        What is in a client's region is read where it is, and never written to.
+
         Raises:
+            RegionError: a client's region has shrunk.
             ValueError: a tensor does not lie in memory that was announced, or is not what it says.
         """
         arrays: dict[str, NDArray[Any]] = {}
@@ -114,6 +122,9 @@ class Inputs:
                 # A bytearray is writable, bytes are not: the flags of the array follow.
                 memory = payload if self._read_only else bytearray(payload)
                 arrays[name] = np.ndarray(shape, numpy_dtype(datatype), memory)
+            elif len(payload) > _REF_FIELDS:
+                region = self._regions.view(Place(*payload)).toreadonly()
+                arrays[name] = np.ndarray(shape, numpy_dtype(datatype), region)
             else:
                 lease = lease or self._leases.grant(batch_id)
                 lent = self._lend(payload, lease)

@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from typing import Final
 
 from gpuserve_worker import datagram
-from gpuserve_worker.wire import Message, Segment, WireError, decode, encode
+from gpuserve_worker.wire import Lend, Message, Region, Segment, WireError, decode, encode
+
+#: A descriptor rides beside these, and beside no other.
+_WITH_MEMORY: Final = frozenset({Segment, Region, Lend})
 
 
 class Link:
@@ -47,7 +51,7 @@ class Link:
                 datagram.close_all(fds)
                 return None
             message = decode(data)
-            expected = 1 if type(message) is Segment else 0
+            expected = 1 if type(message) in _WITH_MEMORY else 0
             if len(fds) != expected:
                 raise WireError(f"{type(message).__name__} came with {len(fds)} descriptors, not {expected}")
         except BaseException:

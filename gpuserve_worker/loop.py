@@ -23,6 +23,7 @@ from gpuserve_worker.execution import Execution, Stopwatch
 from gpuserve_worker.link import Link
 from gpuserve_worker.model import Model
 from gpuserve_worker.outputs import Answers
+from gpuserve_worker.regions import RegionError
 from gpuserve_worker.reporting import Report
 from gpuserve_worker.request import Batch, BatchedOutputs
 from gpuserve_worker.results import only_result, try_result
@@ -99,7 +100,7 @@ class Loop:
         if isinstance(answers, WireFailure):
             reply = wire.Failed(run.batch_id, answers, False)
         else:
-            reply = self._execution.done(self._session, run.batch_id, answers, watch)
+            reply = self._execution.done(self._session, run, answers, watch)
         del answers  # outputs may be views of the inputs
         self._session.reply(reply)
         if self._execution.tell_unrecoverable():
@@ -107,14 +108,18 @@ class Loop:
 
     def _compute(self, run: wire.Run, watch: Stopwatch) -> Answers | WireFailure:
         execution = self._execution
-        batch = execution.batch(self._session, run)
+        try:
+            taken = execution.take_in(self._session, run)
+        except RegionError as error:
+            return execution.failure(error)
+        batch = taken.batch
         watch.called()
         try:
             result = self._model.call(batch if execution.takes_batch else batch.as_list())
             if type(result) not in _AT_HAND:
                 result = only_result(result)
             watch.returned()
-            return execution.check(result, run.requests)
+            return execution.check(self._session, result, run, taken)
         except (SystemExit, KeyboardInterrupt):  # which mean the process, and end it
             raise
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else

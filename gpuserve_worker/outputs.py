@@ -2,8 +2,7 @@
 
 ``OutputRules.check`` reads the answer against the declared outputs and converts what needs converting.
 All that touches objects of the user happens there, so whatever it raises is the callable's failure.
-``OutputWriter.write`` then only copies bytes: small tensors into the message, the others into the
-worker's output arena. No socket here, and no callable is called.
+``OutputWriter.write`` then only copies bytes. No socket here, and no callable is called.
 """
 
 from __future__ import annotations
@@ -15,15 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuserve_worker.failure import client_text, failure, failure_of
-from gpuserve_worker.memory import Arena, Block
 from gpuserve_worker.request import BatchedOutputs, Request
+from gpuserve_worker.response import Response
 from gpuserve_worker.tensor import BYTES, TensorSpec, encode_bytes, numpy_dtype
-from gpuserve_worker.wire import INLINE_NBYTES, Payload, Ref, WireFailure, WireRequest, WireTensor
+from gpuserve_worker.wire import WireFailure, WireRequest
 
 #: Kinds of numpy types that become a numeric tensor, a BYTES tensor.
 _NUMERIC_KINDS: Final = "biuf"
 _BYTES_KINDS: Final = "OSU"
 _PLAIN_VALUES: Final = (list, tuple, bool, int, float, str, bytes, bytearray, memoryview)
+
+#: What a parameter of a response may be.
+_PARAMETERS: Final = (bool, int, float, str)
 
 #: One request as it came, perhaps as a plain tuple of its fields.
 RawRequest: TypeAlias = WireRequest
@@ -48,11 +50,17 @@ class Output(NamedTuple):
 
 class Answers(NamedTuple):
     """The outputs of a batch: of the whole, or of each request; the other one is None. A request of a
-    decoupled model may be without a response.
+    decoupled model may be without a response. ``parameters`` are those of each response, or empty.
     """
 
     whole: list[Output] | None
     each: list[list[Output] | WireFailure | None] | None
+    parameters: tuple[dict[str, Any], ...] = ()
+
+    def refused(self, failures: Mapping[int, WireFailure]) -> Answers:
+        """The same answers to each request, but for those that have failed, by position."""
+        each = [failures.get(position, one) for position, one in enumerate(self.each or ())]
+        return self._replace(each=each)
 
 
 class OutputRules:
@@ -75,23 +83,40 @@ class OutputRules:
         self._strict = strict
         self._decoupled = decoupled
 
-    def check(self, result: Any, requests: Sequence[RawRequest]) -> Answers:
+    def check(self, result: Any, requests: Sequence[RawRequest], *, apart: bool = False) -> Answers:
         """The answers in what the callable returned for these requests.
+
+        ``apart``: the requests are to be told apart, whatever the answers look like.
 
         Raises:
             OutputError: it is no set of outputs for them.
         """
-        if type(result) is BatchedOutputs:
+        if type(result) is BatchedOutputs and not apart:
             whole = self._whole(result, requests)
             if whole is not None:
                 return Answers(whole, None)
         elements = self._elements(result, len(requests))
         each = [self._element(one, request) for one, request in zip(elements, requests, strict=True)]
-        if self._batching and not self._decoupled:
+        parameters = self._parameters(elements)
+        if self._batching and not self._decoupled and not apart:
             whole = _combined(each)
             if whole is not None:
-                return Answers(whole, None)
-        return Answers(None, each)
+                return Answers(whole, None, parameters)
+        return Answers(None, each, parameters)
+
+    def _parameters(self, elements: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+        """What the callable set as the parameters of each response; nothing where it set none at all."""
+        if type(elements) is BatchedOutputs or not any(isinstance(one, Response) for one in elements):
+            return ()
+        each = tuple([dict(one.parameters) if isinstance(one, Response) else {} for one in elements])
+        for parameters in each:
+            for key, value in parameters.items():
+                if not isinstance(key, str) or not isinstance(value, _PARAMETERS):
+                    raise OutputError(
+                        f"Response parameter {key!r} of model {self._model!r} is a {_type_name(value)}: "
+                        "expected a bool, int, float or str, by a name that is a str"
+                    )
+        return each
 
     def _whole(self, result: BatchedOutputs, requests: Sequence[RawRequest]) -> list[Output] | None:
         """The outputs of the batch as one; None where the requests must be told apart."""
@@ -274,111 +299,6 @@ def _combined(each: Sequence[list[Output] | WireFailure | None]) -> list[Output]
         nbytes = sum([one.nbytes for one in column])
         columns.append(first._replace(shape=(rows, *inner), nbytes=nbytes, parts=parts))
     return columns
-
-
-class OutputWriter:
-    """Puts checked outputs where the front reads them, and keeps the blocks until it has."""
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-        self._blocks: dict[tuple[int, int], Block] = {}
-
-    def write(
-        self, answers: Answers
-    ) -> tuple[tuple[WireTensor, ...] | None, tuple[tuple[WireTensor, ...] | WireFailure | None, ...] | None]:
-        """The two fields of a ``Done`` or ``Yield``. Up to ``INLINE_NBYTES`` travel in the message itself.
-
-        Raises:
-            OutOfMemory: the arena has no room; nothing is kept.
-        """
-        taken: list[Block] = []
-        inline = _Budget(INLINE_NBYTES)
-        try:
-            if answers.whole is not None:
-                return self._tensors(answers.whole, inline, taken), None
-            return None, tuple(
-                one if one is None or isinstance(one, WireFailure) else self._tensors(one, inline, taken)
-                for one in answers.each or ()
-            )
-        except BaseException:
-            self.free((block.segment, block.offset) for block in taken)
-            raise
-
-    def free(self, places: Iterable[tuple[int, int]]) -> None:
-        """The front has read these blocks.
-
-        Raises:
-            KeyError: no block begins there.
-        """
-        for segment, offset in places:
-            self._arena.free(self._blocks.pop((segment, offset)))
-
-    def close(self) -> None:
-        """Take back what the front has not, or a view of it would keep the arena's memory mapped."""
-        self.free(list(self._blocks))
-
-    def _tensors(self, outputs: list[Output], inline: _Budget, taken: list[Block]) -> tuple[WireTensor, ...]:
-        return tuple(
-            [
-                WireTensor(
-                    one.name,
-                    one.datatype,
-                    one.shape,
-                    _inline(one) if inline.take(one.nbytes) else self._place(one, taken),
-                )
-                for one in outputs
-            ]
-        )
-
-    def _place(self, output: Output, taken: list[Block]) -> Payload:
-        block = self._arena.allocate(output.nbytes)
-        self._blocks[block.segment, block.offset] = block
-        taken.append(block)
-        _fill(block.view, output)
-        return Ref(block.segment, block.offset, output.nbytes)
-
-
-class _Budget:
-    """Bytes that may still be taken."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._left = nbytes
-
-    def take(self, nbytes: int) -> bool:
-        if nbytes > self._left:
-            return False
-        self._left -= nbytes
-        return True
-
-
-def _inline(output: Output) -> bytes:
-    parts = output.parts
-    if output.datatype == BYTES:
-        return b"".join(parts)
-    if len(parts) == 1 and parts[0].dtype == output.dtype:
-        one: bytes = parts[0].tobytes()
-        return one
-    memory = bytearray(output.nbytes)
-    _fill(memoryview(memory), output)
-    return bytes(memory)
-
-
-def _fill(memory: memoryview, output: Output) -> None:
-    """Copy the parts, one after the other along axis 0, casting as they go."""
-    position = 0
-    if output.datatype == BYTES:
-        for part in output.parts:
-            memory[position : position + len(part)] = part
-            position += len(part)
-        return
-    whole = np.ndarray(output.shape, output.dtype, memory)
-    with np.errstate(all="ignore"):  # a NaN cast to an integer is the callable's business
-        if len(output.parts) == 1:
-            np.copyto(whole, output.parts[0], casting="unsafe")
-            return
-        for part in output.parts:
-            np.copyto(whole[position : position + len(part)], part, casting="unsafe")
-            position += len(part)
 
 
 def _type_name(value: Any) -> str:

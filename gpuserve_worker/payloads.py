@@ -81,11 +81,12 @@ class WireFailure(NamedTuple):
 
 class Fill(NamedTuple):
     """Copy bytes of a client's region to ``offset`` of a segment of the front's arena, for an input of the
-    request at ``position`` in its batch.
+    request at ``position`` in its batch. ``elements`` is how many they hold, which BYTES do not tell.
     """
 
     position: int
     datatype: str
+    elements: int
     segment: int
     offset: int
     source: Place

@@ -9,9 +9,11 @@ from typing import TypeAlias
 
 from gpuserve_worker import wire
 from gpuserve_worker.inputs import Inputs, Leases
+from gpuserve_worker.intake import fill_all, places_of
 from gpuserve_worker.link import Link
 from gpuserve_worker.memory import Arena, Mapping
-from gpuserve_worker.outputs import OutputWriter
+from gpuserve_worker.output_writer import OutputWriter
+from gpuserve_worker.regions import Regions
 
 Reply: TypeAlias = wire.Done | wire.Failed
 
@@ -21,13 +23,15 @@ class Session:
 
     def __init__(self, link: Link, *, read_only_inputs: bool) -> None:
         self._link = link
+        self._read_only_inputs = read_only_inputs
         self._closed = False
         self.mapping = Mapping()
         self.leases = Leases(self._released)
-        self.inputs = Inputs(self.mapping, self.leases, read_only=read_only_inputs)
+        self.regions = Regions()
+        self.inputs = Inputs(self.mapping, self.regions, self.leases, read_only=read_only_inputs)
         # The front bounds what is in flight; this only stops an answer no machine could hold.
         self._arena = Arena(_machine_nbytes(), self._announce, self._drop)
-        self.writer = OutputWriter(self._arena)
+        self.writer = OutputWriter(self._arena, self.regions)
 
     def take_memory(self, message: wire.Message, fds: list[int]) -> None:
         """Obey a message about memory.
@@ -42,8 +46,19 @@ class Session:
                 self.mapping.attach(segment, fds[0], nbytes)
             case wire.DropSegment(segment):
                 self.mapping.detach(segment)
+            case wire.Region(region, offset, nbytes):
+                self.regions.attach(region, fds[0], offset, nbytes)
+            case wire.DropRegion(region):
+                self.regions.detach(region)
             case _:
                 raise wire.WireError(f"{type(message).__name__} is not for a worker's link")
+
+    def take_in(self, run: wire.Run) -> tuple[dict[int, wire.WireFailure], tuple[wire.Place, ...]]:
+        """Copy what a batch needs from clients' regions: which requests cannot have it, by position, and the
+        places that are read where they are.
+        """
+        failures = fill_all(run, self.mapping, self.regions) if run.fills else {}
+        return failures, places_of(run) if self._read_only_inputs else ()
 
     def send_yield(self, response: wire.Yield) -> None:
         """Send one response of a batch that goes on."""
@@ -66,6 +81,7 @@ class Session:
         self._closed = True
         self.leases.close()
         self.mapping.close()
+        self.regions.close()
         self.writer.close()
         self._arena.close()
 

@@ -12,7 +12,9 @@ import pytest
 
 from gpuserve_worker import wire
 from gpuserve_worker.memory import Arena, OutOfMemory
-from gpuserve_worker.outputs import Answers, OutputError, OutputRules, OutputWriter
+from gpuserve_worker.output_writer import OutputWriter
+from gpuserve_worker.outputs import Answers, OutputError, OutputRules
+from gpuserve_worker.regions import Regions
 from gpuserve_worker.request import BatchedOutputs, Request
 from gpuserve_worker.tensor import ITEMSIZE, TensorSpec, decode_bytes, element_count, numpy_dtype
 
@@ -25,7 +27,7 @@ class Front:
 
     def __init__(self, limit_nbytes: int = 1 << 30) -> None:
         self.arena = Arena(limit_nbytes, lambda *_: None, lambda _: None)
-        self.writer = OutputWriter(self.arena)
+        self.writer = OutputWriter(self.arena, Regions())
 
     def array(self, tensor: wire.WireTensor) -> Any:
         data = tensor.payload
@@ -47,7 +49,7 @@ def front() -> Iterator[Front]:
 
 
 def requests(*rows: int, asked: tuple[str, ...] = ()) -> list[Any]:
-    return [(one, {}, asked) for one in rows]
+    return [wire.WireRequest(one, {}, asked) for one in rows]
 
 
 def rules(*specs: TensorSpec, batching: bool = True, strict: bool = False) -> OutputRules:
@@ -59,13 +61,13 @@ def floats(*shape: int, dtype: Any = np.float32) -> Any:
 
 
 def whole(front: Front, answers: Answers) -> dict[str, Any]:
-    outputs, responses = front.writer.write(answers)
+    outputs, responses, _ = front.writer.write(answers, ())
     assert responses is None
     return {one.name: front.array(one) for one in outputs or ()}
 
 
 def each(front: Front, answers: Answers) -> list[Any]:
-    outputs, responses = front.writer.write(answers)
+    outputs, responses, _ = front.writer.write(answers, requests(*[1] * len(answers.each or ())))
     assert outputs is None
     return [
         one if isinstance(one, wire.WireFailure) else {t.name: front.array(t) for t in one}
@@ -318,14 +320,14 @@ def test_strict_checks_each_dimension() -> None:
 
 
 def test_small_outputs_travel_in_the_message(front: Front) -> None:
-    outputs, _ = front.writer.write(rules().check([{"y": floats(1, 4096)}], requests(1)))
+    outputs, _, _ = front.writer.write(rules().check([{"y": floats(1, 4096)}], requests(1)), ())
     assert outputs is not None
     assert len(outputs[0].payload) == wire.INLINE_NBYTES
     assert front.arena.statistics().allocated == 0
 
 
 def test_large_outputs_lie_in_the_arena_until_the_front_has_read_them(front: Front) -> None:
-    outputs, _ = front.writer.write(rules().check([{"y": floats(1, 4097)}], requests(1)))
+    outputs, _, _ = front.writer.write(rules().check([{"y": floats(1, 4097)}], requests(1)), ())
     assert outputs is not None
     ref = outputs[0].payload
     assert isinstance(ref, wire.Ref)
@@ -356,7 +358,7 @@ def test_nothing_is_kept_when_there_is_no_memory() -> None:
     specs = (Y, TensorSpec("z", "FP32", (-1,)))
     data = {"y": floats(1, 10_000), "z": np.broadcast_to(np.float32(1), (1, 1 << 30))}
     with pytest.raises(OutOfMemory):
-        front.writer.write(rules(*specs).check([data], requests(1)))
+        front.writer.write(rules(*specs).check([data], requests(1)), ())
     assert front.arena.statistics().blocks == 0
     front.arena.close()
 

@@ -1,0 +1,80 @@
+"""What comes with a batch from clients' regions of shared memory, before its callable is called: the bytes
+that are copied in, and which requests are refused because of them.
+
+A client that spoils its own region loses its own request: the rows of such a request are zeros (empty
+strings) for the callable, so that the others of the batch run, and its answer is a failure.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gpuserve_worker.memory import Mapping
+from gpuserve_worker.payloads import Fill, Place, WireFailure
+from gpuserve_worker.regions import RegionError, Regions
+from gpuserve_worker.request import Batch
+from gpuserve_worker.tensor import BYTES, check_bytes
+from gpuserve_worker.wire import Run
+
+_BOOL: Final = "BOOL"
+_LENGTH_NBYTES: Final = 4
+
+
+class TakenIn(NamedTuple):
+    """A batch as arrays. ``failures`` are its requests that are refused, by position; ``in_place`` are the
+    places in regions that the arrays are over.
+    """
+
+    batch: Batch
+    failures: dict[int, WireFailure]
+    in_place: tuple[Place, ...]
+
+
+def fill_all(run: Run, mapping: Mapping, regions: Regions) -> dict[int, WireFailure]:
+    """Copy what the batch needs from regions into the front's arena: the requests for which that failed.
+
+    Raises:
+        ValueError, KeyError: the front named memory that there is not.
+    """
+    failures: dict[int, WireFailure] = {}
+    for raw in run.fills:
+        one = Fill(*raw)
+        place = Place(*one.source)
+        target = mapping.view(one.segment, one.offset, place.nbytes)
+        problem = _fill(one, place, target, regions)
+        if problem is not None:
+            failures[one.position] = WireFailure("INVALID_ARGUMENT", problem)
+            _neutralise(target, one)
+    return failures
+
+
+def places_of(run: Run) -> tuple[Place, ...]:
+    """The places in regions that the inputs of a batch are read from without a copy."""
+    payloads = [one[3] for one in run.inputs]
+    return tuple([Place(*one) for one in payloads if not isinstance(one, bytes) and len(one) > 3])
+
+
+def _fill(one: Fill, place: Place, target: memoryview, regions: Regions) -> str | None:
+    """Copy, and look at the copy: the original may change. What is wrong; None where nothing is."""
+    try:
+        target[:] = regions.view(place)
+        regions.check(place)
+    except RegionError as error:
+        return str(error)
+    if one.datatype == BYTES:
+        problem = check_bytes(target, one.elements)
+        return None if problem is None else f"a BYTES input in shared memory is malformed: {problem}"
+    if one.datatype == _BOOL and np.frombuffer(target, np.uint8).max(initial=0) > 1:
+        return "a BOOL input in shared memory holds other bytes than 0 and 1"
+    return None
+
+
+def _neutralise(target: memoryview, one: Fill) -> None:
+    """Zeros, as many as there were; of BYTES, as many elements, the last of which takes all the bytes."""
+    target[:] = bytes(len(target))
+    if one.datatype == BYTES and one.elements:
+        lengths = _LENGTH_NBYTES * one.elements
+        last = (len(target) - lengths).to_bytes(_LENGTH_NBYTES, "little")
+        target[lengths - _LENGTH_NBYTES : lengths] = last

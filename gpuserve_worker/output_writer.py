@@ -1,0 +1,170 @@
+"""From checked outputs to tensors on the wire: small ones into the message, the others into the worker's
+output arena or, where a client wants that, into its own region of shared memory.
+
+Only bytes are copied here. What an output is, and whether it may be one, is known before; see ``outputs.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpuserve_worker.memory import Arena, Block
+from gpuserve_worker.outputs import Answers, Output
+from gpuserve_worker.regions import RegionError, Regions
+from gpuserve_worker.tensor import BYTES
+from gpuserve_worker.wire import INLINE_NBYTES, Payload, Place, Ref, WireFailure, WireRequest, WireTensor
+
+
+class Written(NamedTuple):
+    """The fields of a ``Done`` or ``Yield`` that hold the answers to a batch."""
+
+    outputs: tuple[WireTensor, ...] | None
+    responses: tuple[tuple[WireTensor, ...] | WireFailure | None, ...] | None
+    parameters: tuple[dict[str, Any], ...]
+
+
+class OutputWriter:
+    """Puts checked outputs where the front reads them, and keeps the blocks until it has."""
+
+    def __init__(self, arena: Arena, regions: Regions) -> None:
+        self._arena = arena
+        self._regions = regions
+        self._blocks: dict[tuple[int, int], Block] = {}
+
+    def write(self, answers: Answers, requests: Sequence[WireRequest]) -> Written:
+        """The answers to these requests. Up to ``INLINE_NBYTES`` travel in the message itself.
+
+        Raises:
+            OutOfMemory: the arena has no room; nothing is kept.
+        """
+        taken: list[Block] = []
+        inline = _Budget(INLINE_NBYTES)
+        try:
+            if answers.whole is not None:
+                return Written(self._tensors(answers.whole, inline, taken), None, answers.parameters)
+            responses = tuple(
+                [
+                    one
+                    if one is None or isinstance(one, WireFailure)
+                    else self._response(one, request[3], inline, taken)
+                    for one, request in zip(answers.each or (), requests, strict=True)
+                ]
+            )
+            return Written(None, responses, answers.parameters)
+        except BaseException:
+            self.free((block.segment, block.offset) for block in taken)
+            raise
+
+    def free(self, places: Iterable[tuple[int, int]]) -> None:
+        """The front has read these blocks.
+
+        Raises:
+            KeyError: no block begins there.
+        """
+        for segment, offset in places:
+            self._arena.free(self._blocks.pop((segment, offset)))
+
+    def close(self) -> None:
+        """Take back what the front has not, or a view of it would keep the arena's memory mapped."""
+        self.free(list(self._blocks))
+
+    def _response(
+        self, outputs: list[Output], placements: Sequence[Any], inline: _Budget, taken: list[Block]
+    ) -> tuple[WireTensor, ...] | WireFailure:
+        """The outputs of one request, some of which may be for the client's own memory."""
+        if not placements:
+            return self._tensors(outputs, inline, taken)
+        places = {name: Place(*place) for name, place in placements}
+        placed: dict[str, WireTensor] = {}
+        for output in outputs:
+            if output.name in places:
+                try:
+                    placed[output.name] = self._placed(output, places[output.name])
+                except RegionError as error:
+                    return WireFailure("INVALID_ARGUMENT", str(error))
+                except _TooSmall as error:
+                    return WireFailure("INTERNAL", str(error))
+        others = self._tensors([one for one in outputs if one.name not in places], inline, taken)
+        by_name = placed | {one.name: one for one in others}
+        return tuple([by_name[output.name] for output in outputs])
+
+    def _placed(self, output: Output, place: Place) -> WireTensor:
+        if output.nbytes > place.nbytes:
+            raise _TooSmall(
+                f"shared memory size specified with the request for output '{output.name}' ({place.nbytes} "
+                f"bytes) should be at least {output.nbytes} bytes to hold the results"
+            )
+        used = place._replace(nbytes=output.nbytes)
+        fill(self._regions.view(used), output)
+        self._regions.check(used)
+        return WireTensor(output.name, output.datatype, output.shape, used)
+
+    def _tensors(self, outputs: list[Output], inline: _Budget, taken: list[Block]) -> tuple[WireTensor, ...]:
+        return tuple(
+            [
+                WireTensor(
+                    one.name,
+                    one.datatype,
+                    one.shape,
+                    _inline(one) if inline.take(one.nbytes) else self._block(one, taken),
+                )
+                for one in outputs
+            ]
+        )
+
+    def _block(self, output: Output, taken: list[Block]) -> Payload:
+        block = self._arena.allocate(output.nbytes)
+        self._blocks[block.segment, block.offset] = block
+        taken.append(block)
+        fill(block.view, output)
+        return Ref(block.segment, block.offset, output.nbytes)
+
+
+class _TooSmall(Exception):
+    """A client's region has no room for an output; the text is for the client."""
+
+
+class _Budget:
+    """Bytes that may still be taken."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._left = nbytes
+
+    def take(self, nbytes: int) -> bool:
+        if nbytes > self._left:
+            return False
+        self._left -= nbytes
+        return True
+
+
+def _inline(output: Output) -> bytes:
+    parts = output.parts
+    if output.datatype == BYTES:
+        return b"".join(parts)
+    if len(parts) == 1 and parts[0].dtype == output.dtype:
+        one: bytes = parts[0].tobytes()
+        return one
+    memory = bytearray(output.nbytes)
+    fill(memoryview(memory), output)
+    return bytes(memory)
+
+
+def fill(memory: memoryview, output: Output) -> None:
+    """Copy the parts, one after the other along axis 0, casting as they go."""
+    position = 0
+    if output.datatype == BYTES:
+        for part in output.parts:
+            memory[position : position + len(part)] = part
+            position += len(part)
+        return
+    whole = np.ndarray(output.shape, output.dtype, memory)
+    with np.errstate(all="ignore"):  # a NaN cast to an integer is the callable's business
+        if len(output.parts) == 1:
+            np.copyto(whole, output.parts[0], casting="unsafe")
+            return
+        for part in output.parts:
+            np.copyto(whole[position : position + len(part)], part, casting="unsafe")
+            position += len(part)

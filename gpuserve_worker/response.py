@@ -1,0 +1,43 @@
+"""What an inference callable gives for a request where outputs alone do not say all. Nothing of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Response(Mapping[str, "NDArray[Any]"]):
+    """The outputs of one request, by name, and parameters that the client is told beside them.
+
+    It may stand wherever a callable gives the mapping of one request::
+
+        return [gpuserve.Response({"y": y}, parameters={"tokens": 12})]
+
+    ``parameters`` are bool, int (64 bits), float or str, by name.
+    """
+
+    __slots__ = ("data", "parameters")
+
+    def __init__(
+        self,
+        data: Mapping[str, NDArray[Any]],
+        parameters: Mapping[str, bool | int | float | str] | None = None,
+    ) -> None:
+        self.data = dict(data)
+        self.parameters = dict(parameters or {})
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}: {getattr(one, 'shape', '?')}" for name, one in self.data.items())
+        return f"Response({shapes}, parameters={self.parameters})"
