@@ -16,10 +16,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import AsyncIterator, Iterator
+import select
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 from gpuserve_worker import wire
+from gpuserve_worker.call_port import LinkPort
 from gpuserve_worker.execution import Execution, Stopwatch
 from gpuserve_worker.intake import TakenIn
 from gpuserve_worker.link import Link
@@ -100,6 +103,10 @@ class AsyncLoop:
         self._batches: dict[int, _UnderWay] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._thread = 0
+        self._answered = threading.Condition()
+        self._calls = LinkPort(model.context.calls, lambda: self._session, self._wait, self._is_own_thread)
+        self._calls.open()
         self._ended: asyncio.Future[None] | None = None
         #: Makes its event loop when it is first used; the warm-up and the service must share it.
         self._runner = asyncio.Runner()
@@ -127,6 +134,7 @@ class AsyncLoop:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._ended = loop.create_future()
         loop.add_reader(self._link.fileno(), self._on_readable)
         try:
@@ -154,9 +162,15 @@ class AsyncLoop:
             self._ended.set_exception(error)
 
     def _on_readable(self) -> None:
+        # A callable that waited in this very thread for another model may have taken what was there.
+        if select.select([self._link], [], [], 0)[0]:
+            self._receive()
+
+    def _receive(self) -> None:
         try:
             received = self._link.receive()
             if received is None:
+                self._answer(self._calls.front_replaced)
                 self._end(None)
                 return
             message, fds = received
@@ -168,8 +182,28 @@ class AsyncLoop:
         except BaseException as error:
             self._end(error)
 
+    def _is_own_thread(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """In the loop's own thread nothing else goes on meanwhile; another thread just waits."""
+        if not self._is_own_thread():
+            with self._answered:
+                self._answered.wait_for(ready)
+            return
+        while not ready():
+            self._receive()
+
+    def _answer(self, take: Callable[[], None]) -> None:
+        """Let calls have their answers, whichever thread waits for one."""
+        with self._answered:
+            take()
+            self._answered.notify_all()
+
     def _take(self, message: wire.Message, fds: list[int]) -> None:
         match message:
+            case wire.Answer():
+                self._answer(lambda: self._calls.take(message))
             case wire.Run():
                 if not self._stopping:
                     self._begin(message)
@@ -192,6 +226,7 @@ class AsyncLoop:
         for batch in self._batches.values():
             batch.give_up()
         self._batches.clear()
+        self._answer(self._calls.front_replaced)
         self._session.close()
         self._session = self._new_session()
         self._link.send(wire.Attached(epoch))
@@ -308,7 +343,7 @@ class AsyncLoop:
             written = batch.session.writer.write(answers, batch.run.requests)
         except OutOfMemory as error:
             raise _Stopped(self._execution.no_memory(error)) from None
-        batch.session.send_yield(wire.Yield(batch.run.batch_id, *written))
+        batch.session.send(wire.Yield(batch.run.batch_id, *written))
         for position, answer in enumerate(written.responses or ()):
             if isinstance(answer, WireFailure):  # the last response of its request
                 batch.cancel_request(position)

@@ -1,15 +1,23 @@
 """What an inference callable, and the decorators over it, can know of the model that they serve.
 
 Every worker serves one model, in one thread; where workers are threads of one process, each has its own
-context. Coroutines and the threads of ``asyncio.to_thread`` inherit it. Nothing of requests is in here.
+context. Coroutines and the threads of ``asyncio.to_thread`` inherit it. What a callable asks other models
+goes from here to ``calls.py``. Nothing of requests is in here.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from gpuserve_worker.calls import Calls, outputs_of, question
 from gpuserve_worker.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
 class ModelContext(NamedTuple):
@@ -24,11 +32,93 @@ class ModelContext(NamedTuple):
     max_batch_size: int
     preferred_batch_sizes: tuple[int, ...]
     decoupled: bool
+    calls: Calls = Calls()
 
     @property
     def batching(self) -> bool:
         """Whether axis 0 of every tensor is the batch axis."""
         return self.max_batch_size > 0
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str | int = "",
+        requested_outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Arrays:
+        """Ask another model of this server, and wait for its answer: its outputs by name.
+
+        ``inputs`` are arrays by name, with the batch axis in front where that model batches. Any thread may
+        ask. In a callable that awaits or yields, use ``infer_async``: here all that runs beside it waits too.
+
+        Raises:
+            ModelCallError: no answer; its ``code`` is what a client would have been told.
+        """
+        asked = question(model, inputs, version, requested_outputs, parameters, timeout_s, stream=False)
+        call = self.calls.ask(asked)
+        try:
+            return outputs_of(call.take(), asked)
+        finally:
+            self.calls.forget(call)
+
+    async def infer_async(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str | int = "",
+        requested_outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Arrays:
+        """As ``infer``, while other work of the event loop goes on."""
+        asked = question(model, inputs, version, requested_outputs, parameters, timeout_s, stream=False)
+        call = self.calls.ask(asked)
+        try:
+            return outputs_of(await call.take_async(), asked)
+        finally:
+            self.calls.forget(call)
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str | int = "",
+        requested_outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[Arrays]:
+        """The responses of a decoupled model, one after the other; raises as ``infer``."""
+        asked = question(model, inputs, version, requested_outputs, parameters, timeout_s, stream=True)
+        call = self.calls.ask(asked)
+        try:
+            while (reply := call.take()).outputs is not None or reply.error is not None:
+                yield outputs_of(reply, asked)
+        finally:
+            self.calls.forget(call)
+
+    async def stream_async(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        version: str | int = "",
+        requested_outputs: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[Arrays]:
+        """As ``stream``, while other work of the event loop goes on."""
+        asked = question(model, inputs, version, requested_outputs, parameters, timeout_s, stream=True)
+        call = self.calls.ask(asked)
+        try:
+            while (reply := await call.take_async()).outputs is not None or reply.error is not None:
+                yield outputs_of(reply, asked)
+        finally:
+            self.calls.forget(call)
 
 
 _CURRENT: Final[ContextVar[ModelContext | None]] = ContextVar("gpuserve_model", default=None)

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuserve_worker.memory import Mapping
+from gpuserve_worker.payloads import REGION
 from gpuserve_worker.regions import Regions
 from gpuserve_worker.tensor import BYTES, bytes_array, numpy_dtype
-from gpuserve_worker.wire import Payload, Place, Ref, WireTensor
+from gpuserve_worker.wire import Place, Ref, WireTensor
 
 #: A payload of more fields is no ``Ref``; as decoded, none has its name yet.
 _REF_FIELDS: Final = len(Ref._fields)
@@ -98,9 +99,12 @@ class Leases:
 class Inputs:
     """Makes the arrays of a batch out of the front's memory."""
 
-    def __init__(self, mapping: Mapping, regions: Regions, leases: Leases, *, read_only: bool) -> None:
+    def __init__(
+        self, mapping: Mapping, regions: Regions, loans: Mapping, leases: Leases, *, read_only: bool
+    ) -> None:
         self._mapping = mapping
         self._regions = regions
+        self._loans = loans
         self._leases = leases
         self._read_only = read_only
 
@@ -115,6 +119,7 @@ class Inputs:
         """
         arrays: dict[str, NDArray[Any]] = {}
         lease: _Lease | None = None
+        payload: Any
         for name, datatype, shape, payload in tensors:
             if datatype == BYTES:
                 arrays[name] = bytes_array(self._bytes(payload), shape)
@@ -122,7 +127,7 @@ class Inputs:
                 # A bytearray is writable, bytes are not: the flags of the array follow.
                 memory = payload if self._read_only else bytearray(payload)
                 arrays[name] = np.ndarray(shape, numpy_dtype(datatype), memory)
-            elif len(payload) > _REF_FIELDS:
+            elif len(payload) > _REF_FIELDS and payload[3] == REGION:
                 region = self._regions.view(Place(*payload)).toreadonly()
                 arrays[name] = np.ndarray(shape, numpy_dtype(datatype), region)
             else:
@@ -132,7 +137,7 @@ class Inputs:
         return arrays
 
     def _lend(self, payload: Any, lease: _Lease) -> _Lent:
-        view = self._mapping.view(*payload)
+        view = self._bytes(payload)
         if self._read_only:
             view = view.toreadonly()
         lent = _Lent((len(view),), np.uint8, view)
@@ -140,5 +145,9 @@ class Inputs:
         lent.memory = view  # an array alone does not keep the mapping from being closed
         return lent
 
-    def _bytes(self, payload: Payload) -> memoryview | bytes:
-        return payload if isinstance(payload, bytes) else self._mapping.view(*payload)
+    def _bytes(self, payload: Any) -> Any:
+        if isinstance(payload, bytes):
+            return payload
+        memory = self._mapping if len(payload) == _REF_FIELDS else self._loans
+        segment, offset, nbytes = payload[:_REF_FIELDS]
+        return memory.view(segment, offset, nbytes)

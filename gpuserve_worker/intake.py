@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gpuserve_worker.memory import Mapping
-from gpuserve_worker.payloads import Fill, Place, WireFailure
+from gpuserve_worker.payloads import REGION, Fill, Loan, Place, WireFailure, payload
 from gpuserve_worker.regions import RegionError, Regions
 from gpuserve_worker.request import Batch
 from gpuserve_worker.tensor import BYTES, check_bytes
@@ -32,7 +32,7 @@ class TakenIn(NamedTuple):
     in_place: tuple[Place, ...]
 
 
-def fill_all(run: Run, mapping: Mapping, regions: Regions) -> dict[int, WireFailure]:
+def fill_all(run: Run, mapping: Mapping, regions: Regions, loans: Mapping) -> dict[int, WireFailure]:
     """Copy what the batch needs from regions into the front's arena: the requests for which that failed.
 
     Raises:
@@ -41,9 +41,13 @@ def fill_all(run: Run, mapping: Mapping, regions: Regions) -> dict[int, WireFail
     failures: dict[int, WireFailure] = {}
     for raw in run.fills:
         one = Fill(*raw)
-        place = Place(*one.source)
-        target = mapping.view(one.segment, one.offset, place.nbytes)
-        problem = _fill(one, place, target, regions)
+        source = payload(one.source)
+        target = mapping.view(one.segment, one.offset, one.source[2])
+        if isinstance(source, Loan):
+            target[:] = loans.view(*source[:3])
+            continue
+        assert isinstance(source, Place)
+        problem = _fill(one, source, target, regions)
         if problem is not None:
             failures[one.position] = WireFailure("INVALID_ARGUMENT", problem)
             _neutralise(target, one)
@@ -53,7 +57,9 @@ def fill_all(run: Run, mapping: Mapping, regions: Regions) -> dict[int, WireFail
 def places_of(run: Run) -> tuple[Place, ...]:
     """The places in regions that the inputs of a batch are read from without a copy."""
     payloads = [one[3] for one in run.inputs]
-    return tuple([Place(*one) for one in payloads if not isinstance(one, bytes) and len(one) > 3])
+    return tuple(
+        [Place(*one) for one in payloads if not isinstance(one, bytes) and len(one) > 3 and one[3] == REGION]
+    )
 
 
 def _fill(one: Fill, place: Place, target: memoryview, regions: Regions) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gpuserve_worker.callable import Kind, LoadError, build, kind_of, locate
+from gpuserve_worker.calls import Calls
 from gpuserve_worker.context import ModelContext, enter_model
 from gpuserve_worker.failure import log_text, log_traceback
 from gpuserve_worker.link import Link
@@ -84,4 +85,5 @@ def _context(init: Init) -> ModelContext:
         init.max_batch_size,
         init.preferred_batch_sizes,
         init.decoupled,
+        Calls(),
     )

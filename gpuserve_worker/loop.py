@@ -16,9 +16,12 @@ is caught nowhere and ends the process with its traceback.
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from gpuserve_worker import wire
+from gpuserve_worker.call_port import LinkPort
 from gpuserve_worker.execution import Execution, Stopwatch
 from gpuserve_worker.link import Link
 from gpuserve_worker.model import Model
@@ -28,6 +31,7 @@ from gpuserve_worker.reporting import Report
 from gpuserve_worker.request import Batch, BatchedOutputs
 from gpuserve_worker.results import only_result, try_result
 from gpuserve_worker.session import Reply, Session
+from gpuserve_worker.turns import Turns
 from gpuserve_worker.wire import WireFailure
 
 #: What most callables return, and nothing has to be asked of.
@@ -43,6 +47,12 @@ class Loop:
         self._execution = Execution(model, report)
         self._session = self._new_session()
         self._stopping = False
+        self._ended = False
+        self._turns = Turns()
+        #: Batches that came while the callable, or a thread of it, waited for an answer of another model.
+        self._backlog: deque[wire.Run] = deque()
+        self._calls = LinkPort(model.context.calls, lambda: self._session, self._wait, lambda: False)
+        self._calls.open()
 
     def try_out(self, batch: Batch) -> None:
         """Call the callable on a batch that nobody waits for; raises what it raises."""
@@ -55,16 +65,40 @@ class Loop:
             OSError: the peer went away while something was sent to it.
             WireError, ValueError, KeyError: the peer broke the protocol.
         """
-        while not self._stopping:
-            received = self._link.receive()
-            if received is None:
-                break
-            message, fds = received
-            try:
-                self._take(message, fds)
-            finally:
-                for fd in fds:
-                    os.close(fd)
+        while (run := self._next_run()) is not None:
+            self._run(run)
+
+    def _next_run(self) -> wire.Run | None:
+        """The next batch; all else that comes before it is obeyed. None at the end."""
+        while not self._stopping and not (self._ended and not self._backlog):
+            if self._backlog:
+                return self._backlog.popleft()
+            if self._turns.try_take():
+                try:
+                    self._receive()
+                finally:
+                    self._turns.give()
+            else:
+                self._wait(lambda: bool(self._backlog) or self._stopping)
+        return None
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """Receive, or let another thread do so, until something is true or the peer is gone."""
+        self._turns.receive_until(lambda: self._ended or ready(), self._receive)
+
+    def _receive(self) -> None:
+        """Take one message. A batch is for the loop to run, whichever thread it was that received it."""
+        received = self._link.receive()
+        if received is None:
+            self._ended = True
+            self._calls.front_replaced()
+            return
+        message, fds = received
+        try:
+            self._take(message, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def stop(self) -> None:
         """Return from ``run`` once the batch at hand is answered. Called from another thread."""
@@ -78,11 +112,14 @@ class Loop:
     def _take(self, message: wire.Message, fds: list[int]) -> None:
         match message:
             case wire.Run():
-                if not self._stopping:
-                    self._run(message)
+                self._backlog.append(message)
+            case wire.Answer():
+                self._calls.take(message)
             case wire.Cancel():
                 pass  # the batch ran before this was read: a plain function cannot be interrupted
             case wire.Attach(epoch):
+                self._backlog.clear()  # it was the front before that wanted them
+                self._calls.front_replaced()
                 self._session.close()
                 self._session = self._new_session()
                 self._link.send(wire.Attached(epoch))

@@ -6,6 +6,7 @@ Only bytes are copied here. What an output is, and whether it may be one, is kno
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ class OutputWriter:
         self._arena = arena
         self._regions = regions
         self._blocks: dict[tuple[int, int], Block] = {}
+        # A callable may ask other models from any of its threads, and what it asks is written here too.
+        self._lock = threading.Lock()
 
     def write(self, answers: Answers, requests: Sequence[WireRequest]) -> Written:
         """The answers to these requests. Up to ``INLINE_NBYTES`` travel in the message itself.
@@ -40,6 +43,10 @@ class OutputWriter:
         Raises:
             OutOfMemory: the arena has no room; nothing is kept.
         """
+        with self._lock:
+            return self._write(answers, requests)
+
+    def _write(self, answers: Answers, requests: Sequence[WireRequest]) -> Written:
         taken: list[Block] = []
         inline = _Budget(INLINE_NBYTES)
         try:
@@ -55,8 +62,16 @@ class OutputWriter:
             )
             return Written(None, responses, answers.parameters)
         except BaseException:
-            self.free((block.segment, block.offset) for block in taken)
+            self._free((block.segment, block.offset) for block in taken)
             raise
+
+    def tensors(self, outputs: list[Output]) -> tuple[WireTensor, ...]:
+        """Tensors that are no answer, but come back by ``Free`` as those of an answer do.
+
+        Raises:
+            OutOfMemory: the arena has no room; nothing is kept.
+        """
+        return self.write(Answers(outputs, None), ()).outputs or ()
 
     def free(self, places: Iterable[tuple[int, int]]) -> None:
         """The front has read these blocks.
@@ -64,6 +79,10 @@ class OutputWriter:
         Raises:
             KeyError: no block begins there.
         """
+        with self._lock:
+            self._free(places)
+
+    def _free(self, places: Iterable[tuple[int, int]]) -> None:
         for segment, offset in places:
             self._arena.free(self._blocks.pop((segment, offset)))
 

@@ -15,6 +15,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 INLINE_NBYTES: Final = 16 * 1024
 
 
+#: What tells a place in a region, and one in a loan, from other numbers.
+REGION: Final = "region"
+LOAN: Final = "loan"
+
+
 class Ref(NamedTuple):
     """Where bytes lie in an arena of the sender: a segment, an offset in it, a length."""
 
@@ -32,7 +37,7 @@ class Place(NamedTuple):
     region: int
     offset: int
     nbytes: int
-    kind: str = "region"
+    kind: str = REGION
 
 
 class Loan(NamedTuple):
@@ -41,7 +46,7 @@ class Loan(NamedTuple):
     segment: int
     offset: int
     nbytes: int
-    kind: str = "loan"
+    kind: str = LOAN
 
 
 #: The bytes of a tensor: themselves when small, a place in some memory otherwise.
@@ -55,6 +60,14 @@ class WireTensor(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
     payload: Payload
+
+
+class Sequence(NamedTuple):
+    """Which sequence a request belongs to: its correlation id, and whether it is its first, its last."""
+
+    id: int | str
+    start: bool
+    end: bool
 
 
 class WireRequest(NamedTuple):
@@ -80,8 +93,8 @@ class WireFailure(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """Copy bytes of a client's region to ``offset`` of a segment of the front's arena, for an input of the
-    request at ``position`` in its batch. ``elements`` is how many they hold, which BYTES do not tell.
+    """Copy bytes of a client's region, or of a loan, to ``offset`` of a segment of the front's arena, for an
+    input of the request at ``position`` in its batch. ``elements`` is how many they are.
     """
 
     position: int
@@ -89,7 +102,7 @@ class Fill(NamedTuple):
     elements: int
     segment: int
     offset: int
-    source: Place
+    source: Place | Loan
 
 
 def payload(raw: Any) -> Payload:
@@ -102,9 +115,9 @@ def payload(raw: Any) -> Payload:
         return raw
     if len(raw) == len(Ref._fields):
         return Ref(*raw)
-    if raw[3] == "region":
+    if raw[3] == REGION:
         return Place(*raw)
-    if raw[3] == "loan":
+    if raw[3] == LOAN:
         return Loan(*raw)
     raise ValueError(f"a payload of kind {raw[3]!r}")
 

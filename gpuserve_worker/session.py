@@ -5,7 +5,7 @@ memory, the worker's output arena, and the way for answers. No callable is calle
 from __future__ import annotations
 
 import os
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gpuserve_worker import wire
 from gpuserve_worker.inputs import Inputs, Leases
@@ -28,7 +28,10 @@ class Session:
         self.mapping = Mapping()
         self.leases = Leases(self._released)
         self.regions = Regions()
-        self.inputs = Inputs(self.mapping, self.regions, self.leases, read_only=read_only_inputs)
+        self.loans = Mapping()
+        self.inputs = Inputs(self.mapping, self.regions, self.loans, self.leases, read_only=read_only_inputs)
+        self._borrowed = Leases(self._returned)
+        self._answers = Inputs(self.mapping, self.regions, self.loans, self._borrowed, read_only=False)
         # The front bounds what is in flight; this only stops an answer no machine could hold.
         self._arena = Arena(_machine_nbytes(), self._announce, self._drop)
         self.writer = OutputWriter(self._arena, self.regions)
@@ -50,6 +53,10 @@ class Session:
                 self.regions.attach(region, fds[0], offset, nbytes)
             case wire.DropRegion(region):
                 self.regions.detach(region)
+            case wire.Lend(segment, nbytes):
+                self.loans.attach(segment, fds[0], nbytes)
+            case wire.Unlend(segment):
+                self.loans.detach(segment)
             case _:
                 raise wire.WireError(f"{type(message).__name__} is not for a worker's link")
 
@@ -57,13 +64,22 @@ class Session:
         """Copy what a batch needs from clients' regions: which requests cannot have it, by position, and the
         places that are read where they are.
         """
-        failures = fill_all(run, self.mapping, self.regions) if run.fills else {}
+        failures = fill_all(run, self.mapping, self.regions, self.loans) if run.fills else {}
         return failures, places_of(run) if self._read_only_inputs else ()
 
-    def send_yield(self, response: wire.Yield) -> None:
-        """Send one response of a batch that goes on."""
+    def send(self, message: wire.Yield | wire.Call | wire.CallOff | wire.Return) -> None:
+        """Send a response of a batch that goes on, or the callable's own word to another model."""
         if not self._closed:
-            self._link.send(response)
+            self._link.send(message)
+
+    def borrow(self, lease: int, tensors: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
+        """The arrays in an answer of another model, and whether the lease ends with the last of them.
+
+        Raises:
+            ValueError: it names memory that there is not.
+        """
+        arrays = self._answers.arrays(lease, tensors)
+        return arrays, bool(lease) and not self._borrowed.is_free(lease)
 
     def reply(self, reply: Reply) -> None:
         """Send the end of a batch.
@@ -82,6 +98,8 @@ class Session:
         self.leases.close()
         self.mapping.close()
         self.regions.close()
+        self._borrowed.close()
+        self.loans.close()
         self.writer.close()
         self._arena.close()
 
@@ -91,6 +109,9 @@ class Session:
 
     def _drop(self, segment: int) -> None:
         self._send_if_there(wire.DropSegment(segment))
+
+    def _returned(self, lease: int) -> None:
+        self._send_if_there(wire.Return((lease,)))
 
     def _released(self, batch_id: int) -> None:
         self._send_if_there(wire.Released((batch_id,)))

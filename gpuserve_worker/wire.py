@@ -47,13 +47,10 @@ __all__ = ["INLINE_NBYTES", "Fill", "Loan", "Payload", "Place", "Ref", "Vocabula
 __all__ += ["WireFailure", "WireRequest", "WireTensor", "payload", "requests", "responses", "tensors"]
 
 #: Raised whenever a field of a message changes meaning.
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 
 #: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``.
 YIELD_WINDOW: Final = 64
-
-
-# ---- supervisor -> worker -------------------------------------------------------------------
 
 
 class Init(NamedTuple):
@@ -87,9 +84,6 @@ class Init(NamedTuple):
 
 class Stop(NamedTuple):
     """Finish the batch at hand and exit with status 0."""
-
-
-# ---- worker -> supervisor -------------------------------------------------------------------
 
 
 class Phase(NamedTuple):
@@ -149,13 +143,15 @@ class Run(NamedTuple):
     """Call the inference callable on one batch. Every request shares the tensors' inner shapes.
 
     ``fills`` come before the call: the front touches no byte of a client's region. The ``Place`` of an input
-    is read where it is, which only a model with read-only inputs is asked to do.
+    is read where it is, which only a model with read-only inputs is asked to do. ``dropped`` sequences have
+    ended since the last batch, without their last request.
     """
 
     batch_id: int
     requests: tuple[WireRequest, ...]
     inputs: tuple[WireTensor, ...]
     fills: tuple[Fill, ...] = ()
+    dropped: tuple[int | str, ...] = ()
 
 
 class Cancel(NamedTuple):
@@ -215,11 +211,12 @@ class Unlend(NamedTuple):
 class Answer(NamedTuple):
     """What became of a ``Call``: its response, or its failure; ``final`` says that no more will come.
 
-    A response of a decoupled model may come without outputs at the end (``outputs`` None). The memory of
-    a ``Loan`` in it belongs to this worker until its ``Return``.
+    The end of a stream is an answer without outputs (None) and without a failure. The memory of every
+    ``Loan`` in it is this worker's until it says ``Return`` with the number ``lease``, where that is not 0.
     """
 
     call_id: int
+    lease: int
     outputs: tuple[WireTensor, ...] | None
     parameters: dict[str, Any]
     failure: WireFailure | None
@@ -247,7 +244,8 @@ class RegionOpened(NamedTuple):
 
 class Call(NamedTuple):
     """The callable asks another model of this server. Inputs lie in this message or in the worker's arena,
-    whose blocks come back by ``Free`` as those of outputs do. ``timeout_s`` 0 is no limit.
+    whose blocks come back by ``Free`` as those of outputs do. ``timeout_s`` 0 is no limit. ``stream``: any
+    number of responses may come.
     """
 
     call_id: int
@@ -257,6 +255,7 @@ class Call(NamedTuple):
     requested_outputs: tuple[str, ...]
     parameters: dict[str, Any]
     timeout_s: float
+    stream: bool
 
 
 class CallOff(NamedTuple):
@@ -266,9 +265,9 @@ class CallOff(NamedTuple):
 
 
 class Return(NamedTuple):
-    """The last array over the loans in an answer to each of these calls has died."""
+    """The last array over what these answers lent has died; an answer of a stream is taken as well."""
 
-    call_ids: tuple[int, ...]
+    leases: tuple[int, ...]
 
 
 class Yield(NamedTuple):

@@ -43,9 +43,9 @@ MESSAGES: list[wire.Message] = [
     wire.RegionOpened(4, "no such device"),
     wire.Lend(9, 1 << 24),
     wire.Unlend(9),
-    wire.Call(1, "m", "", (TENSOR,), ("y",), {"k": 1}, 0.5),
+    wire.Call(1, "m", "", (TENSOR,), ("y",), {"k": 1}, 0.5, False),
     wire.CallOff(1),
-    wire.Answer(1, (BORROWED, PLACED), {}, None, True),
+    wire.Answer(1, 5, (BORROWED, PLACED), {}, None, True),
     wire.Return((1, 2)),
 ]
 

@@ -1,0 +1,126 @@
+"""A worker's calls to other models on its link: questions out, answers in. Who receives is the loop's
+business.
+
+How a call is waited for is in ``calls.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from gpuserve_worker import wire
+from gpuserve_worker.calls import Calls, ModelCallError, Question, Reply
+from gpuserve_worker.failure import client_text
+from gpuserve_worker.memory import OutOfMemory
+from gpuserve_worker.outputs import Output
+from gpuserve_worker.session import Session
+from gpuserve_worker.tensor import BYTES, datatype_of, encode_bytes
+
+_REPLACED: Final = "the server was interrupted while it answered; the call may be made again"
+
+
+class LinkPort:
+    """The calls of one worker's callable. ``session`` gives the front that is there now."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        session: Callable[[], Session],
+        wait: Callable[[Callable[[], bool]], None],
+        wakes: Callable[[], bool],
+    ) -> None:
+        self._calls = calls
+        self._session = session
+        self._wait = wait
+        self._wakes = wakes
+
+    def open(self) -> None:
+        """From now on the callable may ask."""
+        self._calls.open(self)
+
+    def ask(self, call_id: int, question: Question) -> None:
+        """Send a question; see ``CallPort``."""
+        outputs = [_tensor(question.model, name, value) for name, value in question.inputs.items()]
+        session = self._session()
+        try:
+            inputs = session.writer.tensors(outputs)
+        except OutOfMemory:
+            text = f"There is no memory for the inputs of a call to model {question.model!r}"
+            raise ModelCallError("RESOURCE_EXHAUSTED", text) from None
+        session.send(
+            wire.Call(
+                call_id,
+                question.model,
+                question.version,
+                inputs,
+                question.requested_outputs,
+                dict(question.parameters),
+                question.timeout_s,
+                question.stream,
+            )
+        )
+
+    def call_off(self, call_id: int) -> None:
+        """Nobody waits for the answer any more."""
+        self._session().send(wire.CallOff(call_id))
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Let messages come in until something is true."""
+        self._wait(ready)
+
+    def wakes(self) -> bool:
+        """Whether this thread runs the event loop that messages come in on."""
+        return self._wakes()
+
+    def give_back(self, lease: int) -> None:
+        """A reply without memory of its own was taken."""
+        self._session().send(wire.Return((lease,)))
+
+    def take(self, answer: wire.Answer) -> None:
+        """An answer has come.
+
+        Raises:
+            ValueError: it names memory that there is not.
+        """
+        call_id, lease, outputs, parameters, failure, final = answer
+        session = self._session()
+        if not self._calls.is_asked(call_id):
+            if lease:
+                self.give_back(lease)
+            return
+        if failure is not None:
+            reply = Reply(None, {}, ModelCallError(*failure), True)
+        elif outputs is None:
+            reply = Reply(None, parameters, None, True)
+        else:
+            arrays, held = session.borrow(lease, outputs)
+            reply = Reply(arrays, parameters, None, final, 0 if held else lease)
+        self._calls.reply(call_id, reply)
+
+    def front_replaced(self) -> None:
+        """Whoever would have answered is gone."""
+        self._calls.fail_all(_REPLACED)
+
+
+def _tensor(model: str, name: Any, value: Any) -> Output:
+    """An input of a call as it is to be written.
+
+    Raises:
+        ModelCallError: it is no tensor.
+    """
+    if not isinstance(name, str):
+        text = f"an input of a call to model {model!r} is named {name!r}: names must be str"
+        raise ModelCallError("INVALID_ARGUMENT", text)
+    try:
+        array = np.asarray(value)
+        datatype = datatype_of(np.dtype(object) if array.dtype.kind in "SU" else array.dtype)
+        if datatype != BYTES:
+            return Output(name, datatype, array.shape, array.nbytes, array.dtype, [array])
+        encoded = encode_bytes(array.ravel().tolist())
+    except (TypeError, ValueError) as error:
+        text = f"input {name!r} of a call to model {model!r}: {client_text(error)}"
+        raise ModelCallError("INVALID_ARGUMENT", text) from None
+    return Output(name, BYTES, array.shape, len(encoded), np.dtype(object), [encoded])

@@ -1,0 +1,226 @@
+"""What an inference callable asks other models of its server, and the answers that come.
+
+A callable asks through ``ModelContext``. Which messages go where, and who receives, is the loop's business
+(``CallPort``); here is which answer belongs to which question, and how a thread or a task waits for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from gpuserve_worker.failure import INTERNAL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_NO_SERVER: Final = "this callable is not called by a server, so there is no other model to ask"
+
+
+class _Code(NamedTuple):
+    """An error code; ``value`` is one of ``failure.CODES``."""
+
+    value: str
+
+
+class ModelCallError(Exception):
+    """Another model could not answer. ``code`` is one of ``errors.Code``: a callable that lets the exception
+    pass fails its own request with it.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = _Code(code)
+
+
+class Question(NamedTuple):
+    """What is asked of a model. Arrays have the batch axis in front where the model batches."""
+
+    model: str
+    version: str
+    inputs: Mapping[str, Any]
+    requested_outputs: tuple[str, ...]
+    parameters: Mapping[str, Any]
+    timeout_s: float
+    stream: bool
+
+
+class Reply(NamedTuple):
+    """One response to a question, an error in its place, or neither, which is the end of a stream.
+
+    ``lease`` is what is to be given back when it is taken, 0 where its arrays do that.
+    """
+
+    outputs: dict[str, NDArray[Any]] | None
+    parameters: dict[str, Any]
+    error: ModelCallError | None
+    final: bool
+    lease: int = 0
+
+
+class CallPort(Protocol):
+    """What a loop does for the calls of its callable."""
+
+    def ask(self, call_id: int, question: Question) -> None:
+        """Send a question.
+
+        Raises:
+            ModelCallError: its inputs are no tensors, or there is no memory for them.
+        """
+
+    def call_off(self, call_id: int) -> None:
+        """Nobody waits for the answer any more."""
+
+    def give_back(self, lease: int) -> None:
+        """A reply without memory of its own was taken."""
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Let messages come in until something is true; any thread may call it."""
+
+    def wakes(self) -> bool:
+        """Whether the calling thread runs the event loop that messages come in on."""
+
+
+class Call:
+    """One question, and the replies to it that have come and were not taken."""
+
+    def __init__(self, call_id: int, port: CallPort) -> None:
+        self.call_id = call_id
+        self._port = port
+        self._replies: deque[Reply] = deque()
+        self._ended = False
+        self._on_reply: Callable[[], None] = _nothing
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a reply to be taken, or none will come."""
+        return bool(self._replies) or self._ended
+
+    def add(self, reply: Reply) -> None:
+        """A reply has come."""
+        self._replies.append(reply)
+        self._ended = reply.final
+        self._on_reply()
+
+    def take(self) -> Reply:
+        """The next reply; waits for it in this thread."""
+        if not self.ready:
+            self._port.wait(lambda: self.ready)
+        return self._next()
+
+    async def take_async(self) -> Reply:
+        """The next reply; the event loop goes on meanwhile."""
+        import asyncio
+
+        if not self._port.wakes():
+            return await asyncio.to_thread(self.take)
+        if not self.ready:
+            came = asyncio.Event()
+            self._on_reply = came.set
+            await came.wait()
+            self._on_reply = _nothing
+        return self._next()
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        while self._replies:
+            self._next()
+        if not self._ended:
+            self._ended = True
+            self._port.call_off(self.call_id)
+
+    def _next(self) -> Reply:
+        reply = self._replies.popleft() if self._replies else Reply(None, {}, None, True)
+        if reply.lease:
+            self._port.give_back(reply.lease)
+        return reply
+
+
+class Calls:
+    """The questions of one worker that are under way. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._port: CallPort | None = None
+        self._calls: dict[int, Call] = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def open(self, port: CallPort) -> None:
+        """From now on questions can be asked."""
+        self._port = port
+
+    def ask(self, question: Question) -> Call:
+        """Send a question.
+
+        Raises:
+            ModelCallError: it cannot be asked.
+        """
+        if self._port is None:
+            raise ModelCallError("UNAVAILABLE", _NO_SERVER)
+        call = Call(next(self._numbers), self._port)
+        with self._lock:
+            self._calls[call.call_id] = call
+        try:
+            self._port.ask(call.call_id, question)
+        except BaseException:
+            self.forget(call)
+            raise
+        return call
+
+    def forget(self, call: Call) -> None:
+        """Nobody waits for this one any more."""
+        with self._lock:
+            self._calls.pop(call.call_id, None)
+        call.close()
+
+    def is_asked(self, call_id: int) -> bool:
+        """Whether somebody still waits for an answer to this call."""
+        return call_id in self._calls
+
+    def reply(self, call_id: int, reply: Reply) -> None:
+        """A reply has come."""
+        call = self._calls.get(call_id)
+        if call is not None:
+            call.add(reply)
+
+    def fail_all(self, text: str) -> None:
+        """Whoever would have answered is gone."""
+        with self._lock:
+            calls = list(self._calls.values())
+        for call in calls:
+            call.add(Reply(None, {}, ModelCallError("UNAVAILABLE", text), True))
+
+
+def outputs_of(reply: Reply, question: Question) -> dict[str, NDArray[Any]]:
+    """The outputs of the one reply to a question.
+
+    Raises:
+        ModelCallError: it is none.
+    """
+    if reply.error is not None:
+        raise reply.error
+    if reply.outputs is None:
+        raise ModelCallError(INTERNAL, f"model {question.model!r} gave no response")
+    return reply.outputs
+
+
+def question(
+    model: str,
+    inputs: Mapping[str, Any],
+    version: str | int,
+    requested_outputs: Sequence[str],
+    parameters: Mapping[str, Any] | None,
+    timeout_s: float | None,
+    *,
+    stream: bool,
+) -> Question:
+    """What a callable asks, in the form that it travels in."""
+    asked = tuple(requested_outputs)
+    return Question(model, str(version), inputs, asked, dict(parameters or {}), timeout_s or 0.0, stream)
+
+
+def _nothing() -> None:
+    """Nobody waits on an event loop."""
