@@ -26,6 +26,7 @@ _ROLES = (
     ("triton_python_backend_stub", "Python backend stub"),
     ("bin/tritonserver", "tritonserver"),
     ("pytriton_models.py", "the program with the callable"),
+    ("mosec_model.py", "the program with the callable"),
     ("resource_tracker", "multiprocessing resource tracker"),
     ("multiprocessing", "multiprocessing manager"),
 )

@@ -1,4 +1,4 @@
-"""The load generators: one run of h2load, wrk or the stream client against one server, as a ``LoadResult``.
+"""The load generators: one run of h2load, wrk or a client of ours against one server, as a ``LoadResult``.
 
 The first two are C programs on one thread, faster than any server here. A run in which any request failed is
 no result: it raises. h2load does not read grpc-status, and an error over gRPC is an HTTP 200 without a body,
@@ -16,11 +16,19 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-from benchmarks.payloads import EchoPayload, Payload, TokensPayload, framed
-from benchmarks.servers import Ports
+from benchmarks.payloads import (
+    EchoInStreamPayload,
+    EchoPayload,
+    Payload,
+    SharedMemoryPayload,
+    TokensPayload,
+    framed,
+)
+from benchmarks.servers import Api, Ports, RunningServer
 
+_V2_ONLY = frozenset({Api.V2})
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
 _GRACE_S = 30.0  # for a generator to end after its time
 
@@ -43,16 +51,20 @@ class LoadResult:
 
 
 class Load(Protocol):
-    """A way of loading a server. ``program`` is needed on PATH; Debian and Ubuntu have it in ``package``."""
+    """A way of loading a server. ``program`` is needed on PATH; Debian and Ubuntu have it in ``package``.
+
+    ``apis`` are those of the servers that can be loaded so.
+    """
 
     program: ClassVar[str]
     package: ClassVar[str]
+    apis: ClassVar[frozenset[Api]]
 
     @property
     def payload(self) -> Payload:
         """What each request holds."""
 
-    def run(self, ports: Ports, seconds: float, answer: bytes) -> LoadResult:
+    def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """Load the server for this long.
 
         Args:
@@ -83,12 +95,13 @@ class GrpcLoad:
     latency: bool = False
     program: ClassVar[str] = "h2load"
     package: ClassVar[str] = "nghttp2-client"
+    apis: ClassVar[frozenset[Api]] = _V2_ONLY
 
-    def run(self, ports: Ports, seconds: float, answer: bytes) -> LoadResult:
+    def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """One h2load run; see ``Load``."""
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             log = Path(folder) / "requests.log"
-            output = _output(self._command(ports, seconds, Path(folder), log), seconds)
+            output = _output(self._command(one.ports, seconds, Path(folder), log), seconds)
             in_flight = self.connections * self.streams
             parsed = parse_h2load(output, len(answer), in_flight, self.payload.messages)
             if not self.latency:
@@ -112,22 +125,26 @@ class GrpcLoad:
 
 @dataclass(frozen=True, slots=True)
 class HttpLoad:
-    """wrk: one request in flight on each of ``connections``, HTTP/1.1, binary tensors."""
+    """wrk: one request in flight on each of ``connections``, HTTP/1.1, in the server's own API."""
 
     payload: EchoPayload
     connections: int
     program: ClassVar[str] = "wrk"
     package: ClassVar[str] = "wrk"
+    apis: ClassVar[frozenset[Api]] = frozenset(Api)
 
-    def run(self, ports: Ports, seconds: float, answer: bytes) -> LoadResult:
+    def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """One wrk run; see ``Load``. wrk counts whole seconds, so the time is rounded up."""
         del answer  # an error over HTTP has a status of its own
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            body, json_nbytes = self.payload.write_http_body(Path(folder))
+            request = self.payload.http_request(one.server.api)
+            body = Path(folder) / "http.bin"
+            body.write_bytes(request.body)
+            headers = [word for header in request.headers.items() for word in header]
             command = [
                 *(self.program, "-t", "1", "-c", str(self.connections), "-d", f"{-int(-seconds // 1)}s"),
-                *("-s", str(_WRK_SCRIPT), f"http://127.0.0.1:{ports.http}/v2/models/echo/infer"),
-                *("--", str(body), str(json_nbytes)),
+                *("-s", str(_WRK_SCRIPT), f"http://127.0.0.1:{one.ports.http}{request.path}"),
+                *("--", str(body), *headers),
             ]
             return parse_wrk(_output(command, seconds))
 
@@ -143,18 +160,11 @@ class FirstResponseLoad:
     streams: int
     program: ClassVar[str] = sys.executable
     package: ClassVar[str] = "python3"
+    apis: ClassVar[frozenset[Api]] = _V2_ONLY
 
-    def run(self, ports: Ports, seconds: float, answer: bytes) -> LoadResult:
+    def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """One run of the client in a process of its own; see ``Load``."""
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            request_file, answer_file = Path(folder) / "request.bin", Path(folder) / "answer.bin"
-            request_file.write_bytes(framed(self.payload.grpc_message()))
-            answer_file.write_bytes(answer)
-            command = [
-                *(self.program, "-m", "benchmarks.stream_client", str(ports.grpc), self.payload.path),
-                *(str(self.streams), str(seconds), str(request_file), str(answer_file)),
-            ]
-            result = json.loads(_output(command, seconds))
+        result = _client("stream_client", self.payload, self.streams, one, seconds, answer)
         answers = result["calls"] * self.payload.messages
         return LoadResult(
             answers,
@@ -162,6 +172,67 @@ class FirstResponseLoad:
             statistics.fmean(result["first_s"]),
             statistics.median(result["first_s"]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class InStreamLoad:
+    """The in-stream client: one stream on one connection, with so many requests in flight inside it."""
+
+    payload: EchoInStreamPayload
+    in_flight: int
+    program: ClassVar[str] = sys.executable
+    package: ClassVar[str] = "python3"
+    apis: ClassVar[frozenset[Api]] = _V2_ONLY
+
+    def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
+        """One run of the client in a process of its own; see ``Load``."""
+        result = _client("in_stream_client", self.payload, self.in_flight, one, seconds, answer)
+        return LoadResult(result["answers"], result["answers"] / result["took_s"])
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryLoad:
+    """The shared memory client: one request in flight, which holds no tensor; every latency is kept."""
+
+    payload: SharedMemoryPayload
+    program: ClassVar[str] = sys.executable
+    package: ClassVar[str] = "python3"
+    apis: ClassVar[frozenset[Api]] = _V2_ONLY
+
+    def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
+        """One run of the client in a process of its own; see ``Load``."""
+        del answer  # the client looks into its region
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            request = Path(folder) / "request.bin"
+            request.write_bytes(self.payload.grpc_message())
+            command = [
+                *(self.program, "-m", "benchmarks.shared_memory_client", str(one.ports.grpc)),
+                *(self.payload.path, str(seconds), str(self.payload.nbytes), str(request)),
+            ]
+            result = json.loads(_output(command, seconds))
+        times_s = result["latencies_s"]
+        return LoadResult(
+            len(times_s),
+            len(times_s) / result["took_s"],
+            statistics.fmean(times_s),
+            statistics.median(times_s),
+        )
+
+
+def _client(
+    module: str, payload: Payload, at_once: int, one: RunningServer, seconds: float, answer: bytes
+) -> dict[str, Any]:
+    """What one of the two clients of streams printed."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        request_file, answer_file = Path(folder) / "request.bin", Path(folder) / "answer.bin"
+        request_file.write_bytes(framed(payload.grpc_message()))
+        answer_file.write_bytes(answer)
+        command = [
+            *(sys.executable, "-m", f"benchmarks.{module}", str(one.ports.grpc), payload.path),
+            *(str(at_once), str(seconds), str(request_file), str(answer_file)),
+        ]
+        result: dict[str, Any] = json.loads(_output(command, seconds))
+    return result
 
 
 def parse_h2load(output: str, answer_nbytes: int, in_flight: int, messages: int = 1) -> LoadResult:

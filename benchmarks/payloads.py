@@ -5,9 +5,9 @@ Messages are made once, by tritonclient's protobuf, so all servers get the same 
 
 from __future__ import annotations
 
+import http.client
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 import numpy as np
@@ -15,13 +15,23 @@ import numpy.typing as npt
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
 
-from benchmarks.servers import ECHO, TOKENS, RunningServer, ServerFailed
+from benchmarks import shared_memory_client
+from benchmarks.servers import ECHO, TOKENS, Api, RunningServer, ServerFailed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _TIMEOUT_S = 30
+
+
+class HttpRequest(NamedTuple):
+    """A POST."""
+
+    path: str
+    body: bytes
+    headers: dict[str, str]
 
 
 class Payload(Protocol):
@@ -42,7 +52,8 @@ class Payload(Protocol):
         """Ask a server, and look at what it answers.
 
         Returns:
-            The body of a right gRPC answer: every message with its prefix.
+            The body of a right gRPC answer: every message with its prefix. Empty where there is none, or
+            where an answer is told in another way.
 
         Raises:
             ServerFailed: it answered wrong.
@@ -66,22 +77,21 @@ class EchoPayload:
         """A serialized ModelInferRequest with raw contents."""
         return _grpc_message(ECHO, "x", "FP32", self.array)
 
-    def http_body(self) -> tuple[bytes, int]:
-        """A binary v2 request, and the length of the JSON that it starts with."""
+    def http_request(self, api: Api) -> HttpRequest:
+        """The same over HTTP."""
+        if api is Api.RAW:
+            return HttpRequest("/inference", self.array.tobytes(), {})
         tensor = http_client.InferInput("x", list(self.array.shape), "FP32")
         tensor.set_data_from_numpy(self.array)
         body, json_nbytes = http_client.InferenceServerClient.generate_request_body([tensor])
-        return bytes(body), int(json_nbytes)
-
-    def write_http_body(self, folder: Path) -> tuple[Path, int]:
-        """The body of an HTTP request in a file, and the length of its JSON."""
-        body, json_nbytes = self.http_body()
-        path = folder / "http.bin"
-        path.write_bytes(body)
-        return path, json_nbytes
+        headers = {"Inference-Header-Content-Length": str(json_nbytes)}
+        return HttpRequest(f"/v2/models/{ECHO}/infer", bytes(body), headers)
 
     def check(self, running: RunningServer) -> bytes:
         """Infer this tensor, and a batch of three, over both protocols with tritonclient; see ``Payload``."""
+        if running.server.api is Api.RAW:
+            self._check_raw(running)
+            return b""
         one_row = self.array
         for array in (one_row, np.concatenate([one_row, one_row + 1, one_row + 2])):
             for protocol, infer in (("gRPC", _infer_grpc), ("HTTP", _infer_http)):
@@ -89,6 +99,51 @@ class EchoPayload:
                 if answer is None or answer.dtype != array.dtype or not np.array_equal(answer, array):
                     raise ServerFailed(f"{running.server.title} does not echo {array.shape} over {protocol}")
         return b"".join(map(framed, _messages(running, self)))
+
+    def _check_raw(self, running: RunningServer) -> None:
+        request = self.http_request(Api.RAW)
+        connection = http.client.HTTPConnection("127.0.0.1", running.ports.http, timeout=_TIMEOUT_S)
+        try:
+            connection.request("POST", request.path, request.body, request.headers)
+            if connection.getresponse().read() != request.body:
+                raise ServerFailed(
+                    f"{running.server.title} does not echo {len(request.body)} bytes over HTTP"
+                )
+        finally:
+            connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class EchoInStreamPayload(EchoPayload):
+    """The same request as one message of ModelStreamInfer."""
+
+    path = STREAM_INFER
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryPayload:
+    """One row of FP32 of this size for a model that echoes it, from one region of the client to another."""
+
+    nbytes: int
+    model: str
+    path = INFER
+    messages = 1
+
+    def grpc_message(self) -> bytes:
+        """A serialized ModelInferRequest that holds no tensor."""
+        request = service_pb2.ModelInferRequest(model_name=self.model)
+        tensor = request.inputs.add(name="x", datatype="FP32", shape=(1, self.nbytes // 4))
+        _place(tensor.parameters, shared_memory_client.INPUT, self.nbytes)
+        _place(request.outputs.add(name="y").parameters, shared_memory_client.OUTPUT, self.nbytes)
+        return bytes(request.SerializeToString())
+
+    def check(self, running: RunningServer) -> bytes:
+        """Register regions, ask once, and look into the output region; see ``Payload``."""
+        try:
+            shared_memory_client.run(running.ports.grpc, self.path, 0.0, self.nbytes, self.grpc_message())
+        except (shared_memory_client.SharedMemoryFailed, InferenceServerException, grpc.RpcError) as error:
+            raise ServerFailed(f"{running.server.title}, {self.model} in shared memory: {error}") from None
+        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +176,11 @@ def _grpc_message(model: str, name: str, datatype: str, array: npt.NDArray[np.ge
     request.inputs.add(name=name, datatype=datatype, shape=array.shape)
     request.raw_input_contents.append(array.tobytes())
     return bytes(request.SerializeToString())
+
+
+def _place(parameters: Any, region: str, nbytes: int) -> None:
+    parameters["shared_memory_region"].string_param = region
+    parameters["shared_memory_byte_size"].int64_param = nbytes
 
 
 def _infer_grpc(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:

@@ -1,5 +1,6 @@
-"""How the other servers are installed: PyTriton from PyPI into an environment of its own, plain Triton
-out of the same wheel. Everything goes into one cache folder and is made once. Nothing is started here.
+"""How the other servers are installed: PyTriton and mosec from PyPI, each into an environment of its own,
+plain Triton out of PyTriton's wheel. Everything goes into one cache folder and is made once. Nothing is
+started here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PYTRITON = "nvidia-pytriton==0.7.0"
+MOSEC = "mosec==0.9.8"
 _INSTALLED = "installed.txt"
 
 
@@ -21,8 +23,8 @@ class ServerMissing(Exception):
 class PeerCache:
     """The folder where the peers live.
 
-    ``python`` makes PyTriton's environment. Its statically linked stub must fit that interpreter's standard
-    library: Debian's and Ubuntu's own python3 do, a later patch release of 3.11 does not.
+    ``python`` makes their environments. PyTriton's statically linked stub must fit that interpreter's
+    standard library: Debian's and Ubuntu's own python3 do, a later patch release of 3.11 does not.
     """
 
     folder: Path
@@ -32,6 +34,11 @@ class PeerCache:
     def venv(self) -> Path:
         """PyTriton's environment."""
         return self.folder / "pytriton"
+
+    @property
+    def mosec(self) -> Path:
+        """mosec's environment."""
+        return self.folder / "mosec"
 
     @property
     def triton(self) -> Path:
@@ -49,15 +56,26 @@ class PeerCache:
         Raises:
             ServerMissing: the interpreter is not there, or pip could not install the wheel.
         """
-        stamp = self.venv / _INSTALLED
-        if stamp.exists() and stamp.read_text() == PYTRITON:
+        self._install(self.venv, PYTRITON)
+
+    def install_mosec(self) -> None:
+        """Make the environment unless it is there.
+
+        Raises:
+            ServerMissing: as above.
+        """
+        self._install(self.mosec, MOSEC, "numpy")
+
+    def _install(self, venv: Path, requirement: str, *others: str) -> None:
+        stamp = venv / _INSTALLED
+        if stamp.exists() and stamp.read_text() == requirement:
             return
         if not self.python.exists():
             raise ServerMissing(f"{self.python} does not exist: name another interpreter with --peer-python")
-        _run("make its environment (python3-venv missing?)", self.python, "-m", "venv", "--clear", self.venv)
-        pip = self.venv / "bin/pip"
-        _run(f"install {PYTRITON}", pip, "install", "--quiet", "--disable-pip-version-check", PYTRITON)
-        stamp.write_text(PYTRITON)
+        _run("make its environment (python3-venv missing?)", self.python, "-m", "venv", "--clear", venv)
+        install = ("install", "--quiet", "--disable-pip-version-check")
+        _run(f"install {requirement}", venv / "bin/pip", *install, requirement, *others)
+        stamp.write_text(requirement)
 
     def install_triton(self) -> None:
         """Copy plain Triton out of PyTriton's wheel unless that was done.

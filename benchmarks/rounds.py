@@ -52,8 +52,8 @@ def measure(
     Raises:
         ServerFailed: a server does not answer right.
     """
-    payloads = {row.load.payload for row in rows}
-    answers = {(one.server.name, payload): payload.check(one) for one in servers for payload in payloads}
+    pairs = {(one, row.load.payload) for row in rows for one in servers if _can_run(row, one)}
+    answers = {(one.server.name, payload): payload.check(one) for one, payload in pairs}
     samples = Samples()
     for row in rows:
         for one in servers:
@@ -75,15 +75,19 @@ def measure(
 
 def _run(row: Row, one: RunningServer, seconds: float, answers: _Answers, samples: Samples) -> Sample | None:
     pair = row.name, one.server.name
-    if pair in samples.failures:
+    if pair in samples.failures or not _can_run(row, one):
         return None
     before = _Clocks.read(one.pid)
     try:
-        result = row.load.run(one.ports, seconds, answers[one.server.name, row.load.payload])
+        result = row.load.run(one, seconds, answers[one.server.name, row.load.payload])
     except LoadFailed as error:
         samples.failures[pair] = str(error)
         return None
     return _sample(row, result, before, _Clocks.read(one.pid))
+
+
+def _can_run(row: Row, one: RunningServer) -> bool:
+    return one.server.api in row.load.apis
 
 
 @dataclass(frozen=True, slots=True)

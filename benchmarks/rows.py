@@ -5,8 +5,17 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from benchmarks.load import FirstResponseLoad, GrpcLoad, HttpLoad, Load, LoadResult
-from benchmarks.payloads import EchoPayload, TokensPayload
+from benchmarks.load import (
+    FirstResponseLoad,
+    GrpcLoad,
+    HttpLoad,
+    InStreamLoad,
+    Load,
+    LoadResult,
+    SharedMemoryLoad,
+)
+from benchmarks.payloads import EchoInStreamPayload, EchoPayload, SharedMemoryPayload, TokensPayload
+from benchmarks.servers import ECHO, ECHO_READ_ONLY
 
 _SMALL = EchoPayload(64)
 _LARGE = EchoPayload(1 << 20)
@@ -65,6 +74,18 @@ _LARGE_TARGETS = {"pytriton": Target(2.0), "triton": Target(0.9)}
 _TOKENS_TARGETS = {"pytriton": Target(3.0)}
 _FIRST_TARGETS = {"pytriton": Target(0.33, at_most=True)}
 
+
+def _shared_memory_row(name: str, size: str, nbytes: int, model: str, at_most: float) -> Row:
+    inputs = "read-only" if model == ECHO_READ_ONLY else "writable"
+    return Row(
+        name,
+        f"gRPC {size} in shared memory, {inputs} inputs, one in flight, median",
+        SharedMemoryLoad(SharedMemoryPayload(nbytes, model)),
+        Measure.LATENCY,
+        {"triton": Target(at_most, at_most=True)},
+    )
+
+
 ROWS = (
     Row(
         "grpc-64-8x16",
@@ -93,7 +114,19 @@ ROWS = (
         "HTTP binary 64 B, 64 connections",
         HttpLoad(_SMALL, connections=64),
         Measure.THROUGHPUT,
+        {"triton": Target(1.5), "mosec": Target(1.0)},
     ),
+    Row(
+        "stream-64-64",
+        "gRPC 64 B, 64 in flight inside one stream",
+        InStreamLoad(EchoInStreamPayload(64), in_flight=64),
+        Measure.THROUGHPUT,
+        {"triton": Target(1.5)},
+    ),
+    _shared_memory_row("shm-1m-read-only", "1 MiB", 1 << 20, ECHO_READ_ONLY, 0.7),
+    _shared_memory_row("shm-1m", "1 MiB", 1 << 20, ECHO, 0.9),
+    _shared_memory_row("shm-16m-read-only", "16 MiB", 1 << 24, ECHO_READ_ONLY, 0.35),
+    _shared_memory_row("shm-16m", "16 MiB", 1 << 24, ECHO, 0.75),
     Row(
         "grpc-1m-1",
         "gRPC 1 MiB, one in flight",

@@ -6,6 +6,7 @@ All get the same models, loopback and ports of their own; everything else stays 
 from __future__ import annotations
 
 import abc
+import enum
 import http.client
 import os
 import signal
@@ -20,11 +21,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks import processes
-from benchmarks.peers import PYTRITON, PeerCache, ServerMissing
+from benchmarks.peers import MOSEC, PYTRITON, PeerCache, ServerMissing
 from benchmarks.processes import Process
 
-ECHO, TOKENS = "echo", "tokens"
-MODELS = (ECHO, TOKENS)
+ECHO, ECHO_READ_ONLY, TOKENS = "echo", "echo-read-only", "tokens"
+MODELS = (ECHO, ECHO_READ_ONLY, TOKENS)
 _MODELS_FOLDER = Path(__file__).parent / "models"
 _READY_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 20.0
@@ -33,6 +34,13 @@ _POLL_S = 0.005
 
 class ServerFailed(Exception):
     """A server that is installed did not come up or did not answer as it should; the text has its log."""
+
+
+class Api(enum.Enum):
+    """What a server can be asked in."""
+
+    V2 = "the Open Inference Protocol, over gRPC and HTTP"
+    RAW = "the bytes of one tensor over HTTP, and nothing else"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class Server(abc.ABC):
 
     name: str
     title: str
+    api = Api.V2
     stop_signal = signal.SIGTERM
 
     def __init__(self, cache: PeerCache) -> None:
@@ -79,6 +88,10 @@ class Server(abc.ABC):
         """Variables that the command needs besides those of this process."""
         return {}
 
+    def ready_paths(self, models: Sequence[str]) -> list[str]:
+        """What answers 200 over HTTP when the server is ready."""
+        return ["/v2/health/ready", *(f"/v2/models/{name}/ready" for name in models)]
+
 
 class GpuServe(Server):
     """This server, out of the environment that runs the benchmarks."""
@@ -97,7 +110,7 @@ class GpuServe(Server):
             raise ServerMissing(f"gpuserve is not installed in {sys.prefix}") from None
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        config = _MODELS_FOLDER / f"{'-'.join(models)}.yaml"
+        config = _MODELS_FOLDER / ("echo.yaml" if tuple(models) == (ECHO,) else "all.yaml")
         flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
         return [str(self._program), "serve", str(config), *map(str, flags)]
 
@@ -152,7 +165,28 @@ class PlainTriton(Server):
         }
 
 
-SERVERS: dict[str, type[Server]] = {one.name: one for one in (GpuServe, PyTriton, PlainTriton)}
+class Mosec(Server):
+    """mosec: a front in Rust, the callable in a Python process. It has the echo model only."""
+
+    name = "mosec"
+    title = f"mosec {MOSEC.rpartition('=')[2]}"
+    api = Api.RAW
+
+    def prepare(self) -> None:
+        self._cache.install_mosec()
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        python, program = self._cache.mosec / "bin/python", _MODELS_FOLDER / "mosec_model.py"
+        return [str(python), str(program), "--address", "127.0.0.1", "--port", str(ports.http)]
+
+    def environment(self) -> dict[str, str]:
+        return {"PATH": f"{self._cache.mosec / 'bin'}:{os.environ['PATH']}"}
+
+    def ready_paths(self, models: Sequence[str]) -> list[str]:
+        return ["/"]
+
+
+SERVERS: dict[str, type[Server]] = {one.name: one for one in (GpuServe, PyTriton, PlainTriton, Mosec)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +230,7 @@ def running(server: Server, logs: Path, models: Sequence[str] = MODELS) -> Itera
 def _wait_until_ready(
     server: Server, process: subprocess.Popen[bytes], ports: Ports, models: Sequence[str], log: Path
 ) -> None:
-    paths = ["/v2/health/ready", *(f"/v2/models/{name}/ready" for name in models)]
+    paths = server.ready_paths(models)
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while not all(_says_ok(ports.http, path) for path in paths):
         if process.poll() is not None:

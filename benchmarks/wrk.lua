@@ -1,4 +1,4 @@
--- One binary v2 request, over and over. Arguments: file of the body, length of its JSON in bytes.
+-- One POST, over and over. Arguments: file of the body, then the names and values of its headers in turn.
 -- The last line on stdout is the summary as JSON.
 
 function init(args)
@@ -6,7 +6,9 @@ function init(args)
   wrk.method = "POST"
   wrk.body = file:read("*a")
   wrk.headers["Content-Type"] = "application/octet-stream"
-  wrk.headers["Inference-Header-Content-Length"] = args[2]
+  for i = 2, #args, 2 do
+    wrk.headers[args[i]] = args[i + 1]
+  end
   file:close()
 end
 

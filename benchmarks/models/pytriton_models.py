@@ -27,10 +27,10 @@ def tokens(count: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
         yield {"token": np.full_like(count, number)}
 
 
-def bind_echo(triton: Triton) -> None:
-    """The model echo."""
+def bind_echo(triton: Triton, name: str = "echo") -> None:
+    """The model echo, under this name."""
     triton.bind(
-        model_name="echo",
+        model_name=name,
         infer_func=echo,
         inputs=[Tensor(name="x", dtype=np.float32, shape=(-1,))],
         outputs=[Tensor(name="y", dtype=np.float32, shape=(-1,))],
@@ -49,7 +49,12 @@ def bind_tokens(triton: Triton) -> None:
     )
 
 
-BIND = {"echo": bind_echo, "tokens": bind_tokens}
+def bind_echo_read_only(triton: Triton) -> None:
+    """The model echo again: here nothing is known of inputs that are only read."""
+    bind_echo(triton, "echo-read-only")
+
+
+BIND = {"echo": bind_echo, "echo-read-only": bind_echo_read_only, "tokens": bind_tokens}
 
 
 def main(http_port: int, grpc_port: int, metrics_port: int, models: list[str]) -> None:

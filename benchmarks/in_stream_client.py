@@ -1,0 +1,177 @@
+"""The client that keeps many requests in flight inside one stream: a program of its own.
+
+``python -m benchmarks.in_stream_client PORT METHOD IN_FLIGHT SECONDS REQUEST ANSWER``: the last are two
+files, one message of the stream and the right answer to it, both as they lie in the body of a call. Each
+answer is followed by the next request. stdout gets one line of JSON; a wrong answer ends the program with 1.
+
+Every request has the same answer, so it does not matter which one an answer is to.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from benchmarks import http2
+
+_RECEIVE_NBYTES: Final = 1 << 18
+_STREAM: Final = 1
+
+
+class InStreamFailed(Exception):
+    """The server ended the stream or answered wrongly."""
+
+
+class Stream:
+    """One stream. Bytes go in, bytes come out; there is no socket here.
+
+    ``in_flight`` are the requests without their answer; some of them may wait for the flow control.
+    """
+
+    def __init__(self, method: str, request: bytes, answer: bytes) -> None:
+        self._headers = http2.call_headers(method)
+        self._frame = http2.frame(http2.DATA, 0, _STREAM, request)
+        self._request_nbytes = len(request)
+        self._answer = answer
+        self._received = bytearray()
+        self._body = bytearray()
+        self._replies = bytearray()
+        #: Bytes that may be sent: on the connection (0) and on the stream.
+        self._windows = {0: http2.FIRST_WINDOW_NBYTES, _STREAM: http2.FIRST_WINDOW_NBYTES}
+        self._first_window = http2.FIRST_WINDOW_NBYTES
+        self._waiting = 0
+        self.in_flight = 0
+        self.answers = 0
+        self.ended = False
+
+    def open(self) -> bytes:
+        """The start of the connection and of its stream."""
+        headers = http2.frame(http2.HEADERS, http2.END_HEADERS, _STREAM, self._headers)
+        return http2.connection_opening() + headers
+
+    def ask(self, requests: int) -> bytes:
+        """So many more requests, as far as the flow control lets them go; the others go with a later call."""
+        self.in_flight += requests
+        self._waiting += requests
+        ready = min(self._waiting, min(self._windows.values()) // self._request_nbytes)
+        self._waiting -= ready
+        for stream in self._windows:
+            self._windows[stream] -= ready * self._request_nbytes
+        return self._frame * ready
+
+    def half_close(self) -> bytes:
+        """No more requests."""
+        return http2.frame(http2.DATA, http2.END_STREAM, _STREAM, b"")
+
+    def take(self, data: bytes) -> bytes:
+        """What was received; returns what the connection owes for it.
+
+        Raises:
+            InStreamFailed: the stream was refused, or an answer is not the right one.
+        """
+        received = self._received
+        received += data
+        position = 0
+        while len(received) - position >= http2.HEAD_NBYTES:
+            start = position + http2.HEAD_NBYTES
+            end = start + int.from_bytes(received[position : position + 3])
+            if end > len(received):
+                break
+            kind, flags = received[position + 3], received[position + 4]
+            if kind == http2.DATA:
+                self._body += received[start:end]
+            else:
+                stream = int.from_bytes(received[position + 5 : start])
+                self._take_control(kind, flags, stream, bytes(received[start:end]))
+            if kind in {http2.DATA, http2.HEADERS} and flags & http2.END_STREAM:
+                self.ended = True
+            position = end
+        del received[:position]
+        self._take_answers()
+        replies = bytes(self._replies)
+        self._replies.clear()
+        return replies
+
+    def _take_answers(self) -> None:
+        """Compare the whole answers that there are; what is left is the start of the next one."""
+        answers = len(self._body) // len(self._answer)
+        nbytes = answers * len(self._answer)
+        if self._body[:nbytes] != self._answer * answers or answers > self.in_flight:
+            raise InStreamFailed(f"answer {self.answers + 1} or one of the {answers} from there on is wrong")
+        del self._body[:nbytes]
+        self.in_flight -= answers
+        self.answers += answers
+        if self.ended and (self.in_flight or self._body):
+            raise InStreamFailed(f"the stream ended before {self.in_flight} of its answers")
+
+    def _take_control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == http2.WINDOW_UPDATE:
+            self._windows[stream] += int.from_bytes(payload)
+        elif kind == http2.PING and not flags & http2.ACK:
+            self._replies += http2.frame(http2.PING, http2.ACK, 0, payload)
+        elif kind == http2.SETTINGS and not flags & http2.ACK:
+            self._take_settings(payload)
+            self._replies += http2.frame(http2.SETTINGS, http2.ACK, 0, b"")
+        elif kind in {http2.RESET, http2.GOAWAY}:
+            raise InStreamFailed(f"the server sent {'GOAWAY' if kind == http2.GOAWAY else 'RST_STREAM'}")
+
+    def _take_settings(self, payload: bytes) -> None:
+        for at in range(0, len(payload), 6):
+            if int.from_bytes(payload[at : at + 2]) == http2.INITIAL_WINDOW:
+                window = int.from_bytes(payload[at + 2 : at + 6])
+                self._windows[_STREAM] += window - self._first_window
+                self._first_window = window
+
+
+def run(
+    port: int, method: str, in_flight: int, seconds: float, request: bytes, answer: bytes
+) -> dict[str, object]:
+    """Keep so many requests in flight for this long, then let the stream end.
+
+    Raises:
+        InStreamFailed: not every request was answered right.
+    """
+    stream = Stream(method, request, answer)
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        began_at = time.perf_counter()
+        connection.sendall(stream.open() + stream.ask(in_flight))
+        while (took_s := time.perf_counter() - began_at) < seconds:
+            _exchange(connection, stream, in_flight)
+        answers = stream.answers
+        while stream.in_flight:
+            _exchange(connection, stream, 0)
+        connection.sendall(stream.half_close())
+        while not stream.ended:
+            _exchange(connection, stream, 0)
+    return {"answers": answers, "took_s": took_s}
+
+
+def _exchange(connection: socket.socket, stream: Stream, keep: int) -> None:
+    """Take what has come, and ask again until so many are in flight."""
+    data = connection.recv(_RECEIVE_NBYTES)
+    if not data:
+        raise InStreamFailed("the server closed the connection")
+    owed = stream.take(data) + stream.ask(max(0, keep - stream.in_flight))
+    if owed:
+        connection.sendall(owed)
+
+
+def main(port: str, method: str, in_flight: str, seconds: str, *files: str) -> int:
+    """Run and print; returns the exit code."""
+    request, answer = (Path(file).read_bytes() for file in files)
+    try:
+        result = run(int(port), method, int(in_flight), float(seconds), request, answer)
+    except (InStreamFailed, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
