@@ -9,30 +9,58 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuserve.model import DynamicBatcher, ModelConfig, Tensor
+    from gpuserve.model import (
+        DynamicBatcher,
+        ModelConfig,
+        RateLimiter,
+        Resource,
+        SequenceBatching,
+        SequenceControl,
+        Step,
+        Tensor,
+    )
     from gpuserve.server import Server
+    from gpuserve_worker.calls import ModelCallError
+    from gpuserve_worker.context import current_model
     from gpuserve_worker.failure import UnrecoverableError
     from gpuserve_worker.request import Request
+    from gpuserve_worker.response import Response
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DynamicBatcher",
+    "ModelCallError",
     "ModelConfig",
+    "RateLimiter",
     "Request",
+    "Resource",
+    "Response",
+    "SequenceBatching",
+    "SequenceControl",
     "Server",
+    "Step",
     "Tensor",
     "UnrecoverableError",
     "__version__",
+    "current_model",
 ]
 
 _HOMES = {
     "DynamicBatcher": "gpuserve.model",
+    "ModelCallError": "gpuserve_worker.calls",
     "ModelConfig": "gpuserve.model",
+    "RateLimiter": "gpuserve.model",
     "Request": "gpuserve_worker.request",
+    "Resource": "gpuserve.model",
+    "Response": "gpuserve_worker.response",
+    "SequenceBatching": "gpuserve.model",
+    "SequenceControl": "gpuserve.model",
     "Server": "gpuserve.server",
+    "Step": "gpuserve.model",
     "Tensor": "gpuserve.model",
     "UnrecoverableError": "gpuserve_worker.failure",
+    "current_model": "gpuserve_worker.context",
 }
 
 

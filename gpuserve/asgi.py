@@ -22,6 +22,7 @@ from gpuserve.errors import ConfigError, GpuserveError, StartupError
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
+    from gpuserve.config.repository import FileRepository
     from gpuserve.front.endpoint.asgi import Application, Receive, Send
     from gpuserve.hosting import HostedServer
 
@@ -128,7 +129,7 @@ class HostedApplication:
         try:
             configuration = _configuration()
             leave_embedding(os.environ)
-            self._server = HostedServer(configuration)
+            self._server = HostedServer(configuration, _repository(configuration))
             await self._server.start()
         except BaseException as error:
             self._move(Stage.FAILED)
@@ -163,18 +164,32 @@ def _look_at(starting: asyncio.Task[None]) -> None:
         starting.exception()
 
 
+def _environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != CONFIG_VARIABLE}
+
+
+def _repository(configuration: Configuration) -> FileRepository:
+    """The same file, for clients that load models later on."""
+    from gpuserve.config.repository import FileRepository
+
+    names = [one.name for one in configuration.models]
+    return FileRepository(configuration.sources.name, _environ(), (), names)
+
+
 def _configuration() -> Configuration:
     """What the CLI would serve: the same file, the same variables, the same look at the devices."""
     from gpuserve import logs
-    from gpuserve.cli.preflight import require_devices
+    from gpuserve.cli.preflight import require_devices, require_trace_output
     from gpuserve.config.load import load_file
 
     path = os.environ.get(CONFIG_VARIABLE)
     if not path:
         raise ConfigError(f"{CONFIG_VARIABLE} is not set: it names the config file of the models to serve")
-    environ = {name: value for name, value in os.environ.items() if name != CONFIG_VARIABLE}
-    configuration = load_file(path, environ)
+    configuration = load_file(path, _environ())
+    if configuration.settings.tls_certfile is not None:
+        raise ConfigError("tls_certfile does nothing here: TLS is for the ASGI server to speak; leave it out")
     require_devices(configuration)
+    require_trace_output(configuration)
     if not logging.getLogger(logs.ROOT).hasHandlers():  # else the host has its own way
         logs.configure(configuration.settings.log_format, configuration.settings.log_level)
     return configuration

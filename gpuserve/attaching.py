@@ -40,6 +40,9 @@ class AttachedServer(ModelHost):
         AttachError: the url is wrong, or names another machine.
     """
 
+    #: A name is taken over as a whole from another program.
+    _one_version = True
+
     def __init__(self, url: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> None:
         super().__init__()
         self._port = port_of(url)
@@ -52,3 +55,9 @@ class AttachedServer(ModelHost):
 
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
         return Attachment(self._port, models, self._timeout_s, self._forget)
+
+    def _forget(self, model: str) -> None:
+        """The model is not bound any more."""
+        with self._lock:
+            for key in [key for key in self._specs if key[0] == model]:
+                del self._specs[key]

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gpuserve.declared_batcher import batching_spec, boolean, integer, queue_spec
+from gpuserve.declared_rate import rate_spec
+from gpuserve.declared_sequences import check_sequences, sequence_spec, with_controls
 from gpuserve.declared_warmup import warmups
 from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
-from gpuserve.model import DynamicBatcher, ModelConfig, Tensor, tensor_specs
+from gpuserve.model import DynamicBatcher, ModelConfig, Tensor, label_specs, tensor_specs
 from gpuserve.pickling import described, pickled_source
+from gpuserve.rate_spec import RateSpec
 from gpuserve.spec import (
     MAX_CONCURRENCY,
     RESTART_WORKER,
@@ -48,12 +51,17 @@ def model_spec(
     callables = _callables(infer_func)
     _check_answers(config, callables)
     max_batch_size, batching, queue = _batching(config)
-    input_specs = tensor_specs(inputs, "INPUT")
+    input_specs, output_specs = tensor_specs(inputs, "INPUT"), tensor_specs(outputs, "OUTPUT")
+    sequence = sequence_spec(config.sequence_batching)
+    check_sequences(
+        sequence, batching, queue, input_specs, model=model_name, response_cache=config.response_cache
+    )
+    warmup = warmups(config.model_warmup, input_specs, max_batch_size)
     return ModelSpec(
         name=model_name,
         version=model_version,
         inputs=input_specs,
-        outputs=tensor_specs(outputs, "OUTPUT"),
+        outputs=output_specs,
         max_batch_size=max_batch_size,
         batching=batching,
         queue=queue,
@@ -61,19 +69,21 @@ def model_spec(
         strict=bool(strict),
         decoupled=config.decoupled,
         response_cache=config.response_cache,
-        # Some of its responses may have been sent when the worker dies.
-        retry_on_worker_death=not config.decoupled,
+        # Some of its responses may have been sent when the worker dies; or the callable's state is lost.
+        retry_on_worker_death=not config.decoupled and not sequence.strategy,
         on_unrecoverable=on_unrecoverable,
-        warmup=warmups(config.model_warmup, input_specs, max_batch_size),
-        instances=_instances(model_name, callables, isolation),
+        warmup=with_controls(warmup, sequence),
+        instances=_instances(model_name, callables, isolation, rate_spec(config.rate_limiter)),
+        sequence=sequence,
+        labels=label_specs(outputs, output_specs),
     )
 
 
-def check_new(spec: ModelSpec, bound: Iterable[ModelSpec]) -> None:
-    """Do nothing if a model of this name may join those that are bound.
+def check_new(spec: ModelSpec, bound: Iterable[ModelSpec], *, one_version: bool = False) -> None:
+    """Do nothing if a model of this name and version may join those that are bound.
 
     Raises:
-        DuplicateModel: the name is taken; case does not tell names apart, nor does the version.
+        DuplicateModel: it is bound, or with ``one_version`` any version is; case does not tell names apart.
     """
     for one in bound:
         if one.name.lower() != spec.name.lower():
@@ -82,7 +92,9 @@ def check_new(spec: ModelSpec, bound: Iterable[ModelSpec]) -> None:
         if one.name != spec.name:
             known += f", as {one.name!r}, and names must differ in more than case"
         elif one.version != spec.version:
-            known += f", as version {one.version}, and one version of a name is served"
+            if not one_version:
+                continue
+            known += f", as version {one.version}, and an attached program serves one version of a name"
         raise DuplicateModel(f"Cannot add model with the same name twice: {known}")
 
 
@@ -100,12 +112,14 @@ def _check_one_of(name: str, value: object, words: tuple[str, str]) -> None:
 
 
 def _instances(
-    model_name: str, callables: Sequence[Callable[..., Any]], isolation: str
+    model_name: str, callables: Sequence[Callable[..., Any]], isolation: str, rate: RateSpec
 ) -> tuple[InstanceSpec, ...]:
     """One instance an element. A callable that is there several times is pickled, and held, once."""
     distinct = {id(one): one for one in callables}
     sources = {key: _source(model_name, one, isolation) for key, one in distinct.items()}
-    return tuple(InstanceSpec(f"{number}", "cpu", sources[id(one)]) for number, one in enumerate(callables))
+    return tuple(
+        InstanceSpec(f"{number}", "cpu", sources[id(one)], rate) for number, one in enumerate(callables)
+    )
 
 
 def _callables(infer_func: Any) -> list[Callable[..., Any]]:

@@ -7,6 +7,8 @@
     ├── RequestError            answers one request; ``code`` says how
     │   ├── InvalidArgument         the request is wrong and will stay wrong
     │   ├── NotFound                unknown model, version, or path
+    │   ├── AlreadyExists           what is to be made is there
+    │   ├── PermissionDenied        not for this client
     │   ├── Unavailable             not now: full, draining, worker lost; another try may succeed
     │   │   └── QueueFull
     │   ├── ResourceExhausted       larger than a limit
@@ -40,6 +42,8 @@ class Code(enum.Enum):
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     NOT_FOUND = "NOT_FOUND"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
     UNAVAILABLE = "UNAVAILABLE"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
@@ -68,6 +72,18 @@ class NotFound(RequestError):
     """The model, the version or the path does not exist."""
 
     code = Code.NOT_FOUND
+
+
+class AlreadyExists(RequestError):
+    """What the request would make is there already."""
+
+    code = Code.ALREADY_EXISTS
+
+
+class PermissionDenied(RequestError):
+    """The server does this, but not for this client."""
+
+    code = Code.PERMISSION_DENIED
 
 
 class Unavailable(RequestError):
@@ -115,6 +131,8 @@ _BY_CODE: dict[str, type[RequestError]] = {
     for cls in (
         InvalidArgument,
         NotFound,
+        AlreadyExists,
+        PermissionDenied,
         Unavailable,
         ResourceExhausted,
         DeadlineExceeded,

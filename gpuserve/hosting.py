@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
     from gpuserve.front.endpoint.asgi import Application
     from gpuserve.settings import ServerSettings
+    from gpuserve.supervisor.repository import Repository
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,13 @@ _PRELOADED: Final = re.compile(r"[ :]+")
 class HostedServer:
     """One run of a server, to be started and stopped in the event loop that its front is to live in."""
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, repository: Repository | None = None) -> None:
         # The ports are the host's, and so is the transport.
         self._settings = dataclasses.replace(
             configuration.settings, http_port=None, grpc_port=None, metrics_port=None, transport="h2corn"
         )
         self._models = configuration.models
+        self._repository = repository
         self._loop: asyncio.AbstractEventLoop | None = None
         self._supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
@@ -67,6 +69,7 @@ class HostedServer:
             SilentObserver(),
             relay_output=True,
             start_front=start_in(self._host),
+            repository=self._repository,
         )
         # Not wrap_future(): a cancellation of ours must not reach a future that the supervisor resolves.
         supervisor.started.add_done_callback(lambda _: loop.call_soon_threadsafe(decided.set))

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
+from gpuserve.log_settings import ISO8601, LogSettings
+
 ROOT: Final = "gpuserve"
 #: Attributes that a record may bring in ``extra`` and that are shown.
 FIELDS: Final = ("model", "instance", "device")
@@ -32,9 +34,18 @@ class LogStream(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self.log_format = log_format
         self._is_fixed = stream is not None
+        self._settings: LogSettings | None = None
         self.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
 
+    def adjust(self, settings: LogSettings) -> None:
+        """Let through what the settings say, in the form that they say. JSON has one form of time."""
+        self._settings = settings
+        if self.log_format != "json":
+            self.setFormatter(TextFormatter(iso8601=settings.log_format == ISO8601))
+
     def emit(self, record: logging.LogRecord) -> None:
+        if self._settings is not None and not self._settings.lets_through(record.levelno):
+            return
         if not self._is_fixed and self.stream is not sys.stderr:
             self.stream = sys.stderr
         super().emit(record)
@@ -60,9 +71,12 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """Time, level, [model/instance], message; a traceback follows on its own lines."""
 
+    def __init__(self, *, iso8601: bool = False) -> None:
+        super().__init__()
+        self._moment = timestamp if iso8601 else _local_moment
+
     def format(self, record: logging.LogRecord) -> str:
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        head = f"{moment}.{int(record.msecs):03d} {record.levelname:<7}"
+        head = f"{self._moment(record.created)} {record.levelname:<7}"
         line = f"{head} {_prefix(_fields_of(record))}{record.getMessage()}"
         if trace := _traceback_of(record):
             line += "\n" + trace
@@ -85,6 +99,15 @@ def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> 
         logger.addHandler(handler)
         logger.propagate = False
     logging.getLogger(ROOT).setLevel(log_level.upper())
+
+
+def adjust(settings: LogSettings) -> None:
+    """Change what is logged, where ``configure`` was called: a host program's log is not ours to change."""
+    for name in (ROOT, _WARNINGS_LOGGER):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, LogStream):
+                handler.adjust(settings)
+                logging.getLogger(ROOT).setLevel(settings.level)
 
 
 def relay_line(line: bytes, fields: Mapping[str, str]) -> str:
@@ -120,6 +143,12 @@ def configured_format() -> str:
 def timestamp(created: float) -> str:
     """Seconds since the epoch as ISO 8601 in UTC, with milliseconds."""
     return datetime.fromtimestamp(created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _local_moment(created: float) -> str:
+    """Seconds since the epoch as people here write them, with milliseconds."""
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created))
+    return f"{moment}.{int(created * 1000) % 1000:03d}"
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, str]:

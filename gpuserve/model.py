@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuserve.errors import BindError
+from gpuserve.label_spec import LabelSpec, labels_from
 from gpuserve_worker.tensor import TensorSpec, datatype_of
 
 
@@ -24,12 +25,14 @@ class Tensor:
         dtype: a numpy dtype, a scalar type, or a string: "float32", "FP32", "bytes".
         name: INPUT_1…, OUTPUT_1… by position when left out.
         optional: a request may leave this input out.
+        labels: names of the classes of an output, by position, for requests that ask for classification.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     name: str | None = None
     optional: bool | None = False
+    labels: Sequence[str] | None = None
 
 
 class TimeoutAction(enum.Enum):
@@ -96,13 +99,88 @@ class ModelWarmup:
 
 
 @dataclass
+class SequenceControl:
+    """An input of shape [1], behind the batch axis where there is one, that the server fills in a batch of
+    sequences.
+
+    Args:
+        name: of the input; no request brings it.
+        kind: "start", "end" and "ready" are flags; "corrid" is the sequence's id.
+        dtype: of a flag int32, float32 or bool; of the id uint64, int64, uint32, int32 or "bytes". None is
+            int32, or uint64 for the id.
+        false_true: what a flag is told by.
+    """
+
+    name: str
+    kind: str
+    dtype: Any = None
+    false_true: Sequence[float] = (0, 1)
+
+
+@dataclass
+class SequenceBatching:
+    """The requests of a model belong to sequences, each of which always meets the same instance.
+
+    With ``strategy`` "direct" a sequence has a row in the batches of its instance, which has as many as its
+    largest batch; with "oldest" the next requests of ``max_candidate_sequences`` sequences (0: as many) are
+    merged as the model's ``batcher`` says. More sequences wait. With "direct" a batch may wait for the
+    batcher's delay until ``minimum_slot_utilization`` of the rows have a request. A sequence without a
+    request for ``max_sequence_idle_microseconds`` is dropped.
+    """
+
+    strategy: str = "direct"
+    max_sequence_idle_microseconds: int = 1_000_000
+    max_candidate_sequences: int = 0
+    minimum_slot_utilization: float = 0.0
+    controls: Sequence[SequenceControl] = ()
+
+
+@dataclass
+class Resource:
+    """So much of a named resource. A ``shared`` one is there once for all devices, others once a device."""
+
+    name: str
+    count: int = 1
+    shared: bool = False
+
+
+@dataclass
+class RateLimiter:
+    """What an instance holds while it runs, on a server with ``rate_limit="execution_count"``.
+
+    Of those that wait, the one with the lowest executions times ``priority`` goes first.
+    """
+
+    resources: Sequence[Resource] = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One model that an ensemble asks, as ``Server.ensemble()`` takes it.
+
+    Args:
+        model: its name.
+        inputs: for each input of that model, the name of the ensemble's tensor that it gets.
+        outputs: for each output of that model that is used, the name of the ensemble's tensor that it makes.
+        version: of that model; None is the latest at the time of a request.
+    """
+
+    model: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    version: int | None = None
+
+
+@dataclass
 class ModelConfig:
     """How a bound model is run.
 
     With ``batching=False`` the tensors' shapes are complete and every request is its own call.
     With ``batcher=None`` requests may carry a batch but are never merged.
     ``decoupled`` models answer a request with any number of responses, each sent as it is produced.
-    ``response_cache`` answers a request that was seen before from memory.
+    ``response_cache`` answers a request that was seen before from memory. ``sequence_batching`` says that
+    requests belong to sequences, ``rate_limiter`` what each instance needs to run.
     """
 
     batching: bool = True
@@ -111,6 +189,8 @@ class ModelConfig:
     response_cache: bool = False
     decoupled: bool = False
     model_warmup: Sequence[ModelWarmup] | None = None
+    sequence_batching: SequenceBatching | None = None
+    rate_limiter: RateLimiter | None = None
 
 
 def tensor_specs(tensors: Sequence[Tensor], prefix: str) -> tuple[TensorSpec, ...]:
@@ -129,8 +209,27 @@ def tensor_specs(tensors: Sequence[Tensor], prefix: str) -> tuple[TensorSpec, ..
             raise BindError(f"Tensor {spec.name!r} is declared twice")
         if prefix == "OUTPUT" and spec.optional:
             raise BindError(f"Tensor {spec.name!r}: output tensors cannot be optional")
+        if prefix == "INPUT" and tensor.labels is not None:
+            raise BindError(f"Tensor {spec.name!r}: only output tensors have labels")
         specs.append(spec)
     return tuple(specs)
+
+
+def label_specs(outputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[LabelSpec, ...]:
+    """The labels of the outputs that have any; ``specs`` is what ``tensor_specs`` made of them.
+
+    Raises:
+        BindError: they are no list of texts.
+    """
+    found = []
+    for tensor, spec in zip(outputs, specs, strict=True):
+        if tensor.labels is None:
+            continue
+        try:
+            found.append(LabelSpec(spec.name, labels_from(tensor.labels)))
+        except ValueError as error:
+            raise BindError(f"Tensor {spec.name!r}: {error}") from None
+    return tuple(found)
 
 
 def _tensor_spec(tensor: Tensor, default_name: str) -> TensorSpec:

@@ -42,8 +42,11 @@ class Runner(Protocol):
 class ModelHost(abc.ABC):
     """Models of this program, and whether they are served. Its methods may be called from any thread."""
 
+    #: Whether a name may be bound only once, whatever the version.
+    _one_version = False
+
     def __init__(self) -> None:
-        self._specs: dict[str, ModelSpec] = {}
+        self._specs: dict[tuple[str, int], ModelSpec] = {}
         self._runner: Runner | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -85,6 +88,7 @@ class ModelHost(abc.ABC):
         """Serve a callable under a name. Where the server runs it returns when the model is loaded.
 
         Args:
+            model_version: several versions of a name may be bound; requests without one go to the highest.
             infer_func: a callable, or several: one instance each, requests go to whichever has room.
             inputs, outputs: without the batch axis where the model batches.
             strict: answers that do not fit ``outputs`` in name, dtype or shape are errors.
@@ -112,16 +116,25 @@ class ModelHost(abc.ABC):
             concurrency,
             on_unrecoverable,
         )
+        self._add(spec)
+
+    def _add(self, spec: ModelSpec) -> None:
+        """A model from now on; where the server runs, once it is loaded.
+
+        Raises:
+            BindError, StartupError, AttachError: as ``bind``.
+        """
         with self._lock:
-            check_new(spec, self._specs.values())
-            self._specs[model_name] = spec
+            check_new(spec, self._specs.values(), one_version=self._one_version)
+            self._specs[spec.name, spec.version] = spec
             runner = self._runner if self.is_alive() else None
         if runner is None:
             return
         try:
             runner.add_model(spec).result()
         except GpuserveError:
-            self._forget(model_name)
+            with self._lock:
+                self._specs.pop((spec.name, spec.version), None)
             raise
 
     def run(self) -> None:
@@ -180,11 +193,6 @@ class ModelHost(abc.ABC):
     def is_alive(self) -> bool:
         """Whether it runs."""
         return self._thread is not None and self._thread.is_alive()
-
-    def _forget(self, model: str) -> None:
-        """The model is not bound any more."""
-        with self._lock:
-            self._specs.pop(model, None)
 
     def _start(self) -> tuple[Runner, threading.Thread]:
         """The runner and its thread; those that run, where they do."""

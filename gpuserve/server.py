@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuserve.access import check_access
 from gpuserve.attaching import ATTACH_TIMEOUT_S, AttachedServer
+from gpuserve.declared_ensemble import ensemble_spec
+from gpuserve.ensembles import check_members
+from gpuserve.errors import ConfigError
+from gpuserve.model import Step, Tensor
 from gpuserve.model_host import ModelHost, Runner
-from gpuserve.settings import ServerSettings
+from gpuserve.rates import check_rate_settings
+from gpuserve.settings import GRPC_COMPRESSIONS, ServerSettings
 from gpuserve.spec import ModelSpec
 from gpuserve.supervisor.observer import SilentObserver
 from gpuserve.supervisor.supervisor import Supervisor
+from gpuserve.tls import check_tls, with_whole_paths
+from gpuserve.trace_output import check_trace
 
 
 class Server(ModelHost):
@@ -43,15 +51,28 @@ class Server(ModelHost):
         max_request_nbytes: the largest request body, in bytes.
         max_arena_nbytes: shared memory that the inputs of one model may take, in bytes.
         response_cache_nbytes: memory for the answers of models with a response cache, in bytes.
+        shared_memory_owners: users (uid) whose system shared memory clients may register.
+        grpc_response_compression: "none", "low", "medium" or "high".
         http_header_forward_pattern, grpc_header_forward_pattern: request headers that this regular
             expression is found in reach ``Request.parameters``.
+        tls_certfile, tls_keyfile: PEM files of the certificate chain and its key, for TLS on every port.
+        tls_client_ca: PEM file of the authorities that clients' own certificates must come from.
+        tls_ports: which of "http", "grpc" and "metrics" speak TLS; all by default.
         restricted_endpoints, access_token: groups of endpoints that need the token.
+        access_rules: more of that, as ``AccessRule``: which tokens open which groups.
+        remote_control: groups whose control operations clients on other machines may ask for.
+        model_control: "explicit" lets clients load and unload models; "none" does not.
+        load_at_start: with "explicit", the names of the models that are loaded at the start; None is all.
+        rate_limit, rate_limit_resources: "execution_count" lets instances run only while they have the
+            resources that they declare; how much there is of them, as "name:count" or "name:count:device".
         attachable: whether other programs of this user may serve models through this server.
+        metrics_summaries: whether the metrics page has quantiles of latencies.
         log_format, log_level: how the front process logs: "text" or "json"; "debug" to "error".
+        trace: a ``TraceSettings``: how requests are traced.
 
     Raises:
         TypeError: a keyword argument is no setting.
-        ConfigError: the settings of headers and restricted endpoints cannot be.
+        ConfigError: the settings of headers, access, TLS, tracing, rates or model control cannot be.
     """
 
     def __init__(self, settings: ServerSettings | None = None, **overrides: Any) -> None:
@@ -59,6 +80,12 @@ class Server(ModelHost):
         _check_names(overrides)
         self._settings = dataclasses.replace(settings or ServerSettings(), **overrides)
         check_access(self._settings)
+        check_rate_settings(self._settings)
+        self._settings = with_whole_paths(self._settings, lambda _: os.getcwd())
+        check_tls(self._settings)
+        check_trace(self._settings.trace)
+        _check_model_control(self._settings)
+        _check_compression(self._settings)
 
     @classmethod
     def attach(cls, url: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> AttachedServer:
@@ -75,8 +102,51 @@ class Server(ModelHost):
         attached.run()
         return attached
 
+    def ensemble(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        steps: Sequence[Step],
+        *,
+        version: int = 1,
+        max_batch_size: int = 0,
+    ) -> None:
+        """Serve several models as one: each step asks a model for what its inputs, or earlier steps, give it.
+
+        Steps run as soon as what they read is there. Large tensors go from worker to worker in shared memory.
+        The models of the steps are bound to this server too; before the ensemble, where the server runs.
+
+        Args:
+            inputs, outputs: the ensemble's own, without the batch axis where it batches.
+            steps: which models are asked, in any order.
+            max_batch_size: the most rows of a request; 0: the ensemble's shapes are complete.
+
+        Raises:
+            BindError: it cannot be served: the text names the place.
+        """
+        spec = ensemble_spec(name, inputs, outputs, steps, version, max_batch_size)
+        if self.is_alive():
+            check_members([*self._specs.values(), spec])
+        self._add(spec)
+
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
+        check_members(models)
         return Supervisor(self._settings, models, SilentObserver(), relay_output=False)
+
+
+def _check_model_control(settings: ServerSettings) -> None:
+    if settings.model_control not in ("none", "explicit"):
+        raise ConfigError(f"model_control must be 'none' or 'explicit', got {settings.model_control!r}")
+    if settings.model_control == "none" and settings.load_at_start is not None:
+        raise ConfigError("load_at_start needs model_control='explicit'; without it every model is loaded")
+
+
+def _check_compression(settings: ServerSettings) -> None:
+    level = settings.grpc_response_compression
+    if level not in GRPC_COMPRESSIONS:
+        known = ", ".join(GRPC_COMPRESSIONS)
+        raise ConfigError(f"grpc_response_compression must be one of {known}, got {level!r}")
 
 
 def _check_names(overrides: Mapping[str, Any]) -> None:

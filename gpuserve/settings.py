@@ -6,7 +6,51 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+#: What the front and the supervisor call the trace settings that clients have changed.
+TRACE: Final = "trace"
+#: What ``grpc_response_compression`` says where there is none.
+NO_COMPRESSION: Final = "none"
+GRPC_COMPRESSIONS: Final = (NO_COMPRESSION, "low", "medium", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """How requests are traced from the start on; clients may change the first four while the server runs.
+
+    ``mode`` "triton" writes JSON into ``file``, "opentelemetry" sends spans to ``url`` (OTLP over HTTP).
+    """
+
+    #: Any of "TIMESTAMPS" and "TENSORS"; empty is off.
+    level: tuple[str, ...] = ()
+    #: One in so many requests is traced, and so many in all; -1 is without end.
+    rate: int = 1000
+    count: int = -1
+    #: Traces a file; 0 is one file for all.
+    log_frequency: int = 0
+    file: str = ""
+    mode: str = "triton"
+    url: str = "http://localhost:4318/v1/traces"
+    #: Attributes of the OpenTelemetry resource.
+    resource: dict[str, str] = field(default_factory=lambda: {"service.name": "gpuserve"})
+
+
+#: The header that carries an access token unless a rule names another.
+TOKEN_HEADER: Final = "triton-access-token"
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRule:
+    """A token that opens groups of endpoints, which are closed without one.
+
+    Clients show it as ``Authorization: Bearer …``, or as the value of ``header``, which over gRPC has
+    "triton-grpc-protocol-" before it.
+    """
+
+    groups: tuple[str, ...]
+    token: str = field(repr=False)  # what is printed may be logged
+    header: str = TOKEN_HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +73,52 @@ class ServerSettings:
     max_request_nbytes: int = 4 << 30
     #: Shared memory that the inputs of one model may take at any time.
     max_arena_nbytes: int = 8 << 30
+    #: Users, by their uid, whose system shared memory clients may register, besides the server's own.
+    shared_memory_owners: tuple[int, ...] = ()
     #: Memory for the answers of models with a response cache; 0 switches all of them off.
     response_cache_nbytes: int = 0
     #: Request headers whose name this regular expression is found in, by protocol, reach the callable as
     #: parameters of the request; "" forwards none.
     http_header_forward_pattern: str = ""
     grpc_header_forward_pattern: str = ""
-    #: Groups of endpoints that need ``access_token`` in the header "triton-access-token".
+    #: PEM files of the certificate chain and its key: TLS on ``tls_ports``; None leaves it off.
+    tls_certfile: str | None = None
+    tls_keyfile: str | None = None
+    #: PEM file of the authorities that a client's own certificate must come from; None asks for none.
+    tls_client_ca: str | None = None
+    #: The ports that speak TLS, and nothing else.
+    tls_ports: tuple[str, ...] = ("http", "grpc", "metrics")
+    #: Groups of endpoints that need ``access_token``: one rule, written shortly.
     restricted_endpoints: tuple[str, ...] = ()
     access_token: str | None = field(default=None, repr=False)  # what is printed may be logged
+    #: Which tokens open which groups. A group of several rules is opened by the token of any.
+    access_rules: tuple[AccessRule, ...] = ()
+    #: Groups whose control operations clients on other machines may ask for without a token.
+    remote_control: tuple[str, ...] = ()
     #: Whether other programs of this user on this machine may serve their models through this server.
     attachable: bool = True
+    #: "explicit": clients may load and unload models. "none": they may not.
+    model_control: str = "none"
+    #: With "explicit": the models that are loaded at the start; None is all of them.
+    load_at_start: tuple[str, ...] | None = None
+    #: "execution_count": an instance runs only while it has the resources that it declares; "off": always.
+    rate_limit: str = "off"
+    #: How much there is of resources, as "name:count" or "name:count:device"; of others, what is needed most.
+    rate_limit_resources: tuple[str, ...] = ()
+    #: Whether the metrics page has quantiles of the latencies, which takes work for each request.
+    metrics_summaries: bool = False
+    #: How hard inference responses over gRPC are compressed: "none", "low", "medium", "high".
+    grpc_response_compression: str = NO_COMPRESSION
     log_format: str = "text"
     log_level: str = "info"
+    trace: TraceSettings = field(default_factory=TraceSettings)
 
     def to_wire(self) -> dict[str, Any]:
         """The settings as plain data for the front process."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> ServerSettings:
+        """The settings that ``to_wire`` said."""
+        rules = (AccessRule(**{**one, "groups": tuple(one["groups"])}) for one in wire["access_rules"])
+        return cls(**{**wire, "trace": TraceSettings(**wire["trace"]), "access_rules": tuple(rules)})

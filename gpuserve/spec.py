@@ -10,7 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpuserve.ensemble_spec import StepSpec
 from gpuserve.errors import BindError
+from gpuserve.label_spec import LabelSpec
+from gpuserve.rate_spec import NO_RATE, RateSpec
+from gpuserve.sequence_spec import NO_SEQUENCES, SequenceSpec
 from gpuserve_worker.tensor import TensorSpec
 
 MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -18,6 +22,8 @@ DEFAULT_MAX_QUEUE_REQUESTS: Final = 4096
 DEFAULT_MAX_QUEUE_NBYTES: Final = 2 << 30
 #: Batches under way at once in one instance.
 MAX_CONCURRENCY: Final = 4096
+#: Instances of one model that may be declared at once.
+MAX_INSTANCES: Final = 256
 #: What ``on_unrecoverable`` may say.
 SHUTDOWN: Final = "shutdown"
 RESTART_WORKER: Final = "restart_worker"
@@ -77,11 +83,15 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One worker process: its name, its device, and where its callable comes from (``wire.Init.source``)."""
+    """One worker process: its name, its device, and where its callable comes from (``wire.Init.source``).
+
+    ``rate`` is what it needs before it may run, on a server that limits rates.
+    """
 
     name: str
     device: str
     source: dict[str, Any]
+    rate: RateSpec = NO_RATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,7 @@ class ModelSpec:
     ``prefetch`` is how many batches may wait inside a worker besides those that run. ``concurrency`` is
     how many batches an async callable or a generator may have under way at once in one instance; 0
     leaves it to the worker, which knows what kind its callable is. ``warmup`` is what
-    ``wire.Init.warmup`` says.
+    ``wire.Init.warmup`` says. An ensemble has ``steps``, and no ``instances``.
     """
 
     name: str
@@ -111,13 +121,29 @@ class ModelSpec:
     retry_on_worker_death: bool = True
     on_unrecoverable: str = SHUTDOWN
     warmup: tuple[Any, ...] = ()
+    sequence: SequenceSpec = NO_SEQUENCES
+    labels: tuple[LabelSpec, ...] = ()
+    steps: tuple[StepSpec, ...] = ()
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether its requests are answered by other models, and it has no instance of its own."""
+        return bool(self.steps)
+
+    @property
+    def in_sequences(self) -> bool:
+        """Whether every request belongs to a sequence."""
+        return bool(self.sequence.strategy)
 
     def to_wire(self) -> dict[str, Any]:
         """The spec as plain data for another process, without the instances' callables."""
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["batching"] = dataclasses.astuple(self.batching)
         plain["queue"] = dataclasses.astuple(self.queue)
-        plain["instances"] = [(one.name, one.device) for one in self.instances]
+        plain["sequence"] = dataclasses.astuple(self.sequence)
+        plain["labels"] = [dataclasses.astuple(one) for one in self.labels]
+        plain["steps"] = [dataclasses.astuple(one) for one in self.steps]
+        plain["instances"] = [(one.name, one.device, dataclasses.astuple(one.rate)) for one in self.instances]
         return plain
 
     @classmethod
@@ -130,7 +156,13 @@ class ModelSpec:
                 "outputs": tuple(TensorSpec(*one) for one in plain["outputs"]),
                 "batching": BatchingSpec(*plain["batching"]),
                 "queue": QueueSpec.from_wire(plain["queue"]),
-                "instances": tuple(InstanceSpec(n, d, {}) for n, d in plain["instances"]),
+                "sequence": SequenceSpec.from_wire(plain["sequence"]),
+                "labels": tuple(LabelSpec(*one) for one in plain["labels"]),
+                "steps": tuple(StepSpec.from_wire(one) for one in plain["steps"]),
+                "instances": tuple(
+                    InstanceSpec(name, device, {}, RateSpec.from_wire(rate))
+                    for name, device, rate in plain["instances"]
+                ),
             }
         )
 

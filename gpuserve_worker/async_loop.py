@@ -105,8 +105,10 @@ class AsyncLoop:
         self._stopping = False
         self._thread = 0
         self._answered = threading.Condition()
-        self._calls = LinkPort(model.context.calls, lambda: self._session, self._wait, self._is_own_thread)
-        self._calls.open()
+        self._calls = LinkPort(
+            model.context.calls, lambda: self._session, self._wait, self._is_own_thread, on_event_loop=True
+        )
+        self._readable = select.poll()
         self._ended: asyncio.Future[None] | None = None
         #: Makes its event loop when it is first used; the warm-up and the service must share it.
         self._runner = asyncio.Runner()
@@ -130,12 +132,14 @@ class AsyncLoop:
 
     def close(self) -> None:
         """Give up the memory shared with the front, after ``run``, in a process that goes on."""
+        self._calls.close()
         self._session.close()
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._ended = loop.create_future()
+        self._readable.register(self._link.fileno(), select.POLLIN)
         loop.add_reader(self._link.fileno(), self._on_readable)
         try:
             await self._ended
@@ -154,6 +158,7 @@ class AsyncLoop:
 
     def _end(self, error: BaseException | None) -> None:
         assert self._ended is not None
+        self._answer(self._calls.close)
         if self._ended.done():
             return
         if error is None:
@@ -163,14 +168,13 @@ class AsyncLoop:
 
     def _on_readable(self) -> None:
         # A callable that waited in this very thread for another model may have taken what was there.
-        if select.select([self._link], [], [], 0)[0]:
+        if self._readable.poll(0):
             self._receive()
 
     def _receive(self) -> None:
         try:
             received = self._link.receive()
             if received is None:
-                self._answer(self._calls.front_replaced)
                 self._end(None)
                 return
             message, fds = received
@@ -226,10 +230,10 @@ class AsyncLoop:
         for batch in self._batches.values():
             batch.give_up()
         self._batches.clear()
-        self._answer(self._calls.front_replaced)
         self._session.close()
-        self._session = self._new_session()
         self._link.send(wire.Attached(epoch))
+        self._session = self._new_session()
+        self._answer(self._calls.attached)  # last: no question is left that was asked on the old session
 
     # ---- one batch ------------------------------------------------------------------------
 
@@ -282,21 +286,26 @@ class AsyncLoop:
         except (SystemExit, KeyboardInterrupt):  # which mean the process, and end it
             raise
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else
-            return wire.Failed(batch_id, self._execution.failure(error), False)
+            failure = self._execution.failure_of_call(error, batch.session, batch.taken)
+            return wire.Failed(batch_id, failure, False)
 
-    def _call(self, batch: _UnderWay, watch: Stopwatch) -> Any:
-        execution = self._execution
-        batch.taken = execution.take_in(batch.session, batch.run)
-        inputs = batch.taken.batch
+    def _take_in(self, batch: _UnderWay) -> TakenIn:
+        batch.taken = self._execution.take_in(batch.session, batch.run)
+        return batch.taken
+
+    def _call(self, batch: _UnderWay, inputs: Batch, watch: Stopwatch) -> Any:
         watch.called()
-        if execution.takes_batch:
+        if self._execution.takes_batch:
             return self._model.call(inputs)
         requests = inputs.as_list()
         batch.requests = requests
         return self._model.call(requests)
 
     async def _answers(self, batch: _UnderWay, watch: Stopwatch) -> Answers:
-        result = await await_only_result(self._call(batch, watch))
+        taken = self._take_in(batch)
+        if taken.failures and (refusals := taken.refusals()) is not None:
+            return refusals
+        result = await await_only_result(self._call(batch, taken.batch, watch))
         watch.returned()
         return self._check(batch, result)
 
@@ -305,7 +314,10 @@ class AsyncLoop:
         return self._execution.check(batch.session, result, batch.run, batch.taken)
 
     async def _stream(self, batch: _UnderWay, watch: Stopwatch) -> None:
-        result = self._call(batch, watch)
+        taken = self._take_in(batch)
+        if taken.failures:
+            await self._refuse(batch, taken)
+        result = self._call(batch, taken.batch, watch)
         if inspect.isawaitable(result):
             result = await result
         if isinstance(result, AsyncIterator):
@@ -314,6 +326,19 @@ class AsyncLoop:
             await self._drain(batch, result)
         else:
             await self._send(batch, result)
+
+    async def _refuse(self, batch: _UnderWay, taken: TakenIn) -> None:
+        """Tell those requests of a stream that cannot be run; the others go on.
+
+        Raises:
+            _Stopped: there are none.
+        """
+        if len(batch.run.requests) == 1:
+            raise _Stopped(taken.failures[0])
+        each: list[Any] = [taken.failures.get(position) for position in range(len(batch.run.requests))]
+        await self._send_answers(batch, Answers(None, each))
+        if taken.refusals() is not None:
+            raise _Stopped(taken.failures[0])
 
     async def _drain_async(self, batch: _UnderWay, responses: AsyncIterator[Any]) -> None:
         try:
@@ -338,7 +363,9 @@ class AsyncLoop:
                 responses.close()
 
     async def _send(self, batch: _UnderWay, response: Any) -> None:
-        answers = self._check(batch, response)
+        await self._send_answers(batch, self._check(batch, response))
+
+    async def _send_answers(self, batch: _UnderWay, answers: Answers) -> None:
         try:
             written = batch.session.writer.write(answers, batch.run.requests)
         except OutOfMemory as error:

@@ -20,6 +20,7 @@ from gpuserve_worker.session import Session
 from gpuserve_worker.tensor import BYTES, datatype_of, encode_bytes
 
 _REPLACED: Final = "the server was interrupted while it answered; the call may be made again"
+_ENDED: Final = "this instance of the model ends, so no other model can be asked any more"
 
 
 class LinkPort:
@@ -30,19 +31,28 @@ class LinkPort:
         calls: Calls,
         session: Callable[[], Session],
         wait: Callable[[Callable[[], bool]], None],
-        wakes: Callable[[], bool],
+        is_own_thread: Callable[[], bool],
+        *,
+        on_event_loop: bool = False,
     ) -> None:
         self._calls = calls
         self._session = session
         self._wait = wait
-        self._wakes = wakes
+        self._is_own_thread = is_own_thread
+        self._on_event_loop = on_event_loop
 
-    def open(self) -> None:
-        """From now on the callable may ask."""
+    def attached(self) -> None:
+        """A front has taken the link over. Whoever would have answered what was asked before is gone."""
+        self._calls.fail_all(_REPLACED)
         self._calls.open(self)
+
+    def close(self) -> None:
+        """There is no front any more."""
+        self._calls.close(_ENDED)
 
     def ask(self, call_id: int, question: Question) -> None:
         """Send a question; see ``CallPort``."""
+        waits = question.blocks and self._is_own_thread()
         outputs = [_tensor(question.model, name, value) for name, value in question.inputs.items()]
         session = self._session()
         try:
@@ -50,22 +60,23 @@ class LinkPort:
         except OutOfMemory:
             text = f"There is no memory for the inputs of a call to model {question.model!r}"
             raise ModelCallError("RESOURCE_EXHAUSTED", text) from None
-        session.send(
-            wire.Call(
-                call_id,
-                question.model,
-                question.version,
-                inputs,
-                question.requested_outputs,
-                dict(question.parameters),
-                question.timeout_s,
-                question.stream,
-            )
+        call = wire.Call(
+            call_id,
+            question.model,
+            question.version,
+            inputs,
+            question.requested_outputs,
+            dict(question.parameters),
+            question.timeout_s,
+            question.stream,
+            waits,
         )
+        if not session.send(call):
+            raise ModelCallError("UNAVAILABLE", _REPLACED)
 
     def call_off(self, call_id: int) -> None:
         """Nobody waits for the answer any more."""
-        self._session().send(wire.CallOff(call_id))
+        self._session().send_if_there(wire.CallOff(call_id))
 
     def wait(self, ready: Callable[[], bool]) -> None:
         """Let messages come in until something is true."""
@@ -73,11 +84,11 @@ class LinkPort:
 
     def wakes(self) -> bool:
         """Whether this thread runs the event loop that messages come in on."""
-        return self._wakes()
+        return self._on_event_loop and self._is_own_thread()
 
     def give_back(self, lease: int) -> None:
         """A reply without memory of its own was taken."""
-        self._session().send(wire.Return((lease,)))
+        self._session().send_if_there(wire.Return((lease,)))
 
     def take(self, answer: wire.Answer) -> None:
         """An answer has come.
@@ -87,10 +98,6 @@ class LinkPort:
         """
         call_id, lease, outputs, parameters, failure, final = answer
         session = self._session()
-        if not self._calls.is_asked(call_id):
-            if lease:
-                self.give_back(lease)
-            return
         if failure is not None:
             reply = Reply(None, {}, ModelCallError(*failure), True)
         elif outputs is None:
@@ -98,11 +105,8 @@ class LinkPort:
         else:
             arrays, held = session.borrow(lease, outputs)
             reply = Reply(arrays, parameters, None, final, 0 if held else lease)
-        self._calls.reply(call_id, reply)
-
-    def front_replaced(self) -> None:
-        """Whoever would have answered is gone."""
-        self._calls.fail_all(_REPLACED)
+        if not self._calls.reply(call_id, reply) and reply.lease:  # nobody waits for it any more
+            self.give_back(reply.lease)
 
 
 def _tensor(model: str, name: Any, value: Any) -> Output:

@@ -7,17 +7,21 @@ A callable asks through ``ModelContext``. Which messages go where, and who recei
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from gpuserve_worker.failure import INTERNAL
+from gpuserve_worker.response import PARAMETER, is_parameter
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_NO_SERVER: Final = "this callable is not called by a server, so there is no other model to ask"
+#: Of a value that is wrong, so much is told.
+_SHOWN: Final = 64
+_NO_SERVER: Final = "no other model can be asked before a server calls this callable"
 
 
 class _Code(NamedTuple):
@@ -37,7 +41,9 @@ class ModelCallError(Exception):
 
 
 class Question(NamedTuple):
-    """What is asked of a model. Arrays have the batch axis in front where the model batches."""
+    """What is asked of a model. Arrays have the batch axis in front where the model batches. ``blocks``: the
+    thread that asks does nothing else meanwhile.
+    """
 
     model: str
     version: str
@@ -46,6 +52,7 @@ class Question(NamedTuple):
     parameters: Mapping[str, Any]
     timeout_s: float
     stream: bool
+    blocks: bool
 
 
 class Reply(NamedTuple):
@@ -144,13 +151,22 @@ class Calls:
 
     def __init__(self) -> None:
         self._port: CallPort | None = None
+        self._refusal = _NO_SERVER
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        # A stream that nobody reads on is forgotten wherever it happens to die, also in a line below.
+        self._lock = threading.RLock()
 
     def open(self, port: CallPort) -> None:
         """From now on questions can be asked."""
-        self._port = port
+        with self._lock:
+            self._port = port
+
+    def close(self, text: str) -> None:
+        """No question can be asked any more, and those under way fail."""
+        with self._lock:
+            self._port, self._refusal = None, text
+        self.fail_all(text)
 
     def ask(self, question: Question) -> Call:
         """Send a question.
@@ -158,13 +174,14 @@ class Calls:
         Raises:
             ModelCallError: it cannot be asked.
         """
-        if self._port is None:
-            raise ModelCallError("UNAVAILABLE", _NO_SERVER)
-        call = Call(next(self._numbers), self._port)
         with self._lock:
+            port = self._port
+            if port is None:
+                raise ModelCallError("UNAVAILABLE", self._refusal)
+            call = Call(next(self._numbers), port)
             self._calls[call.call_id] = call
         try:
-            self._port.ask(call.call_id, question)
+            port.ask(call.call_id, question)
         except BaseException:
             self.forget(call)
             raise
@@ -172,26 +189,23 @@ class Calls:
 
     def forget(self, call: Call) -> None:
         """Nobody waits for this one any more."""
-        with self._lock:
+        with self._lock:  # no reply is added after this
             self._calls.pop(call.call_id, None)
         call.close()
 
-    def is_asked(self, call_id: int) -> bool:
-        """Whether somebody still waits for an answer to this call."""
-        return call_id in self._calls
-
-    def reply(self, call_id: int, reply: Reply) -> None:
-        """A reply has come."""
-        call = self._calls.get(call_id)
-        if call is not None:
-            call.add(reply)
+    def reply(self, call_id: int, reply: Reply) -> bool:
+        """A reply has come; whether somebody still waits for it."""
+        with self._lock:
+            call = self._calls.get(call_id)
+            if call is not None:
+                call.add(reply)
+        return call is not None
 
     def fail_all(self, text: str) -> None:
         """Whoever would have answered is gone."""
         with self._lock:
-            calls = list(self._calls.values())
-        for call in calls:
-            call.add(Reply(None, {}, ModelCallError("UNAVAILABLE", text), True))
+            for call in list(self._calls.values()):
+                call.add(Reply(None, {}, ModelCallError("UNAVAILABLE", text), True))
 
 
 def outputs_of(reply: Reply, question: Question) -> dict[str, NDArray[Any]]:
@@ -216,10 +230,32 @@ def question(
     timeout_s: float | None,
     *,
     stream: bool,
+    blocks: bool,
 ) -> Question:
-    """What a callable asks, in the form that it travels in."""
-    asked = tuple(requested_outputs)
-    return Question(model, str(version), inputs, asked, dict(parameters or {}), timeout_s or 0.0, stream)
+    """What a callable asks, in the form that it travels in.
+
+    Raises:
+        ModelCallError: it cannot travel.
+    """
+    _check(isinstance(model, str), "the name of a model that is called", "a str", model)
+    _check(isinstance(inputs, Mapping), f"the inputs of a call to model {model!r}", "arrays by name", inputs)
+    asked = tuple(requested_outputs) if not isinstance(requested_outputs, str) else (requested_outputs,)
+    for name in asked:
+        _check(isinstance(name, str), f"an output asked of model {model!r}", "a str", name)
+    given = dict(parameters or {})
+    for name, value in given.items():
+        what = f"parameter {name!r} of a call to model {model!r}"
+        _check(isinstance(name, str) and is_parameter(name) and is_parameter(value), what, PARAMETER, value)
+    limit_s = 0.0 if timeout_s is None else timeout_s
+    is_limit = timeout_s is None or (isinstance(limit_s, int | float) and 0 < limit_s < math.inf)
+    _check(is_limit, f"timeout_s of a call to model {model!r}", "a positive number", timeout_s)
+    return Question(model, str(version), inputs, asked, given, float(limit_s), stream, blocks)
+
+
+def _check(fits: bool, what: str, expected: str, given: Any) -> None:
+    if not fits:
+        shown = repr(given)[:_SHOWN]
+        raise ModelCallError("INVALID_ARGUMENT", f"{what}: expected {expected}, got {shown}")
 
 
 def _nothing() -> None:

@@ -57,7 +57,9 @@ class ModelContext(NamedTuple):
         Raises:
             ModelCallError: no answer; its ``code`` is what a client would have been told.
         """
-        asked = question(model, inputs, version, requested_outputs, parameters, timeout_s, stream=False)
+        asked = question(
+            model, inputs, version, requested_outputs, parameters, timeout_s, stream=False, blocks=True
+        )
         call = self.calls.ask(asked)
         try:
             return outputs_of(call.take(), asked)
@@ -75,7 +77,9 @@ class ModelContext(NamedTuple):
         timeout_s: float | None = None,
     ) -> Arrays:
         """As ``infer``, while other work of the event loop goes on."""
-        asked = question(model, inputs, version, requested_outputs, parameters, timeout_s, stream=False)
+        asked = question(
+            model, inputs, version, requested_outputs, parameters, timeout_s, stream=False, blocks=False
+        )
         call = self.calls.ask(asked)
         try:
             return outputs_of(await call.take_async(), asked)
@@ -93,7 +97,9 @@ class ModelContext(NamedTuple):
         timeout_s: float | None = None,
     ) -> Iterator[Arrays]:
         """The responses of a decoupled model, one after the other; raises as ``infer``."""
-        asked = question(model, inputs, version, requested_outputs, parameters, timeout_s, stream=True)
+        asked = question(
+            model, inputs, version, requested_outputs, parameters, timeout_s, stream=True, blocks=True
+        )
         call = self.calls.ask(asked)
         try:
             while (reply := call.take()).outputs is not None or reply.error is not None:
@@ -112,7 +118,9 @@ class ModelContext(NamedTuple):
         timeout_s: float | None = None,
     ) -> AsyncIterator[Arrays]:
         """As ``stream``, while other work of the event loop goes on."""
-        asked = question(model, inputs, version, requested_outputs, parameters, timeout_s, stream=True)
+        asked = question(
+            model, inputs, version, requested_outputs, parameters, timeout_s, stream=True, blocks=False
+        )
         call = self.calls.ask(asked)
         try:
             while (reply := await call.take_async()).outputs is not None or reply.error is not None:

@@ -4,6 +4,7 @@ answers checked and written, and what went wrong is told. The call itself is the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from gpuserve_worker.outputs import Answers, OutputError, OutputRules
 from gpuserve_worker.regions import RegionError
 from gpuserve_worker.reporting import Report
 from gpuserve_worker.request import Batch, accepts_batch
+from gpuserve_worker.sequences import known_sequences
 from gpuserve_worker.session import Reply, Session
 from gpuserve_worker.wire import WireFailure
 
@@ -65,6 +67,8 @@ class Execution:
             decoupled=model.context.decoupled,
         )
         self._unrecoverable: str | None = None
+        self._sequences = known_sequences(model.call, report)
+        self._session: Session | None = None
 
     def take_in(self, session: Session, run: wire.Run) -> TakenIn:
         """The inputs of a batch as arrays.
@@ -72,6 +76,11 @@ class Execution:
         Raises:
             RegionError: the client's region that its only request is read from has shrunk.
         """
+        if self._sequences is not None:
+            if session is not self._session:  # another front, which knows none of them
+                self._sequences.forget()
+                self._session = session
+            self._sequences.before(run.requests, run.dropped)
         failures, in_place = session.take_in(run)
         arrays = session.inputs.arrays(run.batch_id, run.inputs)
         batch = Batch(arrays, run.requests, self._output_names, self._model.batching)
@@ -86,9 +95,13 @@ class Execution:
         """
         for place in taken.in_place:
             session.regions.check(place)
-        failures = taken.failures
-        apart = bool(failures) or any(one[3] for one in run.requests)
-        answers = self._rules.check(result, run.requests, apart=apart)
+        failures: Mapping[int, WireFailure | None] = taken.failures
+        placed = [one for one in run.requests if one[3]]
+        answers = self._rules.check(result, run.requests, apart=bool(failures or placed))
+        if taken.in_place:
+            answers = answers._replace(sources=taken.in_place)
+        if failures and self._model.context.decoupled:
+            failures = dict.fromkeys(failures)
         return answers.refused(failures) if failures else answers
 
     def done(self, session: Session, run: wire.Run, answers: Answers, watch: Stopwatch) -> Reply:
@@ -97,6 +110,8 @@ class Execution:
             outputs, responses, parameters = session.writer.write(answers, run.requests)
         except OutOfMemory as error:
             return wire.Failed(run.batch_id, self.no_memory(error), False)
+        except RegionError as error:
+            return wire.Failed(run.batch_id, self.failure(error), False)
         return wire.Done(run.batch_id, outputs, responses, False, *watch.phases(), parameters)
 
     def no_memory(self, error: OutOfMemory) -> WireFailure:
@@ -104,6 +119,15 @@ class Execution:
         text = f"There is no memory for the outputs of model {self._model.name!r}"
         self._report.log(_ERROR, f"{text}: {error}", "")
         return wire.WireFailure("INTERNAL", text)
+
+    def failure_of_call(self, error: BaseException, session: Session, taken: TakenIn | None) -> WireFailure:
+        """As ``failure``; what was raised over a region that shrank meanwhile is of the client's doing."""
+        try:
+            for place in taken.in_place if taken is not None else ():
+                session.regions.check(place)
+        except RegionError as shrunk:
+            return self.failure(shrunk)
+        return self.failure(error)
 
     def failure(self, error: BaseException) -> WireFailure:
         """What the callable raised, or why its answer is none: for the log, and for the client."""

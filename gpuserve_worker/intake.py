@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gpuserve_worker.memory import Mapping
+from gpuserve_worker.outputs import Answers
 from gpuserve_worker.payloads import REGION, Fill, Loan, Place, WireFailure, payload
 from gpuserve_worker.regions import RegionError, Regions
 from gpuserve_worker.request import Batch
@@ -20,6 +21,7 @@ from gpuserve_worker.wire import Run
 
 _BOOL: Final = "BOOL"
 _LENGTH_NBYTES: Final = 4
+_LONGEST_NBYTES: Final = 0xFFFF_FFFF
 
 
 class TakenIn(NamedTuple):
@@ -30,6 +32,13 @@ class TakenIn(NamedTuple):
     batch: Batch
     failures: dict[int, WireFailure]
     in_place: tuple[Place, ...]
+
+    def refusals(self) -> Answers | None:
+        """The answers to a batch of which no request is left; None where one is."""
+        count = len(self.batch.requests)
+        if len(self.failures) < count:
+            return None
+        return Answers(None, [self.failures[position] for position in range(count)])
 
 
 def fill_all(run: Run, mapping: Mapping, regions: Regions, loans: Mapping) -> dict[int, WireFailure]:
@@ -65,8 +74,7 @@ def places_of(run: Run) -> tuple[Place, ...]:
 def _fill(one: Fill, place: Place, target: memoryview, regions: Regions) -> str | None:
     """Copy, and look at the copy: the original may change. What is wrong; None where nothing is."""
     try:
-        target[:] = regions.view(place)
-        regions.check(place)
+        regions.read(place, target)
     except RegionError as error:
         return str(error)
     if one.datatype == BYTES:
@@ -78,9 +86,13 @@ def _fill(one: Fill, place: Place, target: memoryview, regions: Regions) -> str 
 
 
 def _neutralise(target: memoryview, one: Fill) -> None:
-    """Zeros, as many as there were; of BYTES, as many elements, the last of which takes all the bytes."""
-    target[:] = bytes(len(target))
-    if one.datatype == BYTES and one.elements:
-        lengths = _LENGTH_NBYTES * one.elements
-        last = (len(target) - lengths).to_bytes(_LENGTH_NBYTES, "little")
-        target[lengths - _LENGTH_NBYTES : lengths] = last
+    """Zeros, as many as there were; of BYTES, as many elements, the first of which take all the bytes."""
+    np.frombuffer(target, np.uint8)[:] = 0
+    if one.datatype != BYTES:
+        return
+    position, left = 0, len(target) - _LENGTH_NBYTES * one.elements
+    while left:
+        length = min(left, _LONGEST_NBYTES)
+        target[position : position + _LENGTH_NBYTES] = length.to_bytes(_LENGTH_NBYTES, "little")
+        position += _LENGTH_NBYTES + length
+        left -= length

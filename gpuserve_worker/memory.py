@@ -115,9 +115,12 @@ def _create_memfd(nbytes: int) -> int:
 class Block:
     """Bytes in an arena of this process: where they lie, and a writable view of exactly them."""
 
-    __slots__ = ("nbytes", "offset", "segment", "view")
+    __slots__ = ("arena", "nbytes", "offset", "segment", "view")
 
-    def __init__(self, segment: int, offset: int, nbytes: int, view: memoryview) -> None:
+    def __init__(
+        self, segment: int, offset: int, nbytes: int, view: memoryview, arena: Arena | None = None
+    ) -> None:
+        self.arena = arena
         self.segment = segment
         self.offset = offset
         self.nbytes = nbytes
@@ -125,6 +128,11 @@ class Block:
 
     def __len__(self) -> int:
         return self.nbytes
+
+    def free(self) -> None:
+        """Give it back to its arena."""
+        if self.arena is not None:
+            self.arena.free(self)
 
 
 class ArenaStatistics(NamedTuple):
@@ -173,13 +181,15 @@ class Arena:
         segment = self._segments[number]
         self._allocated += 1
         self._block_nbytes += size
-        return Block(number, offset, nbytes, segment.view[offset : offset + nbytes])
+        return Block(number, offset, nbytes, segment.view[offset : offset + nbytes], self)
 
     def free(self, block: Block) -> None:
-        """Take a block back. Its view must not be used any more."""
+        """Take a block back. Its view must not be used any more. It may come back after ``close()``."""
         size = max(ALIGNMENT, -(-block.nbytes // ALIGNMENT) * ALIGNMENT)
-        segment = self._segments[block.segment]
         block.view.release()
+        segment = self._segments.get(block.segment)
+        if segment is None:  # given up already, and its memory gone with this view
+            return
         segment.allocator.free(block.offset, size)
         self._freed += 1
         self._block_nbytes -= size

@@ -36,22 +36,28 @@ class OutputWriter:
         self._blocks: dict[tuple[int, int], Block] = {}
         # A callable may ask other models from any of its threads, and what it asks is written here too.
         self._lock = threading.Lock()
+        self._closed = False
 
     def write(self, answers: Answers, requests: Sequence[WireRequest]) -> Written:
         """The answers to these requests. Up to ``INLINE_NBYTES`` travel in the message itself.
 
+        After ``close()`` nothing is written: nobody would read it.
+
         Raises:
             OutOfMemory: the arena has no room; nothing is kept.
+            RegionError: a client's region that they are a part of has shrunk; likewise.
         """
         with self._lock:
-            return self._write(answers, requests)
+            return Written(None, None, ()) if self._closed else self._write(answers, requests)
 
     def _write(self, answers: Answers, requests: Sequence[WireRequest]) -> Written:
         taken: list[Block] = []
         inline = _Budget(INLINE_NBYTES)
         try:
             if answers.whole is not None:
-                return Written(self._tensors(answers.whole, inline, taken), None, answers.parameters)
+                whole = self._tensors(answers.whole, inline, taken)
+                self._check(answers.sources)
+                return Written(whole, None, answers.parameters)
             responses = tuple(
                 [
                     one
@@ -60,6 +66,7 @@ class OutputWriter:
                     for one, request in zip(answers.each or (), requests, strict=True)
                 ]
             )
+            self._check(answers.sources)
             return Written(None, responses, answers.parameters)
         except BaseException:
             self._free((block.segment, block.offset) for block in taken)
@@ -87,8 +94,15 @@ class OutputWriter:
             self._arena.free(self._blocks.pop((segment, offset)))
 
     def close(self) -> None:
-        """Take back what the front has not, or a view of it would keep the arena's memory mapped."""
-        self.free(list(self._blocks))
+        """Give the arena up. What the front has not read is taken back first: a view would keep it mapped."""
+        with self._lock:
+            self._closed = True
+            self._free(list(self._blocks))
+            self._arena.close()
+
+    def _check(self, sources: Iterable[Place]) -> None:
+        for place in sources:
+            self._regions.check(place)
 
     def _response(
         self, outputs: list[Output], placements: Sequence[Any], inline: _Budget, taken: list[Block]
@@ -117,8 +131,7 @@ class OutputWriter:
                 f"bytes) should be at least {output.nbytes} bytes to hold the results"
             )
         used = place._replace(nbytes=output.nbytes)
-        fill(self._regions.view(used), output)
-        self._regions.check(used)
+        self._regions.write(used, lambda memory: fill(memory, output))
         return WireTensor(output.name, output.datatype, output.shape, used)
 
     def _tensors(self, outputs: list[Output], inline: _Budget, taken: list[Block]) -> tuple[WireTensor, ...]:

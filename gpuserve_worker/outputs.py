@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from gpuserve_worker.failure import client_text, failure, failure_of
 from gpuserve_worker.request import BatchedOutputs, Request
-from gpuserve_worker.response import Response
+from gpuserve_worker.response import PARAMETER, Response, is_parameter
 from gpuserve_worker.tensor import BYTES, TensorSpec, encode_bytes, numpy_dtype
-from gpuserve_worker.wire import WireFailure, WireRequest
+from gpuserve_worker.wire import Place, WireFailure, WireRequest
 
 #: Kinds of numpy types that become a numeric tensor, a BYTES tensor.
 _NUMERIC_KINDS: Final = "biuf"
 _BYTES_KINDS: Final = "OSU"
 _PLAIN_VALUES: Final = (list, tuple, bool, int, float, str, bytes, bytearray, memoryview)
 
-#: What a parameter of a response may be.
-_PARAMETERS: Final = (bool, int, float, str)
+#: Of a value that is wrong, so much is told.
+_SHOWN: Final = 64
 
 #: One request as it came, perhaps as a plain tuple of its fields.
 RawRequest: TypeAlias = WireRequest
@@ -51,14 +51,16 @@ class Output(NamedTuple):
 class Answers(NamedTuple):
     """The outputs of a batch: of the whole, or of each request; the other one is None. A request of a
     decoupled model may be without a response. ``parameters`` are those of each response, or empty.
+    ``sources`` are the places in clients' regions that outputs may be views of.
     """
 
     whole: list[Output] | None
     each: list[list[Output] | WireFailure | None] | None
     parameters: tuple[dict[str, Any], ...] = ()
+    sources: tuple[Place, ...] = ()
 
-    def refused(self, failures: Mapping[int, WireFailure]) -> Answers:
-        """The same answers to each request, but for those that have failed, by position."""
+    def refused(self, failures: Mapping[int, WireFailure | None]) -> Answers:
+        """The same answers to each request, but for those that have failed, by position; None: was told."""
         each = [failures.get(position, one) for position, one in enumerate(self.each or ())]
         return self._replace(each=each)
 
@@ -111,10 +113,10 @@ class OutputRules:
         each = tuple([dict(one.parameters) if isinstance(one, Response) else {} for one in elements])
         for parameters in each:
             for key, value in parameters.items():
-                if not isinstance(key, str) or not isinstance(value, _PARAMETERS):
+                if not (isinstance(key, str) and is_parameter(key) and is_parameter(value)):
                     raise OutputError(
-                        f"Response parameter {key!r} of model {self._model!r} is a {_type_name(value)}: "
-                        "expected a bool, int, float or str, by a name that is a str"
+                        f"Response parameter {key!r} of model {self._model!r} is the {_type_name(value)} "
+                        f"{repr(value)[:_SHOWN]}: expected {PARAMETER}, by a name that is a str"
                     )
         return each
 

@@ -2,15 +2,17 @@
 and written in place. A region's file is the client's, who may write to it or shrink it at any time: that
 may spoil what it asked for, and nothing else.
 
-A borrower: who registers, and who may, is the front's business.
+A borrower: who registers, and who may, is the front's business. Device memory is in ``cuda_regions.py``.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import numpy as np
 
 from gpuserve_worker.payloads import Place
 from gpuserve_worker.shrink_guard import GUARD, Watch
@@ -23,6 +25,28 @@ class RegionError(Exception):
     """A client's region is not what it was registered as. The text is one sentence for the client."""
 
 
+class _Region(Protocol):
+    """What can be done with a region of either kind."""
+
+    def read(self, place: Place, target: memoryview) -> None: ...
+
+    def write(self, place: Place, put: Callable[[memoryview], None]) -> None: ...
+
+    def check(self, place: Place) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check_inside(place: Place, nbytes: int) -> None:
+    """Do nothing where a place lies in a region of ``nbytes``.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if place.offset < 0 or place.nbytes < 0 or place.offset + place.nbytes > nbytes:
+        raise ValueError(f"no {place.nbytes} bytes at {place.offset} of region {place.region}")
+
+
 class SystemRegion:
     """One region: a part of a file in shared memory. ``close()`` leaves it to the last array over it."""
 
@@ -30,7 +54,6 @@ class SystemRegion:
         self._fd = os.dup(fd)
         self._start = offset
         self._nbytes = nbytes
-        self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
         self._watch: Watch | None = None
 
@@ -41,14 +64,23 @@ class SystemRegion:
             RegionError: the file has been shrunk since the region was registered.
             ValueError: the place is not in the region.
         """
-        if place.offset < 0 or place.nbytes < 0 or place.offset + place.nbytes > self._nbytes:
-            raise ValueError(f"no {place.nbytes} bytes at {place.offset} of region {place.region}")
+        check_inside(place, self._nbytes)
         self.check(place)
         try:
             view = self._mapped()
         except (ValueError, OSError):  # it has been shrunk since the check
             raise self._shrunk(place) from None
         return view[place.offset : place.offset + place.nbytes]
+
+    def read(self, place: Place, target: memoryview) -> None:
+        """Copy the bytes of a place; raises as ``view``, also where it shrank meanwhile."""
+        target[:] = self.view(place)
+        self.check(place)
+
+    def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
+        """Have the bytes of a place put there; raises as ``read``."""
+        put(self.view(place))
+        self.check(place)
 
     def check(self, place: Place) -> None:
         """Do nothing where the place is still there, and was while it was in use.
@@ -63,56 +95,103 @@ class SystemRegion:
 
     def _shrunk(self, place: Place) -> RegionError:
         return RegionError(
-            "a region of shared memory that the request names has shrunk since it was registered: expected "
-            f"{place.nbytes} bytes at offset {place.offset} of it"
+            "a region of shared memory that the request names has shrunk since it was registered, or there "
+            f"is no memory behind it: expected {place.nbytes} bytes at offset {place.offset} of it"
         )
 
     def close(self) -> None:
         """Let go of the file, and of its mapping unless an array is over it."""
         os.close(self._fd)
-        if self._map is None or self._view is None or self._watch is None:
-            return
-        try:
-            self._view.release()
-            self._map.close()
-        except BufferError:  # then the mapping stays, and stays watched
-            return
-        GUARD.unwatch(self._watch)
+        self._view = None
 
     def _mapped(self) -> memoryview:
         if self._view is None:
             # A file is mapped from a page on; what of the page is before the region is not looked at.
             before = self._start % _GRANULARITY
-            length = before + self._nbytes
-            self._map = mmap.mmap(self._fd, length, offset=self._start - before)
-            address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-            pages = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
-            self._watch = GUARD.watch(address, pages)
-            self._view = memoryview(self._map)[before:]
+            mapped = mmap.mmap(self._fd, before + self._nbytes, offset=self._start - before)
+            whole = np.frombuffer(mapped, np.uint8)
+            self._watch = GUARD.watch(whole)
+            self._view = whole.data[before:]
+        GUARD.stand_by()
         return self._view
+
+
+class _NoRegion:
+    """A region that could not be opened. ``problem`` is what every use of it is told."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def read(self, place: Place, target: memoryview) -> None:
+        raise RegionError(self._problem)
+
+    def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
+        raise RegionError(self._problem)
+
+    def check(self, place: Place) -> None:
+        raise RegionError(self._problem)
+
+    def close(self) -> None:
+        pass
 
 
 class Regions:
     """Every region that the front has told this worker of, by number."""
 
     def __init__(self) -> None:
-        self._regions: dict[int, SystemRegion] = {}
+        self._regions: dict[int, _Region] = {}
 
     def attach(self, number: int, fd: int, offset: int, nbytes: int) -> None:
-        """A client registered a region; ``fd`` stays the caller's."""
+        """A client registered a region of system memory; ``fd`` stays the caller's."""
         self._regions[number] = SystemRegion(fd, offset, nbytes)
+
+    def attach_cuda(self, number: int, device_id: int, nbytes: int, raw_handle: bytes) -> str:
+        """A client registered a region of device memory: why it cannot be used, or nothing."""
+        from gpuserve_worker.cuda_regions import open_cuda_region
+
+        try:
+            self._regions[number] = open_cuda_region(device_id, nbytes, raw_handle)
+        except RegionError as error:
+            self._regions[number] = _NoRegion(f"a region of CUDA memory is not there: {error}")
+            return str(error)
+        return ""
 
     def detach(self, number: int) -> None:
         """No batch will name this region any more."""
         self._regions.pop(number).close()
 
     def view(self, place: Place) -> memoryview:
-        """The bytes of a place, writable; raises as ``SystemRegion.view``, and KeyError for no region."""
-        return self._regions[place.region].view(place)
+        """The bytes of a place in system memory, writable.
+
+        Raises:
+            RegionError, ValueError: as ``SystemRegion.view``.
+            KeyError: there is no such region.
+        """
+        region = self._regions[place.region]
+        if not isinstance(region, SystemRegion):
+            raise ValueError(f"region {place.region} is not of system memory")
+        return region.view(place)
+
+    def read(self, place: Place, target: memoryview) -> None:
+        """Copy the bytes of a place.
+
+        Raises:
+            RegionError: they are not there, or were not until the end.
+        """
+        self._regions[place.region].read(place, target)
+
+    def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
+        """Have the bytes of a place put where they belong; raises as ``read``."""
+        self._regions[place.region].write(place, put)
 
     def check(self, place: Place) -> None:
-        """To be called after a view was used; raises as ``SystemRegion.check``."""
-        self._regions[place.region].check(place)
+        """To be called after a view was used; raises as ``SystemRegion.check``.
+
+        A region that has gone with its front is of no interest to anybody.
+        """
+        region = self._regions.get(place.region)
+        if region is not None:
+            region.check(place)
 
     def close(self) -> None:
         """Let go of all of them."""

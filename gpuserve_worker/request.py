@@ -13,6 +13,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
+from gpuserve_worker import payloads
 from gpuserve_worker.payloads import WireRequest
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
     ``data`` maps input names, in declaration order, to arrays; an optional input that was not sent
     is absent. Where the model batches, axis 0 of every array is the batch axis. ``parameters`` holds
     the request's own parameters; ``requested_output_names`` what the client asked for (every output
-    when it named none). ``cancelled`` becomes True when the client has gone away.
+    when it named none). ``cancelled`` becomes True when the client has gone away. ``sequence`` says which
+    sequence the request belongs to, if any: its ``id``, and whether it is its ``start`` or its ``end``.
     """
 
-    __slots__ = ("cancelled", "data", "parameters", "requested_output_names")
+    __slots__ = ("cancelled", "data", "parameters", "requested_output_names", "sequence")
 
     #: Callables written for PyTriton may look for one; requests are not traced here.
     span: ClassVar[None] = None
@@ -74,6 +76,7 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
         self.parameters: dict[str, Any] = dict(parameters) if parameters else {}
         self.requested_output_names = requested_output_names
         self.cancelled = False
+        self.sequence: payloads.Sequence | None = None
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.data[name]
@@ -112,6 +115,7 @@ class _Changed(Request):
         self.data = data
         self.parameters = origin.parameters
         self.requested_output_names = origin.requested_output_names
+        self.sequence = origin.sequence
         self.origin = origin
 
     @property
@@ -162,12 +166,15 @@ class Batch:
 
     def _cut(self) -> Iterator[Request]:
         start = 0
-        for rows, parameters, requested, *_ in self.requests:
+        for rows, parameters, requested, *more in self.requests:
             stop = start + rows
             data = self.arrays
             if self.batching:
                 data = {name: array[start:stop] for name, array in data.items()}
-            yield Request(data, parameters, None, list(requested or self.output_names))
+            request = Request(data, parameters, None, list(requested or self.output_names))
+            if len(more) > 1 and more[1] is not None:
+                request.sequence = payloads.Sequence(*more[1])
+            yield request
             start = stop
 
 

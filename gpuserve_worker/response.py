@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+#: What a parameter may be, in words.
+PARAMETER: Final = "a bool, an int of 64 bits, a float or a str"
+_INT64: Final = range(-(1 << 63), 1 << 63)
+
+
+def is_parameter(value: Any) -> bool:
+    """Whether every protocol can carry a value as a parameter."""
+    if isinstance(value, str):
+        return value.isascii() or not any("\ud800" <= one <= "\udfff" for one in value)
+    if isinstance(value, int):
+        return int(value) in _INT64
+    return isinstance(value, float)
 
 
 class Response(Mapping[str, "NDArray[Any]"]):

@@ -1,10 +1,15 @@
 """All that a worker shares with one front, and gives up when another takes the link over: the front's
 memory, the worker's output arena, and the way for answers. No callable is called here.
+
+A batch that runs while another front takes over is run to its end on this memory, for nobody: so first
+nothing is sent any more (``retire``), and the memory is given up when no batch uses it (``close``).
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from gpuserve_worker import wire
@@ -19,12 +24,14 @@ Reply: TypeAlias = wire.Done | wire.Failed
 
 
 class Session:
-    """One front on the link. After ``close()`` nothing is sent to it any more."""
+    """One front on the link. Any thread may send: an array may die, or a question be asked, in each."""
 
     def __init__(self, link: Link, *, read_only_inputs: bool) -> None:
         self._link = link
         self._read_only_inputs = read_only_inputs
-        self._closed = False
+        self._retired = False
+        # Arrays die in any line, also in those below that are under way in this very thread.
+        self._lock = threading.RLock()
         self.mapping = Mapping()
         self.leases = Leases(self._released)
         self.regions = Regions()
@@ -33,8 +40,8 @@ class Session:
         self._borrowed = Leases(self._returned)
         self._answers = Inputs(self.mapping, self.regions, self.loans, self._borrowed, read_only=False)
         # The front bounds what is in flight; this only stops an answer no machine could hold.
-        self._arena = Arena(_machine_nbytes(), self._announce, self._drop)
-        self.writer = OutputWriter(self._arena, self.regions)
+        arena = Arena(_machine_nbytes(), self._announce, self._drop)
+        self.writer = OutputWriter(arena, self.regions)
 
     def take_memory(self, message: wire.Message, fds: list[int]) -> None:
         """Obey a message about memory.
@@ -51,6 +58,9 @@ class Session:
                 self.mapping.detach(segment)
             case wire.Region(region, offset, nbytes):
                 self.regions.attach(region, fds[0], offset, nbytes)
+            case wire.CudaRegion(region, device_id, nbytes, raw_handle):
+                problem = self.regions.attach_cuda(region, device_id, nbytes, raw_handle)
+                self.send(wire.RegionOpened(region, problem))
             case wire.DropRegion(region):
                 self.regions.detach(region)
             case wire.Lend(segment, nbytes):
@@ -67,10 +77,17 @@ class Session:
         failures = fill_all(run, self.mapping, self.regions, self.loans) if run.fills else {}
         return failures, places_of(run) if self._read_only_inputs else ()
 
-    def send(self, message: wire.Yield | wire.Call | wire.CallOff | wire.Return) -> None:
-        """Send a response of a batch that goes on, or the callable's own word to another model."""
-        if not self._closed:
-            self._link.send(message)
+    def send(self, message: wire.Message, fds: Sequence[int] = ()) -> bool:
+        """Send, unless another front has the link by now: what is for this one must not reach that one.
+        Says whether it was sent.
+
+        Raises:
+            OSError: the front is gone.
+        """
+        with self._lock:
+            if not self._retired:
+                self._link.send(message, fds)
+            return not self._retired
 
     def borrow(self, lease: int, tensors: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
         """The arrays in an answer of another model, and whether the lease ends with the last of them.
@@ -86,44 +103,45 @@ class Session:
 
         Whoever calls this refers to nothing of the batch any more: what still is, the user keeps.
         """
-        if self._closed:
-            return
         batch_id = reply.batch_id
-        self._link.send(reply._replace(inputs_free=self.leases.is_free(batch_id)))
-        self.leases.answered(batch_id)
+        if self.send(reply._replace(inputs_free=self.leases.is_free(batch_id))):
+            self.leases.answered(batch_id)
+
+    def retire(self) -> None:
+        """Send nothing any more."""
+        with self._lock:
+            self._retired = True
 
     def close(self) -> None:
         """Give up the memory on both sides, as far as no array of the user's is over it."""
-        self._closed = True
+        self.retire()
         self.leases.close()
         self.mapping.close()
         self.regions.close()
         self._borrowed.close()
         self.loans.close()
         self.writer.close()
-        self._arena.close()
 
     def _announce(self, segment: int, fd: int, nbytes: int) -> None:
-        if not self._closed:
-            self._link.send(wire.Segment(segment, nbytes), (fd,))
+        self.send(wire.Segment(segment, nbytes), (fd,))
 
     def _drop(self, segment: int) -> None:
-        self._send_if_there(wire.DropSegment(segment))
+        self.send_if_there(wire.DropSegment(segment))
 
     def _returned(self, lease: int) -> None:
-        self._send_if_there(wire.Return((lease,)))
+        self.send_if_there(wire.Return((lease,)))
 
     def _released(self, batch_id: int) -> None:
-        self._send_if_there(wire.Released((batch_id,)))
+        self.send_if_there(wire.Released((batch_id,)))
 
-    def _send_if_there(self, message: wire.Message) -> None:
+    def send_if_there(self, message: wire.Message) -> None:
         """Send what nobody needs to hear who is gone.
 
         It runs wherever an array happens to die, or when all is given up; that the peer is gone is the
         loop's to see.
         """
         try:
-            self._link.send(message)
+            self.send(message)
         except OSError:
             pass
 

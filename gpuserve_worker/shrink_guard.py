@@ -3,7 +3,8 @@
 A load or store beyond the end of a mapped file raises SIGBUS, which ends a process. Here a signal action
 puts zeros in the place of such a mapping instead and notes that it did; the access goes on, and whoever
 watches the mapping asks ``Watch.broken`` afterwards. A SIGBUS anywhere else does what it did before.
-Of the signal's default action nothing is changed until a mapping is watched.
+Of the signal's default action nothing is changed until a mapping is watched. A mapping is watched until the
+last array over it dies: not a moment longer, since its addresses may be anybody's then.
 
 The signal is raised by the very instruction that touches the memory, in its own thread. Where that is a
 copy inside numpy or the interpreter, no lock of theirs is held but the interpreter's own, which ctypes
@@ -16,7 +17,12 @@ import ctypes
 import mmap
 import signal
 import threading
-from typing import Any, Final
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _SA_SIGINFO: Final = 4
 _SA_RESTART: Final = 0x10000000
@@ -42,38 +48,53 @@ class _SigAction(ctypes.Structure):
 class Watch:
     """A mapping that the guard keeps from ending the process. ``broken`` turns true when it had to."""
 
-    __slots__ = ("address", "broken", "nbytes")
+    __slots__ = ("address", "broken", "life", "nbytes")
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.address = address
         self.nbytes = nbytes
         self.broken = False
+        #: Ends the watch with the array that it is over.
+        self.life: weakref.ref[Any] | None = None
 
 
 class ShrinkGuard:
     """The guard of this process. There is one, because there is one signal action."""
 
     def __init__(self) -> None:
-        self._watches: tuple[Watch, ...] = ()
+        # Every step on it is one atomic operation, since a watch ends wherever an array happens to die, and
+        # since the thread that a signal interrupts may be in the middle of any line here.
+        self._watches: dict[int, Watch] = {}
         self._lock = threading.Lock()
         self._previous: _SigAction | None = None
         # Referred to for as long as the process lives: C calls it.
         self._action = _Action(self._on_signal)
         self._libc: Any = None
 
-    def watch(self, address: int, nbytes: int) -> Watch:
-        """Guard the mapping of ``nbytes`` at a page's address; ``unwatch`` before it is unmapped."""
-        watch = Watch(address, nbytes)
-        with self._lock:
-            if self._previous is None:
-                self._install()
-            self._watches = (*self._watches, watch)
+    def watch(self, memory: NDArray[np.uint8]) -> Watch:
+        """Guard a mapping from its first page on, for as long as the array over it lives.
+
+        The array is what keeps the mapping from being unmapped: every other view is made from it.
+        """
+        pages = -(-memory.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        watch = Watch(memory.ctypes.data, pages)
+        key = id(watch)
+        watch.life = weakref.ref(memory, lambda _: self._watches.pop(key, None))
+        self.stand_by()
+        self._watches[key] = watch
         return watch
 
-    def unwatch(self, watch: Watch) -> None:
-        """The mapping goes."""
-        with self._lock:
-            self._watches = tuple(one for one in self._watches if one is not watch)
+    @property
+    def watched(self) -> int:
+        """How many mappings are watched."""
+        return len(self._watches)
+
+    def stand_by(self) -> None:
+        """Take the signal over, unless it is. After a SIGBUS elsewhere that somebody survived, it is not."""
+        if self._previous is None:
+            with self._lock:
+                if self._previous is None:
+                    self._install()
 
     def _install(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -95,15 +116,15 @@ class ShrinkGuard:
 
     def _on_signal(self, number: int, info: int, context: int) -> None:
         address = ctypes.c_size_t.from_address(info + _SI_ADDR_OFFSET).value
-        for watch in self._watches:  # no lock: its holder may be the thread that was interrupted
+        for watch in list(self._watches.values()):
             if watch.address <= address < watch.address + watch.nbytes:
                 watch.broken = True
                 if self._put_zeros(watch):
                     return
         # Not ours: the instruction is tried again, under the action that was there before.
-        assert self._previous is not None
-        self._libc.sigaction(number, ctypes.byref(self._previous), None)
-        self._previous = None
+        previous, self._previous = self._previous, None
+        if previous is not None:  # else another thread has come here meanwhile
+            self._libc.sigaction(number, ctypes.byref(previous), None)
 
     def _put_zeros(self, watch: Watch) -> bool:
         """Replace the mapping by memory of the process's own."""

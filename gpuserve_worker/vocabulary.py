@@ -22,7 +22,12 @@ class Vocabulary:
 
     def encode(self, message: Any) -> bytes:
         """A message as the bytes of one datagram."""
-        packed: bytes = msgpack.packb((self._tags[type(message)], *message))
+        fields = (self._tags[type(message)], *message)
+        packed: bytes
+        try:
+            packed = msgpack.packb(fields)
+        except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is not UTF-8
+            packed = msgpack.packb(fields, unicode_errors="backslashreplace")
         return packed
 
     def decode(self, data: bytes | memoryview) -> Any:

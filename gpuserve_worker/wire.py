@@ -245,7 +245,7 @@ class RegionOpened(NamedTuple):
 class Call(NamedTuple):
     """The callable asks another model of this server. Inputs lie in this message or in the worker's arena,
     whose blocks come back by ``Free`` as those of outputs do. ``timeout_s`` 0 is no limit. ``stream``: any
-    number of responses may come.
+    number of responses may come. ``waits``: the worker runs nothing else before it is answered.
     """
 
     call_id: int
@@ -256,10 +256,11 @@ class Call(NamedTuple):
     parameters: dict[str, Any]
     timeout_s: float
     stream: bool
+    waits: bool
 
 
 class CallOff(NamedTuple):
-    """Nobody waits for the answer to a call any more."""
+    """Nobody waits for the answer to a call any more. If none was sent, an empty one is, as an echo."""
 
     call_id: int
 

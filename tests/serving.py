@@ -22,7 +22,7 @@ GPUSERVE = str(Path(sys.executable).with_name("gpuserve"))
 END_TIMEOUT_S = 30.0
 FREE_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 JSON_LOG = ("--log-format", "json")
-_ADDRESS = re.compile(r"(HTTP|gRPC|metrics) (?:http://)?([\w.:\[\]-]+)")
+_ADDRESS = re.compile(r"(HTTP|gRPC|metrics) (?:(?:https?|grpcs)://)?([\w.:\[\]-]+)")
 
 
 @dataclass(frozen=True, slots=True)

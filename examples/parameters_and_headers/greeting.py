@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve import Request
+from gpuserve import Request, Response
 from gpuserve.decorators import batch
 from gpuserve.errors import InvalidArgument
 
@@ -19,7 +19,8 @@ def greet(requests: Sequence[Request]) -> list[Any]:
     """``name``: bytes [rows, 1]; the parameters ``language`` and, forwarded, ``x-tenant``.
 
     Parameters belong to a request, so this function sees the requests; what is computed for all rows of
-    one is done by a function over arrays. An exception in the list answers only its own request.
+    one is done by a function over arrays. An exception in the list answers only its own request; a
+    ``Response`` has parameters as well.
     """
     return [_answer(request) for request in requests]
 
@@ -32,7 +33,7 @@ def _answer(request: Request) -> Any:
     (outputs,) = _greetings([request])
     signed = [[text + f" ({tenant})".encode()] for (text,) in outputs["greeting"].tolist()]
     words = np.array([[GREETINGS[language].encode() + b", " + text] for (text,) in signed], dtype=object)
-    return {"greeting": words}
+    return Response({"greeting": words}, parameters={"language": language, "names": len(words)})
 
 
 @batch

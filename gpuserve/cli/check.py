@@ -32,7 +32,7 @@ def check(
       gpuserve check config.yaml
       gpuserve check config.yaml --json
     """
-    from gpuserve.cli.preflight import device_problems, import_problems
+    from gpuserve.cli.preflight import device_problems, import_problems, trace_problems
     from gpuserve.config.load import load_file
     from gpuserve.config.messages import ConfigProblems
 
@@ -41,7 +41,7 @@ def check(
     except ConfigProblems as error:
         _report(as_json, config, error.problems, [])
         raise typer.Exit(ExitCode.BAD_CONFIG) from None
-    wrong = import_problems(configuration)
+    wrong = [*trace_problems(configuration), *import_problems(configuration)]
     absent = device_problems(configuration)
     _report(as_json, config, [*wrong, *absent], _summaries(configuration))
     if wrong:
@@ -61,7 +61,8 @@ def _report(as_json: bool, config: str, problems: Sequence[Problem], models: lis
     if problems:
         return
     for model in models:
-        sys.stdout.write(f"{model['name']}: {', '.join(model['instances'])}\n")
+        of = [f"ensemble of {', '.join(model['steps'])}"] if model["steps"] else model["instances"]
+        sys.stdout.write(f"{model['name']}: {', '.join(of)}\n")
     sys.stdout.write(f"{config} is valid\n")
 
 
@@ -73,5 +74,6 @@ def _summary(model: ModelSpec) -> dict[str, Any]:
     return {
         "name": model.name,
         "instances": [instance.name for instance in model.instances],
+        "steps": [step.model for step in model.steps],
         "max_batch_size": model.max_batch_size,
     }

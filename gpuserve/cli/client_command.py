@@ -14,6 +14,8 @@ from gpuserve_worker.tensor import BYTES, TensorSpec, element_count
 _MAX_ELEMENTS: Final = 32
 #: Datatypes whose elements JSON tensors do not carry.
 _NOT_IN_JSON: Final = frozenset({"FP16", "BF16"})
+#: The parameters of a sequence of one request.
+_SEQUENCE: Final = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
 _NUMPY_NAMES: Final = {
     "BOOL": "bool",
     "FP16": "float16",
@@ -38,7 +40,7 @@ def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None
     if "grpc" in addresses:
         return _python("grpc", addresses["grpc"], model, tensors)
     if "http" in addresses:
-        return _python("http", addresses["http"].removeprefix("http://"), model, tensors)
+        return _python("http", addresses["http"], model, tensors)
     return None
 
 
@@ -58,7 +60,10 @@ def _curl(address: str, model: ModelSpec, tensors: Sequence[tuple[TensorSpec, li
         }
         for spec, shape in tensors
     ]
-    body = json.dumps({"inputs": inputs}, ensure_ascii=False)
+    document: dict[str, Any] = {"inputs": inputs}
+    if model.in_sequences:
+        document["parameters"] = _SEQUENCE
+    body = json.dumps(document, ensure_ascii=False)
     return f"curl -s {address}/v2/models/{model.name}/infer -d {shlex.quote(body)}"
 
 
@@ -71,16 +76,20 @@ def _stream(
 ) -> str | None:
     """The same for a model whose responses are a stream; over HTTP only curl can print one."""
     if "http" in addresses and as_curl:
-        body = json.dumps({spec.name: _elements(spec, shape) for spec, shape in tensors}, ensure_ascii=False)
+        document = {spec.name: _elements(spec, shape) for spec, shape in tensors}
+        if model.in_sequences:
+            document |= _SEQUENCE
+        body = json.dumps(document, ensure_ascii=False)
         return f"curl -sN {addresses['http']}/v2/models/{model.name}/generate_stream -d {shlex.quote(body)}"
     if "grpc" not in addresses:
         return None
     method = "infer_batch" if model.max_batch_size else "infer_sample"
     inputs = ", ".join(f"{spec.name!r}: {_array(spec, shape)}" for spec, shape in tensors)
+    more = f"parameters={_SEQUENCE}, " if model.in_sequences else ""
     statements = [
         "import numpy as np; from gpuserve.client import DecoupledModelClient",
-        f"client = DecoupledModelClient('grpc://{addresses['grpc']}', {model.name!r})",
-        f"print(*client.{method}(**{{{inputs}}}), sep='\\n')",
+        f"client = DecoupledModelClient({_grpc_url(addresses['grpc'])!r}, {model.name!r})",
+        f"print(*client.{method}({more}**{{{inputs}}}), sep='\\n')",
         "client.close()",
     ]
     return f"python3 -c {shlex.quote('; '.join(statements))}"
@@ -112,8 +121,9 @@ def _python(
         for index, (spec, shape) in enumerate(tensors)
     ]
     shown = f"result.as_numpy({model.outputs[0].name!r})" if model.outputs else "result.get_response()"
+    more = "".join(f", {key}={value!r}" for key, value in _SEQUENCE.items()) if model.in_sequences else ""
     statements += [
-        f"result = triton.InferenceServerClient({address!r}).infer({model.name!r}, inputs)",
+        f"result = triton.InferenceServerClient({_arguments(address)}).infer({model.name!r}, inputs{more})",
         f"print({shown})",
     ]
     return f"python3 -c {shlex.quote('; '.join(statements))}"
@@ -123,3 +133,13 @@ def _array(spec: TensorSpec, shape: list[int]) -> str:
     if spec.datatype == BYTES:
         return f"np.full({shape}, b'hello', dtype=object)"
     return f"np.ones({shape}, np.{_NUMPY_NAMES.get(spec.datatype, spec.datatype.lower())})"
+
+
+def _arguments(address: str) -> str:
+    """Of tritonclient, which takes no scheme."""
+    scheme, _, bare = address.rpartition("://")
+    return f"{bare!r}, ssl=True" if scheme.endswith("s") else repr(bare)
+
+
+def _grpc_url(address: str) -> str:
+    return address if "://" in address else f"grpc://{address}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuserve.devices import available_devices, check_device
 from gpuserve.errors import ConfigError, DeviceError
+from gpuserve.trace_output import missing
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
@@ -45,10 +46,31 @@ def require_devices(configuration: Configuration) -> None:
         raise DeviceError("\n".join(map(str, problems)))
 
 
+def trace_problems(configuration: Configuration) -> list[Problem]:
+    """What tracing needs and this Python does not have."""
+    problem = missing(configuration.settings.trace.mode)
+    if problem is None:
+        return []
+    return [configuration.sources.problem(("server", "trace", "mode"), problem)]
+
+
+def require_trace_output(configuration: Configuration) -> None:
+    """Do nothing if requests can be traced as they are to be.
+
+    Raises:
+        ConfigError: a package is missing; the text is ready to print.
+    """
+    problems = trace_problems(configuration)
+    if problems:
+        raise ConfigError("\n".join(map(str, problems)))
+
+
 def import_problems(configuration: Configuration) -> list[Problem]:
     """The callables that cannot be imported, not be called with their ``kwargs``, or answer otherwise."""
     problems = []
     for index, model in enumerate(configuration.entries.models):
+        if model.callable is None:
+            continue
         try:
             inspect_callable(model.callable, configuration.base_dir, model.kwargs, model.decoupled)
         except ConfigError as error:

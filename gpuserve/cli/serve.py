@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpuserve.cli.callable_target import CallableFlags
     from gpuserve.config.load import Configuration
     from gpuserve.config.precedence import Override
+    from gpuserve.config.repository import FileRepository
     from gpuserve.supervisor.supervisor import Supervisor
 
 _PANEL = "Model, when the target is a callable"
@@ -87,8 +88,9 @@ def serve(
     from gpuserve.cli.callable_target import CallableFlags
 
     model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
-    configuration = _load(target, model_flags, server_options.overrides(flags))
-    raise typer.Exit(_serve(configuration))
+    server_flags = server_options.overrides(flags)
+    configuration = _load(target, model_flags, server_flags)
+    raise typer.Exit(_serve(configuration, _repository(configuration, target, server_flags)))
 
 
 def _load(target: str, model_flags: CallableFlags, server: Sequence[Override]) -> Configuration:
@@ -111,7 +113,19 @@ def _load(target: str, model_flags: CallableFlags, server: Sequence[Override]) -
     return load_file(target, os.environ, server)
 
 
-def _serve(configuration: Configuration) -> int:
+def _repository(
+    configuration: Configuration, target: str, server: Sequence[Override]
+) -> FileRepository | None:
+    """Where models are loaded from later on; a callable stays what it is."""
+    from gpuserve.cli.callable_target import is_callable_path
+    from gpuserve.config.repository import FileRepository
+
+    if is_callable_path(target):
+        return None
+    return FileRepository(target, os.environ, server, [one.name for one in configuration.models])
+
+
+def _serve(configuration: Configuration, repository: FileRepository | None) -> int:
     """Run the supervisor in this thread.
 
     Raises:
@@ -119,16 +133,21 @@ def _serve(configuration: Configuration) -> int:
         StartupError: a model did not load, or a port is taken.
     """
     from gpuserve import logs
-    from gpuserve.cli.preflight import require_devices
+    from gpuserve.cli.preflight import require_devices, require_trace_output
     from gpuserve.cli.startup_view import startup_view
+    from gpuserve.supervisor.repository import loaded_at_start
     from gpuserve.supervisor.supervisor import Supervisor
 
     settings = configuration.settings
     logs.configure(settings.log_format, settings.log_level)
     require_devices(configuration)
+    require_trace_output(configuration)
     try:
-        with startup_view(settings.log_format, configuration.models, sys.stderr) as view:
-            supervisor = Supervisor(settings, configuration.models, view, relay_output=True)
+        shown = loaded_at_start(configuration.models, settings.load_at_start)
+        with startup_view(settings.log_format, shown, sys.stderr) as view:
+            supervisor = Supervisor(
+                settings, configuration.models, view, relay_output=True, repository=repository
+            )
             _stop_on_signals(supervisor)
             return ExitCode.RUNTIME_FAILURE if supervisor.run() else ExitCode.OK
     except GpuserveError:

@@ -149,7 +149,7 @@ def startup_view(log_format: str, models: Sequence[ModelSpec], stream: TextIO) -
 def ready_text(addresses: dict[str, str], models: Sequence[ModelSpec]) -> str:
     """Where the server is, and a command to try it with."""
     lines = [f"  {_TITLES[role]:<8} {where}" for role, where in addresses.items()]
-    command = client_command(addresses, models[0])
+    command = client_command(addresses, models[0]) if models else None
     if command is not None:
         lines += ["Try it from another shell:", f"  {command}"]
     return "\n".join(["Ready.", *lines, "Ctrl-C stops the server.", ""])

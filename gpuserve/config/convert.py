@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from gpuserve.config.ensembles import step_specs
+from gpuserve.config.labels import label_specs
 from gpuserve.config.model_entry import (
     BatchingEntry,
     InputEntry,
     ModelEntry,
-    OutputEntry,
     PolicyEntry,
     QueueEntry,
+    TensorEntry,
 )
+from gpuserve.config.sequences import rate_spec, sequence_spec
 from gpuserve.config.server_entry import ServerEntry
 from gpuserve.config.warmups import warmups
+from gpuserve.declared_sequences import with_controls
 from gpuserve.settings import ServerSettings
 from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve_worker.tensor import TensorSpec, datatype_of
@@ -24,7 +28,7 @@ CPU = "cpu"
 
 def server_settings(entry: ServerEntry) -> ServerSettings:
     """The settings that a server entry stands for."""
-    return ServerSettings(**entry.model_dump())
+    return ServerSettings.from_wire(entry.model_dump())
 
 
 def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
@@ -34,6 +38,7 @@ def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
     if prefetch is None:
         prefetch = int(any(instance.device != CPU for instance in instances))
     inputs = tensors(entry.inputs)
+    sequence = sequence_spec(entry.sequence_batching)
     return ModelSpec(
         name=entry.name,
         inputs=inputs,
@@ -41,26 +46,29 @@ def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
         max_batch_size=entry.max_batch_size,
         instances=instances,
         version=entry.version,
-        batching=_batching(entry.batching),
-        queue=_queue(entry.queue),
+        batching=batching_spec(entry.batching),
+        queue=queue_spec(entry.queue),
         prefetch=prefetch,
         concurrency=entry.concurrency or 0,
         strict=entry.strict,
         decoupled=entry.decoupled,
         response_cache=entry.response_cache,
         read_only_inputs=entry.read_only_inputs,
-        retry_on_worker_death=entry.retry_on_worker_death and not entry.decoupled,
+        retry_on_worker_death=entry.retry_on_worker_death and not (entry.decoupled or sequence.strategy),
         on_unrecoverable=entry.on_unrecoverable,
-        warmup=warmups(entry, inputs, base_dir),
+        warmup=with_controls(warmups(entry, inputs, base_dir), sequence),
+        sequence=sequence,
+        labels=label_specs(entry, base_dir),
+        steps=step_specs(entry.ensemble),
     )
 
 
-def _batching(entry: BatchingEntry) -> BatchingSpec:
+def batching_spec(entry: BatchingEntry) -> BatchingSpec:
     sizes = tuple(entry.preferred_batch_sizes)
     return BatchingSpec(entry.max_queue_delay_us, sizes, entry.merge, entry.preserve_ordering)
 
 
-def _queue(entry: QueueEntry) -> QueueSpec:
+def queue_spec(entry: QueueEntry) -> QueueSpec:
     policies = [(int(level), _policy(entry.policies[level])) for level in sorted(entry.policies, key=int)]
     return QueueSpec(
         entry.max_requests,
@@ -81,16 +89,17 @@ def _policy(entry: PolicyEntry) -> PolicySpec:
 def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
     """One a process, numbered per device: ``cuda:0#0``, ``cuda:0#1``, ``cpu#0``."""
     numbers: Counter[str] = Counter()
-    instances = []
-    for group in entry.instances:
+    instances: list[InstanceSpec] = []
+    for group in entry.instances if entry.ensemble is None else ():
         for _ in range(group.count):
             source = {"path": entry.callable, "base_dir": base_dir, "kwargs": entry.kwargs}
-            instances.append(InstanceSpec(f"{group.device}#{numbers[group.device]}", group.device, source))
+            name = f"{group.device}#{numbers[group.device]}"
+            instances.append(InstanceSpec(name, group.device, source, rate_spec(group.rate_limiter)))
             numbers[group.device] += 1
     return tuple(instances)
 
 
-def tensors(entries: Sequence[OutputEntry]) -> tuple[TensorSpec, ...]:
+def tensors(entries: Sequence[TensorEntry]) -> tuple[TensorSpec, ...]:
     """Tensors as they are declared."""
     return tuple(
         TensorSpec(

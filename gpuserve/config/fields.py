@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gpuserve.access import header_pattern, token_problem
+from gpuserve.access import header_pattern
 from gpuserve.errors import BindError
+from gpuserve.rate_spec import ResourceLimit
 from gpuserve.spec import check_model_name
 from gpuserve_worker.tensor import ITEMSIZE, datatype_of
 
@@ -95,11 +96,9 @@ def _header_pattern(pattern: str) -> str:
     return pattern
 
 
-def _token(token: str) -> str:
-    problem = token_problem(token)
-    if problem is not None:
-        raise ValueError(problem)
-    return token
+def _rate_resource(text: str) -> str:
+    ResourceLimit.parse(text)
+    return text
 
 
 def _level(level: str) -> str:
@@ -124,7 +123,7 @@ Dtype = Annotated[str, AfterValidator(_dtype)]
 Dimension = Annotated[int, Field(ge=-1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 HeaderPattern = Annotated[str, AfterValidator(_header_pattern)]
-AccessToken = Annotated[str, AfterValidator(_token)]
+RateResource = Annotated[str, AfterValidator(_rate_resource)]
 #: A level of priority as the key of a mapping; keys are text.
 Level = Annotated[str, AfterValidator(_level)]
 EndpointGroup = Literal[

@@ -14,7 +14,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpuserve.config import convert, positions, precedence, rules, schema, warmups
+from gpuserve.config import (
+    convert,
+    ensembles,
+    labels,
+    positions,
+    precedence,
+    rules,
+    schema,
+    sequences,
+    tls,
+    warmups,
+)
 from gpuserve.config.fields import nearest, split_callable
 from gpuserve.config.messages import ConfigProblems, Origin, Problem, dotted, sentence, without_token
 from gpuserve.config.positions import Document, Path
@@ -22,7 +33,8 @@ from gpuserve.config.precedence import Override
 from gpuserve.settings import ServerSettings
 from gpuserve.spec import ModelSpec
 
-_TOKEN: Path = ("server", "access_token")
+#: What is given there is not for a terminal or a log.
+_SECRET: tuple[Path, ...] = (("server", "access_token"), ("server", "access_rules"))
 #: How pydantic ends the path to a key that is wrong itself.
 _KEY = "[key]"
 
@@ -45,7 +57,9 @@ class Sources:
         if self.document is None:
             return Problem(self.name, text, Origin.ATTRIBUTE)
         span = self.document.span_of_key(path) if at_key else self.document.span_of_value(path)
-        return Problem(self.name, text, Origin.FILE, span, without_token(self.document.line(span.line)))
+        # A rule that is written wrongly may have its token anywhere.
+        line = "" if path[:2] == _SECRET[1] else without_token(self.document.line(span.line))
+        return Problem(self.name, text, Origin.FILE, span, line)
 
 
 @dataclass(frozen=True)
@@ -115,11 +129,16 @@ def _resolve(
     problems += _missing_files(merged, base_dir, sources)
     if not problems and entries is not None:
         problems += _bad_warmups(entries, base_dir, sources)
+        problems += _bad_controls(entries, sources)
+        problems += _bad_labels(entries, base_dir, sources)
     if problems or entries is None:
         raise ConfigProblems(sorted(problems, key=_reading_order))
-    settings = convert.server_settings(entries.server)
+    settings = tls.with_paths(convert.server_settings(entries.server), base_dir, overrides)
     models = tuple(convert.model_spec(entry, base_dir) for entry in entries.models)
-    return Configuration(settings, models, entries, sources, base_dir)
+    configuration = Configuration(settings, models, entries, sources, base_dir)
+    if problems := _bad_together(configuration):
+        raise ConfigProblems(sorted(problems, key=_reading_order))
+    return configuration
 
 
 def _schema_problem(record: Any, sources: Sources) -> Problem:
@@ -129,7 +148,7 @@ def _schema_problem(record: Any, sources: Sources) -> Problem:
         path = path[:-1]
     keys = schema.keys_at(path[:-1])
     text = sentence({**record, "loc": path}, keys, partial(nearest, known=keys))
-    if path == _TOKEN:  # whatever was given is not for a terminal or a log
+    if path[:2] in _SECRET:
         text = text.partition(", given ")[0]
     if record["type"] == "missing":
         return sources.problem(path[:-1], text)
@@ -144,6 +163,34 @@ def _bad_warmups(entries: schema.ConfigFile, base_dir: str, sources: Sources) ->
             entry, convert.tensors(entry.inputs), base_dir, ("models", index)
         )
     ]
+
+
+def _bad_controls(entries: schema.ConfigFile, sources: Sources) -> list[Problem]:
+    return [
+        sources.problem(path, text)
+        for index, entry in enumerate(entries.models)
+        for path, text in sequences.control_violations(entry.sequence_batching, ("models", index))
+    ]
+
+
+def _bad_labels(entries: schema.ConfigFile, base_dir: str, sources: Sources) -> list[Problem]:
+    return [
+        sources.problem(path, text)
+        for index, entry in enumerate(entries.models)
+        for path, text in labels.violations(entry, base_dir, ("models", index))
+    ]
+
+
+def _bad_together(configuration: Configuration) -> list[Problem]:
+    """What is wrong between several parts of models that hold by themselves."""
+    entries = configuration.entries.models
+    retried = [
+        "retry_on_worker_death" in one.model_fields_set and one.retry_on_worker_death for one in entries
+    ]
+    found = [*sequences.violations(configuration.models, retried, configuration.settings)]
+    found += tls.violations(configuration.settings)
+    found += ensembles.violations(configuration.models)
+    return [configuration.sources.problem(path, text) for path, text in found]
 
 
 def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:

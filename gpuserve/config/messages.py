@@ -20,7 +20,7 @@ _MAX_EXCERPT = 100
 _MAX_GIVEN = 80
 #: The key, even if it is misspelt, and its value up to the end of it.
 _TOKEN = re.compile(
-    r"""(ac+es+[_-]?to?ken["']?\s*:\s*)("(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s,}]+)""", re.IGNORECASE
+    r"""((?:ac+es+[_-]?)?to?ke?n["']?\s*:\s*)("(?:[^"\\]|\\.)*"?|'[^']*'?|[^\s,}]+)""", re.IGNORECASE
 )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gpuserve.config.ensemble_entry import EnsembleEntry
 from gpuserve.config.fields import (
     CallableArguments,
     CallablePath,
@@ -18,14 +19,19 @@ from gpuserve.config.fields import (
     Level,
     ModelName,
 )
+from gpuserve.config.sequence_entry import RateLimiterEntry, SequenceBatchingEntry
 from gpuserve.declared_batcher import MAX_PRIORITY_LEVELS
-from gpuserve.spec import DEFAULT_MAX_QUEUE_NBYTES, DEFAULT_MAX_QUEUE_REQUESTS, MAX_CONCURRENCY
+from gpuserve.label_spec import MAX_LABELS
+from gpuserve.spec import (
+    DEFAULT_MAX_QUEUE_NBYTES,
+    DEFAULT_MAX_QUEUE_REQUESTS,
+    MAX_CONCURRENCY,
+    MAX_INSTANCES,
+)
 
-MAX_INSTANCES = 256
 
-
-class OutputEntry(Entry):
-    """A tensor that the model answers with."""
+class TensorEntry(Entry):
+    """A tensor of requests or of responses."""
 
     name: str = Field(min_length=1, description="Name of the tensor.")
     dtype: Dtype = Field(
@@ -37,7 +43,20 @@ class OutputEntry(Entry):
     )
 
 
-class InputEntry(OutputEntry):
+class OutputEntry(TensorEntry):
+    """A tensor that the model answers with."""
+
+    labels: list[str] = Field(
+        default_factory=list,
+        max_length=MAX_LABELS,
+        description="Names of its classes, by position, for requests that ask for classification.",
+    )
+    label_filename: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="A text file with one label a line, in place of labels; beside this file."
+    )
+
+
+class InputEntry(TensorEntry):
     """A tensor that a request brings."""
 
     optional: bool = Field(default=False, description="Whether a request may leave this input out.")
@@ -48,6 +67,9 @@ class InstanceEntry(Entry):
 
     device: Device = Field(default="cpu", description="cpu, or cuda:0, cuda:1, …", examples=["cpu", "cuda:0"])
     count: int = Field(default=1, ge=1, le=MAX_INSTANCES, description="How many processes on this device.")
+    rate_limiter: RateLimiterEntry | None = Field(
+        default=None, description="What each needs to run, where the server has a rate_limit."
+    )
 
 
 class BatchingEntry(Entry):
@@ -135,9 +157,14 @@ class ModelEntry(Entry):
     name: ModelName = Field(
         description="Name in requests: letters, digits, dots, underscores and dashes, at most 128."
     )
-    callable: CallablePath = Field(
-        description="Inference callable: file.py:attribute, beside this file, or package.module:attribute.",
+    callable: CallablePath | None = Field(
+        default=None,
+        description="Inference callable: file.py:attribute, beside this file, or package.module:attribute. "
+        "Needed, but for an ensemble.",
         examples=["linear.py:Linear"],
+    )
+    ensemble: EnsembleEntry | None = Field(
+        default=None, description="In place of a callable: other models of this file, asked step by step."
     )
     kwargs: CallableArguments = Field(
         default_factory=dict, description="Arguments when the attribute is a class or a factory."
@@ -153,6 +180,9 @@ class ModelEntry(Entry):
         default=0, ge=0, description="Largest batch; 0: the model does not batch and its shapes are complete."
     )
     batching: BatchingEntry = Field(default_factory=BatchingEntry, description="How requests are merged.")
+    sequence_batching: SequenceBatchingEntry | None = Field(
+        default=None, description="The requests belong to sequences; null: they do not."
+    )
     queue: QueueEntry = Field(default_factory=QueueEntry, description="How much may wait.")
     prefetch: Annotated[int, Field(ge=0, le=16)] | None = Field(
         default=None, description="Batches that wait inside a worker; null: 1 on a GPU, 0 on the CPU."
@@ -179,6 +209,7 @@ class ModelEntry(Entry):
     read_only_inputs: bool = Field(default=False, description="The callable never writes to its inputs.")
     retry_on_worker_death: bool = Field(
         default=True,
-        description="Run a batch once more when the worker that had it died; never where decoupled.",
+        description="Run a batch once more when the worker that had it died; never where decoupled or in "
+        "sequences.",
     )
     version: int = Field(default=1, ge=1, description="Version in requests.")

@@ -62,7 +62,7 @@ def from_environment(
         if isinstance(found, str):
             problems.append(Problem(name, found, Origin.ENVIRONMENT))
         else:
-            overrides.append(from_text(found, environ[name], name, Origin.ENVIRONMENT))
+            overrides += [from_text(path, environ[name], name, Origin.ENVIRONMENT) for path in found]
     return overrides, problems
 
 
@@ -82,19 +82,20 @@ def override_of(path: Path, overrides: Sequence[Override]) -> Override | None:
     return None
 
 
-def _path_of(rest: str, model_names: Sequence[str]) -> Path | str:
-    """The path that a variable's name, without its prefix, stands for; else what is wrong with it."""
+def _path_of(rest: str, model_names: Sequence[str]) -> list[Path] | str:
+    """The paths that a variable's name, without its prefix, stands for; else what is wrong with it."""
     section, _, key = rest.partition(_SEPARATOR)
     if section == "MODELS" and key:
-        return _model_path(key, model_names)
+        return _model_paths(key, model_names)
     path: Path = tuple(step.lower() for step in rest.split(_SEPARATOR))
     if section == "SERVER" and key and schema.annotation_at(path) is not None:
-        return path
+        return [path]
     known = [variable_name(("server", name)) for name in schema.keys_at(("server",))]
     return f"unknown variable{nearest(PREFIX + rest, known) or f'; known are {known[0]} and its like'}"
 
 
-def _model_path(rest: str, model_names: Sequence[str]) -> Path | str:
+def _model_paths(rest: str, model_names: Sequence[str]) -> list[Path] | str:
+    """One path for each version of the model."""
     indices = [
         index for index, name in enumerate(model_names) if rest.startswith(_capitals(name) + _SEPARATOR)
     ]
@@ -103,12 +104,12 @@ def _model_path(rest: str, model_names: Sequence[str]) -> Path | str:
         return f"no model has this name; the models are {known}"
     longest = max(len(model_names[index]) for index in indices)
     meant = [index for index in indices if len(model_names[index]) == longest]
-    if len(meant) > 1:
+    if len({model_names[index] for index in meant}) > 1:
         return f"it could mean any of the models {', '.join(model_names[index] for index in meant)}"
     steps = rest[longest + len(_SEPARATOR) :].lower().split(_SEPARATOR)
     path: Path = ("models", meant[0], *steps)
     if schema.annotation_at(path) is not None:
-        return path
+        return [("models", index, *steps) for index in meant]
     parent = next(path[:end] for end in range(len(path) - 1, 0, -1) if schema.annotation_at(path[:end]))
     known_keys = schema.keys_at(parent)
     unknown = str(path[len(parent)])

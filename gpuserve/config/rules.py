@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuserve.access import NO_TOKEN
-from gpuserve.config import queue_rules
+from gpuserve.config import ensembles, queue_rules
 from gpuserve.config.plain import Violation, entries, is_int, mapping
 from gpuserve.config.positions import Path
-from gpuserve.settings import ServerSettings
+from gpuserve.settings import ServerSettings, TraceSettings
+from gpuserve.tls import FILE_KEYS, pairing_problem
+from gpuserve.trace_output import NO_FILE, is_without_file
 
 _PORT_KEYS = ("http_port", "grpc_port", "metrics_port")
 
@@ -23,14 +25,18 @@ def violations(data: Any) -> Iterator[Violation]:
     server = mapping(mapping(data).get("server"))
     yield from _ports(server)
     yield from _access(server)
+    yield from _tls(server)
+    yield from _trace(mapping(server.get("trace")))
     models = entries(mapping(data).get("models"))
-    yield from _repeated(models, ("models",), "model")
+    yield from _repeated_models(models)
+    yield from _load_at_start(server, models)
     for index, model in models:
         path: Path = ("models", index)
+        yield from ensembles.key_violations(model, path)
         yield from queue_rules.violations(model, path)
         yield from _answers(model, path)
         for key in ("inputs", "outputs"):
-            yield from _repeated(entries(model.get(key)), (*path, key), "tensor", fold=False)
+            yield from _repeated_tensors(entries(model.get(key)), (*path, key))
 
 
 def _ports(server: dict[str, Any]) -> Iterator[Violation]:
@@ -49,25 +55,61 @@ def _ports(server: dict[str, Any]) -> Iterator[Violation]:
             )
 
 
-def _repeated(
-    named: list[tuple[int, dict[str, Any]]], path: Path, what: str, *, fold: bool = True
-) -> Iterator[Violation]:
-    """Names that are given twice. Model names must differ in more than case: some clients fold it."""
-    first_use: dict[str, tuple[int, str]] = {}
-    for index, entry in named:
-        name = entry.get("name")
-        if not isinstance(name, str):
+def _repeated_models(models: list[tuple[int, dict[str, Any]]]) -> Iterator[Violation]:
+    """Versions that are given twice. Names must differ in more than case: some clients fold it."""
+    first_name: dict[str, tuple[int, str]] = {}
+    first_use: dict[tuple[str, Any], int] = {}
+    for index, entry in models:
+        name, version = entry.get("name"), entry.get("version", 1)
+        if not isinstance(name, str) or not is_int(version):
             continue
-        first, earlier = first_use.setdefault(name.casefold() if fold else name, (index, name))
-        if first != index:
-            place = f"{path[-1]}[{first}]"
-            same = "" if earlier == name else f" as {earlier!r}: names must differ in more than case"
-            yield Violation((*path, index, "name"), f"{what} {name!r} is already declared in {place}{same}")
+        path = ("models", index, "name")
+        first, earlier = first_name.setdefault(name.casefold(), (index, name))
+        text = f"model {name!r} is already declared in models"
+        if earlier != name:
+            yield Violation(path, f"{text}[{first}] as {earlier!r}: names must differ in more than case")
+        elif (same := first_use.setdefault((name, version), index)) != index:
+            yield Violation(path, f"{text}[{same}]; another entry of this name needs another version")
+
+
+def _repeated_tensors(tensors: list[tuple[int, dict[str, Any]]], path: Path) -> Iterator[Violation]:
+    first_use: dict[str, int] = {}
+    for index, entry in tensors:
+        name = entry.get("name")
+        if isinstance(name, str) and (first := first_use.setdefault(name, index)) != index:
+            text = f"tensor {name!r} is already declared in {path[-1]}[{first}]"
+            yield Violation((*path, index, "name"), text)
+
+
+def _load_at_start(server: dict[str, Any], models: list[tuple[int, dict[str, Any]]]) -> Iterator[Violation]:
+    path, names = ("server", "load_at_start"), server.get("load_at_start")
+    if not isinstance(names, list | tuple):
+        return
+    if server.get("model_control", "none") == "none":
+        yield Violation(path, "load_at_start needs model_control: explicit; without it every model is loaded")
+    known = [entry.get("name") for _, entry in models]
+    for name in names:
+        if isinstance(name, str) and name not in known:
+            yield Violation(path, f"load_at_start names {name!r}, which is no model of this file")
 
 
 def _access(server: dict[str, Any]) -> Iterator[Violation]:
     if server.get("restricted_endpoints") and server.get("access_token") is None:
         yield Violation(("server", "restricted_endpoints"), NO_TOKEN)
+
+
+def _tls(server: dict[str, Any]) -> Iterator[Violation]:
+    problem = pairing_problem(*(server.get(key) for key in FILE_KEYS))
+    if problem is not None:
+        key, text = problem
+        yield Violation(("server", key), text)
+
+
+def _trace(trace: dict[str, Any]) -> Iterator[Violation]:
+    defaults = TraceSettings()
+    given = [trace.get(key, getattr(defaults, key)) for key in ("mode", "level", "file")]
+    if is_without_file(*given):
+        yield Violation(("server", "trace"), NO_FILE)
 
 
 def _answers(model: dict[str, Any], path: Path) -> Iterator[Violation]:

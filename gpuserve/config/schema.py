@@ -54,7 +54,7 @@ def _member(annotation: Any, step: str | int) -> Any:
         return _bare(typing.get_args(annotation)[1])
     if annotation is Any:
         return Any
-    if origin is list and isinstance(step, int):
+    if origin in {list, tuple} and isinstance(step, int):
         return _bare(typing.get_args(annotation)[0])
     if _is_entry(annotation) and step in annotation.model_fields:
         return _bare(annotation.model_fields[step].annotation)

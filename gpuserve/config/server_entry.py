@@ -5,11 +5,13 @@ The flags of ``gpuserve serve`` are made from it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gpuserve.config.fields import AccessToken, EndpointGroup, Entry, HeaderPattern, Port
+from gpuserve.config.access_entry import AccessRuleEntry, AccessToken, ControlGroup
+from gpuserve.config.fields import EndpointGroup, Entry, HeaderPattern, Port, RateResource
+from gpuserve.config.trace_entry import TraceEntry
 from gpuserve.settings import ServerSettings
 
 _DEFAULTS = ServerSettings()
@@ -54,6 +56,11 @@ class ServerEntry(Entry):
         gt=0,
         description="Shared memory that a model's inputs may take, in bytes.",
     )
+    shared_memory_owners: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=_DEFAULTS.shared_memory_owners,
+        strict=False,
+        description="Users (uid) whose system shared memory clients may register, besides the server's own.",
+    )
     response_cache_nbytes: int = Field(
         default=_DEFAULTS.response_cache_nbytes,
         ge=0,
@@ -67,17 +74,67 @@ class ServerEntry(Entry):
         default=_DEFAULTS.grpc_header_forward_pattern,
         description="gRPC metadata that this regular expression is found in reach Request.parameters.",
     )
+    grpc_response_compression: Literal["none", "low", "medium", "high"] = Field(
+        default=_DEFAULTS.grpc_response_compression,  # type: ignore[arg-type]  # as above
+        description="How hard responses over gRPC are compressed, for clients that can read it.",
+    )
+    tls_certfile: str | None = Field(
+        default=_DEFAULTS.tls_certfile, min_length=1, description="Certificate chain of TLS, a PEM file."
+    )
+    tls_keyfile: str | None = Field(
+        default=_DEFAULTS.tls_keyfile, min_length=1, description="Key of the certificate, a PEM file."
+    )
+    tls_client_ca: str | None = Field(
+        default=_DEFAULTS.tls_client_ca,
+        min_length=1,
+        description="Authorities that clients' certificates must come from, a PEM file; null asks for none.",
+    )
+    tls_ports: tuple[Literal["http", "grpc", "metrics"], ...] = Field(
+        default=_DEFAULTS.tls_ports,  # type: ignore[arg-type]  # the default is all three
+        strict=False,
+        description="The ports that speak TLS, where there is a certificate.",
+    )
     restricted_endpoints: tuple[EndpointGroup, ...] = Field(
         default=_DEFAULTS.restricted_endpoints,  # type: ignore[arg-type]  # the default is empty
         strict=False,
-        description="Groups of endpoints that need access_token in the header triton-access-token.",
+        description="Groups of endpoints that need access_token.",
     )
     access_token: AccessToken | None = Field(
         default=_DEFAULTS.access_token, repr=False, description="The token for the restricted endpoints."
     )
+    access_rules: tuple[AccessRuleEntry, ...] = Field(
+        default=(), strict=False, repr=False, description="Which tokens open which groups of endpoints."
+    )
+    remote_control: tuple[ControlGroup, ...] = Field(
+        default=_DEFAULTS.remote_control,  # type: ignore[arg-type]  # as above
+        strict=False,
+        description="Groups whose control operations clients on other machines may ask for without a token.",
+    )
     attachable: bool = Field(
         default=_DEFAULTS.attachable,
         description="Whether other programs of this user on this machine may serve models through it.",
+    )
+    rate_limit: Literal["off", "execution_count"] = Field(
+        default=_DEFAULTS.rate_limit,  # type: ignore[arg-type]  # as above
+        description="execution_count: an instance runs only while it has the resources that it declares.",
+    )
+    rate_limit_resources: tuple[RateResource, ...] = Field(
+        default=_DEFAULTS.rate_limit_resources,
+        strict=False,
+        description="How much there is of resources: name:count, or name:count:device for one device.",
+    )
+    metrics_summaries: bool = Field(
+        default=_DEFAULTS.metrics_summaries,
+        description="Whether /metrics has quantiles of the latencies of the last minute.",
+    )
+    model_control: Literal["none", "explicit"] = Field(
+        default=_DEFAULTS.model_control,  # type: ignore[arg-type]  # as above
+        description="Whether clients may load and unload models (explicit).",
+    )
+    load_at_start: tuple[str, ...] | None = Field(
+        default=_DEFAULTS.load_at_start,
+        strict=False,
+        description="With model_control explicit: names of the models to load at the start; null is all.",
     )
     log_format: Literal["text", "json"] = Field(
         default=_DEFAULTS.log_format,  # type: ignore[arg-type]  # as above
@@ -87,3 +144,4 @@ class ServerEntry(Entry):
         default=_DEFAULTS.log_level,  # type: ignore[arg-type]  # as above
         description="Least severe level that is logged.",
     )
+    trace: TraceEntry = Field(default_factory=TraceEntry, description="Tracing of requests.")

@@ -11,26 +11,40 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from gpuserve.errors import NotFound
-from gpuserve.front.endpoint.asgi import Application, Doors
-from gpuserve.front.endpoint.disconnects import DisconnectWatch
-from gpuserve.front.endpoint.forwarding import forwarding
-from gpuserve.front.endpoint.grpc_asgi import GrpcDoor
-from gpuserve.front.endpoint.guards import GrpcGuard, HttpGuard
-from gpuserve.front.endpoint.http import HttpDoor
-from gpuserve.front.endpoint.restrictions import Restrictions, restrictions
+from gpuserve.front import assembly
+from gpuserve.front.certificates import CertificateWatch
+from gpuserve.front.device_links import DeviceLinks
+from gpuserve.front.driver import Driver
+from gpuserve.front.endpoint.asgi import Doors
 from gpuserve.front.endpoint.service import InferenceService
-from gpuserve.front.links import WorkerLink
+from gpuserve.front.ensemble.driver import EnsembleDriver
+from gpuserve.front.generations import Generations
+from gpuserve.front.links import WorkerLink, no_such_message
+from gpuserve.front.log_control import LogControl
 from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.model_calls import ModelCalls
+from gpuserve.front.plane.regions import RegionTable
+from gpuserve.front.quantiles import LatencyWindow
+from gpuserve.front.repository_control import RepositoryControl
 from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.front.scheduler.rate_limiter import RateLimiter
 from gpuserve.front.scheduler.response_cache import ResponseCache
-from gpuserve.front.transport import H2cornTransport, Transport
-from gpuserve.settings import ServerSettings
+from gpuserve.front.tracing.control import TraceControl
+from gpuserve.front.tracing.reception import Deliver, TracedApplication
+from gpuserve.front.transport import Transport
+from gpuserve.log_settings import LOG
+from gpuserve.rates import resource_limits
+from gpuserve.settings import TRACE, ServerSettings
 from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import messages
-from gpuserve_worker import datagram
+from gpuserve.tls import tls_files
+from gpuserve_worker import datagram, wire
+
+if TYPE_CHECKING:
+    from gpuserve.front.endpoint.grpc_aio import GrpcAioTransport
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +66,7 @@ class Front:
         on_setup: Callable[[ServerSettings], None],
         on_lost: Callable[[], None],
     ) -> None:
-        self.application: Application | None = None
+        self.application: Doors | None = None
         self._on_setup = on_setup
         self._on_lost = on_lost
         self._control = control
@@ -60,8 +74,15 @@ class Front:
         self._epoch = 0
         self._settings = ServerSettings()
         self._cache = ResponseCache(0)
+        self._limiter: RateLimiter | None = None
         self._service = InferenceService("", lambda: self._cache.statistics().nbytes)
+        self._generations = Generations(self._service)
+        self._calls = ModelCalls(self._service)
+        self._devices = DeviceLinks()
         self._transports: list[Transport] = []
+        self._grpc_server: GrpcAioTransport | None = None
+        #: Takes finished traces, while any request may be traced.
+        self._deliver: Deliver | None = None
         self._quit = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -73,11 +94,12 @@ class Front:
         await self._quit.wait()
         loop.remove_reader(self._control.fileno())
         # Whoever was not finished in time is told so while there still is a connection.
-        for driver in list(self._service.models()):
-            driver.close()
+        self._generations.close()
+        self._service.regions.close()
         self._service.end()
         for transport in self._transports:
             await transport.stop()
+        await self._service.trace.close()
 
     def quit(self) -> None:
         """Let ``run()`` end."""
@@ -100,32 +122,46 @@ class Front:
 
     def _obey(self, message: Any, fds: list[int]) -> None:
         match message:
-            case messages.Setup(epoch, settings, roles):
-                self._epoch = epoch
-                self._settings = ServerSettings(**settings)
-                self._service.name = self._settings.name
-                self._cache = ResponseCache(self._settings.response_cache_nbytes)
-                self._on_setup(self._settings)
-                self._spawn(self._listen(dict(zip(roles, fds, strict=True))))
-            case messages.AddModel(spec, attached):
-                self._add_model(ModelSpec.from_wire(spec), attached)
-            case messages.RemoveModel(model):
-                driver = self._service.remove_model(model)
-                if driver is not None:
-                    driver.close()
-            case messages.InstanceUp(model, instance, _, slots):
-                self._instance_up(model, instance, slots, fds)
-            case messages.InstanceDown(model, instance, reason, restart_in_s):
-                driver = self._driver(model)
-                if driver is not None:
-                    driver.instance_down(instance, reason, restart_in_s)
-                    self._service.changed()
+            case messages.Setup():
+                self._set_up(message)
+                self._spawn(self._listen(dict(zip(message.listeners, fds, strict=True))))
+            case messages.AddModel():
+                self._add_model(message)
+            case messages.RemoveModel(generation):
+                self._generations.remove(generation)
+            case messages.ServeModel(model, generations, timeout_s):
+                self._serve_model(model, generations, timeout_s)
+            case messages.ModelStates(model, states):
+                self._service.model_states(model, states)
+            case messages.LoadResult(ticket, code, text):
+                self._service.repository.answered(ticket, code, text)
+            case messages.InstanceUp():
+                self._instance_up(message, fds)
+            case messages.InstanceDown(generation, instance, reason, restart_in_s):
+                self._instance_down(generation, instance, reason, restart_in_s)
+            case messages.Changed(kind, changed):
+                (self._service.log if kind == LOG else self._service.trace).restore(changed)
             case messages.Serving():
                 self._service.serving()
             case messages.Drain(timeout_s):
                 self._spawn(self._drain(timeout_s))
             case messages.Quit():
                 self.quit()
+
+    def _set_up(self, setup: messages.Setup) -> None:
+        self._epoch = setup.epoch
+        self._settings = ServerSettings.from_wire(setup.settings)
+        self._service.log = LogControl(self._settings.log_level, self._keeper_of(LOG))
+        self._service.trace = self._trace_control()
+        self._service.watch(self._service.trace.refresh)
+        self._service.repository = self._repository_control()
+        owners = self._settings.shared_memory_owners
+        self._service.regions = RegionTable(self._devices.on_cuda, owners)
+        self._service.name = self._settings.name
+        self._cache = ResponseCache(self._settings.response_cache_nbytes)
+        limits = resource_limits(self._settings)
+        self._limiter = None if limits is None else RateLimiter(limits)
+        self._on_setup(self._settings)
 
     def _spawn(self, coroutine: Any) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
@@ -142,64 +178,88 @@ class Front:
         datagram.send(self._control, messages.CONTROL.encode(message))
 
     async def _listen(self, listeners: dict[str, int]) -> None:
-        metrics_fd = listeners.get("metrics")
-        doors = self._doors(None if metrics_fd is None else _port(metrics_fd))
+        settings, metrics_fd = self._settings, listeners.get("metrics")
+        doors = assembly.doors(self._service, settings, None if metrics_fd is None else _port(metrics_fd))
         self.application = doors
-        if self._settings.transport == "grpcio" and "grpc" in listeners:
-            self._transports.append(self._grpc_aio(listeners.pop("grpc")))
-        if listeners:
-            fds = list(listeners.values())
-            self._transports.append(H2cornTransport(doors, fds, self._settings.log_format))
+        if settings.transport == "grpcio" and "grpc" in listeners:
+            port = _port(listeners.pop("grpc"))
+            self._grpc_server = assembly.grpc_aio_transport(self._service, settings, port)
+            self._transports.append(self._grpc_server)
+        self._trace_calls(self._deliver)
+        self._transports += assembly.h2corn_transports(doors, settings, listeners)
         for transport in self._transports:
             await transport.start()
+        files = tls_files(settings)
+        if files is not None and self._transports:
+            self._spawn(CertificateWatch(files, self._renew_certificates).run())
         self._say(messages.FrontReady())
 
-    def _doors(self, metrics_port: int | None) -> Doors:
-        """Both doors, each behind a guard where endpoints are restricted."""
-        settings, watch = self._settings, DisconnectWatch()
-        most, restricted = settings.max_request_nbytes, _restrictions(settings)
-        http = HttpDoor(self._service, watch, most, forwarding(settings.http_header_forward_pattern))
-        grpc = GrpcDoor(self._service, watch, most, forwarding(settings.grpc_header_forward_pattern))
-        if restricted is None:
-            return Doors(grpc, http, http.metrics_only, metrics_port)
-        guards = GrpcGuard(grpc, restricted), HttpGuard(http, restricted)
-        return Doors(*guards, http.metrics_only, metrics_port)
+    async def _renew_certificates(self) -> None:
+        for transport in self._transports:
+            await transport.renew()
 
-    def _grpc_aio(self, reserved_fd: int) -> Transport:
-        from gpuserve.front.endpoint.grpc_aio import GrpcAioTransport
-
-        host = self._settings.host
-        address = f"[{host}]" if ":" in host else host
-        address = f"{address}:{_port(reserved_fd)}"
-        return GrpcAioTransport(
-            self._service,
-            address,
-            self._settings.max_request_nbytes,
-            forwarding(self._settings.grpc_header_forward_pattern),
-            _restrictions(self._settings),
+    def _repository_control(self) -> RepositoryControl:
+        return RepositoryControl(
+            self._settings.model_control,
+            lambda *request: self._say(messages.LoadModel(*request)),
+            lambda *request: self._say(messages.UnloadModel(*request)),
+            self._service.served_versions,
         )
+
+    def _keeper_of(self, kind: str) -> Callable[[dict[str, Any]], None]:
+        """Has the supervisor remember changed settings for the next front."""
+        return lambda settings: self._say(messages.Changed(kind, settings))
+
+    def _trace_control(self) -> TraceControl:
+        settings, keep = self._settings.trace, self._keeper_of(TRACE)
+        return TraceControl(self._service.models, settings, self._epoch, self._trace_calls, keep)
+
+    def _trace_calls(self, deliver: Deliver | None) -> None:
+        """Note when calls are received and sent from now on; None: no more."""
+        self._deliver = deliver
+        if self.application is not None:
+            self.application.wrap(None if deliver is None else partial(TracedApplication, deliver=deliver))
+        if self._grpc_server is not None:
+            self._grpc_server.trace(deliver)
 
     # ---- models and instances -------------------------------------------------------------
 
-    def _add_model(self, spec: ModelSpec, attached: bool) -> None:
-        metrics = ModelMetrics(spec.name, str(spec.version), lambda: _gauges(driver))
-        self._cache.drop_model(spec.name)  # another model may have had the name
+    def _new_driver(self, spec: ModelSpec) -> Driver:
+        metrics = self._generations.metrics(spec.name, spec.version)
+        if metrics is None:
+            window = LatencyWindow() if self._settings.metrics_summaries else None
+            metrics = ModelMetrics(spec.name, str(spec.version), dict, window)
+        regions, most = self._service.regions, self._settings.max_arena_nbytes
+        if spec.is_ensemble:
+            return EnsembleDriver(spec, most, metrics, self._service.model, regions)
         cache = self._cache if self._settings.response_cache_nbytes else None
         if spec.response_cache and cache is None:
             logger.warning(
                 "model %s: its response_cache has no memory, because response_cache_nbytes is 0", spec.name
             )
-        driver = ModelDriver(spec, self._settings.max_arena_nbytes, metrics, cache)
-        self._service.add_model(driver, attached)
+        return ModelDriver(spec, most, metrics, cache, regions, self._limiter, self._on_other)
 
-    def _driver(self, model: str) -> ModelDriver | None:
-        try:
-            return self._service.model(model)
-        except NotFound:  # removed while its workers were still starting or dying
-            return None
+    def _on_other(self, link: WorkerLink, message: wire.Message) -> None:
+        """What a worker says that is not about its batches."""
+        match message:
+            case wire.RegionOpened(region, problem):
+                self._service.regions.opened(link, region, problem)
+            case wire.Call() | wire.CallOff() | wire.Return():
+                self._calls.take(link, message)
+            case _:
+                no_such_message(link, message)
 
-    def _instance_up(self, model: str, instance: str, slots: int, fds: list[int]) -> None:
-        driver = self._driver(model)
+    async def _retire(self, generation: int, timeout_s: float) -> None:
+        """Let a generation finish what it has."""
+        driver = self._generations.get(generation)
+        deadline = time.monotonic() + timeout_s
+        while driver is not None and driver.unfinished and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)
+        self._generations.remove(generation)
+        self._say(messages.Retired(generation))
+
+    def _instance_up(self, message: messages.InstanceUp, fds: list[int]) -> None:
+        driver, instance = self._generations.of_workers(message.generation), message.instance
         if driver is None:
             datagram.close_all(fds)
             return
@@ -207,11 +267,33 @@ class Front:
 
         def on_down(link: WorkerLink, reason: str) -> None:
             driver.instance_down(link.instance, reason)
-            self._service.changed()
+            self._service.instance_changed(driver)
 
-        link = WorkerLink(instance, slots, sock, pidfd, self._epoch, driver.on_message, on_down)
+        driver.metrics.instance(instance).load_s = message.load_s
+        link = WorkerLink(instance, message.slots, sock, pidfd, self._epoch, driver.on_message, on_down)
+        device = next((one.device for one in driver.spec.instances if one.name == instance), "")
+        self._devices.add(device, link)
+        self._calls.add(link, driver.spec)
         driver.instance_up(link)
-        self._service.changed()
+        self._service.instance_changed(driver)
+
+    def _add_model(self, message: messages.AddModel) -> None:
+        driver = self._new_driver(ModelSpec.from_wire(message.spec))
+        if message.served:
+            self._cache.drop_model(driver.spec.name)  # another program may have had the name
+        attached, served = message.attached, message.served
+        self._generations.add(message.generation, driver, attached=attached, served=served)
+
+    def _serve_model(self, model: str, generations: tuple[int, ...], timeout_s: float) -> None:
+        self._cache.drop_model(model)
+        for generation in self._generations.serve(model, generations):
+            self._spawn(self._retire(generation, timeout_s))
+
+    def _instance_down(self, generation: int, instance: str, reason: str, restart_in_s: float) -> None:
+        driver = self._generations.of_workers(generation)
+        if driver is not None:
+            driver.instance_down(instance, reason, restart_in_s)
+            self._service.instance_changed(driver)
 
     async def _drain(self, timeout_s: float) -> None:
         self._service.drain()
@@ -223,22 +305,7 @@ class Front:
         self._say(messages.Drained(unfinished))
 
     def _unfinished(self) -> int:
-        return sum(driver.unfinished for driver in self._service.models())
-
-
-def _gauges(driver: ModelDriver) -> dict[str, float]:
-    counts = driver.scheduler.statistics()
-    arena = driver.arena.statistics()
-    return {
-        "gpuserve_queue_requests": counts.queued,
-        "gpuserve_running_requests": counts.running_requests,
-        "gpuserve_arena_bytes": arena.nbytes,
-        "gpuserve_arena_blocks": arena.blocks,
-    }
-
-
-def _restrictions(settings: ServerSettings) -> Restrictions | None:
-    return restrictions(settings.restricted_endpoints, settings.access_token)
+        return sum(driver.unfinished for driver in self._generations.all())
 
 
 def _port(listener_fd: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -12,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gpuserve.front.plane.output_memory import OutputMemory
 from gpuserve_worker import datagram, wire
-from gpuserve_worker.memory import Mapping
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,11 @@ class WorkerLink:
     ) -> None:
         self.instance = instance
         self.slots = slots
-        self.outputs = Mapping()
+        self.outputs = OutputMemory()
+        self._loans = itertools.count(1)
         self.attached = False
+        #: Called when this end lets go, by whoever keeps something for the worker.
+        self.on_close: list[Callable[[WorkerLink], None]] = []
         self._sock = sock
         self._pidfd = pidfd
         self._epoch = epoch
@@ -84,6 +88,10 @@ class WorkerLink:
                 return
         self._outbox.append((data, [os.dup(fd) for fd in fds]))
 
+    def next_loan(self) -> int:
+        """A number for a segment of another worker's arena that is lent to this one."""
+        return next(self._loans)
+
     def close(self) -> None:
         """Let go of the link and of the worker's memory."""
         if self._closed:
@@ -99,6 +107,8 @@ class WorkerLink:
         self._sock.close()
         os.close(self._pidfd)
         self.outputs.close()
+        for callback in tuple(self.on_close):  # which may make others unnecessary
+            callback(self)
 
     def _on_died(self) -> None:
         self.drain()  # what it answered before it died is answered
@@ -189,3 +199,12 @@ class WorkerLink:
         else:
             return self._on_message(self, message)
         return False
+
+
+def no_such_message(link: WorkerLink, message: wire.Message) -> None:
+    """A worker said what none has to say.
+
+    Raises:
+        WireError: always.
+    """
+    raise wire.WireError(f"{type(message).__name__} from instance {link.instance}")

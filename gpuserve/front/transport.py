@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Protocol, cast
 
 from gpuserve.front.endpoint.asgi import Application
+from gpuserve.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ MAX_CONCURRENT_STREAMS: Final = 4096
 #: After our own drain every request is answered, and what idles is closed at once. What is waited for are
 #: answers that h2corn holds for clients slow to read them, and connections that never asked anything.
 CLOSE_TIMEOUT_S: Final = 3.0
+#: After its certificate is renewed, streams of a connection with the old one may go on for so long.
+RENEWAL_TIMEOUT_S: Final = 3600.0
 
 
 class Transport(Protocol):
@@ -32,33 +35,38 @@ class Transport(Protocol):
     async def stop(self) -> None:
         """Accept no more, and close the connections."""
 
+    async def renew(self) -> None:
+        """Use the files of TLS anew, for connections from now on.
+
+        Raises:
+            OSError, ValueError: they cannot be used; those in use stay.
+        """
+
 
 class H2cornTransport:
     """HTTP/1.1, HTTP/2 and gRPC on every listener, by h2corn (its I/O runs in Rust threads)."""
 
-    def __init__(self, application: Application, listener_fds: list[int], log_format: str) -> None:
+    def __init__(
+        self,
+        application: Application,
+        listener_fds: list[int],
+        log_format: str,
+        tls: TlsFiles | None = None,
+    ) -> None:
         self._application = application
         self._listener_fds = listener_fds
         self._log_format = log_format
+        self._tls = tls
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
+        #: Of servers that only finish what they have, on connections made before a renewal.
+        self._finishing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Accept connections on every listener."""
         import h2corn
 
-        config = h2corn.Config(
-            bind=tuple(f"fd://{fd}" for fd in self._listener_fds),
-            grpc=True,
-            runtime_threads=_io_threads(),
-            lifespan="off",
-            access_log=False,
-            log_format="json" if self._log_format == "json" else "text",
-            max_concurrent_streams=MAX_CONCURRENT_STREAMS,
-            max_request_body_size=0,  # the endpoint has a limit, and a better sentence for it
-            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-        )
-        self._server = h2corn.Server(cast("Any", self._application), config)
+        self._server = h2corn.Server(cast("Any", self._application), self._config())
         with _quiet_stderr():
             self._serving = asyncio.get_running_loop().create_task(self._server.serve())
             started = asyncio.ensure_future(self._server.wait_started())
@@ -69,13 +77,50 @@ class H2cornTransport:
         await started
         self._serving.add_done_callback(self._on_ended)
 
+    async def renew(self) -> None:
+        """Put a successor with the new files on the same listeners; the old server finishes what it has."""
+        if self._tls is None or self._serving is None:
+            return
+        server, serving = self._server, self._serving
+        try:
+            await self.start()
+        except (OSError, ValueError):
+            self._server, self._serving = server, serving
+            raise
+        serving.remove_done_callback(self._on_ended)
+        self._finishing.add(serving)
+        serving.add_done_callback(self._finishing.discard)
+        server.shutdown()
+
     async def stop(self) -> None:
         """Close the connections; in-flight requests were finished before."""
         if self._server is not None and self._serving is not None:
             self._serving.remove_done_callback(self._on_ended)
             self._server.shutdown()
-            with contextlib.suppress(RuntimeError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._serving, CLOSE_TIMEOUT_S + 1.0)
+            await asyncio.wait({self._serving, *self._finishing}, timeout=CLOSE_TIMEOUT_S + 1.0)
+
+    def _config(self) -> Any:
+        import h2corn
+
+        return h2corn.Config(
+            bind=tuple(f"fd://{fd}" for fd in self._listener_fds),
+            grpc=True,
+            runtime_threads=_io_threads(),
+            lifespan="off",
+            access_log=False,
+            log_format="json" if self._log_format == "json" else "text",
+            max_concurrent_streams=MAX_CONCURRENT_STREAMS,
+            max_request_body_size=0,  # the endpoint has a limit, and a better sentence for it
+            **self._tls_options(),
+        )
+
+    def _tls_options(self) -> dict[str, Any]:
+        if self._tls is None:
+            return {"timeout_graceful_shutdown": CLOSE_TIMEOUT_S}
+        options: dict[str, Any] = {"certfile": self._tls.certfile, "keyfile": self._tls.keyfile}
+        if self._tls.client_ca:
+            options |= {"ca_certs": self._tls.client_ca, "cert_reqs": "required"}
+        return {**options, "timeout_graceful_shutdown": RENEWAL_TIMEOUT_S}
 
     def _on_ended(self, serving: asyncio.Task[None]) -> None:
         """Without its server a front is of no use; the supervisor starts another."""

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from gpuserve.errors import AttachError
 
-_DEFAULT_PORTS: Final = {"http": 8000, "grpc": 8001}
+_DEFAULT_PORTS: Final = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
 _LOCAL_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 _FORMS: Final = "expected localhost:8000, http://localhost:8000 or grpc://localhost:8001"
 _ROOT: Final = 0

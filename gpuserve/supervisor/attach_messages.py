@@ -6,9 +6,8 @@ nothing else.
     program -> server   Hello, BindModel, InstanceUp, InstanceDown, UnbindModel
     server -> program   Welcome, Bound, Refused, Replaced, Ended
 
-``InstanceUp`` and ``InstanceDown`` are those that the server tells its front (``messages.py``). As there:
-named tuples, msgpack arrays with a tag, one datagram each, descriptors beside. Nothing is pickled, and no
-callable travels: the workers are the program's.
+As between the server and its front (``messages.py``): named tuples, msgpack arrays with a tag, one datagram
+each, descriptors beside. Nothing is pickled, and no callable travels: the workers are the program's.
 
 A program says ``Hello`` first and is answered by ``Welcome``, or by ``Ended`` where the two do not fit
 together. A model is served once each of its instances has come up; ``Bound`` says so. The end of the
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from gpuserve.supervisor.messages import InstanceDown, InstanceUp
 from gpuserve_worker.wire import Vocabulary
 
 #: Raised whenever a field of a message changes meaning.
@@ -40,6 +38,27 @@ class BindModel(NamedTuple):
     """A model to be served (``ModelSpec.to_wire``) as soon as its instances are up."""
 
     spec: dict[str, Any]
+
+
+class InstanceUp(NamedTuple):
+    """A worker is loaded, which took ``load_s``, and takes ``slots`` batches at once. Its link and its pidfd
+    ride beside this.
+    """
+
+    model: str
+    instance: str
+    pid: int
+    slots: int
+    load_s: float = 0.0
+
+
+class InstanceDown(NamedTuple):
+    """A worker is dead. Its successor comes in ``restart_in_s``."""
+
+    model: str
+    instance: str
+    reason: str
+    restart_in_s: float
 
 
 class UnbindModel(NamedTuple):

@@ -10,17 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator
 
-from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import attach_socket
 from gpuserve.supervisor.attach_address import may_attach
-from gpuserve.supervisor.attach_messages import Bound, Refused, Replaced, Welcome
+from gpuserve.supervisor.attach_messages import Bound, InstanceDown, Refused, Replaced, Welcome
 from gpuserve.supervisor.attached_program import AttachedModel, AttachedProgram
 from gpuserve.supervisor.front_keeper import FrontKeeper
 from gpuserve.supervisor.listeners import Listeners
 from gpuserve.supervisor.live_instance import LiveInstance
-from gpuserve.supervisor.messages import InstanceDown
 from gpuserve.supervisor.reactor import Reactor
 
 logger = logging.getLogger(__name__)
@@ -34,12 +32,16 @@ _RETRY_S = 1.0
 class AttachedModels:
     """The attached programs and their models. Owner: ``end()`` lets all of them go.
 
-    ``own`` are the models of the server itself, as they come and go.
+    ``own`` gives the names of the server's own models, and ``generations`` a number for each model that is
+    to be served.
     """
 
-    def __init__(self, reactor: Reactor, own: Mapping[str, ModelSpec]) -> None:
+    def __init__(
+        self, reactor: Reactor, own: Callable[[], Collection[str]], generations: Iterator[int]
+    ) -> None:
         self._reactor = reactor
         self._own = own
+        self._generations = generations
         self._front: FrontKeeper | None = None
         self._welcome = Welcome("", {})
         self._listeners: list[socket.socket] = []
@@ -132,7 +134,7 @@ class AttachedModels:
         """The last one of a new model is the beginning of its service."""
         assert self._front is not None
         if model.is_served:
-            self._front.instance_up(instance)
+            self._front.instance_up(model.generation, instance)
         elif model.is_complete() and not self._is_refused(program, model):
             self._serve(program, model)
 
@@ -140,7 +142,7 @@ class AttachedModels:
         """Out of rotation."""
         assert self._front is not None
         if model.is_served:
-            self._front.instance_down(*down)
+            self._front.instance_down(model.generation, down.instance, down.reason, down.restart_in_s)
 
     def model_withdrawn(self, program: AttachedProgram, model: AttachedModel) -> None:
         """Whoever waits for it is refused."""
@@ -164,7 +166,7 @@ class AttachedModels:
         name = model.spec.name
         if self._is_closing:
             text = f"model {name!r} cannot be served: the server is stopping"
-        elif any(name.lower() == own.lower() for own in self._own):
+        elif any(name.lower() == own.lower() for own in self._own()):
             text = f"model {name!r} cannot be served: the server has a model of that name of its own"
         else:
             return False
@@ -181,15 +183,16 @@ class AttachedModels:
             self._take_away(before, name)
             before.tell(Replaced(name))
         self._served_by[name] = program
-        model.is_served = True
+        model.generation = next(self._generations)
         model.announce(self._front)
         logger.info("process %d serves model %s", program.pid, name)
         program.tell(Bound(name))
 
     def _take_away(self, program: AttachedProgram, name: str) -> None:
         """The program's model of that name is no more, whether it was served or not yet."""
-        if self._served_by.get(name) is program and program.models[name].is_served:
+        model = program.models[name]
+        if self._served_by.get(name) is program and model.is_served:
             assert self._front is not None
             del self._served_by[name]
-            self._front.remove_model(name)
+            self._front.remove_model(model.generation)
         program.forget(name)

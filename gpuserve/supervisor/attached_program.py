@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import attach_messages
+from gpuserve.supervisor.attach_messages import InstanceDown, InstanceUp
 from gpuserve.supervisor.attach_socket import AttachEnd
 from gpuserve.supervisor.foreign_spec import checked_spec
 from gpuserve.supervisor.front_keeper import FrontKeeper
 from gpuserve.supervisor.live_instance import LiveInstance
-from gpuserve.supervisor.messages import InstanceDown, InstanceUp
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve_worker import wire
 from gpuserve_worker.wire import WireError
@@ -35,10 +35,15 @@ class AttachedModel:
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        #: Whether the front knows it.
-        self.is_served = False
+        #: Its number, where the front knows it; 0 otherwise.
+        self.generation = 0
         self._up: dict[str, LiveInstance] = {}
         self._restart_at: dict[str, float] = {}
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the front knows it."""
+        return self.generation > 0
 
     def live(self) -> list[LiveInstance]:
         """The instances that are up."""
@@ -61,12 +66,12 @@ class AttachedModel:
 
     def announce(self, front: FrontKeeper) -> None:
         """Tell a front all of it."""
-        front.add_model(self.spec, attached=True)
+        front.add_model(self.generation, self.spec, attached=True, served=True)
         for instance in self._up.values():
-            front.instance_up(instance)
+            front.instance_up(self.generation, instance)
         for name, restart_at in self._restart_at.items():
             restart_in_s = max(0.0, restart_at - time.monotonic())
-            front.instance_down(self.spec.name, name, "it died before this front", restart_in_s)
+            front.instance_down(self.generation, name, "it died before this front", restart_in_s)
 
     def may_come_up(self, name: str) -> bool:
         """Whether it has an instance of that name, which is down."""
@@ -204,7 +209,7 @@ class AttachedProgram:
 
     def _instance_up(self, message: InstanceUp, fds: list[int]) -> None:
         match message:
-            case InstanceUp(str(name), str(instance), int(pid), int(slots)) if slots > 0:
+            case InstanceUp(str(name), str(instance), int(pid), int(slots), float(load_s)) if slots > 0:
                 model = self._model(name)
             case _:
                 raise WireError("InstanceUp with fields that do not fit")
@@ -214,7 +219,7 @@ class AttachedProgram:
             raise WireError(f"instance {instance!r} of model {name!r} is up already, or unknown")
         if len(fds) != 2 or not _is_link(fds[0]) or not _tells_of_death(fds[1]):
             raise WireError("InstanceUp came without the link and the pidfd of a worker")
-        live = LiveInstance(name, instance, pid, slots, *fds)
+        live = LiveInstance(name, instance, pid, slots, fds[0], fds[1], load_s)
         fds.clear()
         model.up(live)
         self._events.instance_came_up(self, model, live)

@@ -18,10 +18,10 @@ from gpuserve.errors import AttachError, BindError, GpuserveError, ModelUnrecove
 from gpuserve.spec import RESTART_WORKER, ModelSpec
 from gpuserve.supervisor import attach_messages, attach_socket
 from gpuserve.supervisor.attach_address import may_attach
+from gpuserve.supervisor.attach_messages import InstanceDown, InstanceUp
 from gpuserve.supervisor.attach_socket import AttachEnd
 from gpuserve.supervisor.channel import SEND_TIMEOUT_S
 from gpuserve.supervisor.life import InstanceState
-from gpuserve.supervisor.messages import InstanceDown, InstanceUp
 from gpuserve.supervisor.model_workers import ModelWorkers
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.worker_keeper import WorkerKeeper
@@ -227,7 +227,8 @@ class Attachment:
         """The server is given its link."""
         live = worker.live()
         assert live is not None
-        self._tell(InstanceUp(live.model, live.name, live.pid, live.slots), [live.link_fd, live.pidfd])
+        up = InstanceUp(live.model, live.name, live.pid, live.slots, live.load_s)
+        self._tell(up, [live.link_fd, live.pidfd])
 
     def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
         """The server is told; a model that was never served is given up."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, get_args, get_origin, get_type_hints
 
+from gpuserve.declared_sequences import check_declared
 from gpuserve.errors import BindError
 from gpuserve.spec import ModelSpec, check_model_name
 from gpuserve_worker.tensor import ITEMSIZE
@@ -24,11 +25,14 @@ def checked_spec(plain: dict[str, Any]) -> ModelSpec:
         spec = ModelSpec.from_wire(plain)
         _check(spec, ModelSpec, "model")
         check_model_name(spec.name)
+        check_declared(spec.sequence)
     except (TypeError, ValueError, LookupError, AttributeError, BindError) as error:
         raise WireError(f"it describes a model wrongly: {error}") from error
     for tensor in (*spec.inputs, *spec.outputs):
         if tensor.datatype not in ITEMSIZE:
             raise WireError(f"tensor {tensor.name!r} has the unknown datatype {tensor.datatype!r}")
+    if spec.is_ensemble:
+        raise WireError(f"model {spec.name!r} is an ensemble, which only the server itself has")
     names = {instance.name for instance in spec.instances}
     if not names or len(names) < len(spec.instances):
         raise WireError(f"model {spec.name!r} has no instances, or two of one name")

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from gpuserve.errors import StartupError
+from gpuserve import logs
+from gpuserve.errors import RequestError, StartupError
+from gpuserve.log_settings import LOG, LogSettings
 from gpuserve.settings import ServerSettings
 from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import messages
@@ -42,6 +44,10 @@ def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
     return process, control
 
 
+#: Tells the client how it went: nothing where it went well.
+Answer: TypeAlias = Callable[[RequestError | None], None]
+
+
 class FrontEvents(Protocol):
     """Who hears of the front. Called in the reactor's thread."""
 
@@ -56,6 +62,15 @@ class FrontEvents(Protocol):
 
     def front_ended(self) -> None:
         """It died after it was told to."""
+
+    def generation_retired(self, generation: int) -> None:
+        """The answer to ``serve_model()`` for one that it left out."""
+
+    def load_asked(self, model: str, changes: dict[str, Any], answer: Answer) -> None:
+        """A client wants a model loaded."""
+
+    def unload_asked(self, model: str, answer: Answer) -> None:
+        """A client wants a model unloaded."""
 
 
 class FrontKeeper:
@@ -87,6 +102,8 @@ class FrontKeeper:
         self._started_at = 0.0
         self._ending = False
         self._killed_young = False
+        #: Settings that clients have changed, by their kind.
+        self._changed: dict[str, dict[str, Any]] = {}
 
     def start(self) -> None:
         """Start a front and tell it everything.
@@ -106,24 +123,36 @@ class FrontKeeper:
         roles = tuple(self._listeners.sockets)
         fds = [self._listeners.sockets[role].fileno() for role in roles]
         self._send(messages.Setup(self._epoch, self._settings.to_wire(), roles), fds)
+        for kind, settings in self._changed.items():
+            self._send(messages.Changed(kind, settings))
         self._announce(self)
 
-    def add_model(self, spec: ModelSpec, *, attached: bool = False) -> None:
-        """A model exists, of this server or of an attached program."""
-        self._send(messages.AddModel(spec.to_wire(), attached))
+    def add_model(self, generation: int, spec: ModelSpec, *, attached: bool, served: bool) -> None:
+        """A generation of a model exists, of this server or of an attached program."""
+        self._send(messages.AddModel(generation, spec.to_wire(), attached, served))
 
-    def remove_model(self, model: str) -> None:
-        """A model is no more."""
-        self._send(messages.RemoveModel(model))
+    def remove_model(self, generation: int) -> None:
+        """A generation is no more."""
+        self._send(messages.RemoveModel(generation))
 
-    def instance_up(self, instance: LiveInstance) -> None:
+    def serve_model(self, model: str, generations: Sequence[int], timeout_s: float) -> None:
+        """These get the model's requests; ``generation_retired`` answers for each that did until now."""
+        self._send(messages.ServeModel(model, tuple(generations), timeout_s))
+
+    def model_states(self, model: str, states: Sequence[tuple[int, str, str]]) -> None:
+        """What the repository index says of a model."""
+        self._send(messages.ModelStates(model, tuple(states)))
+
+    def instance_up(self, generation: int, instance: LiveInstance) -> None:
         """A worker may be given batches."""
-        message = messages.InstanceUp(instance.model, instance.name, instance.pid, instance.slots)
+        message = messages.InstanceUp(
+            generation, instance.name, instance.pid, instance.slots, instance.load_s
+        )
         self._send(message, [instance.link_fd, instance.pidfd])
 
-    def instance_down(self, model: str, instance: str, reason: str, restart_in_s: float) -> None:
+    def instance_down(self, generation: int, instance: str, reason: str, restart_in_s: float) -> None:
         """A worker is gone."""
-        self._send(messages.InstanceDown(model, instance, reason, restart_in_s))
+        self._send(messages.InstanceDown(generation, instance, reason, restart_in_s))
 
     def serving(self) -> None:
         """All models of the start are loaded."""
@@ -179,8 +208,33 @@ class FrontKeeper:
                 self._events.front_ready()
             case messages.Drained(int(unfinished)):
                 self._events.front_drained(unfinished)
+            case messages.Retired(int(generation)):
+                self._events.generation_retired(generation)
+            case messages.LoadModel(int(ticket), str(model), dict(changes)):
+                self._events.load_asked(model, changes, self._answer_to(ticket))
+            case messages.UnloadModel(int(ticket), str(model)):
+                self._events.unload_asked(model, self._answer_to(ticket))
+            case messages.Changed(str(kind), dict(settings)):
+                self._settings_changed(kind, settings)
             case other:
                 raise WireError(f"the front said {type(other).__name__}")
+
+    def _settings_changed(self, kind: str, settings: dict[str, Any]) -> None:
+        """Clients have changed settings: the next front is told, and those of the log hold here as well."""
+        self._changed[kind] = settings
+        if kind == LOG:
+            logs.adjust(LogSettings(**settings))
+
+    def _answer_to(self, ticket: int) -> Answer:
+        epoch = self._epoch
+
+        def answer(error: RequestError | None) -> None:
+            if epoch != self._epoch:  # whoever asked lost its connection with that front
+                return
+            code, text = ("", "") if error is None else (error.code.value, str(error))
+            self._send(messages.LoadResult(ticket, code, text))
+
+        return answer
 
     def _on_died(self) -> None:
         assert self.process is not None

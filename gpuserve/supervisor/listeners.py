@@ -7,10 +7,20 @@ from typing import Final
 
 from gpuserve.errors import StartupError
 from gpuserve.settings import ServerSettings
+from gpuserve.tls import tls_files
 
 #: As many as the kernel allows by default (net.core.somaxconn): a herd of reconnecting clients waits
 #: in the backlog instead of being refused.
 BACKLOG: Final = 4096
+#: An address by its role, and whether it speaks TLS.
+_FORMS: Final = {
+    ("http", False): "http://{}",
+    ("http", True): "https://{}",
+    ("grpc", False): "{}",
+    ("grpc", True): "grpcs://{}",
+    ("metrics", False): "http://{}/metrics",
+    ("metrics", True): "https://{}/metrics",
+}
 
 
 class Listeners:
@@ -46,6 +56,14 @@ class Listeners:
         """The port a role got; None where it is switched off."""
         listener = self.sockets.get(role)
         return None if listener is None else int(listener.getsockname()[1])
+
+    def addresses(self, settings: ServerSettings) -> dict[str, str]:
+        """Where clients on this machine find each role; ``https://`` and ``grpcs://`` where it speaks TLS."""
+        host = reachable(settings.host)
+        secure = () if tls_files(settings) is None else settings.tls_ports
+        return {
+            role: _FORMS[role, role in secure].format(f"{host}:{self.port(role)}") for role in self.sockets
+        }
 
     def close(self) -> None:
         """Close them all."""

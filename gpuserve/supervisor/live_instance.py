@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 
 class LiveInstance(NamedTuple):
-    """A loaded worker. ``link_fd`` is the front's end of its link; it and ``pidfd`` stay the keeper's."""
+    """A loaded worker. ``link_fd`` is the front's end of its link; it and ``pidfd`` stay the keeper's.
+    Its callable took ``load_s`` to load.
+    """
 
     model: str
     name: str
@@ -16,3 +18,4 @@ class LiveInstance(NamedTuple):
     slots: int
     link_fd: int
     pidfd: int
+    load_s: float

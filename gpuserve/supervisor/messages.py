@@ -2,8 +2,13 @@
 
 ::
 
-    supervisor -> front   Setup, AddModel, RemoveModel, InstanceUp, InstanceDown, Serving, Drain, Quit
-    front -> supervisor   FrontReady, Drained
+    supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, LoadResult,
+                          InstanceUp, InstanceDown, Serving, Drain, Quit
+    front -> supervisor   FrontReady, Retired, LoadModel, UnloadModel, Drained
+    either way            Changed
+
+A *generation* is one load of one version of a model. Its number is never used again by the same server, so
+that of two generations of one version, of which one replaces the other, it is clear which is meant.
 
 Like the workers' wire (``gpuserve_worker.wire``): named tuples, msgpack arrays with a tag, one
 datagram each, descriptors beside. Nothing is pickled.
@@ -29,34 +34,70 @@ class Setup(NamedTuple):
 
 
 class AddModel(NamedTuple):
-    """A model that exists from now on (``ModelSpec.to_wire``); its instances come up later.
+    """A generation that exists from now on (``ModelSpec.to_wire``); its instances come up later.
 
-    An ``attached`` one lives in another program: the server can be ready without it.
+    An ``attached`` one lives in another program: the server can be ready without it. One that is not
+    ``served`` gets no requests before ``ServeModel`` says so.
     """
 
+    generation: int
     spec: dict[str, Any]
     attached: bool
+    served: bool
 
 
 class RemoveModel(NamedTuple):
-    """A model that is no more."""
+    """A generation that is no more; whoever waits for it is refused."""
+
+    generation: int
+
+
+class ServeModel(NamedTuple):
+    """These generations, and no others, get the requests for a model from now on.
+
+    Each other one that had them is answered by ``Retired``, once it has finished what it has, or has
+    refused it after ``timeout_s``; the front does not know it any more then.
+    """
 
     model: str
+    generations: tuple[int, ...]
+    timeout_s: float
+
+
+class ModelStates(NamedTuple):
+    """What the repository index says of a model: (version, state, reason) of each version.
+
+    A model that was never loaded has the one entry ``(0, "", "")``; one without entries does not exist.
+    """
+
+    model: str
+    states: tuple[tuple[int, str, str], ...]
+
+
+class LoadResult(NamedTuple):
+    """The answer to ``LoadModel`` or ``UnloadModel``: a ``Code`` value and a text, "" and "" for success."""
+
+    ticket: int
+    code: str
+    text: str
 
 
 class InstanceUp(NamedTuple):
-    """A worker is loaded, and takes ``slots`` batches at once. Its link and its pidfd ride beside this."""
+    """A worker is loaded, which took ``load_s``, and takes ``slots`` batches at once. Its link and its pidfd
+    ride beside this.
+    """
 
-    model: str
+    generation: int
     instance: str
     pid: int
     slots: int
+    load_s: float = 0.0
 
 
 class InstanceDown(NamedTuple):
     """A worker is dead, or must get no more batches. Its successor comes in ``restart_in_s``."""
 
-    model: str
+    generation: int
     instance: str
     reason: str
     restart_in_s: float
@@ -80,14 +121,64 @@ class FrontReady(NamedTuple):
     """The listeners are being accepted from."""
 
 
+class Retired(NamedTuple):
+    """A generation that ``ServeModel`` left out has nothing in flight any more, and is forgotten."""
+
+    generation: int
+
+
+class LoadModel(NamedTuple):
+    """A client wants a model loaded, or loaded anew. ``LoadResult`` answers with the same ``ticket``.
+
+    ``changes`` are those that the client makes to the model's declaration, as ``spec_changes`` takes them.
+    """
+
+    ticket: int
+    model: str
+    changes: dict[str, Any]
+
+
+class UnloadModel(NamedTuple):
+    """A client wants every version of a model unloaded. ``LoadResult`` answers."""
+
+    ticket: int
+    model: str
+
+
 class Drained(NamedTuple):
     """Nothing is in flight any more; ``unfinished`` requests were given up at the timeout."""
 
     unfinished: int
 
 
+class Changed(NamedTuple):
+    """Settings that clients have changed while the server runs; ``kind`` is "log" or "trace".
+
+    From a front: all of that kind, to be remembered. To a front: what its predecessor said last.
+    """
+
+    kind: str
+    settings: dict[str, Any]
+
+
 ControlMessage: TypeAlias = (
-    Setup | AddModel | RemoveModel | InstanceUp | InstanceDown | Serving | Drain | Quit | FrontReady | Drained
+    Setup
+    | AddModel
+    | RemoveModel
+    | ServeModel
+    | ModelStates
+    | LoadResult
+    | InstanceUp
+    | InstanceDown
+    | Serving
+    | Drain
+    | Quit
+    | FrontReady
+    | Drained
+    | Retired
+    | LoadModel
+    | UnloadModel
+    | Changed
 )
 
 CONTROL: Final = Vocabulary(
@@ -100,7 +191,14 @@ CONTROL: Final = Vocabulary(
         6: Serving,
         7: Drain,
         8: Quit,
+        9: ServeModel,
+        10: ModelStates,
+        11: LoadResult,
         20: FrontReady,
         21: Drained,
+        22: Retired,
+        23: LoadModel,
+        24: UnloadModel,
+        30: Changed,
     }
 )

@@ -8,22 +8,27 @@ workers, close the listeners.
 from __future__ import annotations
 
 import enum
+import itertools
 import logging
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Final
+from typing import Any, Final
 
-from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
+from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError, Unavailable
+from gpuserve.rates import check_rates
 from gpuserve.settings import ServerSettings
 from gpuserve.spec import RESTART_WORKER, ModelSpec
 from gpuserve.supervisor.attached_models import AttachedModels
-from gpuserve.supervisor.front_keeper import FrontKeeper, StartFront, front_process
-from gpuserve.supervisor.life import InstanceState
-from gpuserve.supervisor.listeners import Listeners, reachable
-from gpuserve.supervisor.model_workers import ModelWorkers
+from gpuserve.supervisor.front_keeper import Answer, FrontKeeper, StartFront, front_process
+from gpuserve.supervisor.listeners import Listeners
+from gpuserve.supervisor.load_requests import LoadRequests
+from gpuserve.supervisor.model_operations import Load, failed_start
 from gpuserve.supervisor.observer import Observer
 from gpuserve.supervisor.reactor import Reactor
+from gpuserve.supervisor.repository import DeclaredModels, Repository, loaded_at_start
+from gpuserve.supervisor.served_models import ServedModels
+from gpuserve.supervisor.worker_group import WorkerGroup
 from gpuserve.supervisor.worker_keeper import WorkerKeeper
 
 logger = logging.getLogger(__name__)
@@ -59,7 +64,11 @@ TRANSITIONS: Final[dict[ServerState, frozenset[ServerState]]] = {
 
 
 class Supervisor:
-    """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``."""
+    """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``.
+
+    ``repository`` has the models that clients may load by name; without one these are ``models``, and those
+    that are added later.
+    """
 
     def __init__(
         self,
@@ -69,6 +78,7 @@ class Supervisor:
         *,
         relay_output: bool,
         start_front: StartFront = front_process,
+        repository: Repository | None = None,
     ) -> None:
         self.started: Future[dict[str, str]] = Future()
         self.state = ServerState.STOPPED
@@ -79,12 +89,18 @@ class Supervisor:
         self._reactor = Reactor()
         self._listeners = Listeners()
         self._front: FrontKeeper | None = None
-        self._models = ModelWorkers(
-            self._reactor, self, relay_output=relay_output, load_timeout_s=settings.load_timeout_s
+        self._declared = DeclaredModels(models)
+        numbers = itertools.count(1)
+        self._models = ServedModels(
+            self._reactor,
+            repository or self._declared,
+            self._new_group,
+            numbers,
+            retire_timeout_s=settings.drain_timeout_s,
         )
-        for spec in models:
-            self._models.add(spec)
-        self._attached = AttachedModels(self._reactor, self._models.specs)
+        self._models.add(loaded_at_start(models, settings.load_at_start))
+        self._attached = AttachedModels(self._reactor, self._models.names, numbers)
+        self._loads = LoadRequests(self._models, self._attached.has, repository or self._declared)
         self._failure: GpuserveError | None = None
         #: Requests that the front had to give up when it drained.
         self._unfinished = 0
@@ -129,9 +145,7 @@ class Supervisor:
         self.state = ServerState.STARTING
         try:
             self._listeners.open(self._settings)
-            self._start_front()
-            for model in self._models.specs:
-                self._models.start(model)
+            self._models.start(self._start_front())
             self._check_started()
             self._reactor.run()
         finally:
@@ -144,10 +158,24 @@ class Supervisor:
         """Nobody waits for what will not come."""
         if not self.started.done():
             self.started.set_exception(error)
-        self._models.fail_waiting(error)
+        self._models.abandon(error if isinstance(error, GpuserveError) else _ended())
 
-    def _start_front(self) -> None:
-        self._front = FrontKeeper(
+    def _new_group(self, generation: int, spec: ModelSpec) -> WorkerGroup:
+        return WorkerGroup(
+            spec,
+            self._reactor,
+            self,
+            relay_output=self._relay_output,
+            load_timeout_s=self._settings.load_timeout_s,
+            generation=generation,
+            check_start=self._check_start,
+        )
+
+    def _check_start(self, spec: ModelSpec) -> None:
+        check_rates([*self._models.specs(), spec], self._settings)
+
+    def _start_front(self) -> FrontKeeper:
+        front = self._front = FrontKeeper(
             self._settings,
             self._listeners,
             self._reactor,
@@ -156,18 +184,12 @@ class Supervisor:
             start_front=self._start_front_process,
             relay_output=self._relay_output,
         )
-        self._front.start()
+        front.start()
+        return front
 
     def _announce(self, front: FrontKeeper) -> None:
         """All that a new front must know, in the order in which it came about."""
-        for spec in self._models.specs.values():
-            front.add_model(spec)
-        for worker in self._models.all():
-            if (live := worker.live()) is not None:
-                front.instance_up(live)
-            elif worker.life.state is not InstanceState.LOADING:
-                reason = "it died before this front"
-                front.instance_down(worker.spec.name, worker.instance.name, reason, worker.restart_in_s())
+        self._models.announce(front)
         self._attached.announce(front)
         if self.state is ServerState.SERVING:
             front.serving()
@@ -182,37 +204,25 @@ class Supervisor:
 
     def instance_ready(self, worker: WorkerKeeper) -> None:
         """It enters rotation."""
-        assert self._front is not None
-        live = worker.live()
-        assert live is not None
-        self._front.instance_up(live)
-        if self._models.is_loaded(worker.spec.name):
-            self._models.resolve(worker.spec.name)
+        self._models.instance_ready(worker)
         self._check_started()
 
     def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
-        """Out of rotation; at the first start, and for a model just bound, that is a failure."""
-        assert self._front is not None
+        """Out of rotation; at the first start that is a failure."""
         if self.state is ServerState.STOPPING:
             self._check_workers_stopped()
             return
-        self._front.instance_down(worker.spec.name, worker.instance.name, reason, worker.restart_in_s())
-        if worker.life.was_ready or worker.life.state is InstanceState.STOPPED:
-            return
-        failure = StartupError(
-            f"model {worker.spec.name!r}: instance {worker.instance.name} could not be started: {reason}"
-        )
-        if self._models.is_waited_for(worker.spec.name):
-            self._drop_model(worker.spec.name, failure)
-        elif self.state is ServerState.STARTING:
+        failure = self._models.instance_lost(worker, reason)
+        if failure is not None and self.state is ServerState.STARTING:
             self._fail(failure)
+        self._check_started()  # it does not wait for a model that could not be bound
 
     def instance_unrecoverable(self, worker: WorkerKeeper, text: str) -> None:
         """That worker starts afresh, or the server ends, as the model wants it."""
         if worker.spec.on_unrecoverable == RESTART_WORKER:
             worker.kill()
         elif self.state in {ServerState.STARTING, ServerState.SERVING}:
-            self._end_broken(worker.spec.name, text)
+            self._end_broken(worker, text)
 
     def front_ready(self) -> None:
         """It accepts; the start may be complete with it."""
@@ -227,6 +237,7 @@ class Supervisor:
 
     def front_lost(self, reason: str, hopeless: bool) -> None:
         """A front that cannot even start is a failure of the start; later it is just replaced."""
+        self._models.front_lost()
         if self.state is ServerState.STARTING and hopeless:
             self._fail(StartupError(f"the front process could not be started: {reason}"))
         elif self.state is ServerState.DRAINING:
@@ -235,6 +246,30 @@ class Supervisor:
     def front_ended(self) -> None:
         """It closed its connections; the workers are next."""
         self._stop_workers()
+
+    def generation_retired(self, generation: int) -> None:
+        """Its workers can go."""
+        self._models.retired(generation)
+
+    def load_asked(self, model: str, changes: dict[str, Any], answer: Answer) -> None:
+        """A client wants a model loaded."""
+        if (refusal := self._not_now()) is not None:
+            answer(refusal)
+        else:
+            self._loads.load(model, changes, answer)
+
+    def unload_asked(self, model: str, answer: Answer) -> None:
+        """A client wants a model unloaded."""
+        if (refusal := self._not_now()) is not None:
+            answer(refusal)
+        else:
+            self._loads.unload(model, answer)
+
+    def _not_now(self) -> Unavailable | None:
+        """Why no model can be loaded or unloaded at this moment."""
+        if self.state is ServerState.SERVING:
+            return None
+        return Unavailable("Server not ready" if self.state is ServerState.STARTING else "Server exiting")
 
     # ---- starting -------------------------------------------------------------------------
 
@@ -245,7 +280,7 @@ class Supervisor:
         assert self._front is not None
         self._move(ServerState.SERVING)
         self._front.serving()
-        addresses = self._addresses()
+        addresses = self._listeners.addresses(self._settings)
         if self._settings.attachable:
             self._attached.open(self._front, self._settings.name, addresses, self._listeners)
         self._observer.server_ready(addresses)
@@ -258,24 +293,15 @@ class Supervisor:
         if self._attached.has(spec.name):
             loaded.set_exception(BindError(f"model {spec.name!r} is served by an attached program"))
             return
-        self._models.add(spec, loaded)
-        self._front.add_model(spec)
-        try:
-            self._models.start(spec.name)
-        except StartupError as error:
-            self._drop_model(spec.name, error)
 
-    def _drop_model(self, model: str, failure: StartupError) -> None:
-        assert self._front is not None
-        self._front.remove_model(model)
-        self._models.drop(model, failure)
-        self._check_started()  # a start does not wait for it any more
+        def answer(error: GpuserveError | None) -> None:
+            if error is None:
+                self._declared.add(spec)
+                loaded.set_result(None)
+            else:
+                loaded.set_exception(error)
 
-    def _addresses(self) -> dict[str, str]:
-        host = reachable(self._settings.host)
-        forms = {"http": "http://{}:{}", "grpc": "{}:{}", "metrics": "http://{}:{}/metrics"}
-        roles = self._listeners.sockets
-        return {role: forms[role].format(host, self._listeners.port(role)) for role in roles}
+        self._models.begin(Load(spec.name, answer, lambda: [spec], failed_start, replaces=False))
 
     # ---- ending ---------------------------------------------------------------------------
 
@@ -283,14 +309,14 @@ class Supervisor:
         self._failure = failure
         self._end_now()
 
-    def _end_broken(self, model: str, text: str) -> None:
+    def _end_broken(self, broken: WorkerKeeper, text: str) -> None:
         """A model cannot go on: whoever waits for it is refused, the others are finished, then all ends."""
-        failure = ModelUnrecoverable(f"model {model!r} cannot go on: {text}")
+        failure = ModelUnrecoverable(f"model {broken.spec.name!r} cannot go on: {text}")
         if self.state is ServerState.STARTING:
             self._fail(failure)
             return
         self._failure = failure
-        for worker in self._models.of(model):
+        for worker in self._models.workers_of(broken):
             worker.stop()
             worker.kill()  # its death and no successor is what the front refuses the queue by
         self._begin_drain(BROKEN_DRAIN_TIMEOUT_S)
@@ -302,6 +328,7 @@ class Supervisor:
             assert self._front is not None
             self._move(ServerState.DRAINING)
             self._attached.take_no_more()
+            self._models.abandon(_ended())
             logger.info("stopping: finishing what is queued")
             if self._front.process is None:  # between two fronts nothing is in flight
                 self._begin_stop()

@@ -48,7 +48,8 @@ class WorkerKeeper:
 
     ``link`` is the front's end of the link to the present process. It stays open here, so that a
     front can die and be replaced without the worker noticing. ``slots`` is how many batches it takes at
-    once, as it said when it was loaded.
+    once, and ``load_s`` how long it took to load, as it said then. ``generation`` is the load of the model
+    that it belongs to.
     """
 
     def __init__(
@@ -60,13 +61,16 @@ class WorkerKeeper:
         *,
         relay_output: bool,
         load_timeout_s: float,
+        generation: int = 0,
     ) -> None:
         self.spec = spec
+        self.generation = generation
         self.instance = instance
         self.life = InstanceLife(f"{spec.name}/{instance.name}")
         self.process: Child | None = None
         self.link: socket.socket | None = None
         self.slots = 1
+        self.load_s = 0.0
         self._reactor = reactor
         self._events = events
         self._relay_output = relay_output
@@ -110,7 +114,8 @@ class WorkerKeeper:
         if self.life.state is not InstanceState.READY or self.link is None or self.process is None:
             return None
         pid, pidfd = self.process.pid, self.process.pidfd
-        return LiveInstance(self.spec.name, self.instance.name, pid, self.slots, self.link.fileno(), pidfd)
+        link_fd = self.link.fileno()
+        return LiveInstance(self.spec.name, self.instance.name, pid, self.slots, link_fd, pidfd, self.load_s)
 
     def restart_in_s(self) -> float:
         """How long until its successor is started; for ever where it has been stopped."""
@@ -191,6 +196,7 @@ class WorkerKeeper:
             case wire.Ready(float(load_s), int(slots)) if self.life.state is InstanceState.LOADING:
                 logger.info("loaded in %.2f s", load_s, extra=self._fields)
                 self.slots = slots
+                self.load_s = load_s
                 self._move(LifeEvent.LOADED, "")
                 self._events.instance_ready(self)
             case wire.Ready() if self.life.state is InstanceState.STOPPING:

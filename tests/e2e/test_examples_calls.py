@@ -95,11 +95,21 @@ def test_a_prompt_that_is_no_text_begins_a_story(stories: Addresses) -> None:
         assert len(list(client.infer_sample(*inputs))) == 2
 
 
-@pytest.mark.parametrize("example", ["parameters_and_headers", "strings_and_bytes"])
+@pytest.mark.parametrize(
+    "example", ["parameters_and_headers", "strings_and_bytes", "ensemble", "calls_between_models"]
+)
 def test_a_client_prints_what_its_readme_says(example: str) -> None:
     arguments = ["ada"] if example == "parameters_and_headers" else []
     with serving(*serve(example)) as server:
         assert run_client(example, server, *arguments) == printed(example)
+
+
+def test_images_come_and_go_through_shared_memory() -> None:
+    with serving(*serve("shared_memory")) as server:
+        right, faster = run_client("shared_memory", server)
+    assert right == printed("shared_memory")[0]
+    assert re.fullmatch(r"\d+\.\d times as fast as in messages", faster)
+    assert float(faster.split()[0]) > 1.2
 
 
 def test_every_instance_answers() -> None:
@@ -123,8 +133,10 @@ def test_a_model_learns_while_it_is_asked() -> None:
 
 def test_a_header_over_http_reaches_the_model() -> None:
     with serving(*serve("parameters_and_headers")) as server:
-        (output,) = json.loads(curl("parameters_and_headers", server))["outputs"]
+        answer = json.loads(curl("parameters_and_headers", server))
+    (output,) = answer["outputs"]
     assert output["data"] == ["Guten Tag, Ada (acme)"]
+    assert answer["parameters"] == {"language": "de", "names": 1}
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -160,7 +172,8 @@ def test_the_index_has_every_example() -> None:
 
 
 def test_the_examples_are_checked_as_their_users_would() -> None:
-    for example in ("streaming", "parameters_and_headers", "strings_and_bytes"):
+    checked = ("streaming", "parameters_and_headers", "strings_and_bytes", "ensemble")
+    for example in (*checked, "calls_between_models", "shared_memory"):
         config = str(EXAMPLES / example / "config.yaml")
         done = subprocess.run([GPUSERVE, "check", config], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -87,7 +87,10 @@ def test_many_elements_are_a_list_and_shapes_are_made_to_fit(server: Addresses) 
 def test_inputs_may_stand_in_parameters(server: Addresses) -> None:
     assert json.loads(post(server, "echo/generate", {"parameters": {"x": "in"}})[2])["y"] == "in"
     assert post(server, "echo/generate", {"parameters": 5})[0] == 400
-    assert "given twice" in post(server, "echo/generate", {"x": "a", "parameters": {"x": "b"}})[2]
+    twice = {"x": "a", "parameters": {"x": "b"}}
+    assert "input 'x' already exists in request" in post(server, "echo/generate", twice)[2]
+    twice = {"z": "a", "x": "a", "parameters": {"z": "b"}}
+    assert "'z' is given twice, at the top and in 'parameters'" in post(server, "echo/generate", twice)[2]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,12 @@ def test_inputs_may_stand_in_parameters(server: Addresses) -> None:
         (b"[1]", "must be a JSON object"),
         (b"{", "failed to parse the request JSON buffer"),
         (b'{"x": {"a": 1}}', "must hold strings"),
-        (b'{"x": "a", "other": [1]}', "'other' is no input of model 'echo'"),
+        (
+            b'{"x": "a", "other": [1]}',
+            "parameter 'other' has invalid type. It should be either 'int', 'bool', or",
+        ),
+        (b'{"x": "a", "x": "b"}', "input 'x' already exists in request"),
+        (b'{"x": "a", "z": 1, "z": 2}', 'key "z" is given twice in one object'),
         (b'{"other": 1}', "missing required input(s) ['x']"),
     ],
 )

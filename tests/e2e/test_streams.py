@@ -231,6 +231,17 @@ def test_a_body_that_is_no_request_is_an_error_on_the_stream(server: Addresses) 
     assert ["malformed" in one.error_message for one in answers] == [True]
 
 
+def test_an_error_says_which_request_it_is_about(server: Addresses) -> None:
+    wrong = pb.ModelInferRequest(model_name="count", id="a")
+    wrong.parameters["triton_other"].bool_param = True  # no request comes of it
+    unknown = pb.ModelInferRequest(model_name="unknown", id="b")
+    refused = pb.ModelInferRequest(model_name="count", model_version="1", id="c")
+    with grpc.insecure_channel(server.grpc) as channel:
+        answers = list(_open(channel, [wrong, unknown, refused]))
+    assert [bool(one.error_message) for one in answers] == [True] * 3
+    assert [one.infer_response.id for one in answers] == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("model", ["endless", "waits_for_ever"])
 def test_a_client_that_cancels_stops_the_generator_within_50_ms(
     server: Addresses, closed_at: Path, model: str
@@ -281,7 +292,8 @@ def test_unary_calls_to_a_decoupled_model_are_refused(server: Addresses) -> None
     tensor = tritonclient.grpc.InferInput("x", [1, 1], "INT32")
     tensor.set_data_from_numpy(np.ones((1, 1), np.int32))
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
-        with pytest.raises(InferenceServerException, match="decoupled transaction policy") as raised:
+        text = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+        with pytest.raises(InferenceServerException, match=text) as raised:
             client.infer("count", [tensor])
         assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
     body = b'{"inputs": [{"name": "x", "datatype": "INT32", "shape": [1, 1], "data": [1]}]}'
@@ -289,6 +301,7 @@ def test_unary_calls_to_a_decoupled_model_are_refused(server: Addresses) -> None
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=TIMEOUT_S)
     assert refused.value.code == 501
+    assert b"HTTP end point doesn't support models with decoupled transaction policy" in refused.value.read()
     refused.value.close()
 
 

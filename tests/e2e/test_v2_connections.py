@@ -250,7 +250,7 @@ def test_http_on_the_grpc_port(server: OperatedServer, transport: str) -> None:
 
 def test_calls_of_methods_that_are_not_served(server: OperatedServer) -> None:
     with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
-        for method in ("SystemSharedMemoryStatus", "TraceSetting", "Nope"):
+        for method in ("RepositoryModelSave", "Nope", "modelInfer"):
             call: Callable[..., Any] = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
             with pytest.raises(grpc.RpcError) as raised:
                 call(b"", timeout=TIMEOUT_S)

@@ -24,7 +24,7 @@ from sending import DATA, FOUR, INFER, TIMEOUT_S, Sender, asking, assert_clear, 
 LIMIT_NBYTES = 1 << 20
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 SERVED = {"echo_FP32", "echo_BYTES", "echo_BOOL", "echo_INT8", "echo_FP16", "cube", "optional", "flat_FP32"}
-BOMB = gzip.compress(bytes(32 << 20))
+BOMB = gzip.compress(bytes(32 << 20), mtime=0)
 FUZZ = settings(
     max_examples=200,
     derandomize=True,
@@ -117,8 +117,6 @@ def test_binary_inputs_that_do_not_fit(
         ({"inputs": [entry(data=[], shape=[0, 4])]}, ["'x'", "at least 1", "got 0"]),
         ({"inputs": [entry(data=DATA, shape=[1, 1 << 63])]}, ["'x'", "shape", "9223372036854775808"]),
         ({"inputs": [entry(data=DATA, shape=[1 << 31, 1 << 33])]}, ["'x'", "9223372036854775807"]),
-        ({"inputs": [entry(data=[1.0])]}, ["'x'", "expected 4", "got 1"]),
-        ({"inputs": [entry(data=[*DATA, 4])]}, ["'x'", "expected 4", "got 5"]),
         ({"inputs": [entry(data=["a", 1, 2, 3])]}, ["'x'", "FP32", '"a"']),
         ({"inputs": [entry()]}, ["'x'", "no field is set"]),
         ({"inputs": [sized(data=DATA)]}, ["'x'", "only one"]),
@@ -132,6 +130,18 @@ def test_json_that_does_not_fit(sender: Sender, document: Any, named: list[str])
     status, text = sender.json(document)
     assert status == 400
     assert_clear(text, ["'echo_FP32'", *named])
+
+
+@pytest.mark.usefixtures("refused")
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (DATA[:1], "Failed to parse 'data' field: shape does not match true shape"),
+        ([*DATA, 4], "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+    ],
+)
+def test_sentences_that_clients_compare_whole(sender: Sender, data: list[int], text: str) -> None:
+    assert sender.json({"inputs": [entry(data=data)]}) == (400, text)
 
 
 @pytest.mark.usefixtures("refused")
@@ -234,9 +244,9 @@ def test_request_lines_that_lead_nowhere(
     ("body", "coding", "status", "named"),
     [
         (BOMB, "gzip", 413, [str(LIMIT_NBYTES), "after decompression"]),
-        (gzip.compress(b"{}" * 1000)[:-4], "gzip", 400, ["gzip", "truncated"]),
-        (gzip.compress(b"{}") + b"x", "gzip", 400, ["gzip", "goes on"]),
-        (gzip.compress(b"{}") * 2, "gzip", 400, ["gzip", "goes on"]),
+        (gzip.compress(b"{}" * 1000, mtime=0)[:-4], "gzip", 400, ["gzip", "truncated"]),
+        (gzip.compress(b"{}", mtime=0) + b"x", "gzip", 400, ["gzip", "goes on"]),
+        (gzip.compress(b"{}", mtime=0) * 2, "gzip", 400, ["gzip", "goes on"]),
         (b"{}", "deflate", 400, ["deflate"]),
         (b"{}", "gzip, gzip", 501, ["Unsupported compression type"]),
         (bytes(LIMIT_NBYTES + 1), "identity", 413, [str(LIMIT_NBYTES + 1), str(LIMIT_NBYTES)]),

@@ -15,3 +15,8 @@ def negative(requests: Any) -> Any:
         ValueError(f"{request['x'].min():g} is negative") if (request["x"] < 0).any() else {"y": request["x"]}
         for request in requests
     ]
+
+
+def half_a_pair(requests: Any) -> Any:
+    """Names a file whose name is not UTF-8, as a callable may do with what a client sent."""
+    raise ValueError("there is no " + b"caf\xe9".decode("utf-8", "surrogateescape"))

@@ -16,6 +16,7 @@ import operated
 import pytest
 from operated import Orders
 from processes import children, command_line, wait_ended
+from tls import Authority
 
 from gpuserve.asgi import CONFIG_VARIABLE, HostedApplication, Stage
 from gpuserve.hosting import leave_embedding
@@ -215,6 +216,21 @@ def test_a_device_that_is_not_there_is_told_at_the_start(
         assert "this machine has no device 'cuda:99'" in failed["message"]
 
     asyncio.run(run())
+
+
+def test_tls_is_for_the_server_of_the_host(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pair = Authority(tmp_path / "authority").issue("server")
+    monkeypatch.setenv("GPUSERVE_SERVER__TLS_CERTFILE", str(pair.certificate))
+    monkeypatch.setenv("GPUSERVE_SERVER__TLS_KEYFILE", str(pair.key))
+
+    async def main() -> None:
+        failed = await Lifespan(HostedApplication()).say("startup")
+        assert failed["type"] == "lifespan.startup.failed"
+        assert "tls_certfile does nothing here: TLS is for the ASGI server" in failed["message"]
+
+    asyncio.run(main())
 
 
 def test_another_event_loop_is_refused(orders: Orders) -> None:

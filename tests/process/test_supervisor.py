@@ -67,7 +67,7 @@ def test_a_model_that_is_bound_to_a_server_that_has_ended() -> None:
     assert supervisor.run() == 0
     server = Server()
     server.bind("m", lambda requests: requests, **SHAPE)
-    loaded = supervisor.add_model(server._specs["m"])
+    loaded = supervisor.add_model(server._specs["m", 1])
     assert isinstance(loaded.exception(timeout=0), StartupError)
     supervisor.request_stop()
     assert isinstance(supervisor.started.exception(timeout=0), StartupError)

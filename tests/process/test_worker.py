@@ -186,6 +186,14 @@ def test_what_a_callable_raises_reaches_the_client_without_its_secrets() -> None
         assert "gpuserve_worker" not in record.traceback
 
 
+def test_a_failure_with_text_that_is_not_unicode_is_told_and_the_worker_lives() -> None:
+    with loaded(model("raises.py:half_a_pair")) as worker:
+        for batch_id in (1, 2):
+            failed = worker.run([floats("x", [1])], batch_id=batch_id)
+            assert wire.WireFailure(*failed.failure).text == "there is no caf\\udce9"
+        assert "there is no caf\\udce9" in worker.log_record().text
+
+
 def test_one_request_fails_and_its_neighbours_do_not() -> None:
     with loaded(model("raises.py:negative")) as worker:
         done = worker.run([floats("x", [1], [-2], [3])], rows=[1, 1, 1])

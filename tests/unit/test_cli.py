@@ -14,8 +14,9 @@ from gpuserve import __version__
 from gpuserve.cli.app import exit_code_of, run
 from gpuserve.cli.callable_target import CallableFlags, is_callable_path, load_callable
 from gpuserve.cli.exit_codes import MEANINGS, ExitCode
+from gpuserve.cli.server_options import option_paths
 from gpuserve.config.messages import ConfigProblems
-from gpuserve.config.server_entry import ServerEntry
+from gpuserve.config.schema import annotation_at
 from gpuserve.errors import DeviceError, GpuserveError, StartupError
 from gpuserve_worker.tensor import TensorSpec
 
@@ -107,8 +108,9 @@ def test_help_of_serve_has_every_default_and_variable(
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["serve", "--help"]) == ExitCode.OK
     out = capsys.readouterr().out
-    for key, field in ServerEntry.model_fields.items():
-        assert f"GPUSERVE_SERVER__{key.upper()} " in out
+    for path in option_paths():
+        field = annotation_at(("server", *path[:-1])).model_fields[path[-1]]
+        assert f"GPUSERVE_SERVER__{'__'.join(path).upper()} " in out
         default = field.default if isinstance(field.default, str) else json.dumps(field.default)
         shown = default or '""'
         assert f"Default {shown}." in " ".join(out.replace("│", "").split())

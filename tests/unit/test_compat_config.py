@@ -15,7 +15,7 @@ from gpuserve.compat.pytriton.server_options import server_settings, without_eff
 from gpuserve.compat.pytriton.triton import Triton
 from gpuserve.compat.pytriton.triton_config import Fate, TritonConfig, meaning_of, merged
 from gpuserve.compat.pytriton.utils.workspace import Workspace, pytriton_home
-from gpuserve.settings import ServerSettings
+from gpuserve.settings import ServerSettings, TraceSettings
 
 OPEN = TritonSecurityConfig(restricted_endpoints=[])
 PREFIX = "PYTRITON_TRITON_CONFIG_"
@@ -50,7 +50,40 @@ def test_the_defaults_are_the_same() -> None:
         ({"http_header_forward_pattern": "a.*"}, {"http_header_forward_pattern": "a.*"}),
         ({"grpc_header_forward_pattern": "b"}, {"grpc_header_forward_pattern": "b"}),
         ({"cache_config": ["local,size=1048576"]}, {"response_cache_nbytes": 1 << 20}),
+        (
+            {"trace_config": ["triton,file=t.json", "triton,log-frequency=5", "level=TIMESTAMPS", "rate=1"]},
+            {"trace": TraceSettings(("TIMESTAMPS",), rate=1, log_frequency=5, file="t.json")},
+        ),
+        ({"trace_config": ["level=OFF", "count=7"]}, {"trace": TraceSettings(count=7)}),
+        (
+            {
+                "trace_config": [
+                    "mode=opentelemetry",
+                    "opentelemetry,url=http://c",
+                    "opentelemetry,resource=a=b",
+                ]
+            },
+            {
+                "trace": TraceSettings(
+                    mode="opentelemetry", url="http://c", resource={"service.name": "gpuserve", "a": "b"}
+                )
+            },
+        ),
         ({"grpc_use_ssl": False, "allow_sagemaker": False, "trace_config": []}, {}),
+        ({"grpc_server_cert": "c", "grpc_server_key": "k", "grpc_root_cert": "r"}, {}),
+        (
+            {"grpc_use_ssl": True, "grpc_server_cert": Path("c"), "grpc_server_key": Path("k")},
+            {"tls_certfile": "c", "tls_keyfile": "k", "tls_ports": ("grpc",)},
+        ),
+        (
+            {
+                "grpc_use_ssl_mutual": True,
+                "grpc_server_cert": Path("c"),
+                "grpc_server_key": Path("k"),
+                "grpc_root_cert": Path("r"),
+            },
+            {"tls_certfile": "c", "tls_keyfile": "k", "tls_client_ca": "r", "tls_ports": ("grpc",)},
+        ),
     ],
 )
 def test_what_options_mean(options: dict[str, Any], meant: dict[str, Any]) -> None:
@@ -62,18 +95,12 @@ REFUSED = {
     "log_file": Path("log"),
     "http_restricted_api": "health:a=b",
     "grpc_restricted_protocol": "health:a=b",
-    "grpc_use_ssl": True,
-    "grpc_use_ssl_mutual": True,
-    "grpc_server_cert": Path("cert"),
-    "grpc_server_key": Path("key"),
-    "grpc_root_cert": Path("root"),
     "allow_sagemaker": True,
     "sagemaker_port": 8080,
     "sagemaker_safe_port_range": "1-2",
     "allow_vertex_ai": True,
     "vertex_ai_port": 8080,
     "vertex_ai_default_model": "m",
-    "trace_config": ["level=TIMESTAMPS"],
 }
 
 
@@ -97,6 +124,15 @@ def test_every_option_has_a_meaning() -> None:
     [
         ({"http_address": "127.0.0.1", "grpc_address": "0.0.0.0"}, r"must be the same.*0\.0\.0\.0 and 127"),
         ({"cache_config": ["redis,host=h"]}, "redis.*local,size="),
+        ({"grpc_use_ssl": True}, "need grpc_server_cert and grpc_server_key"),
+        (
+            {"grpc_use_ssl_mutual": True, "grpc_server_cert": "c", "grpc_server_key": "k"},
+            "need grpc_root_cert",
+        ),
+        ({"trace_config": ["level=TIMESTAMPS"]}, "needs a file"),
+        ({"trace_config": ["level=ALL", "triton,file=t"]}, "expected any of TIMESTAMPS"),
+        ({"trace_config": ["rate=often"]}, "expected an integer in 'rate=often'"),
+        ({"trace_config": ["opentelemetry,bsp_schedule_delay=1"]}, "bsp_schedule_delay.*expected one of"),
         ({"cache_config": ["local,size=big"]}, "expected 'local,size=<bytes>', given 'local,size=big'"),
     ],
 )

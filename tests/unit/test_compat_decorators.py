@@ -118,5 +118,5 @@ def test_spans_do_nothing_without_a_tracer(monkeypatch: pytest.MonkeyPatch) -> N
         assert tracer.names == ["work"]
     with pytest.raises(ValueError, match="Telemetry tracer is already set"):
         telemetry.set_telemetry_tracer(tracer)
-    with pytest.raises(PyTritonValidationError, match="not traced"):
+    with pytest.raises(PyTritonValidationError, match="not made of trace_config"):
         telemetry.build_proxy_tracer_from_triton_config(["mode=opentelemetry"])

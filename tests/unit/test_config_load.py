@@ -10,6 +10,7 @@ import pytest
 from gpuserve.config.load import Configuration, load_data, load_file
 from gpuserve.config.messages import ConfigProblems, Origin, describe
 from gpuserve.config.precedence import Override
+from gpuserve.config.repository import FileRepository
 from gpuserve.config.schema import ConfigFile, json_schema
 from gpuserve.config.server_entry import ServerEntry
 from gpuserve.settings import ServerSettings
@@ -316,3 +317,42 @@ def test_json_schema_is_generated_and_complete() -> None:
 def test_the_schema_class_is_strict_everywhere() -> None:
     assert ConfigFile.model_config["extra"] == "forbid"
     assert ServerEntry.model_config["strict"] is True
+
+
+def test_several_versions_of_a_model(tmp_path: Path) -> None:
+    second = MODEL.rstrip("\n") + "\n    version: 2\n"
+    environ = {"GPUSERVE_MODELS__M__PREFETCH": "3"}
+    models = load(tmp_path, f"models:\n{MODEL}{second}", environ).models
+    assert [(one.name, one.version, one.prefetch) for one in models] == [("m", 1, 3), ("m", 2, 3)]
+    (only,) = problems(tmp_path, f"models:\n{MODEL}{second}{second}")
+    assert (
+        "model 'm' is already declared in models[1]; another entry of this name needs another version" in only
+    )
+
+
+def test_the_models_of_the_start(tmp_path: Path) -> None:
+    server = "server: {model_control: explicit, load_at_start: [m]}\n"
+    settings = load(tmp_path, f"{server}models:\n{MODEL}").settings
+    assert (settings.model_control, settings.load_at_start) == ("explicit", ("m",))
+    assert (
+        "names 'x', which is no model of this file"
+        in problems(tmp_path, f"{server.replace('[m]', '[m, x]')}models:\n{MODEL}")[0]
+    )
+    assert (
+        "load_at_start needs model_control: explicit"
+        in problems(tmp_path, f"{server.replace('explicit', 'none')}models:\n{MODEL}")[0]
+    )
+
+
+def test_a_config_file_is_a_repository(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"models:\n{MODEL}")
+    repository = FileRepository(str(path), {"GPUSERVE_MODELS__M__PREFETCH": "3"}, [], ["m", "m"])
+    assert repository.names() == ("m",)
+    path.write_text(f"models:\n{MODEL}{MODEL.replace('name: m', 'name: n')}")
+    assert [(one.name, one.prefetch) for one in repository.read("m")] == [("m", 3)]
+    assert (repository.names(), repository.read("absent")) == (("m", "n"), [])
+    path.write_text("models: [")
+    with pytest.raises(ConfigProblems):
+        repository.read("m")
+    assert repository.names() == ("m", "n")

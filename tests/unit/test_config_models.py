@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuserve.access import ENDPOINT_GROUPS
+from gpuserve.access import CONTROL_GROUPS, ENDPOINT_GROUPS
+from gpuserve.config.access_entry import ControlGroup
 from gpuserve.config.fields import EndpointGroup
 from gpuserve.config.load import Configuration, load_file
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.schema import json_schema
+from gpuserve.settings import AccessRule
 from gpuserve.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
 
 SECRET = "hunter2-hunter2"
@@ -263,8 +265,21 @@ def test_restricted_endpoints_need_a_token_from_anywhere(tmp_path: Path) -> None
     assert load(tmp_path, text, environ).settings.access_token == "12345"
 
 
+def test_access_rules(tmp_path: Path) -> None:
+    rule = f"{{groups: [trace, health], token: {SECRET}, header: My-Key}}"
+    text = f"server:\n  access_rules: [{rule}]\n  remote_control: [logging]\n{MODEL}"
+    settings = load(tmp_path, text).settings
+    assert settings.access_rules == (AccessRule(("trace", "health"), SECRET, "My-Key"),)
+    assert settings.remote_control == ("logging",)
+    assert SECRET not in repr(settings)
+    assert SECRET not in repr(load(tmp_path, text).entries)
+    environ = {"GPUSERVE_SERVER__ACCESS_RULES": f"[{{groups: [trace], token: {SECRET}}}]"}
+    assert load(tmp_path, MODEL, environ).settings.access_rules == (AccessRule(("trace",), SECRET),)
+
+
 def test_the_groups_are_those_of_the_settings() -> None:
     assert EndpointGroup.__args__ == ENDPOINT_GROUPS  # type: ignore[attr-defined]
+    assert ControlGroup.__args__ == CONTROL_GROUPS  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -274,6 +289,14 @@ def test_the_groups_are_those_of_the_settings() -> None:
             "access_token: a, restricted_endpoints: [tracing]",
             "restricted_endpoints[0]: expected one of 'health', 'inference'",
         ),
+        ("remote_control: [inference]", "remote_control[0]: expected one of 'logging', 'model-repository'"),
+        ("access_rules: [{token: a}]", "missing key 'groups' in server.access_rules[0]"),
+        ("access_rules: [{groups: [trace]}]", "missing key 'token' in server.access_rules[0]"),
+        ("access_rules: [{groups: [], token: a}]", "access_rules[0].groups: expected at least one entry"),
+        ("access_rules: [{groups: [trace], token: a, header: b c}]", "expected a header's name of letters"),
+        ("tls_certfile: c.pem", "tls_certfile and tls_keyfile go together; tls_keyfile is missing"),
+        ("tls_client_ca: c.pem", "tls_client_ca needs tls_certfile and tls_keyfile"),
+        ("tls_ports: [https]", "tls_ports[0]: expected one of 'http', 'grpc' or 'metrics'"),
         ("http_header_forward_pattern: '('", "expected a regular expression, given '('"),
         ("grpc_header_forward_pattern: '*'", "expected a regular expression, given '*'"),
     ],
@@ -294,6 +317,15 @@ def test_mistakes_of_access(tmp_path: Path, server: str, text: str) -> None:
         f"access-token: '{SECRET}'",
         f"access_token: {SECRET}, http_port: {SECRET[:3]}",
         f'"access_token": "{SECRET}", http_port: -5',
+        f"access_rules: {SECRET}",
+        f"access_rules: [{SECRET}]",
+        f"access_rules: [[trace, {SECRET}]]",
+        f"access_rules: [{{groups: trace, token: {SECRET}}}]",
+        f"access_rules: [{{groups: [{SECRET}], token: {SECRET}}}]",
+        f"access_rules: [{{groups: [trace], tokn: {SECRET}}}]",
+        f"access_rules: [{{groups: [trace], token: '{SECRET} '}}]",
+        f"access_rules: [{{groups: [trace], token: a, header: ' {SECRET}'}}]",
+        f"acces_rules: [{{groups: [trace], token: {SECRET}}}]",
     ],
 )
 @pytest.mark.parametrize("flow", [True, False])

@@ -211,17 +211,28 @@ def test_concurrency_and_what_an_unrecoverable_error_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "text"),
+    ("name", "version", "one_version", "text"),
     [
-        ("m", 1, "'m' is bound already"),
-        ("M", 2, "'M' is bound already, as 'm', and names must differ in more than case"),
-        ("m", 2, "'m' is bound already, as version 1, and one version of a name is served"),
+        ("m", 1, False, "'m' is bound already"),
+        ("M", 2, False, "'M' is bound already, as 'm', and names must differ in more than case"),
+        (
+            "m",
+            2,
+            True,
+            "'m' is bound already, as version 1, and an attached program serves one version of a name",
+        ),
     ],
 )
-def test_a_name_is_bound_once(name: str, version: int, text: str) -> None:
+def test_a_version_is_bound_once(name: str, version: int, one_version: bool, text: str) -> None:
     with pytest.raises(DuplicateModel) as error:
-        check_new(spec(name=name, version=version), [spec(name="other"), spec()])
+        check_new(spec(name=name, version=version), [spec(name="other"), spec()], one_version=one_version)
     assert str(error.value) == f"Cannot add model with the same name twice: {text}"
+
+
+def test_versions_of_a_name_are_bound_side_by_side() -> None:
+    bound = [spec(version=1), spec(version=2)]
+    check_new(spec(version=3), bound)
+    assert [one.version for one in bound] == [1, 2]
 
 
 # ---- warm-ups -----------------------------------------------------------------------------------

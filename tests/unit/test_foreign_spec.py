@@ -7,6 +7,8 @@ from typing import Any
 import msgpack
 import pytest
 
+from gpuserve.rate_spec import RateSpec, ResourceSpec
+from gpuserve.sequence_spec import ControlSpec, SequenceSpec
 from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve.supervisor.foreign_spec import checked_spec
 from gpuserve_worker.tensor import TensorSpec
@@ -19,13 +21,19 @@ FULL = ModelSpec(
     (X, X._replace(name="b", datatype="BYTES", shape=())),
     (),
     0,
-    (InstanceSpec("0", "cpu", {}), InstanceSpec("1", "cuda:0", {})),
+    (
+        InstanceSpec("0", "cpu", {}),
+        InstanceSpec("1", "cuda:0", {}, RateSpec((ResourceSpec("R", 2, True),), 3)),
+    ),
     version=3,
     batching=BatchingSpec(100, (4, 8), merge=False, preserve_ordering=True),
     queue=QueueSpec(10, 20, 3, 2, PolicySpec("delay", 5, True, 6), ((1, PolicySpec()), (2, PolicySpec()))),
     decoupled=True,
     on_unrecoverable="restart_worker",
+    sequence=SequenceSpec("oldest", 5, 3, 0.0, (ControlSpec("ID", "corrid", "BYTES"),)),
 )
+#: ``RateSpec.from_wire`` takes it.
+RATE = ((), 0)
 
 
 def sent(plain: Any) -> Any:
@@ -58,8 +66,11 @@ def test_a_right_one_comes_through_whole(spec: ModelSpec) -> None:
         ("inputs", (("x", "FP32", (-2,), False),)),
         ("inputs", (("x", "FP32"),)),
         ("instances", ()),
-        ("instances", (("0", "cpu"), ("0", "cpu"))),
-        ("instances", (("0", 1),)),
+        ("instances", (("0", "cpu", RATE), ("0", "cpu", RATE))),
+        ("instances", (("0", 1, RATE),)),
+        ("instances", (("0", "cpu", ((("R", -1, False),), 0)),)),
+        ("sequence", ("direct", 1, 0, 0.0, (("START", "start", "INT8", 0, 1),))),
+        ("sequence", ("newest", 1, 0, 0.0, ())),
         ("instances", "ab"),
         ("batching", (1,) * 9),
         ("batching", (-5, (), True, False)),

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import Internal, InvalidArgument, RequestError, Unimplemented
-from gpuserve.front.endpoint import grpc_codec
-from gpuserve.front.endpoint.grpc_codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
+from gpuserve.errors import Internal, InvalidArgument, RequestError
+from gpuserve.front.endpoint import grpc_responses
 from gpuserve.front.endpoint.grpc_framing import unary_message
+from gpuserve.front.endpoint.grpc_requests import parse_infer_request
+from gpuserve.front.endpoint.grpc_responses import LARGE_NBYTES, encode_infer_response
 from gpuserve.front.endpoint.v2 import InferResponse, OutputTensor
 from gpuserve_worker.tensor import ITEMSIZE, encode_bytes, numpy_dtype
 
@@ -164,26 +165,6 @@ def test_long_and_odd_names_are_cut_in_a_refusal() -> None:
     assert len(text) < 500
 
 
-@pytest.mark.parametrize(
-    ("parameters", "said"),
-    [
-        ({"shared_memory_region": "r"}, "input 'x' for model 'm' has parameter 'shared_memory_region'"),
-    ],
-)
-def test_shared_memory_inputs_are_not_supported(parameters: dict[str, str], said: str) -> None:
-    given_input = tensor("x")
-    for key, value in parameters.items():
-        given_input.parameters[key].string_param = value
-    assert said in refusal(message(inputs=[given_input]), Unimplemented)
-
-
-@pytest.mark.parametrize("key", ["shared_memory_region", "classification"])
-def test_special_outputs_are_not_supported(key: str) -> None:
-    request = message(inputs=[tensor()], raw_input_contents=[bytes(8)])
-    request.outputs.add(name="y").parameters[key].int64_param = 1
-    assert f"output 'y' for model 'm' has parameter '{key}'" in refusal(request, Unimplemented)
-
-
 def with_parameter(key: str, **choice: Any) -> Any:
     request = message(inputs=[tensor()], raw_input_contents=[bytes(8)])
     request.parameters[key].CopyFrom(pb.InferParameter(**choice))
@@ -200,13 +181,14 @@ def test_custom_parameters_are_passed_on(choice: str, value: Any) -> None:
     assert type(parsed.parameters["mine"]) is type(value)
 
 
-def test_sequence_parameters_are_passed_on_and_the_protocols_own_are_read() -> None:
+def test_the_protocols_own_parameters_are_read_and_not_passed_on() -> None:
     request = with_parameter("sequence_id", int64_param=7)
     request.parameters["sequence_start"].bool_param = True
     request.parameters["priority"].uint64_param = 2
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     parsed = parse(request)
-    assert parsed.parameters == {"sequence_id": 7, "sequence_start": True}
+    assert parsed.parameters == {}
+    assert parsed.sequence == (7, True, False)
     assert (parsed.priority, parsed.empty_final) == (2, True)
 
 
@@ -341,7 +323,7 @@ def test_a_framed_response_is_one_grpc_message(nbytes: int) -> None:
 
 
 def test_a_response_over_the_limit_of_grpc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_codec, "MAX_MESSAGE_NBYTES", 100)
+    monkeypatch.setattr(grpc_responses, "MAX_MESSAGE_NBYTES", 100)
     with pytest.raises(
         InvalidArgument, match=r"Response has byte size \d+ which exceeds gRPC's byte size limit"
     ):

@@ -10,7 +10,8 @@ from gpuserve.cli.exit_codes import ExitCode
 from gpuserve.config.model_entry import ModelEntry
 from gpuserve.config.server_entry import ServerEntry
 from gpuserve.front.endpoint.status import STATUS
-from gpuserve.front.metrics import MetricsPage, ModelMetrics
+from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.metrics_page import MetricsPage
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference.md").read_text()
 

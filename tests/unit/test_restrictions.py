@@ -1,30 +1,39 @@
-"""Which endpoints need the token: every one has its group, and only its own."""
+"""The access table has a row for everything there is, and the policy judges by it."""
 
 from __future__ import annotations
 
 import ast
 import hmac
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tritonclient.grpc import service_pb2
 
 import gpuserve.front.endpoint
 from gpuserve import Server
-from gpuserve.access import ENDPOINT_GROUPS
-from gpuserve.errors import ConfigError
-from gpuserve.front.endpoint import grpc_rpcs
+from gpuserve.access import CONTROL_GROUPS, ENDPOINT_GROUPS, all_rules
+from gpuserve.errors import ConfigError, PermissionDenied, Unavailable
+from gpuserve.front.endpoint import grpc_rpcs, restrictions
 from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER
 from gpuserve.front.endpoint.restrictions import (
-    GROUP_OF_ENDPOINT,
-    GROUP_OF_METHOD,
-    Restrictions,
-    restrictions,
+    ENDPOINTS,
+    GRPC_PREFIX,
+    METHODS,
+    Access,
+    Kind,
+    Policy,
+    Verdict,
+    token_headers,
 )
 from gpuserve.front.endpoint.routes import Endpoint
+from gpuserve.settings import AccessRule, ServerSettings
 
 TOKEN = "right"
-_SERVICES = ("/inference.GRPCInferenceService/", "/grpc.health.v1.Health/")
+HEADER = b"triton-access-token"
+_SERVICES = ("/inference.GRPCInferenceService/", "/grpc.")
+ROWS = [*ENDPOINTS.values(), *METHODS.values()]
+INFERENCE = Access("inference")
 
 
 def served_methods() -> set[str]:
@@ -36,60 +45,152 @@ def served_methods() -> set[str]:
 
 def written_paths() -> list[str]:
     folder = Path(gpuserve.front.endpoint.__file__).parent
+    files = [file for file in folder.glob("*.py") if file.name != Path(restrictions.__file__).name]
     constants = [
         node.value
-        for file in folder.glob("*.py")
+        for file in files
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     return [text for text in constants if text.startswith(_SERVICES) and not text.endswith("/")]
 
 
-def test_every_endpoint_has_a_group() -> None:
-    assert set(GROUP_OF_ENDPOINT) == set(Endpoint)
-    assert set(GROUP_OF_ENDPOINT.values()) <= set(ENDPOINT_GROUPS)
+def judged(
+    policy: Policy, access: Access | None, *headers: tuple[bytes, bytes], local: bool = True, prefix: str = ""
+) -> Verdict:
+    return policy.judge(access, headers, is_local=local, prefix=prefix)
 
 
-def test_every_method_has_a_group() -> None:
-    assert served_methods() - set(GROUP_OF_METHOD) == set()
-    assert set(GROUP_OF_METHOD.values()) == set(ENDPOINT_GROUPS)
+# ---- the table ----------------------------------------------------------------------------------
 
 
-def test_without_restrictions_there_is_no_guard() -> None:
-    assert restrictions((), TOKEN) is None
-    assert isinstance(restrictions(("trace",), TOKEN), Restrictions)
+def test_every_endpoint_has_a_row() -> None:
+    assert set(ENDPOINTS) == set(Endpoint)
 
 
-def test_restrictions_without_a_token_are_a_mistake() -> None:
-    with pytest.raises(ValueError, match="without an access token"):
-        restrictions(("trace",), None)
+def test_every_method_has_a_row_and_every_row_is_a_method() -> None:
+    assert served_methods() == set(METHODS)
+
+
+def test_the_groups_are_those_of_the_settings() -> None:
+    assert {access.group for access in ENDPOINTS.values()} == set(ENDPOINT_GROUPS)
+    assert {access.group for access in METHODS.values()} == set(ENDPOINT_GROUPS)
+    assert {access.group for access in ROWS if access.kind is not Kind.USE} == set(CONTROL_GROUPS)
+
+
+def test_only_endpoints_that_are_posted_change_the_server() -> None:
+    changing = {endpoint for endpoint, access in ENDPOINTS.items() if access.kind is not Kind.USE}
+    assert {endpoint.method for endpoint in changing} == {"POST"}
+    reading = {endpoint.name for endpoint in Endpoint if endpoint.method == "POST"} - {
+        endpoint.name for endpoint in changing
+    }
+    inferring = {"MODEL_INFER", "MODEL_GENERATE", "MODEL_GENERATE_STREAM"}
+    assert reading == inferring | {"REPOSITORY_INDEX", "REPOSITORY_NAMED"}
+
+
+def test_what_depends_on_the_message_can_be_told_by_it() -> None:
+    either = {path for path, access in METHODS.items() if access.kind is Kind.EITHER}
+    assert either == set(grpc_rpcs.CHANGES)
+    for path, changes in grpc_rpcs.CHANGES.items():
+        kind: Any = getattr(service_pb2, f"{path.rpartition('/')[2]}Request")
+        message = kind()
+        assert not changes(message.SerializeToString())
+        message.settings["log_info" if "Log" in path else "trace_rate"].SetInParent()
+        assert changes(message.SerializeToString())
+
+
+# ---- the judgement ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy([AccessRule(ENDPOINT_GROUPS, TOKEN)], CONTROL_GROUPS)])
+def test_what_has_no_row_is_refused_whatever_is_shown(policy: Policy) -> None:
+    assert judged(policy, None, (HEADER, TOKEN.encode())) is Verdict.UNLISTED
+
+
+def test_without_rules_everything_is_allowed_here_and_control_only_here() -> None:
+    policy = Policy()
+    assert {judged(policy, access) for access in ROWS} == {Verdict.ALLOWED}
+    expected = {
+        Kind.USE: Verdict.ALLOWED,
+        Kind.CONTROL: Verdict.REMOTE,
+        Kind.EITHER: Verdict.READ_ONLY,
+    }
+    for access in ROWS:
+        assert judged(policy, access, local=False) is expected[access.kind]
+        assert policy.is_open(access) is (access.kind is Kind.USE)
+
+
+@pytest.mark.parametrize("group", CONTROL_GROUPS)
+def test_remote_control_opens_its_group_and_no_other(group: str) -> None:
+    policy = Policy((), [group])
+    closed = {access.group for access in ROWS if judged(policy, access, local=False) is not Verdict.ALLOWED}
+    assert closed == set(CONTROL_GROUPS) - {group}
 
 
 @pytest.mark.parametrize("group", ENDPOINT_GROUPS)
-def test_a_group_closes_its_endpoints_and_no_others(group: str) -> None:
-    guard = Restrictions([group], TOKEN)
-    closed = {one for one in Endpoint if guard.refuses_endpoint(one, [])}
-    assert closed == {one for one, its in GROUP_OF_ENDPOINT.items() if its == group}
-    methods = {path for path in GROUP_OF_METHOD if guard.refuses_method(path, [])}
-    assert methods == {path for path, its in GROUP_OF_METHOD.items() if its == group}
+def test_a_rule_closes_its_group_and_its_token_opens_it_from_anywhere(group: str) -> None:
+    policy = Policy([AccessRule((group,), TOKEN)], CONTROL_GROUPS)
+    assert {access.group for access in ROWS if judged(policy, access) is not Verdict.ALLOWED} == {group}
+    shown = (HEADER, TOKEN.encode())
+    assert {judged(policy, access, shown, local=False) for access in ROWS} == {Verdict.ALLOWED}
+    assert not policy.is_open(Access(group))
 
 
 @pytest.mark.parametrize(
-    ("given", "refused"),
+    ("headers", "allowed"),
     [
-        ([], True),
-        ([b""], True),
-        ([b"wrong"], True),
-        ([b"right "], True),
-        ([b"\xff"], True),
-        ([b"right"], False),
-        ([b"wrong", b"right"], False),
+        ([], False),
+        ([(HEADER, b"")], False),
+        ([(HEADER, b"wrong")], False),
+        ([(HEADER, b"right ")], False),
+        ([(HEADER, b"righ")], False),
+        ([(HEADER, b"RIGHT")], False),
+        ([(HEADER, b"\xff")], False),
+        ([(HEADER, b"r" * 65536)], False),
+        ([(b"other", b"right")], False),
+        ([(b"authorization", b"right")], False),
+        ([(b"authorization", b"Basic right")], False),
+        ([(b"authorization", b"Bearer wrong")], False),
+        ([(b"authorization", b"Bearerright")], False),
+        ([(HEADER, b"Bearer right")], False),
+        ([(HEADER, b"right")], True),
+        ([(HEADER, b"wrong"), (HEADER, b"right")], True),
+        ([(b"authorization", b"Bearer right")], True),
+        ([(b"authorization", b"bearer  right ")], True),
     ],
 )
-def test_only_the_token_opens(given: list[bytes], refused: bool) -> None:
-    guard = Restrictions(["inference"], TOKEN)
-    assert guard.refuses_endpoint(Endpoint.MODEL_INFER, given) is refused
-    assert guard.refuses_method(MODEL_INFER, given) is refused
+@pytest.mark.parametrize("prefix", ["", GRPC_PREFIX])
+def test_only_the_token_opens(headers: list[tuple[bytes, bytes]], allowed: bool, prefix: str) -> None:
+    policy = Policy([AccessRule(("inference",), TOKEN)])
+    expected = Verdict.ALLOWED if allowed else Verdict.NO_TOKEN
+    assert judged(policy, INFERENCE, *headers, prefix=prefix) is expected
+
+
+def test_the_prefix_of_grpc_is_for_grpc() -> None:
+    policy, shown = Policy([AccessRule(("inference",), TOKEN)]), (GRPC_PREFIX.encode() + HEADER, b"right")
+    assert judged(policy, INFERENCE, shown, prefix=GRPC_PREFIX) is Verdict.ALLOWED
+    assert judged(policy, INFERENCE, shown) is Verdict.NO_TOKEN
+
+
+def test_each_token_opens_its_own_groups() -> None:
+    policy = Policy(
+        [
+            AccessRule(("inference",), "client"),
+            AccessRule(("inference", "trace"), "operator", header="My-Key"),
+        ]
+    )
+    opened = {
+        token: {
+            group
+            for group in ("inference", "trace")
+            if judged(policy, Access(group), (b"authorization", b"Bearer " + token)) is Verdict.ALLOWED
+        }
+        for token in (b"client", b"operator")
+    }
+    assert opened == {b"client": {"inference"}, b"operator": {"inference", "trace"}}
+    assert judged(policy, Access("trace"), (b"my-key", b"operator")) is Verdict.ALLOWED
+    assert judged(policy, Access("trace"), (HEADER, b"operator")) is Verdict.NO_TOKEN
+    assert judged(policy, INFERENCE, (b"my-key", b"client")) is Verdict.NO_TOKEN
 
 
 def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,15 +202,37 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
         return real(given, known)
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    assert not Restrictions(["inference"], TOKEN).refuses_method(MODEL_INFER, [b"b", b"right"])
+    policy = Policy([AccessRule(("inference",), TOKEN)])
+    assert judged(policy, INFERENCE, (HEADER, b"b"), (b"authorization", b"Bearer right")) is Verdict.ALLOWED
     assert compared == [b"b", b"right"]
 
 
-def test_a_method_that_there_is_not_is_left_to_its_door() -> None:
-    assert not Restrictions(ENDPOINT_GROUPS, TOKEN).refuses_method("/inference.GRPCInferenceService/Nope", [])
+def test_what_a_refused_client_is_told() -> None:
+    policy = Policy([AccessRule(("trace",), TOKEN, header="My-Key")])
+    over_http = policy.refusal(Access("trace"), Verdict.NO_TOKEN)
+    over_grpc = policy.refusal(Access("trace"), Verdict.NO_TOKEN, GRPC_PREFIX)
+    assert (type(over_http), type(over_grpc)) == (Unavailable, Unavailable)
+    assert str(over_http) == "This API is restricted, expecting header 'my-key'"
+    assert str(over_grpc) == "This protocol is restricted, expecting header 'triton-grpc-protocol-my-key'"
+    assert isinstance(policy.refusal(Access("logging"), Verdict.REMOTE), PermissionDenied)
+
+
+def test_headers_with_tokens_are_for_the_server_alone() -> None:
+    assert token_headers(()) == {"triton-access-token", "triton-grpc-protocol-triton-access-token"}
+    names = token_headers([AccessRule(("trace",), TOKEN, header="My-Key")])
+    assert names - token_headers(()) == {"my-key", "triton-grpc-protocol-my-key", "authorization"}
 
 
 # ---- the settings of a server -------------------------------------------------------------------
+
+
+def test_the_short_form_is_a_rule() -> None:
+    more = AccessRule(("trace",), "other")
+    settings = ServerSettings(restricted_endpoints=("health",), access_token=TOKEN, access_rules=(more,))
+    assert all_rules(settings) == (AccessRule(("health",), TOKEN), more)
+    assert all_rules(ServerSettings(access_token=TOKEN)) == ()
+    assert TOKEN not in repr(all_rules(settings))
+    assert ServerSettings.from_wire(settings.to_wire()) == settings
 
 
 @pytest.mark.parametrize(
@@ -123,12 +246,28 @@ def test_a_method_that_there_is_not_is_left_to_its_door() -> None:
         ({"restricted_endpoints": ("trace",)}, "restricted_endpoints need an access_token"),
         ({"access_token": ""}, "access_token: expected a string that is not empty"),
         ({"access_token": "a\nsecret"}, "access_token: expected printable ASCII"),
+        ({"remote_control": ("inference",)}, "remote_control: expected a list of any of logging, model-rep"),
+        (
+            {"access_rules": ({"groups": ["trace"]},)},
+            "access_rules[0]: expected an AccessRule, given a value",
+        ),
+        ({"access_rules": (AccessRule((), "secret"),)}, "access_rules[0].groups: expected at least one of"),
+        ({"access_rules": (AccessRule(("tracing",), "secret"),)}, "access_rules[0].groups: expected a list"),
+        ({"access_rules": (AccessRule(("trace",), "secret "),)}, "access_rules[0].token: expected printable"),
+        (
+            {"access_rules": (AccessRule(("trace",), "secret", "a b"),)},
+            "access_rules[0].header: expected a header's name",
+        ),
+        (
+            {"access_rules": (AccessRule(("trace",), "secret", "Authorization"),)},
+            "Authorization always carries 'Bearer' tokens",
+        ),
         ({"http_header_forward_pattern": "("}, "http_header_forward_pattern: expected a regular expression"),
         ({"grpc_header_forward_pattern": "*"}, "grpc_header_forward_pattern: expected a regular expression"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, object], text: str) -> None:
+def test_settings_that_cannot_be(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as error:
-        Server(**settings)  # type: ignore[arg-type]
+        Server(**settings)
     assert text in str(error.value)
     assert "secret" not in str(error.value)

@@ -18,10 +18,22 @@ from gpuserve.front.endpoint.routes import NOT_FOUND, Endpoint, Refusal, Route, 
         (b"/v2/health/live", Route(Endpoint.SERVER_LIVE)),
         (b"/v2/health/ready", Route(Endpoint.SERVER_READY)),
         (b"/v2/repository/index", Route(Endpoint.REPOSITORY_INDEX)),
+        (b"/v2/systemsharedmemory/status", Route(Endpoint.SYSTEM_REGION_STATUS)),
+        (b"/v2/systemsharedmemory/region/a/status", Route(Endpoint.SYSTEM_REGION_STATUS, region_name="a")),
+        (b"/v2/cudasharedmemory/unregister", Route(Endpoint.CUDA_REGION_UNREGISTER)),
+        (b"/v2/cudasharedmemory/region/a%2Fb/status", Route(Endpoint.CUDA_REGION_STATUS, region_name="a/b")),
         (b"/metrics", Route(Endpoint.METRICS)),
+        (b"/v2/logging", Route(Endpoint.LOGGING)),
+        (b"/v2/trace/setting", Route(Endpoint.TRACE_SETTING)),
+        (b"/v2/models/m/trace/setting", Route(Endpoint.TRACE_SETTING, "m")),
         (b"/v2/models/m", Route(Endpoint.MODEL_METADATA, "m")),
         (b"/v2/models/m/ready", Route(Endpoint.MODEL_READY, "m")),
         (b"/v2/models/m/config", Route(Endpoint.MODEL_CONFIG, "m")),
+        (b"/v2/models/m/stats", Route(Endpoint.MODEL_STATISTICS, "m")),
+        (b"/v2/models/m/versions/3/stats", Route(Endpoint.MODEL_STATISTICS, "m", "3")),
+        (b"/v2/models/stats", Route(Endpoint.MODEL_STATISTICS)),
+        (b"/v2/models/stats?x=1", Route(Endpoint.MODEL_STATISTICS)),
+        (b"/v2/models/stats/infer", Route(Endpoint.MODEL_INFER, "stats")),
         (b"/v2/models/m/infer", Route(Endpoint.MODEL_INFER, "m")),
         (b"/v2/models/m/versions/3", Route(Endpoint.MODEL_METADATA, "m", "3")),
         (b"/v2/models/m/versions/3/ready", Route(Endpoint.MODEL_READY, "m", "3")),
@@ -62,6 +74,7 @@ def test_paths(path: bytes, route: Route) -> None:
         b"/v2/models/m/versions/%31/infer",
         b"/v2/models/m/versions/" + b"1" * 5000,
         b"/v2/models/m/versions/1/versions/1",
+        b"/v2/models/m/versions/1/trace/setting",
         b"/V2",
     ],
 )
@@ -87,6 +100,14 @@ def test_methods(path: bytes, method: str, allowed: str) -> None:
         assert answer == Refusal(405, "Method Not Allowed", allowed)
 
 
+def test_settings_are_read_and_changed_at_one_path() -> None:
+    path = b"/v2/models/m/trace/setting"
+    assert match("GET", path) == Route(Endpoint.TRACE_SETTING, "m")
+    assert match("POST", path) == Route(Endpoint.TRACE_UPDATE, "m")
+    assert match("POST", b"/v2/logging") == Route(Endpoint.LOGGING_UPDATE)
+    assert match("PUT", b"/v2/logging") == Refusal(405, "Method Not Allowed", "GET, POST")
+
+
 @given(st.binary())
 def test_any_bytes_lead_somewhere_or_nowhere(tail: bytes) -> None:
     route = match_path(b"/v2/models/" + tail)
@@ -94,4 +115,4 @@ def test_any_bytes_lead_somewhere_or_nowhere(tail: bytes) -> None:
 
 
 def test_endpoints_are_all_different() -> None:
-    assert len(Endpoint) == 11
+    assert len(Endpoint) == len(Endpoint.__members__)  # equal values would be one member

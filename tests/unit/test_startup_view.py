@@ -10,6 +10,7 @@ import pytest
 
 from gpuserve.cli.client_command import client_command
 from gpuserve.cli.startup_view import LogView, TableView, ready_text
+from gpuserve.sequence_spec import SequenceSpec
 from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve_worker.tensor import TensorSpec
 
@@ -120,3 +121,16 @@ def test_a_stream_is_asked_for_as_one() -> None:
         )
         is None
     )
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_model_of_sequences_is_asked_for_a_whole_one(decoupled: bool) -> None:
+    plain = spec(TensorSpec("x", "FP32", (2,)))
+    model = dataclasses.replace(plain, sequence=SequenceSpec("direct"), decoupled=decoupled)
+    whole = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+    command = shlex.split(str(client_command({"http": "http://h:1"}, model)))
+    body = json.loads(command[4])
+    assert (body if decoupled else body["parameters"]).items() >= whole.items()
+    command = shlex.split(str(client_command({"grpc": "h:2"}, model)))
+    compile(command[2], "command", "exec")
+    assert ("'sequence_end': True" if decoupled else "sequence_end=True") in command[2]

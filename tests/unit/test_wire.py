@@ -43,7 +43,7 @@ MESSAGES: list[wire.Message] = [
     wire.RegionOpened(4, "no such device"),
     wire.Lend(9, 1 << 24),
     wire.Unlend(9),
-    wire.Call(1, "m", "", (TENSOR,), ("y",), {"k": 1}, 0.5, False),
+    wire.Call(1, "m", "", (TENSOR,), ("y",), {"k": 1}, 0.5, False, True),
     wire.CallOff(1),
     wire.Answer(1, 5, (BORROWED, PLACED), {}, None, True),
     wire.Return((1, 2)),
@@ -69,6 +69,11 @@ def test_nested_fields_get_their_names_back() -> None:
     assert isinstance(tensors[1].payload, wire.Ref)
     assert tensors[1].payload.offset == 1 << 40
     assert wire.requests(run.requests)[0].requested_outputs == ("y",)
+
+
+def test_text_that_is_not_unicode_travels_all_the_same() -> None:
+    message = wire.LoadFailed("caf\udce9", "é")
+    assert wire.decode(wire.encode(message)) == wire.LoadFailed("caf\\udce9", "é")
 
 
 def test_the_kinds_of_memory_are_told_apart() -> None:

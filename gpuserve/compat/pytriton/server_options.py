@@ -7,6 +7,7 @@ from typing import Any, Final
 from gpuserve.compat.pytriton import constants
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
 from gpuserve.compat.pytriton.security import TritonSecurityConfig
+from gpuserve.compat.pytriton.trace_config import trace_settings
 from gpuserve.compat.pytriton.triton_config import Fate, TritonConfig, meaning_of
 from gpuserve.settings import ServerSettings
 
@@ -31,6 +32,8 @@ def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> Ser
         **_host(config),
         **_log_level(config),
         **_cache(config),
+        **_tls(config),
+        trace=trace_settings(config.trace_config or ()),
         restricted_endpoints=tuple(security.restricted_endpoints or ()),
         access_token=security.access_token,
     )
@@ -83,6 +86,21 @@ def _host(config: TritonConfig) -> dict[str, Any]:
 
 def _log_level(config: TritonConfig) -> dict[str, Any]:
     return {"log_level": "debug"} if config.log_verbose else {}
+
+
+def _tls(config: TritonConfig) -> dict[str, Any]:
+    """TLS on the gRPC port alone; the other two have none in Triton."""
+    if not (config.grpc_use_ssl or config.grpc_use_ssl_mutual):
+        return {}
+    files = {"tls_certfile": "grpc_server_cert", "tls_keyfile": "grpc_server_key"}
+    if config.grpc_use_ssl_mutual:
+        files["tls_client_ca"] = "grpc_root_cert"
+    missing = [name for name in files.values() if getattr(config, name) is None]
+    if missing:
+        raise PyTritonValidationError(
+            f"TritonConfig.grpc_use_ssl and grpc_use_ssl_mutual need {' and '.join(missing)}"
+        )
+    return {"tls_ports": ("grpc",), **{key: str(getattr(config, name)) for key, name in files.items()}}
 
 
 def _cache(config: TritonConfig) -> dict[str, Any]:

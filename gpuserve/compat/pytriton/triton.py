@@ -126,7 +126,10 @@ class TritonBase(abc.ABC):
             PyTritonRuntimeError: where the server runs, the model could not be loaded.
         """
         if trace_config:
-            raise PyTritonValidationError("bind(trace_config=…) is not supported by gpuserve: leave it out")
+            raise PyTritonValidationError(
+                "bind(trace_config=…) is not supported by gpuserve: give it to TritonConfig, which is for "
+                "all models, and change it for one by the trace settings of the protocol"
+            )
         isolation: Any = os.environ.get(ISOLATION_VARIABLE) or "thread"
         with pytriton_errors():
             self._host.bind(

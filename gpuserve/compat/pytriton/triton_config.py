@@ -56,7 +56,6 @@ def _refused(instead: str) -> Meaning:
     return Meaning(Fate.REFUSED, instead)
 
 
-_TLS: Final = "put a proxy that ends TLS in front of the server"
 _RESTRICT: Final = "use Triton(security_config=TritonSecurityConfig(access_token=…, restricted_endpoints=…))"
 _PLATFORM: Final = "route its requests to the HTTP port by a proxy"
 _REPOSITORY: Final = "models are bound, and no repository is read or written; leave it out"
@@ -89,11 +88,11 @@ class TritonConfig:
     grpc_port: Annotated[int | None, _PART] = None
     grpc_header_forward_pattern: Annotated[str | None, _setting("grpc_header_forward_pattern")] = None
     grpc_infer_allocation_pool_size: Annotated[int | None, _NO_EFFECT] = None
-    grpc_use_ssl: Annotated[bool | None, _refused(_TLS)] = None
-    grpc_use_ssl_mutual: Annotated[bool | None, _refused(_TLS)] = None
-    grpc_server_cert: Annotated[Path | None, _refused(_TLS)] = None
-    grpc_server_key: Annotated[Path | None, _refused(_TLS)] = None
-    grpc_root_cert: Annotated[Path | None, _refused(_TLS)] = None
+    grpc_use_ssl: Annotated[bool | None, _PART] = None
+    grpc_use_ssl_mutual: Annotated[bool | None, _PART] = None
+    grpc_server_cert: Annotated[Path | None, _PART] = None
+    grpc_server_key: Annotated[Path | None, _PART] = None
+    grpc_root_cert: Annotated[Path | None, _PART] = None
     grpc_infer_response_compression_level: Annotated[str | None, _NO_EFFECT] = None
     grpc_keepalive_time: Annotated[int | None, _NO_EFFECT] = None
     grpc_keepalive_timeout: Annotated[int | None, _NO_EFFECT] = None
@@ -117,9 +116,7 @@ class TritonConfig:
     vertex_ai_port: Annotated[int | None, _refused(_PLATFORM)] = None
     vertex_ai_thread_count: Annotated[int | None, _NO_EFFECT] = None
     vertex_ai_default_model: Annotated[str | None, _refused(_PLATFORM)] = None
-    trace_config: Annotated[
-        list[str] | None, _refused("requests are not traced by the server; leave it out")
-    ] = None
+    trace_config: Annotated[list[str] | None, _PART] = None
     cache_config: Annotated[list[str] | None, _PART] = None
     cache_directory: Annotated[str | None, _NO_EFFECT] = None
     buffer_manager_thread_count: Annotated[int | None, _NO_EFFECT] = None

@@ -31,6 +31,11 @@ class Doors:
         self._http = http
         self._metrics = metrics
         self._metrics_port = metrics_port
+        self._plain = grpc, http
+
+    def wrap(self, around: Callable[[Application], Application] | None) -> None:
+        """Put something around both doors, for requests from now on; None takes it away."""
+        self._grpc, self._http = self._plain if around is None else map(around, self._plain)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one request: the door's own coroutine, without another one around it."""

@@ -76,7 +76,7 @@ class DisconnectWatch:
         ``peer`` is the connection, where it is HTTP/1.1.
 
         Raises:
-            RequestError: see ``ModelDriver.infer``.
+            RequestError: see ``Driver.submit``.
         """
         waiting = self.add(pending.answer, receive, peer)
         try:

@@ -13,7 +13,7 @@ from typing import Final
 from gpuserve.access import header_pattern
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.endpoint.limits import MAX_NAME_NBYTES, shown
-from gpuserve.front.endpoint.restrictions import GRPC_HEADER, HTTP_HEADER
+from gpuserve.front.endpoint.restrictions import token_headers
 from gpuserve.front.endpoint.v2 import InferRequest
 
 #: The protocol reads parameters of these names itself, and clients refuse to send them.
@@ -21,7 +21,7 @@ _RESERVED: Final = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
 )
 _RESERVED_PREFIX: Final = "triton_"
-#: Of the connection, not of the request; and the token, which is for the server alone.
+#: Of the connection, not of the request.
 _NEVER: Final = frozenset(
     {
         "te",
@@ -29,8 +29,6 @@ _NEVER: Final = frozenset(
         "content-type",
         "content-length",
         "inference-header-content-length",
-        HTTP_HEADER,
-        GRPC_HEADER,
     }
 )
 _TRANSPORT_PREFIXES: Final = (":", "grpc-")
@@ -43,7 +41,8 @@ _REMEMBERED: Final = 1024
 class HeaderForwarding:
     """The headers that one pattern selects. Made only where there is a pattern."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, secret: Iterable[str] = ()) -> None:
+        self._never = _NEVER | token_headers(()) | frozenset(secret)
         self._search = header_pattern(pattern).search
         self._selects = functools.lru_cache(_REMEMBERED)(self._is_selected)
 
@@ -76,14 +75,17 @@ class HeaderForwarding:
     def _is_selected(self, raw_name: bytes) -> bool:
         name = _text(raw_name).lower()
         # No parameter has a longer name, and a pattern may take long over long names.
-        if len(raw_name) > MAX_NAME_NBYTES or name in _NEVER or name.endswith(_BINARY_SUFFIX):
+        if len(raw_name) > MAX_NAME_NBYTES or name in self._never or name.endswith(_BINARY_SUFFIX):
             return False
         return not name.startswith(_TRANSPORT_PREFIXES) and self._search(name) is not None
 
 
-def forwarding(pattern: str) -> HeaderForwarding | None:
-    """What forwards the headers of a pattern; None where it is empty, so that nobody has to look."""
-    return HeaderForwarding(pattern) if pattern else None
+def forwarding(pattern: str, secret: Iterable[str] = ()) -> HeaderForwarding | None:
+    """What forwards the headers of a pattern; None where it is empty, so that nobody has to look.
+
+    ``secret`` are the names, in lower case, of headers that are for the server alone.
+    """
+    return HeaderForwarding(pattern, secret) if pattern else None
 
 
 def _text(raw: bytes) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.endpoint.http_json import compact, loads, tensor_bytes, tensor_json
+from gpuserve.front.endpoint.http_json import DuplicateKey, compact, loads, tensor_bytes, tensor_json
 from gpuserve.front.endpoint.limits import MAX_PARAMETERS, check_count, check_name, shown
+from gpuserve.front.endpoint.sequence_parameters import SEQUENCE_KEYS, json_sequence
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor
 from gpuserve.spec import ModelSpec
 from gpuserve_worker.tensor import TensorSpec, element_count
@@ -32,7 +33,10 @@ def parse_generate_request(body: bytes, spec: ModelSpec, version: str) -> InferR
         InvalidArgument: no JSON object, or a member that fits neither an input nor a parameter.
         ResourceExhausted: more JSON than is taken.
     """
-    document = loads(body)
+    try:
+        document = loads(body)
+    except DuplicateKey as error:
+        raise _given_twice(error.key, spec) or error from None
     if not isinstance(document, dict):
         raise InvalidArgument("a generate request must be a JSON object of inputs and parameters")
     members = _flat(document, spec)
@@ -43,8 +47,11 @@ def parse_generate_request(body: bytes, spec: ModelSpec, version: str) -> InferR
     if not isinstance(request_id, str):
         raise InvalidArgument("Unable to parse 'id': attempt to access JSON non-string as string")
     check_count("parameters", len(members), MAX_PARAMETERS, spec.name)
+    sequence = json_sequence(members)
+    for key in SEQUENCE_KEYS:
+        members.pop(key, None)
     parameters = {key: _parameter(key, value, spec.name) for key, value in members.items()}
-    return InferRequest(spec.name, version, request_id, parameters, inputs, (), None)
+    return InferRequest(spec.name, version, request_id, parameters, inputs, (), None, sequence=sequence)
 
 
 def response_json(response: InferResponse) -> bytes:
@@ -80,12 +87,22 @@ def _flat(document: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
     members = dict(document)
     nested = members.pop(_NESTED)
     if not isinstance(nested, dict):
-        raise InvalidArgument(f"Expected JSON object for keyword: '{_NESTED}'")
+        raise InvalidArgument(
+            f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object as object"
+        )
     for key, value in nested.items():
         if key in members:
-            raise InvalidArgument(f"'{shown(key)}' is given twice, at the top and in '{_NESTED}'")
+            twice = InvalidArgument(f"'{shown(key)}' is given twice, at the top and in '{_NESTED}'")
+            raise _given_twice(key, spec) or twice
         members[key] = value
     return members
+
+
+def _given_twice(key: str, spec: ModelSpec) -> InvalidArgument | None:
+    """The error of an input that comes twice; None where the key is no input's."""
+    if not any(tensor.name == key for tensor in spec.inputs):
+        return None
+    return InvalidArgument(f"input '{shown(key)}' already exists in request for model '{spec.name}'")
 
 
 def _input(tensor: TensorSpec, value: Any, spec: ModelSpec) -> InputTensor:
@@ -120,6 +137,6 @@ def _parameter(key: str, value: Any, model_name: str) -> Any:
     if isinstance(value, _SCALARS):
         return value
     raise InvalidArgument(
-        f"'{shown(key)}' is no input of model '{model_name}', and as a parameter it must be a boolean, "
-        "a number or a string"
+        f"parameter '{shown(key)}' has invalid type. It should be either 'int', 'bool', or 'string'. "
+        f"It is no input of model '{model_name}'."
     )

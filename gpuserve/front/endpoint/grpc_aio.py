@@ -5,27 +5,29 @@ conformance tests. The same service, codec and RPC table as ``grpc_asgi``; only 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
+import functools
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import grpc
 
-from gpuserve.errors import RequestError
-from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
+from gpuserve.front.endpoint import grpc_reflection, grpc_requests, grpc_responses, grpc_rpcs
 from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER
 from gpuserve.front.endpoint.forwarding import HeaderForwarding
+from gpuserve.front.endpoint.grpc_aio_certificates import GrpcCertificates
 from gpuserve.front.endpoint.grpc_aio_guard import Guard
+from gpuserve.front.endpoint.grpc_aio_status import as_status
 from gpuserve.front.endpoint.grpc_framing import PREFIX_NBYTES
 from gpuserve.front.endpoint.grpc_stream import STRICT_ERRORS, InferStream
-from gpuserve.front.endpoint.restrictions import Restrictions
+from gpuserve.front.endpoint.restrictions import Policy
 from gpuserve.front.endpoint.service import InferenceService
-from gpuserve.front.endpoint.status import STATUS
+from gpuserve.front.tracing.reception import Deliver, traced_stream, traced_unary
+from gpuserve.settings import NO_COMPRESSION
 
-logger = logging.getLogger(__name__)
-
-_STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+#: As grpc numbers them.
+_COMPRESSION_LEVELS: Final = {NO_COMPRESSION: 0, "low": 1, "medium": 2, "high": 3}
+#: A client that does not get on with its TLS handshake keeps no connection for longer.
+_HANDSHAKE_TIMEOUT_MS: Final = 10_000
 
 
 class GrpcAioTransport:
@@ -37,26 +39,43 @@ class GrpcAioTransport:
         address: str,
         max_request_nbytes: int,
         forwarding: HeaderForwarding | None = None,
-        restrictions: Restrictions | None = None,
+        policy: Policy | None = None,
+        compression: str = NO_COMPRESSION,
+        certificates: GrpcCertificates | None = None,
     ) -> None:
         self._methods = _Methods(service, forwarding)
-        self._interceptors = [] if restrictions is None else [Guard(restrictions)]
+        self._guard = Guard(self._methods, policy or Policy())
+        self._certificates = certificates
         self._address = address
         # grpc takes a C int; -1 is without a limit.
         limit = max_request_nbytes if max_request_nbytes < 1 << 31 else -1
         self._options = [
             ("grpc.max_receive_message_length", limit),
             ("grpc.max_send_message_length", -1),
+            ("grpc.default_compression_level", _COMPRESSION_LEVELS[compression]),
             ("grpc.so_reuseport", 1),  # beside the supervisor's socket, which only reserves the port
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
         ]
         self._server: Any = None
 
+    def trace(self, deliver: Deliver | None) -> None:
+        """Note when calls are received and sent, for ``deliver``; None: not any more."""
+        self._methods.deliver = deliver
+
     async def start(self) -> None:
         """Accept connections."""
-        self._server = grpc.aio.server(interceptors=self._interceptors, options=self._options)
-        self._server.add_generic_rpc_handlers([self._methods])
-        self._server.add_insecure_port(self._address)
+        self._server = grpc.aio.server(options=self._options)
+        self._server.add_generic_rpc_handlers([self._guard])
+        if self._certificates is None:
+            self._server.add_insecure_port(self._address)
+        else:
+            self._server.add_secure_port(self._address, self._certificates.credentials())
         await self._server.start()
+
+    async def renew(self) -> None:
+        """Use the files of TLS anew, for connections from now on."""
+        if self._certificates is not None:
+            self._certificates.renew()
 
     async def stop(self) -> None:
         """Close the connections; in-flight requests were finished before."""
@@ -70,29 +89,34 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, service: InferenceService, forwarding: HeaderForwarding | None) -> None:
         self._service = service
         self._forwarding = forwarding
+        self.deliver: Deliver | None = None
 
     def service(self, handler_call_details: Any) -> Any:
         """The method of a call; None is answered with UNIMPLEMENTED by grpc."""
         path = handler_call_details.method
         if path == MODEL_INFER:
-            return grpc.unary_unary_rpc_method_handler(self._infer)
+            infer = self._infer if self.deliver is None else traced_unary(self._infer, self.deliver)
+            return grpc.unary_unary_rpc_method_handler(infer)
         if path == MODEL_STREAM_INFER:
-            return grpc.stream_stream_rpc_method_handler(self._stream_infer)
+            if self.deliver is None:
+                return grpc.stream_stream_rpc_method_handler(self._stream_infer)
+            return grpc.stream_stream_rpc_method_handler(traced_stream(self._stream_infer, self.deliver))
         if path == grpc_rpcs.HEALTH_WATCH:
             return grpc.unary_stream_rpc_method_handler(self._health_watch)
-        rpc = grpc_rpcs.UNARY.get(path)
-        if rpc is None:
+        if path in grpc_reflection.METHODS:
+            return grpc.stream_stream_rpc_method_handler(functools.partial(self._reflection, path))
+        if path not in grpc_rpcs.UNARY:
             return None
 
         async def unary(body: bytes, context: Any) -> bytes:
-            async with _status(context):
-                return rpc(self._service, body)
+            async with as_status(context):
+                return await grpc_rpcs.answer(path, self._service, body)
 
         return grpc.unary_unary_rpc_method_handler(unary)
 
     async def _infer(self, body: bytes, context: Any) -> bytes:
-        async with _status(context):
-            request = grpc_codec.parse_infer_request(body)
+        async with as_status(context):
+            request = grpc_requests.parse_infer_request(body)
             if self._forwarding is not None:
                 self._forwarding.add_to(request, _headers(context))
             left_s = context.time_remaining()
@@ -100,20 +124,20 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
                 request.timeout_s = left_s
             response = await self._service.infer(request)
             try:
-                return b"".join(grpc_codec.encode_infer_response(response))
+                return b"".join(grpc_responses.encode_infer_response(response))
             finally:
                 response.close()
 
     async def _stream_infer(self, bodies: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         # grpc.aio cancels this coroutine when the client goes away or its time is up.
         metadata = dict(context.invocation_metadata() or ())
-        async with _status(context):
+        async with as_status(context):
             forwarded = None if self._forwarding is None else self._forwarding.parameters(_headers(context))
         strict_errors = metadata.get(STRICT_ERRORS) == "true"
         stream = InferStream(self._service, strict_errors=strict_errors, forwarded=forwarded)
         reader = asyncio.get_running_loop().create_task(_read_stream(bodies, stream))
         try:
-            async with _status(context):
+            async with as_status(context):
                 async for chunk in stream.chunks():
                     for message in _messages(chunk):
                         yield message
@@ -124,9 +148,16 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _health_watch(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
         # grpc.aio cancels this coroutine when the client goes away; nothing else ends it.
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        async with _status(context):
+        async with as_status(context):
             name = grpc_rpcs.health_service(body)
             async for reply in grpc_rpcs.health_changes(self._service, name, gone):
+                yield reply
+
+    async def _reflection(
+        self, path: str, bodies: AsyncIterator[bytes], context: Any
+    ) -> AsyncIterator[bytes]:
+        async with as_status(context):
+            async for reply in grpc_reflection.replies(self._service, path, bodies):
                 yield reply
 
 
@@ -151,17 +182,3 @@ def _messages(chunk: bytes) -> Iterator[bytes]:
         start = position + PREFIX_NBYTES
         position = start + int.from_bytes(chunk[position + 1 : start])
         yield chunk[start:position]
-
-
-@contextlib.asynccontextmanager
-async def _status(context: Any) -> AsyncIterator[None]:
-    """Turn what goes wrong inside into the call's status."""
-    try:
-        yield
-    except RequestError as error:
-        await context.abort(_STATUS_CODES[STATUS[error.code][1]], str(error))
-    except grpc.aio.AbortError:
-        raise
-    except Exception:
-        logger.exception("defect while serving a call")
-        await context.abort(grpc.StatusCode.INTERNAL, "internal error of the server")

@@ -1,31 +1,72 @@
-"""The guard before the grpc.aio door: an interceptor, which only a server with restricted endpoints has."""
+"""The guard before the grpc.aio door: it finds the methods of calls, but only those that the policy allows.
+
+A token is looked at before anything of the request is read; the peer is known only to a method that runs.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 import grpc
 
-from gpuserve.front.endpoint.restrictions import GRPC_HEADER, GRPC_REFUSAL, HTTP_HEADER, Restrictions
+from gpuserve.errors import RequestError
+from gpuserve.front.endpoint.grpc_aio_status import abort, as_status
+from gpuserve.front.endpoint.grpc_rpcs import CHANGES
+from gpuserve.front.endpoint.peers import grpc_address, is_local
+from gpuserve.front.endpoint.restrictions import GRPC_PREFIX, METHODS, Access, Policy, Verdict
 
-_NAMES: Final = frozenset({GRPC_HEADER, HTTP_HEADER})
-
-
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets through the calls that carry the access token, or need none."""
-
-    def __init__(self, restrictions: Restrictions) -> None:
-        self._restrictions = restrictions
-
-    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """The method's own handler, or one that refuses the call."""
-        metadata = handler_call_details.invocation_metadata or ()
-        given = [value.encode() for name, value in metadata if name in _NAMES and isinstance(value, str)]
-        if self._restrictions.refuses_method(handler_call_details.method, given):
-            return grpc.stream_stream_rpc_method_handler(_refuse)
-        return await continuation(handler_call_details)
+Unary: TypeAlias = Callable[[bytes, Any], Awaitable[bytes]]
+Metadata: TypeAlias = list[tuple[bytes, bytes]]
 
 
-async def _refuse(_requests: Any, context: Any) -> None:
+class Guard(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """In place of the door's own methods."""
+
+    def __init__(self, methods: grpc.GenericRpcHandler, policy: Policy) -> None:
+        self._methods = methods
+        self._policy = policy
+        self._open = frozenset(path for path, access in METHODS.items() if policy.is_open(access))
+
+    def service(self, handler_call_details: Any) -> Any:
+        """The method of a call; None, for what is not listed as well, is answered with UNIMPLEMENTED."""
+        path = handler_call_details.method
+        if path in self._open:
+            return self._methods.service(handler_call_details)
+        access, metadata = METHODS.get(path), _encoded(handler_call_details.invocation_metadata)
+        if access is None:
+            return None
+        verdict = self._policy.judge(access, metadata, is_local=False, prefix=GRPC_PREFIX)
+        if verdict is Verdict.NO_TOKEN:
+            return _refuse(self._policy.refusal(access, verdict, GRPC_PREFIX))
+        method = self._methods.service(handler_call_details)
+        if verdict is Verdict.ALLOWED or method is None:
+            return method
+        # Every method that changes the server is unary.
+        unary = self._for_local_peers(path, access, metadata, method.unary_unary)
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    def _for_local_peers(self, path: str, access: Access, metadata: Metadata, unary: Unary) -> Unary:
+        async def checked(body: bytes, context: Any) -> bytes:
+            local = is_local(grpc_address(context.peer()), metadata)
+            async with as_status(context):
+                verdict = self._policy.judge(access, metadata, is_local=local, prefix=GRPC_PREFIX)
+                if verdict is Verdict.REMOTE or (verdict is Verdict.READ_ONLY and CHANGES[path](body)):
+                    raise self._policy.refusal(access, Verdict.REMOTE, GRPC_PREFIX)
+            return await unary(body, context)
+
+        return checked
+
+
+def _encoded(metadata: Any) -> Metadata:
+    """As the headers that carried it; binary values are in no header that is looked at."""
+    return [(name.encode(), value.encode()) for name, value in metadata or () if isinstance(value, str)]
+
+
+def _refuse(error: RequestError) -> Any:
     """Of whatever kind the method is: no message goes either way."""
-    await context.abort(grpc.StatusCode.UNAVAILABLE, GRPC_REFUSAL)
+
+    async def refuse(_requests: Any, context: Any) -> None:
+        await abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

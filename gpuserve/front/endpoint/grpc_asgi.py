@@ -1,4 +1,4 @@
-"""The gRPC door over ASGI: methods of ``inference.GRPCInferenceService`` and ``grpc.health.v1.Health``.
+"""The gRPC door over ASGI: the methods of the inference, the health and the reflection service.
 
 Converts, calls the service, converts back. The status travels in trailers, or, where there is no
 message, in the headers (gRPC's Trailers-Only).
@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 import urllib.parse
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, NamedTuple, TypeAlias
 
 from gpuserve.errors import (
     Code,
@@ -20,10 +20,10 @@ from gpuserve.errors import (
     InvalidArgument,
     RequestError,
     ResourceExhausted,
-    Unimplemented,
 )
-from gpuserve.front.endpoint import grpc_codec, grpc_rpcs
+from gpuserve.front.endpoint import grpc_reflection, grpc_requests, grpc_responses, grpc_rpcs
 from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER, Receive, Scope, Send
+from gpuserve.front.endpoint.classification import classify
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.forwarding import HeaderForwarding
 from gpuserve.front.endpoint.grpc_framing import (
@@ -41,6 +41,7 @@ from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.endpoint.status import STATUS
 from gpuserve.front.endpoint.v2 import InferRequest
 from gpuserve.front.plane.grpc_ingest import GrpcBodyScanner
+from gpuserve_worker.memory import Block
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class GrpcDoor:
             MODEL_STREAM_INFER: self._stream_infer,
             grpc_rpcs.HEALTH_WATCH: self._health_watch,
             **dict.fromkeys(grpc_rpcs.UNARY, self._unary),
+            **dict.fromkeys(grpc_reflection.METHODS, self._reflection),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,11 +119,14 @@ class GrpcDoor:
         timeout_s = call.timeout_s
         if timeout_s is not None and (request.timeout_s is None or timeout_s < request.timeout_s):
             request.timeout_s = timeout_s
-        response = await self._watch.answer(self._service.submit(request), call.receive)
+        pending = self._service.submit(request)
+        response = await self._watch.answer(pending, call.receive)
         if response is None:
             return
+        if request.class_counts:
+            classify(response, request.class_counts, pending.spec)
         try:
-            pieces = grpc_codec.encode_infer_response(response, framed=True)
+            pieces = grpc_responses.encode_infer_response(response, framed=True)
             if len(pieces) == 1 and type(pieces[0]) is bytes:
                 await call.send(_START)
                 await call.send({"type": "http.response.body", "body": pieces[0], "more_body": False})
@@ -187,12 +192,12 @@ class GrpcDoor:
         # way; to wait for it would cost as much as to parse the message.
         nbytes = len(body) - PREFIX_NBYTES
         if body[:1] == b"\0" and int.from_bytes(body[1:PREFIX_NBYTES]) == nbytes and not call.encoding:
-            return grpc_codec.parse_infer_request(body[PREFIX_NBYTES:])
+            return grpc_requests.parse_infer_request(body[PREFIX_NBYTES:])
         if not message.get("more_body", False):
             return await self._parse(call, body)
         if not call.encoding and self._is_large(body):
             return await self._ingest(call, body)
-        whole = await _read_rest(call.receive, body, self._max_request_nbytes + PREFIX_NBYTES)
+        whole = await read_rest(call.receive, body, self._max_request_nbytes + PREFIX_NBYTES)
         return await self._parse(call, whole)
 
     async def _parse(self, call: Call, body: bytes) -> InferRequest:
@@ -201,7 +206,7 @@ class GrpcDoor:
             message = await offload(len(body), unary_message, body, limit, encoding)
         else:
             message = unary_message(body, limit)
-        return grpc_codec.parse_infer_request(message)
+        return grpc_requests.parse_infer_request(message)
 
     def _is_large(self, start: bytes) -> bool:
         """Told by the length in the first five bytes; a body that does not even begin with them is not."""
@@ -210,12 +215,8 @@ class GrpcDoor:
         return read_prefix(start, self._max_request_nbytes)[1] >= INGEST_NBYTES
 
     async def _ingest(self, call: Call, body: bytes) -> InferRequest:
-        model_of_blocks = ""
-
-        def allocate(model_name: str, nbytes: int) -> Any:
-            nonlocal model_of_blocks
-            model_of_blocks = model_name
-            return self._service.allocate(model_name, nbytes)
+        def allocate(model_name: str, nbytes: int) -> Block | None:
+            return self._service.allocate(model_name, nbytes, scanner.model_version)
 
         scanner = GrpcBodyScanner(allocate, self._max_request_nbytes)
         try:
@@ -230,24 +231,25 @@ class GrpcDoor:
             return scanner.finish()
         finally:
             # After finish() the blocks are the request's and this list is empty.
-            self._service.free(model_of_blocks, scanner.abort())
+            for block in scanner.abort():
+                block.free()
 
     async def _unknown(self, call: Call) -> None:
         # A status before the end of the request may be lost with it.
-        await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
-        raise Unimplemented(f"method {call.path[:256]!r} is not implemented by this server")
+        await read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
+        raise grpc_rpcs.unimplemented(call.path)
 
     async def _without_trailers(self, call: Call) -> None:
-        await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
+        await read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
         raise InvalidArgument(
             "a gRPC call needs the header 'te: trailers', which is missing: "
             "the client or a proxy does not speak gRPC over HTTP/2"
         )
 
     async def _unary(self, call: Call) -> None:
-        body = await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
+        body = await read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
         message = unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES, call.encoding)
-        reply = grpc_rpcs.UNARY[call.path](self._service, bytes(message))
+        reply = await grpc_rpcs.answer(call.path, self._service, bytes(message))
         with contextlib.suppress(OSError):  # the client is gone
             await call.send(_START)
             data = frame(len(reply)) + reply
@@ -255,7 +257,7 @@ class GrpcDoor:
             await call.send(_OK)
 
     async def _health_watch(self, call: Call) -> None:
-        body = await _read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
+        body = await read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
         name = grpc_rpcs.health_service(bytes(unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES)))
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._watch.add(gone, call.receive)
@@ -270,6 +272,38 @@ class GrpcDoor:
             pass
         finally:
             waiting.finish()
+
+    async def _reflection(self, call: Call) -> None:
+        try:
+            replies = grpc_reflection.replies(self._service, call.path, _messages(call))
+            await call.send(_START)
+            async for reply in replies:
+                data = frame(len(reply)) + reply
+                await call.send({"type": "http.response.body", "body": data, "more_body": True})
+            await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+            await call.send(_OK)
+        except RequestError as error:
+            await _end(call.send, error)
+        except OSError:  # the client is gone
+            pass
+
+
+async def _messages(call: Call) -> AsyncIterator[bytes]:
+    """The small messages of a stream, until its end or until the client is gone.
+
+    Raises:
+        RequestError: see ``Unframer``.
+    """
+    unframer = Unframer(grpc_reflection.MAX_REQUEST_NBYTES, call.encoding)
+    more = True
+    while more:
+        message = await call.receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        for body in unframer.feed(message.get("body", b"")):
+            yield body
+        more = message.get("more_body", False)
+    unframer.finish()
 
 
 def _call(scope: Scope, receive: Receive, send: Send) -> Call:
@@ -297,7 +331,19 @@ def _timeout_s(value: bytes) -> float | None:
     return int(digits) * unit
 
 
-async def _read_rest(receive: Receive, body: bytes, limit_nbytes: int) -> bytes:
+def encoding_of(scope: Scope) -> str:
+    """The compression of a call's messages; "" for identity."""
+    encoding: bytes = dict(scope["headers"]).get(b"grpc-encoding", b"identity")
+    return "" if encoding == b"identity" else encoding.decode("latin-1")
+
+
+async def read_rest(receive: Receive, body: bytes, limit_nbytes: int) -> bytes:
+    """The body from what was read of it on.
+
+    Raises:
+        ResourceExhausted: it is larger than the limit.
+        CancelledError: the client went away.
+    """
     parts = [body]
     nbytes = len(body)
     while True:

@@ -17,15 +17,15 @@ PREFIX_NBYTES: Final = 5
 IDENTITY: Final = "identity"
 #: What the server answers in ``grpc-accept-encoding``.
 ACCEPTED_ENCODINGS: Final = "identity, deflate, gzip"
-_PREFIX: Final = struct.Struct(">BI")
-_WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
+PREFIX: Final = struct.Struct(">BI")
+WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def frame(nbytes: int) -> bytes:
     """The five bytes before an uncompressed message of ``nbytes``."""
-    return _PREFIX.pack(0, nbytes)
+    return PREFIX.pack(0, nbytes)
 
 
 def read_prefix(prefix: Buffer, limit_nbytes: int, encoding: str = IDENTITY) -> tuple[bool, int]:
@@ -35,7 +35,7 @@ def read_prefix(prefix: Buffer, limit_nbytes: int, encoding: str = IDENTITY) -> 
         InvalidArgument: the flag is neither 0 nor 1, or says compressed where the call names no encoding.
         ResourceExhausted: the message is larger than ``limit_nbytes``.
     """
-    flag, nbytes = _PREFIX.unpack_from(prefix)
+    flag, nbytes = PREFIX.unpack_from(prefix)
     if flag > 1:
         raise InvalidArgument(f"a gRPC message starts with a flag of 0 or 1, got {flag}")
     if flag and encoding == IDENTITY:
@@ -55,7 +55,7 @@ def check_encoding(encoding: str) -> str:
         Unimplemented: it cannot.
     """
     encoding = encoding or IDENTITY
-    if encoding != IDENTITY and encoding not in _WINDOW_BITS:
+    if encoding != IDENTITY and encoding not in WINDOW_BITS:
         raise Unimplemented(
             f"grpc-encoding '{encoding[:64]}' is not supported, expected one of {ACCEPTED_ENCODINGS}"
         )
@@ -124,7 +124,7 @@ class Unframer:
         if self._buffer:
             expected = PREFIX_NBYTES
             if len(self._buffer) >= PREFIX_NBYTES:
-                expected += _PREFIX.unpack_from(self._buffer)[1]
+                expected += PREFIX.unpack_from(self._buffer)[1]
             raise truncated(len(self._buffer), expected)
 
 
@@ -135,7 +135,7 @@ def decompress(message: Buffer, encoding: str, limit_nbytes: int) -> bytes:
         InvalidArgument: it is not what the encoding says, or it is cut.
         ResourceExhausted: it is larger than ``limit_nbytes`` once unpacked; no more than that is unpacked.
     """
-    inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
+    inflater = zlib.decompressobj(WINDOW_BITS[encoding])
     try:
         plain = inflater.decompress(message, limit_nbytes + 1)
     except zlib.error:

@@ -1,7 +1,7 @@
 """The replies of the small RPCs as protobuf messages: liveness, readiness, metadata, repository index.
 
-Plain arguments in, messages out. Inference is in ``grpc_codec``; what the answers are is the
-service's to decide.
+Plain arguments in, messages out. Inference is in ``grpc_requests`` and ``grpc_responses``;
+what the answers are is the service's to decide.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One ``ModelStreamInfer`` call, whichever door carries it: requests go in as they come, framed messages
 come out as answers are there. Knows the service and the codec; no ASGI and no grpc here.
 
-Answers of models that give one are sent in the order of their requests; the responses of decoupled
-models as they are produced. An error of a request is a message, and the stream goes on, unless the client
-asked for ``strict_errors``: then the first one ends the call with its status.
+Answers of models that give one, and refusals, are sent in the order of their requests; the responses of
+decoupled models as they are produced. An error of a request is a message, and the stream goes on, unless
+the client asked for ``strict_errors``: then the first one ends the call with its status.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from gpuserve.errors import RequestError, Unavailable
-from gpuserve.front.endpoint.grpc_codec import Piece, parse_infer_request
+from gpuserve.front.endpoint.classification import classify
+from gpuserve.front.endpoint.grpc_requests import infer_message, infer_request
+from gpuserve.front.endpoint.grpc_responses import Piece
 from gpuserve.front.endpoint.grpc_stream_codec import empty_final, stream_error, stream_response
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
@@ -33,10 +35,10 @@ STRICT_ERRORS: Final = "triton_grpc_error"
 class _Ordered:
     """A request whose one answer waits until those before it have been sent."""
 
-    __slots__ = ("answer", "request")
+    __slots__ = ("answer", "pending")
 
-    def __init__(self, request: InferRequest) -> None:
-        self.request = request
+    def __init__(self, pending: PendingRequest) -> None:
+        self.pending = pending
         self.answer: InferResponse | RequestError | None = None
 
 
@@ -51,7 +53,8 @@ class InferStream:
         self._forwarded = forwarded
         self._strict_errors = strict_errors
         self._pending: set[PendingRequest] = set()
-        self._ordered: deque[_Ordered] = deque()
+        #: In the order of the requests; the message of one that was refused waits as it is.
+        self._ordered: deque[_Ordered | list[Piece]] = deque()
         self._outbox: deque[tuple[list[Piece], InferResponse | None]] = deque()
         self._unread_nbytes = 0
         self._has_room = asyncio.Event()
@@ -66,14 +69,19 @@ class InferStream:
         """One serialised ``ModelInferRequest``. Whatever is wrong with it is answered on the stream."""
         if self._ended:
             return
-        request = None
+        message: Any = None
         try:
-            request = parse_infer_request(body)
+            message = infer_message(body)
+            request = infer_request(message, message.raw_input_contents)
             if self._forwarded:
                 request.parameters.update(self._forwarded)
             self._submit(request)
         except RequestError as error:
-            self._refuse(request, error, named=False)
+            if self._strict_errors:
+                self.fail(error)
+                return
+            self._ordered.append(stream_error(message, error, named=False))
+            self._flush_ordered()
 
     async def wait_for_room(self) -> None:
         """Until the client has read enough of its answers to be asked for more requests."""
@@ -170,9 +178,13 @@ class InferStream:
 
     def _submit(self, request: InferRequest) -> None:
         decoupled = self._service.model(request.model_name, request.model_version).spec.decoupled
-        pending = self._service.submit(request, self._on_response if decoupled else None)
+
+        def on_response(response: InferResponse) -> None:
+            self._on_response(pending, response)
+
+        pending = self._service.submit(request, on_response if decoupled else None)
         self._pending.add(pending)
-        ordered = None if decoupled else _Ordered(request)
+        ordered = None if decoupled else _Ordered(pending)
         if ordered is not None:
             self._ordered.append(ordered)
 
@@ -181,13 +193,13 @@ class InferStream:
 
         pending.answer.add_done_callback(on_answer)
 
-    def _on_response(self, response: InferResponse) -> None:
+    def _on_response(self, pending: PendingRequest, response: InferResponse) -> None:
         """One response of a decoupled model; more may follow."""
         try:
-            self._put(stream_response(response, final=False), response)
+            self._put(_message(pending, response, final=False), response)
         except RequestError as error:  # the model put something into it that gRPC cannot carry
             response.close()
-            self._put(stream_error(None, error, named=False))
+            self._put(stream_error(pending.request, error, named=False))
 
     def _on_answer(
         self, pending: PendingRequest, ordered: _Ordered | None, answer: asyncio.Future[Any]
@@ -209,24 +221,45 @@ class InferStream:
 
     def _end_stream(self, request: InferRequest, error: RequestError | None) -> None:
         if error is not None:
-            self._refuse(request, error, named=True)
+            self._refuse(request, error)
         elif request.empty_final:
             self._put(empty_final(request))
 
     def _flush_ordered(self) -> None:
-        while self._ordered and (answer := self._ordered[0].answer) is not None:
-            request = self._ordered.popleft().request
-            if isinstance(answer, RequestError):
-                self._refuse(request, answer, named=True)
-                continue
-            try:
-                self._put(stream_response(answer, final=True), answer)
-            except RequestError as error:
-                answer.close()
-                self._refuse(request, error, named=True)
+        while self._ordered:
+            first = self._ordered[0]
+            if isinstance(first, list):
+                self._ordered.popleft()
+                self._put(first)
+            elif first.answer is None:
+                return
+            else:
+                self._ordered.popleft()
+                self._give(first.pending, first.answer)
 
-    def _refuse(self, request: InferRequest | None, error: RequestError, *, named: bool) -> None:
+    def _give(self, pending: PendingRequest, answer: InferResponse | RequestError) -> None:
+        if isinstance(answer, RequestError):
+            self._refuse(pending.request, answer)
+            return
+        try:
+            self._put(_message(pending, answer, final=True), answer)
+        except RequestError as error:
+            answer.close()
+            self._refuse(pending.request, error)
+
+    def _refuse(self, request: InferRequest, error: RequestError) -> None:
         if self._strict_errors:
             self.fail(error)
         else:
-            self._put(stream_error(request, error, named=named))
+            self._put(stream_error(request, error, named=True))
+
+
+def _message(pending: PendingRequest, response: InferResponse, *, final: bool) -> list[Piece]:
+    """A response as the client has asked for it.
+
+    Raises:
+        RequestError: it cannot be had so, or not over gRPC; the response is the caller's to close.
+    """
+    if pending.request.class_counts:
+        classify(response, pending.request.class_counts, pending.spec)
+    return stream_response(response, final=final)

@@ -6,13 +6,13 @@ Pure: bytes out. ``ModelStreamInferResponse`` has two fields, ``error_message`` 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import RequestError
-from gpuserve.front.endpoint.grpc_codec import Piece, check_size, response_parts, varint
 from gpuserve.front.endpoint.grpc_framing import frame
+from gpuserve.front.endpoint.grpc_responses import Piece, check_size, response_parts, varint
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
 
 FINAL_RESPONSE: Final = "triton_final_response"
@@ -48,13 +48,16 @@ def empty_final(request: InferRequest) -> list[Piece]:
     return stream_response(named, final=True)
 
 
-def stream_error(request: InferRequest | None, error: RequestError, *, named: bool) -> list[Piece]:
-    """An error that leaves the stream open; ``named`` says which model as well as which request."""
+def stream_error(request: Any, error: RequestError, *, named: bool) -> list[Piece]:
+    """An error that leaves the stream open. ``request`` is the request, or the message that became none; None
+    where there was no message either. ``named``: the request was accepted, and this is its last response.
+    """
     message = pb.ModelStreamInferResponse(error_message=str(error))
     if request is not None:
         message.infer_response.id = request.id
         if named:
             message.infer_response.model_name = request.model_name
             message.infer_response.model_version = request.model_version
+            message.infer_response.parameters[FINAL_RESPONSE].bool_param = True
     encoded: bytes = message.SerializeToString()
     return [frame(len(encoded)), encoded]

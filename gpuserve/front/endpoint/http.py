@@ -9,16 +9,29 @@ import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from gpuserve.errors import Code, InvalidArgument, RequestError, ResourceExhausted
-from gpuserve.front.endpoint import http_bodies, http_codec, http_encoding, routes
+from gpuserve.errors import Code, RequestError, ResourceExhausted, Unimplemented
+from gpuserve.front.endpoint import (
+    http_bodies,
+    http_codec,
+    http_encoding,
+    routes,
+    statistics_codec,
+)
 from gpuserve.front.endpoint.asgi import Receive, Scope, Send
+from gpuserve.front.endpoint.classification import classify
 from gpuserve.front.endpoint.closing_peers import Peer
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
+from gpuserve.front.endpoint.docs_page import NOSNIFF, page
 from gpuserve.front.endpoint.forwarding import HeaderForwarding
+from gpuserve.front.endpoint.http_encoding import IDENTITY
 from gpuserve.front.endpoint.http_generate import GenerateDoor
 from gpuserve.front.endpoint.http_header import OutputForm
+from gpuserve.front.endpoint.http_regions import region_endpoints
+from gpuserve.front.endpoint.http_repository import repository_endpoints
+from gpuserve.front.endpoint.http_settings import settings_endpoints
 from gpuserve.front.endpoint.model_config import model_config, model_config_body
 from gpuserve.front.endpoint.offload import offload
+from gpuserve.front.endpoint.openapi import Description
 from gpuserve.front.endpoint.response_body import send_body
 from gpuserve.front.endpoint.routes import Endpoint, Refusal, Route
 from gpuserve.front.endpoint.service import EXTENSIONS, InferenceService
@@ -28,12 +41,11 @@ from gpuserve.front.plane.http_ingest import HttpBodyScanner
 
 logger = logging.getLogger(__name__)
 
-#: The bodies of all endpoints but inference are a few names at most.
-SMALL_BODY_NBYTES: Final = 4 << 20
 #: As many digits as 64 bits have; a length of more is not parsed, and the body counted as it comes.
 _MAX_LENGTH_DIGITS: Final = 20
 _METRICS_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _GENERATE: Final = frozenset({Endpoint.MODEL_GENERATE, Endpoint.MODEL_GENERATE_STREAM})
+_NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -53,7 +65,14 @@ class HttpDoor:
         self._forwarding = forwarding
         self._watch = watch
         self._max_request_nbytes = max_request_nbytes
+        self._description = Description(service.name, service.version)
         self._generate = GenerateDoor(service, watch, max_request_nbytes)
+        #: By the body of their answer.
+        self._controls = {
+            **settings_endpoints(service),
+            **repository_endpoints(service),
+            **region_endpoints(service),
+        }
         self._endpoints: dict[Endpoint, Callable[[Route, Receive], Awaitable[Answer]]] = {
             Endpoint.SERVER_METADATA: self._server_metadata,
             Endpoint.SERVER_LIVE: self._server_live,
@@ -61,13 +80,19 @@ class HttpDoor:
             Endpoint.MODEL_METADATA: self._model_metadata,
             Endpoint.MODEL_READY: self._model_ready,
             Endpoint.MODEL_CONFIG: self._model_config,
-            Endpoint.REPOSITORY_INDEX: self._repository_index,
+            Endpoint.MODEL_STATISTICS: self._model_statistics,
             Endpoint.METRICS: self._metrics,
+            **dict.fromkeys(self._controls, self._control),
+            Endpoint.OPENAPI: self._openapi,
+            Endpoint.DOCS: self._docs,
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Whatever goes wrong is its answer; the connection and the others go on."""
-        route = routes.match(scope["method"], raw_path(scope))
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve one request."""
+        return self.serve(routes.match(scope["method"], raw_path(scope)), scope, receive, send)
+
+    async def serve(self, route: Route | Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the request of a route. Whatever goes wrong is its answer; the connection goes on."""
         try:
             if isinstance(route, Refusal):
                 await _send(send, _refusal(route))
@@ -97,18 +122,20 @@ class HttpDoor:
     # ---- inference ------------------------------------------------------------------------
 
     async def _infer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = _headers(scope)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
         request, form = await self._read_request(route, headers, receive)
         if self._forwarding is not None:
             self._forwarding.add_to(request, scope["headers"])
-        peer = _peer(scope)
-        response = await self._watch.answer(self._service.submit(request), receive, peer)
+        pending = self._service.submit(request)
+        response = await self._watch.answer(pending, receive, _peer(scope))
         if response is None:
             return
+        if request.class_counts:
+            classify(response, request.class_counts, pending.spec)
         try:
             answer_headers, pieces = http_codec.encode_infer_response(response, form)
-            coding = http_encoding.negotiate(headers.get(b"accept-encoding", b"").decode("latin-1"))
-            if coding != http_encoding.IDENTITY:
+            accepted = headers.get(b"accept-encoding")
+            if accepted and (coding := http_encoding.negotiate(accepted.decode("latin-1"))) != IDENTITY:
                 nbytes, compress = sum(map(len, pieces)), http_encoding.compress
                 answer_headers, pieces = await offload(nbytes, compress, coding, answer_headers, pieces)
             await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
@@ -134,16 +161,20 @@ class HttpDoor:
         self, route: Route, headers: dict[bytes, bytes], receive: Receive
     ) -> tuple[InferRequest, OutputForm]:
         driver = self._service.model(route.model_name, route.model_version)
-        coding = http_encoding.request_coding(headers.get(b"content-encoding", b"").decode("latin-1"))
+        if driver.spec.decoupled:
+            raise Unimplemented(f"{_NO_STREAM}: model '{driver.spec.name}' gives any number of responses")
+        encoding = headers.get(b"content-encoding")
+        coding = http_encoding.request_coding(encoding.decode("latin-1")) if encoding else IDENTITY
         header_length = headers.get(_HEADER_LENGTH)
         text = None if header_length is None else header_length.decode("latin-1")
         message = await _next(receive)
         body = message.get("body", b"")
         if message.get("more_body", False):
             return await self._ingest(route, headers, text, coding, body, receive)
-        self._check_size(len(body))
+        if len(body) > self._max_request_nbytes:
+            raise _too_large(len(body), self._max_request_nbytes)
         plain: bytes | memoryview = body
-        if coding != http_encoding.IDENTITY:
+        if coding != IDENTITY:
             limit = self._max_request_nbytes
             plain = await offload(len(body), http_encoding.decompress, coding, body, limit)
         return http_codec.parse_infer_request(route.model_name, route.model_version, plain, text, driver.spec)
@@ -157,16 +188,17 @@ class HttpDoor:
         body: bytes,
         receive: Receive,
     ) -> tuple[InferRequest, OutputForm]:
-        identity = coding == http_encoding.IDENTITY
+        driver = self._service.model(route.model_name, route.model_version)
+        identity = coding == IDENTITY
         length = headers.get(b"content-length", b"") if identity else b""
         scanner = HttpBodyScanner(
             route.model_name,
             route.model_version,
             header_length,
             int(length) if length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS else None,
-            self._service.allocate,
+            lambda _, nbytes: driver.allocate(nbytes),
             self._max_request_nbytes,
-            self._service.model(route.model_name).spec,
+            driver.spec,
         )
         inflater = None if identity else http_encoding.Decompressor(coding, self._max_request_nbytes)
         blocks = scanner.blocks
@@ -184,15 +216,9 @@ class HttpDoor:
                 inflater.finish()
             finished = scanner.finish()
         except BaseException:
-            self._service.free(route.model_name, blocks)
+            driver.free(blocks)
             raise
         return finished
-
-    def _check_size(self, nbytes: int) -> None:
-        if nbytes > self._max_request_nbytes:
-            raise ResourceExhausted(
-                f"a request body of {nbytes} bytes is over the limit of {self._max_request_nbytes} bytes"
-            )
 
     # ---- everything else ------------------------------------------------------------------
 
@@ -228,23 +254,27 @@ class HttpDoor:
 
     async def _model_config(self, route: Route, receive: Receive) -> Answer:
         spec = self._service.model(route.model_name, route.model_version).spec
-        return _json(200, model_config_body(model_config(spec)))
+        versions = [one.version for one in self._service.served_versions(spec.name)]
+        return _json(200, model_config_body(model_config(spec, versions)))
 
-    async def _repository_index(self, route: Route, receive: Receive) -> Answer:
-        body = b""
-        more = True
-        while more:
-            message = await _next(receive)
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > SMALL_BODY_NBYTES:
-                raise InvalidArgument(f"the request body is over the limit of {SMALL_BODY_NBYTES} bytes")
-        entries = self._service.repository_index(http_bodies.parse_repository_index(body))
-        return _json(200, http_bodies.repository_index_body(entries))
+    async def _model_statistics(self, route: Route, receive: Receive) -> Answer:
+        entries = self._service.statistics(route.model_name, route.model_version)
+        return _json(200, statistics_codec.json_body(entries))
 
     async def _metrics(self, route: Route, receive: Receive) -> Answer:
-        page = self._service.metrics_page.render()
+        page = await self._service.metrics_page.page()
         return 200, [_METRICS_TYPE, (b"content-length", b"%d" % len(page))], page
+
+    async def _control(self, route: Route, receive: Receive) -> Answer:
+        return _json(200, await self._controls[route.endpoint](route, receive))
+
+    async def _openapi(self, route: Route, receive: Receive) -> Answer:
+        described = self._description.body(driver.spec for driver in self._service.models())
+        status, headers, body = _json(200, described)
+        return status, [*headers, NOSNIFF], body
+
+    async def _docs(self, route: Route, receive: Receive) -> Answer:
+        return 200, list(page().headers), page().body
 
 
 def raw_path(scope: Scope) -> bytes:
@@ -271,6 +301,10 @@ async def _next(receive: Receive) -> dict[str, Any]:
     return message
 
 
+def _too_large(nbytes: int, limit_nbytes: int) -> ResourceExhausted:
+    return ResourceExhausted(f"a request body of {nbytes} bytes is over the limit of {limit_nbytes} bytes")
+
+
 def _json(status: int, body: bytes) -> Answer:
     return status, http_bodies.json_headers(body), body
 
@@ -279,7 +313,7 @@ def _failure(error: RequestError) -> Answer:
     status, headers, body = _json(STATUS[error.code][0], http_bodies.error_body(str(error)))
     if error.code is Code.UNAVAILABLE:
         headers.append((b"retry-after", b"1"))
-    elif error.code is Code.UNIMPLEMENTED:
+    elif isinstance(error, http_encoding.UnsupportedCoding):
         headers.append(http_encoding.ACCEPT_ENCODING)
     return status, headers, body
 

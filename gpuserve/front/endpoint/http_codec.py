@@ -27,7 +27,8 @@ from gpuserve.front.endpoint.http_header import (
 )
 from gpuserve.front.endpoint.http_json import compact, tensor_json
 from gpuserve.front.endpoint.limits import shown
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.front.endpoint.tensor_parameters import OutputsAsked
+from gpuserve.front.endpoint.v2 import Data, InferRequest, InferResponse, InputTensor, OutputTensor
 from gpuserve.spec import ModelSpec
 from gpuserve_worker.tensor import BYTES, ITEMSIZE, TensorSpec, element_count
 
@@ -128,7 +129,7 @@ def raw_header(
     prefix = nbytes.to_bytes(4, "little") if declared.datatype == BYTES else b""
     batch = (1,) if spec.max_batch_size > 0 else ()
     one = HeaderInput(declared.name, declared.datatype, batch + shape, len(prefix) + nbytes)
-    return InferHeader("", {}, None, 0, (one,), (), OutputForm(everything=True)), prefix
+    return InferHeader("", {}, None, 0, (one,), OutputsAsked(), OutputForm(everything=True)), prefix
 
 
 def encode_infer_response(
@@ -142,7 +143,9 @@ def encode_infer_response(
     pieces: list[bytes | memoryview] = [b""]
     entries: list[str] = []
     for output in response.outputs:
-        if form.everything or output.name in form.names:
+        if output.placed:
+            entries.append(_placed_entry(output))
+        elif form.everything or output.name in form.names:
             entries.append(_binary_entry(output.name, output.datatype, output.shape, len(output.data)))
             pieces.append(output.data)
         else:
@@ -186,14 +189,16 @@ def _cut_inputs(
     header: InferHeader, body: bytes | memoryview, start: int, model_name: str
 ) -> list[InputTensor]:
     inputs: list[InputTensor] = []
-    for name, datatype, shape, nbytes, inline in header.inputs:
-        data: bytes | memoryview = inline
+    for name, datatype, shape, nbytes, inline, place in header.inputs:
+        data: Data = inline
         if nbytes is not None:
             end = start + nbytes
             if end > len(body):
                 raise missing_data(name, end - len(body), model_name)
             data = _slice(body, start, end)
             start = end
+        elif place is not None:
+            data = place.again()
         inputs.append(InputTensor(name, datatype, shape, data))
     if start != len(body):
         raise surplus_data(model_name)
@@ -259,6 +264,11 @@ def _binary_entry(name: str, datatype: str, shape: tuple[int, ...], nbytes: int)
 def _json_entry(output: OutputTensor) -> str:
     data = tensor_json(output.data, output.datatype, output.shape, output.name)
     return f'{_tensor_members(output.name, output.datatype, output.shape)}"data":{data}}}'
+
+
+def _placed_entry(output: OutputTensor) -> str:
+    """Of a tensor in the client's region nothing is said but what it is."""
+    return f"{_tensor_members(output.name, output.datatype, output.shape).removesuffix(',')}}}"
 
 
 def _tensor_members(name: str, datatype: str, shape: tuple[int, ...]) -> str:

@@ -21,15 +21,19 @@ _WINDOW_BITS: Final[dict[str, int]] = {"gzip": 31, "deflate": 15}
 _LEVEL: Final = 1
 
 
+class UnsupportedCoding(Unimplemented):
+    """A request body in a coding that this server does not read."""
+
+
 def request_coding(content_encoding: str | None) -> str:
     """The coding of a request body: "identity", "gzip" or "deflate".
 
     Raises:
-        Unimplemented: any other; answer it with the ``ACCEPT_ENCODING`` header.
+        UnsupportedCoding: any other; answer it with the ``ACCEPT_ENCODING`` header.
     """
     coding = (content_encoding or IDENTITY).strip().lower().removeprefix("x-") or IDENTITY
     if coding != IDENTITY and coding not in _WINDOW_BITS:
-        raise Unimplemented("Unsupported compression type")
+        raise UnsupportedCoding("Unsupported compression type")
     return coding
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import Internal, InvalidArgument, RequestError, Unimplemented
+from gpuserve.errors import Internal, InvalidArgument, RequestError
 from gpuserve.front.endpoint.http_json import (
     MAX_INT64,
+    TOO_FEW,
+    TOO_MANY,
     described,
     loads,
     member,
@@ -21,7 +23,16 @@ from gpuserve.front.endpoint.http_json import (
     unsigned,
 )
 from gpuserve.front.endpoint.limits import shown
-from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
+from gpuserve.front.endpoint.sequence_parameters import SEQUENCE_KEYS, json_sequence
+from gpuserve.front.endpoint.tensor_parameters import (
+    REGION,
+    Kinds,
+    OutputsAsked,
+    class_count,
+    region_slice,
+    regions_of,
+)
+from gpuserve.front.endpoint.v2 import NOTHING, InferRequest, InputTensor, RegionSlice, Sequence
 from gpuserve_worker.tensor import ITEMSIZE
 
 #: Clients send the same few bytes before their binary tensors again and again; headers up to this
@@ -29,6 +40,9 @@ from gpuserve_worker.tensor import ITEMSIZE
 REMEMBERED_NBYTES: Final = 1024
 _REMEMBERED: Final = 512
 
+_OWN_PARAMETERS: Final = SEQUENCE_KEYS | {"priority", "timeout", "binary_data_output"}
+_KINDS: Final = Kinds("a string", "an unsigned integer")
+_EXACT: Final = frozenset({TOO_FEW, TOO_MANY})
 _DATA_FIELDS: Final = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 
 
@@ -44,13 +58,20 @@ class OutputForm(NamedTuple):
 
 
 class HeaderInput(NamedTuple):
-    """One input: ``nbytes`` of binary data after the JSON, or (None) the bytes that the JSON held."""
+    """One input: ``nbytes`` of binary data after the JSON, or (None) the bytes that the JSON held, or the
+    place in a region.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     nbytes: int | None
     inline: bytes = b""
+    place: RegionSlice | None = None
+
+    def own_data(self) -> bytes | RegionSlice:
+        """The data of an input without binary data, for one request."""
+        return self.inline if self.place is None else self.place.again()
 
 
 class InferHeader(NamedTuple):
@@ -61,21 +82,32 @@ class InferHeader(NamedTuple):
     timeout_s: float | None
     priority: int
     inputs: tuple[HeaderInput, ...]
-    outputs: tuple[str, ...]
+    outputs: OutputsAsked
     form: OutputForm
+    in_regions: bool = False
+    sequence: Sequence | None = None
 
     def request(self, model_name: str, model_version: str, inputs: list[InputTensor]) -> InferRequest:
         """The request for a model, once the data of its inputs is there."""
-        return InferRequest(
+        names, placements, class_counts = self.outputs
+        request = InferRequest(
             model_name,
             model_version,
             self.request_id,
             dict(self.parameters),
             inputs,
-            self.outputs,
+            names,
             self.timeout_s,
             self.priority,
+            False,
+            NOTHING,
+            class_counts,
+            self.sequence,
         )
+        if placements or self.in_regions:  # each request has its own: the regions' numbers are written there
+            request.placements = {name: one.again() for name, one in placements.items()}
+            request.regions = regions_of(inputs, request.placements)
+        return request
 
 
 def read_header(text: bytes) -> InferHeader:
@@ -84,21 +116,23 @@ def read_header(text: bytes) -> InferHeader:
     Raises:
         InvalidArgument: malformed JSON, or a member that breaks the protocol.
         Internal: a negative dimension (the protocol's reference answers so).
-        Unimplemented: shared memory regions, classification.
     """
     document = typed(loads(text), dict, "the request")
     parameters = typed(document.get("parameters", {}), dict, "'parameters'")
     entries = member(document, "inputs", list)
     outputs = typed(document.get("outputs", []), list, "'outputs'")
-    names, form = _read_outputs(outputs, _flag(parameters, "binary_data_output"))
+    asked, form = _read_outputs(outputs, _flag(parameters, "binary_data_output"))
+    inputs = tuple(_read_input(entry, position) for position, entry in enumerate(entries))
     return InferHeader(
         typed(document.get("id", ""), str, "'id'"),
         _custom_parameters(parameters),
         _timeout_s(parameters),
         unsigned(parameters.get("priority", 0), "'priority'"),
-        tuple(_read_input(entry, position) for position, entry in enumerate(entries)),
-        names,
+        inputs,
+        asked,
         form,
+        any(one.place is not None for one in inputs),
+        json_sequence(parameters),
     )
 
 
@@ -114,6 +148,8 @@ def header_for(model_name: str, text: bytes, *, binary: bool) -> InferHeader:
     try:
         return _remembered_header(text) if binary and len(text) <= REMEMBERED_NBYTES else read_header(text)
     except RequestError as error:
+        if str(error) in _EXACT:
+            raise
         raise type(error)(f"{error} (in a request for model '{shown(model_name)}')") from None
 
 
@@ -130,11 +166,9 @@ def _read_input(entry: Any, position: int) -> HeaderInput:
     count = _element_count(shape, datatype, said)
     parameters = typed(entry.get("parameters", {}), dict, f"'parameters' of input '{said}'")
     source = _data_source(entry, parameters, said)
-    if source == "shared_memory_region":
-        raise Unimplemented(
-            f"input '{said}' lies in a shared memory region, which this server does not read yet; "
-            "send its data in the request"
-        )
+    place = region_slice(parameters, name, _KINDS) if parameters else None
+    if place is not None:
+        return HeaderInput(name, datatype, shape, None, b"", place)
     if source == "binary_data_size":
         return HeaderInput(
             name, datatype, shape, unsigned(parameters[source], f"'{source}' of input '{said}'")
@@ -178,7 +212,7 @@ def _element_count(shape: tuple[int, ...], datatype: str, name: str) -> int:
 
 def _data_source(entry: dict[str, Any], parameters: dict[str, Any], name: str) -> str:
     given = ["data"] if "data" in entry else []
-    given += [field for field in ("binary_data_size", "shared_memory_region") if field in parameters]
+    given += [field for field in ("binary_data_size", REGION) if field in parameters]
     if len(given) == 1:
         return given[0]
     found = " ".join(["set", *(f"'{field}'" for field in given)]) if given else "no field is set"
@@ -187,32 +221,35 @@ def _data_source(entry: dict[str, Any], parameters: dict[str, Any], name: str) -
     )
 
 
-def _read_outputs(entries: list[Any], everything: bool) -> tuple[tuple[str, ...], OutputForm]:
+def _read_outputs(entries: list[Any], everything: bool) -> tuple[OutputsAsked, OutputForm]:
     """The outputs asked for. One that is listed is JSON unless it says otherwise itself."""
     if not entries:
-        return (), OutputForm(everything=everything)
+        return OutputsAsked(), OutputForm(everything=everything)
     names: list[str] = []
     binary: list[str] = []
+    placements: dict[str, RegionSlice] = {}
+    class_counts: dict[str, int] = {}
     for position, entry in enumerate(entries):
         typed(entry, dict, f"'outputs[{position}]'")
         name = _named(entry, "output", position)
-        said = shown(name)
-        parameters = typed(entry.get("parameters", {}), dict, f"'parameters' of output '{said}'")
-        _refuse_unimplemented(parameters, said)
+        parameters = typed(entry.get("parameters", {}), dict, f"'parameters' of output '{shown(name)}'")
         names.append(name)
+        if (place := region_slice(parameters, name, _KINDS)) is not None:
+            placements[name] = place
+        if count := class_count(parameters, name, _KINDS):
+            class_counts[name] = count
+            _check_not_placed(name, place)
         if _flag(parameters, "binary_data"):
             binary.append(name)
-    return tuple(names), OutputForm(frozenset(binary))
+    return OutputsAsked(tuple(names), placements, class_counts), OutputForm(frozenset(binary))
 
 
-def _refuse_unimplemented(parameters: dict[str, Any], name: str) -> None:
-    if "shared_memory_region" in parameters:
-        raise Unimplemented(
-            f"output '{name}' is wanted in a shared memory region, which this server does not write yet; "
-            "take it from the response"
+def _check_not_placed(name: str, place: RegionSlice | None) -> None:
+    if place is not None:
+        raise InvalidArgument(
+            "Output can't set both 'shared_memory_region' and 'classification', "
+            f"as output '{shown(name)}' does"
         )
-    if "classification" in parameters:
-        raise Unimplemented(f"classification of output '{name}' is wanted, which this server does not do yet")
 
 
 def _flag(parameters: dict[str, Any], key: str) -> bool:
@@ -228,7 +265,7 @@ def _custom_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters meant for the model, without those that the protocol reads itself."""
     custom: dict[str, Any] = {}
     for key, value in parameters.items():
-        if key not in {"priority", "timeout", "binary_data_output"}:
+        if key not in _OWN_PARAMETERS:
             custom[key] = _custom_parameter(key, value)
     return custom
 

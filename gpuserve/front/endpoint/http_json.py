@@ -26,6 +26,9 @@ MAX_DEPTH: Final = 100
 #: Larger data has the binary form.
 MAX_JSON_NBYTES: Final = 64 << 20
 TOO_DEEP: Final = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
+#: Clients compare these with the whole text of an answer, so nothing can be added to them.
+TOO_FEW: Final = "Failed to parse 'data' field: shape does not match true shape"
+TOO_MANY: Final = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 MAX_INT64: Final = (1 << 63) - 1
 
 #: A JSON string, or an unterminated one up to the end: it always matches at a quote, so the scan is
@@ -39,7 +42,15 @@ _SCAN_NBYTES: Final = 1 << 20
 _KINDS: Final[dict[type, str]] = {bool: "boolean", str: "string", list: "array", dict: "object"}
 _NO_JSON_DATA: Final = frozenset({"FP16", "BF16"})
 
+_MALFORMED: Final = "failed to parse the request JSON buffer: "
+
 T = TypeVar("T")
+
+
+class DuplicateKey(InvalidArgument):
+    """An object has this key twice."""
+
+    key = ""
 
 
 def loads(text: bytes) -> Any:
@@ -140,12 +151,7 @@ def tensor_bytes(data: list[Any], datatype: str, count: int, name: str) -> bytes
         )
     elements = _flatten(data, name)
     if len(elements) != count:
-        problem = (
-            "Failed to parse 'data' field: shape does not match true shape"
-            if len(elements) < count
-            else "Unable to parse 'data': Shape does not match true shape of 'data' field"
-        )
-        raise InvalidArgument(f"{problem}, expected {count} elements for input '{name}', got {len(elements)}")
+        raise InvalidArgument(TOO_FEW if len(elements) < count else TOO_MANY)
     return _ENCODERS[datatype](elements, datatype, name) if elements else b""
 
 
@@ -170,7 +176,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise _malformed(f"key {described(twice)} is given twice in one object")
+        error = DuplicateKey(f"{_MALFORMED}key {described(twice)} is given twice in one object")
+        error.key = twice
+        raise error
     return members
 
 
@@ -182,7 +190,7 @@ _utf8_text: Final[Callable[[Any], str]] = json.JSONEncoder(ensure_ascii=False, s
 
 
 def _malformed(detail: str) -> InvalidArgument:
-    return InvalidArgument(f"failed to parse the request JSON buffer: {detail}")
+    return InvalidArgument(f"{_MALFORMED}{detail}")
 
 
 def _check_surrogates(document: Any) -> None:
@@ -201,14 +209,17 @@ def _flatten(data: list[Any], name: str) -> list[Any]:
     return data
 
 
-def _check_types(elements: list[Any], allowed: set[type], expected: str, name: str) -> None:
-    """One pass in C over the elements' types; the culprit is looked up only where there is one."""
+def _check_types(elements: list[Any], allowed: set[type], tried: str, expected: str, name: str) -> None:
+    """One pass in C over the elements' types; the culprit is looked up only where there is one.
+
+    ``tried`` is Triton's word for what was expected, which clients look for.
+    """
     if set(map(type, elements)) <= allowed:
         return
     position = next(i for i, element in enumerate(elements) if type(element) not in allowed)
     raise InvalidArgument(
-        f"'data' of input '{name}' must hold {expected}, "
-        f"but element {position} is {described(elements[position])}"
+        f"Unable to parse 'data' of input '{name}': attempt to access JSON non-{tried}: "
+        f"it must hold {expected}, but element {position} is {described(elements[position])}"
     )
 
 
@@ -229,7 +240,8 @@ def _booleans(elements: list[Any], _datatype: str, name: str) -> bytes:
 
 
 def _integers(elements: list[Any], datatype: str, name: str) -> bytes:
-    _check_types(elements, {int}, f"{datatype} integers", name)
+    sign = "unsigned" if datatype.startswith("U") else "signed"
+    _check_types(elements, {int}, f"{sign}-integer as {sign}-integer", f"{datatype} integers", name)
     limits = np.iinfo(numpy_dtype(datatype))
     for value in (min(elements), max(elements)):
         if not limits.min <= value <= limits.max:
@@ -241,7 +253,7 @@ def _integers(elements: list[Any], datatype: str, name: str) -> bytes:
 
 
 def _floats(elements: list[Any], datatype: str, name: str) -> bytes:
-    _check_types(elements, {int, float}, f"{datatype} numbers", name)
+    _check_types(elements, {int, float}, "number as double", f"{datatype} numbers", name)
     try:
         wide = np.array(elements, dtype=np.float64)
     except OverflowError:
@@ -257,7 +269,7 @@ def _floats(elements: list[Any], datatype: str, name: str) -> bytes:
 
 
 def _strings(elements: list[Any], _datatype: str, name: str) -> bytes:
-    _check_types(elements, {str}, "strings", name)
+    _check_types(elements, {str}, "string as string", "strings", name)
     return encode_bytes(elements)
 
 

@@ -6,36 +6,60 @@ Pure. What the configuration leaves out of ``ModelSpec`` (queue limits in bytes,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from gpuserve.ensemble_spec import StepSpec
 from gpuserve.front.endpoint.http_json import compact
+from gpuserve.front.endpoint.sequence_config import rate_limiter, sequence_batching
+from gpuserve.rate_spec import NO_RATE, RateSpec
 from gpuserve.spec import InstanceSpec, ModelSpec, PolicySpec
 from gpuserve_worker.tensor import BYTES, TensorSpec
 
 BACKEND: Final = "python"
+#: The platform of what has no backend.
+ENSEMBLE: Final = "ensemble"
 _CUDA: Final = "cuda:"
+#: What a step says that takes whichever version is the latest.
+_LATEST: Final = -1
 
 
-def model_config(spec: ModelSpec) -> Any:
-    """The ``ModelConfig`` message of a model. Shapes are without the batch axis where the model batches."""
+def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
+    """The ``ModelConfig`` message of a model. Shapes are without the batch axis where the model batches.
+
+    ``versions`` are those that are served, where they are more than this one.
+    """
+    files = {one.output: one.filename for one in spec.labels}
     config = pb.ModelConfig(
         name=spec.name,
-        platform=BACKEND,
-        backend=BACKEND,
+        platform=ENSEMBLE if spec.is_ensemble else BACKEND,
+        backend="" if spec.is_ensemble else BACKEND,
         max_batch_size=spec.max_batch_size,
         input=[_input(one) for one in spec.inputs],
-        output=[_output(one) for one in spec.outputs],
+        output=[_output(one, files.get(one.name, "")) for one in spec.outputs],
         instance_group=_instance_groups(spec.name, spec.instances),
     )
-    config.version_policy.specific.versions.append(spec.version)
+    config.version_policy.specific.versions.extend(versions or (spec.version,))
     config.model_transaction_policy.decoupled = spec.decoupled
     config.response_cache.enable = spec.response_cache
-    if spec.max_batch_size > 0 and spec.batching.merge:
+    if spec.is_ensemble:
+        config.ensemble_scheduling.step.extend(_step(one) for one in spec.steps)
+    elif spec.in_sequences:
+        config.sequence_batching.CopyFrom(sequence_batching(spec))
+    elif spec.max_batch_size > 0 and spec.batching.merge:
         config.dynamic_batching.CopyFrom(_dynamic_batching(spec))
     return config
+
+
+def _step(step: StepSpec) -> Any:
+    return pb.ModelEnsembling.Step(
+        model_name=step.model,
+        model_version=step.version or _LATEST,
+        input_map=dict(step.inputs),
+        output_map=dict(step.outputs),
+    )
 
 
 def model_config_body(config: Any) -> bytes:
@@ -76,22 +100,29 @@ def _input(spec: TensorSpec) -> Any:
     return pb.ModelInput(name=spec.name, data_type=data_type, dims=spec.shape, optional=spec.optional)
 
 
-def _output(spec: TensorSpec) -> Any:
-    return pb.ModelOutput(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape)
+def _output(spec: TensorSpec, label_filename: str) -> Any:
+    return pb.ModelOutput(
+        name=spec.name,
+        data_type=_data_type(spec.datatype),
+        dims=spec.shape,
+        label_filename=label_filename,
+    )
 
 
 def _instance_groups(model_name: str, instances: tuple[InstanceSpec, ...]) -> list[Any]:
-    """One group a device. A single group has the model's name, several are numbered."""
-    counts: dict[str, int] = {}
+    """One group a device and rate. A single group has the model's name, several are numbered."""
+    counts: dict[tuple[str, RateSpec], int] = {}
     for one in instances:
-        counts[one.device] = counts.get(one.device, 0) + 1
+        counts[one.device, one.rate] = counts.get((one.device, one.rate), 0) + 1
     groups = []
-    for number, (device, count) in enumerate(counts.items()):
+    for number, ((device, rate), count) in enumerate(counts.items()):
         name = model_name if len(counts) == 1 else f"{model_name}_{number}"
         group = pb.ModelInstanceGroup(name=name, count=count, kind=pb.ModelInstanceGroup.KIND_CPU)
         if device.startswith(_CUDA):
             group.kind = pb.ModelInstanceGroup.KIND_GPU
             group.gpus.append(int(device.removeprefix(_CUDA)))
+        if rate != NO_RATE:
+            group.rate_limiter.CopyFrom(rate_limiter(rate))
         groups.append(group)
     return groups
 

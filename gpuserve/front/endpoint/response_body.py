@@ -14,6 +14,9 @@ MESSAGE_NBYTES: Final = 2 << 20
 
 async def send_body(send: Send, pieces: Sequence[bytes | memoryview]) -> None:
     """Send the pieces one after the other as one body, and end it."""
+    if len(pieces) == 1 and type(pieces[0]) is bytes and len(pieces[0]) <= MESSAGE_NBYTES:
+        await send({"type": "http.response.body", "body": pieces[0], "more_body": False})
+        return
     parts = _parts(pieces)
     part = next(parts)
     for following in parts:

@@ -5,28 +5,47 @@ A door (``http``, ``grpc_asgi``, ``grpc_aio``) converts, calls this, and convert
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from gpuserve import __version__
-from gpuserve.errors import InvalidArgument, NotFound
+from gpuserve.errors import InvalidArgument, NotFound, RequestError, Unavailable
+from gpuserve.front.driver import Driver
+from gpuserve.front.endpoint.classification import classify
 from gpuserve.front.endpoint.limits import shown
+from gpuserve.front.endpoint.model_table import ModelTable, version_number
 from gpuserve.front.endpoint.v2 import IndexEntry, InferRequest, InferResponse
-from gpuserve.front.metrics import MetricsPage, ModelMetrics
-from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.front.log_control import LogControl
+from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.metrics_page import MetricsPage
+from gpuserve.front.plane.blocks import free_body
+from gpuserve.front.plane.regions import RegionTable
+from gpuserve.front.repository_control import RepositoryControl
 from gpuserve.front.scheduler.flights import OnResponse, PendingRequest
+from gpuserve.front.statistics import StatisticsEntry
+from gpuserve.front.tracing.control import TraceControl
 from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Block
 
 #: What this server does of the extensions; the words are Triton's.
 EXTENSIONS: Final = (
+    "classification",
+    "sequence",
     "model_repository",
+    "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
+    "statistics",
+    "trace",
+    "logging",
 )
 PLATFORM: Final = "python"
+ENSEMBLE_PLATFORM: Final = "ensemble"
 
 
 class ModelMetadata(NamedTuple):
@@ -53,7 +72,15 @@ class InferenceService:
         self.name = name
         self.version = __version__
         self.metrics_page = MetricsPage(self._metrics, __version__, cache_nbytes)
-        self._models: dict[str, ModelDriver] = {}
+        #: What clients can read and change of tracing and of the log. The front puts its own here.
+        self.trace = TraceControl(self.models)
+        self.log = LogControl()
+        self.repository = RepositoryControl()
+        #: The shared memory that clients have registered; the front puts its own here.
+        self.regions = RegionTable()
+        self._table = ModelTable()
+        #: The table's own; that a request without a version needs one look-up is worth a second name.
+        self._latest = self._table.latest
         self._attached: set[str] = set()
         self._serving = False
         self._draining = False
@@ -73,8 +100,13 @@ class InferenceService:
         """Whether the server as a whole takes requests: every model of its own has a live instance.
 
         A model of an attached program does not count: no other program can take the server out of service.
+        Nor does an ensemble, which is ready when the models of its steps are.
         """
-        own = [driver for name, driver in self._models.items() if name not in self._attached]
+        own = [
+            driver
+            for driver in self._table.all()
+            if driver.spec.instances and driver.spec.name not in self._attached
+        ]
         return self._serving and not self._draining and all(driver.ready for driver in own)
 
     @property
@@ -83,14 +115,14 @@ class InferenceService:
         return self._draining
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether a model takes requests; false, not an error, for one that does not exist.
+        """Whether a model takes requests; false, not an error, for one that does not exist or is not loaded.
 
         Raises:
             InvalidArgument: the version is no number.
         """
         try:
             driver = self.model(name, version)
-        except NotFound:
+        except (NotFound, Unavailable):
             return False
         return driver.ready and not self._draining
 
@@ -104,31 +136,42 @@ class InferenceService:
             case "startup":
                 return self._serving
         prefix, _, model = service.partition("/")
-        if prefix == "model" and model in self._models:
-            return self._models[model].ready and not self._draining
-        return None
+        if prefix != "model" or not self._table.is_known(model):
+            return None
+        driver = self._latest.get(model)
+        return driver is not None and driver.ready and not self._draining
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
-        """The declaration of a model.
+        """The declaration of a version, the latest where none is named, and the versions that are ready.
 
         Raises:
-            NotFound, InvalidArgument: no such model or version.
+            NotFound, InvalidArgument, Unavailable: no such model or version, or it is not loaded.
         """
         driver = self.model(name, version)
-        return ModelMetadata(driver.spec, (str(driver.spec.version),), PLATFORM)
+        versions = () if version else self._table.ready_versions(name)
+        platform = ENSEMBLE_PLATFORM if driver.spec.is_ensemble else PLATFORM
+        return ModelMetadata(driver.spec, versions or (str(driver.spec.version),), platform)
 
     def repository_index(self, ready_only: bool) -> list[IndexEntry]:
-        """Every model with its state."""
-        entries = [
-            IndexEntry(
-                name,
-                str(driver.spec.version),
-                "READY" if driver.ready else "UNAVAILABLE",
-                "" if driver.ready else "no live instance",
-            )
-            for name, driver in sorted(self._models.items())
-        ]
-        return [one for one in entries if one.state == "READY" or not ready_only]
+        """Every version of every model with its state."""
+        return [one for one in self._table.index() if one.state == "READY" or not ready_only]
+
+    def statistics(self, name: str, version: str) -> list[StatisticsEntry]:
+        """What became of the requests of a model, or of a version of it; of all models where ``name`` is "".
+
+        Raises:
+            InvalidArgument: no such model or version, or the version is not a positive integer.
+        """
+        number = version and str(version_number(name, version))
+        found = [one for one in self.models() if name in ("", one.spec.name)]
+        if name and not found:
+            raise InvalidArgument(f"requested model '{shown(name)}' is not available")
+        if name and number:
+            found = [one for one in found if str(one.spec.version) == number]
+            if not found:
+                raise InvalidArgument(f"requested model version is not available for model '{shown(name)}'")
+        found.sort(key=lambda driver: (driver.spec.name, driver.spec.version))
+        return [driver.metrics.statistics_entry() for driver in found]
 
     # ---- inference ------------------------------------------------------------------------
 
@@ -136,61 +179,98 @@ class InferenceService:
         """Run one request.
 
         Raises:
-            RequestError: see ``ModelDriver.infer``; NotFound where the model does not exist.
+            RequestError: see ``submit``; or the request was late, or the callable failed.
         """
-        return await self.model(request.model_name, request.model_version).infer(request)
+        pending = self.submit(request)
+        try:
+            response: InferResponse = await pending.answer
+        except asyncio.CancelledError:
+            pending.take_back()
+            raise
+        if request.class_counts:
+            classify(response, request.class_counts, pending.spec)
+        return response
 
     def submit(self, request: InferRequest, on_response: OnResponse | None = None) -> PendingRequest:
-        """Queue one request, to be awaited by its ``answer``; see ``ModelDriver.submit``."""
-        return self.model(request.model_name, request.model_version).submit(request, on_response)
+        """Queue one request, to be awaited by its ``answer``; see ``Driver.submit``.
 
-    def allocate(self, model_name: str, nbytes: int) -> Block | None:
-        """Memory in the model's arena for a large input whose bytes arrive; None: keep it on the heap."""
-        driver = self._models.get(model_name)
-        return None if driver is None else driver.allocate(nbytes)
-
-    def free(self, model_name: str, blocks: list[Block]) -> None:
-        """Take back what ``allocate`` gave for a request that came to nothing."""
-        driver = self._models.get(model_name)
-        if driver is not None:
-            driver.free(blocks)
-
-    def model(self, name: str, version: str = "") -> ModelDriver:
-        """The model of that name; an empty version means the newest.
+        The regions it names stay until it is through.
 
         Raises:
-            NotFound: no such model, or no such version of it.
-            InvalidArgument: the version is not a positive integer.
+            RequestError: it is wrong or refused; its body is freed.
         """
-        driver = self._models.get(name)
-        if driver is None:
-            raise NotFound(f"Request for unknown model: '{shown(name)}' is not found")
-        if version and _version_number(name, version) != driver.spec.version:
-            raise NotFound(
-                f"Request for unknown model: '{shown(name)}' version {shown(version)} is not found, "
-                f"only version {driver.spec.version} is"
-            )
-        return driver
+        try:
+            driver = self.model(request.model_name, request.model_version)
+            if request.regions:
+                self.regions.pin(request)
+        except RequestError:
+            free_body(request)
+            raise
+        if not request.regions:
+            return driver.submit(request, on_response)
+        try:
+            return driver.submit(request, on_response)
+        except BaseException:
+            self.regions.unpin(request)
+            raise
+
+    def allocate(self, model_name: str, nbytes: int, model_version: str = "") -> Block | None:
+        """Memory in the model's arena for a large input whose bytes arrive; None: keep it on the heap."""
+        try:
+            return self.model(model_name, model_version).allocate(nbytes)
+        except RequestError:  # said once the request is complete
+            return None
+
+    def model(self, name: str, version: str = "") -> Driver:
+        """The version of a model; an empty one means the highest that is ready.
+
+        Raises:
+            NotFound, Unavailable, InvalidArgument: see ``ModelTable.find``.
+        """
+        driver = None if version else self._latest.get(name)
+        return self._table.find(name, version) if driver is None else driver
 
     # ---- what the supervisor says ---------------------------------------------------------
 
-    def add_model(self, driver: ModelDriver, attached: bool = False) -> None:
-        """A model exists from now on, of this server or of an attached program."""
-        self._models[driver.spec.name] = driver
+    def add_model(self, driver: Driver, attached: bool = False) -> None:
+        """A version exists from now on, of a model of this server or of an attached program."""
+        name = driver.spec.name
         if attached:
-            self._attached.add(driver.spec.name)
+            self._attached.add(name)
+        self.serve_model(name, [*self._table.of(name), driver])
+
+    def remove_model(self, driver: Driver) -> None:
+        """A version is no more; its driver is the caller's to close."""
+        name = driver.spec.name
+        self.serve_model(name, [one for one in self._table.of(name) if one is not driver])
+        if not self._table.of(name):
+            self._attached.discard(name)
+
+    def served_versions(self, name: str) -> list[ModelSpec]:
+        """The declarations of the versions of a model that are served, the highest last."""
+        return [driver.spec for driver in self._table.of(name)]
+
+    def serve_model(self, name: str, drivers: Iterable[Driver]) -> None:
+        """These, and no others, are the versions of a model from now on."""
+        self._table.serve(name, drivers)
+        if self._draining:
+            for driver in self._table.of(name):
+                driver.stop_accepting()
         self.changed()
 
-    def remove_model(self, name: str) -> ModelDriver | None:
-        """A model is no more; its driver is the caller's to close."""
-        driver = self._models.pop(name, None)
-        self._attached.discard(name)
+    def model_states(self, name: str, states: Sequence[tuple[int, str, str]]) -> None:
+        """What the index says of the versions of a model; see ``messages.ModelStates``."""
+        self._table.set_states(name, states)
         self.changed()
-        return driver
 
-    def models(self) -> Iterable[ModelDriver]:
-        """Every model."""
-        return self._models.values()
+    def instance_changed(self, driver: Driver) -> None:
+        """An instance of a version came up, or went down."""
+        self._table.refresh(driver.spec.name)
+        self.changed()
+
+    def models(self) -> Iterable[Driver]:
+        """Every version of every model that gets requests."""
+        return self._table.all()
 
     def serving(self) -> None:
         """Every model of the start is loaded."""
@@ -200,7 +280,7 @@ class InferenceService:
     def drain(self) -> None:
         """Not ready from now on; nothing new is taken."""
         self._draining = True
-        for driver in self._models.values():
+        for driver in self._table.all():
             driver.stop_accepting()
         self.changed()
 
@@ -222,25 +302,4 @@ class InferenceService:
             callback()
 
     def _metrics(self) -> Iterable[ModelMetrics]:
-        return [driver.metrics for driver in self._models.values()]
-
-
-def _version_number(name: str, version: str) -> int:
-    """A version of the model ``name`` as sent on the wire.
-
-    Raises:
-        InvalidArgument: not a positive integer.
-    """
-    try:
-        number = int(version)
-    except ValueError:
-        raise InvalidArgument(
-            f"failed to get model version from specified version string '{shown(version)}' "
-            f"(details: stol), version should be an integral value > 0 for model '{name}'"
-        ) from None
-    if number <= 0:
-        raise InvalidArgument(
-            f"invalid model version specified '{shown(version)}' , version should be an integral value > 0 "
-            f"for model '{name}'"
-        )
-    return number
+        return [driver.metrics for driver in self._table.all()]

@@ -9,6 +9,8 @@ from gpuserve.errors import Code
 STATUS: Final[dict[Code, tuple[int, int]]] = {
     Code.INVALID_ARGUMENT: (400, 3),
     Code.NOT_FOUND: (404, 5),
+    Code.ALREADY_EXISTS: (400, 6),
+    Code.PERMISSION_DENIED: (403, 7),
     Code.UNAVAILABLE: (503, 14),
     Code.RESOURCE_EXHAUSTED: (413, 8),
     Code.DEADLINE_EXCEEDED: (504, 4),

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve_worker.memory import Block
+from gpuserve_worker.payloads import Sequence as Sequence  # noqa: PLC0414 - exported
 
 #: What a request without any of something has of it.
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -21,31 +22,29 @@ class RegionSlice:
 
     ``region`` is the name that the client gave it; ``offset`` counts from where the region begins. Its length
     is that of a tensor's data elsewhere. ``number`` is what the region is known by to workers, once the
-    request has been found to name one that there is; before that it is 0, which none has.
+    request has been found to name one that there is; before that it is 0, which none has. So is it with
+    ``on_device``, which says that the region is CUDA memory.
     """
 
-    __slots__ = ("nbytes", "number", "offset", "region")
+    __slots__ = ("nbytes", "number", "offset", "on_device", "region")
 
     def __init__(self, region: str, offset: int, nbytes: int) -> None:
         self.region = region
         self.offset = offset
         self.nbytes = nbytes
         self.number = 0
+        self.on_device = False
 
     def __len__(self) -> int:
         return self.nbytes
 
+    def again(self) -> RegionSlice:
+        """The same place for another request."""
+        return RegionSlice(self.region, self.offset, self.nbytes)
+
 
 #: The bytes of a tensor in wire layout: in heap memory, already in the model's arena, or the client's own.
 Data: TypeAlias = bytes | memoryview | Block | RegionSlice
-
-
-class Sequence(NamedTuple):
-    """Which sequence a request belongs to: its correlation id, and whether it is its first, its last."""
-
-    id: int | str
-    start: bool
-    end: bool
 
 
 class InputTensor:
@@ -88,6 +87,9 @@ class InferRequest:
         "timeout_s",
     )
 
+    #: Of how many ensembles, one within the other, it is a step.
+    depth: int = 0
+
     def __init__(
         self,
         model_name: str,
@@ -119,6 +121,12 @@ class InferRequest:
         self.regions = regions
 
 
+class StepRequest(InferRequest):
+    """One step of an ensemble's request, which was accepted before."""
+
+    __slots__ = ("depth",)
+
+
 class OutputTensor:
     """One output of a response; ``data`` is row-major, BYTES length-prefixed.
 
@@ -146,20 +154,22 @@ class InferResponse:
     """One response. ``model_version`` is the decimal version, never empty; ``id`` echoes the request's.
 
     The outputs' memory may belong to a worker's output arena: whoever writes the response calls
-    ``close()`` when the bytes have been copied out, exactly once.
+    ``close()`` when the bytes have been copied out, exactly once. ``memory`` is that arena.
     """
 
-    __slots__ = ("_on_close", "id", "model_name", "model_version", "outputs", "parameters")
+    __slots__ = ("_on_close", "id", "memory", "model_name", "model_version", "outputs", "parameters")
 
     def __init__(
         self,
         model_name: str,
         model_version: str,
         request_id: str,
-        parameters: dict[str, Any],
+        parameters: Mapping[str, Any],
         outputs: list[OutputTensor],
         on_close: Any = None,
+        memory: Any = None,
     ) -> None:
+        self.memory = memory
         self.model_name = model_name
         self.model_version = model_version
         self.id = request_id

@@ -28,7 +28,7 @@ from gpuserve.front.endpoint.limits import (
     shown_names,
     shown_shape,
 )
-from gpuserve.front.endpoint.v2 import Data, InferRequest, InputTensor
+from gpuserve.front.endpoint.v2 import Data, InferRequest, InputTensor, RegionSlice
 from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Block
 from gpuserve_worker.tensor import BYTES, ITEMSIZE, TensorSpec, element_count
@@ -285,9 +285,20 @@ class _InputCheck:
         )
 
     def _check_bytes(self, data: Data, count: int) -> None:
+        if isinstance(data, RegionSlice):
+            self._check_room(len(data), count)
+            return
         view = data.view if isinstance(data, Block) else memoryview(data)
         if not holds_elements(view, count):
             raise InvalidArgument(self._bytes_problem(view, count))
+
+    def _check_room(self, nbytes: int, count: int) -> None:
+        """What is in a region is for the worker to look at; here, whether it can be that many elements."""
+        if nbytes < 4 * count or (nbytes and not count):
+            raise InvalidArgument(
+                f"expected {count} string elements for inference {self._where}, got {nbytes} bytes of shared "
+                "memory, which cannot hold them"
+            )
 
     def _bytes_problem(self, view: memoryview, count: int) -> str:
         """What is wrong with a BYTES payload; an element is four bytes of length and so many bytes."""
@@ -315,6 +326,8 @@ class _InputCheck:
         return f"expected {count} string elements for inference {self._where}, got {seen}"
 
     def _check_bool(self, data: Data) -> None:
+        if isinstance(data, RegionSlice):  # its worker looks
+            return
         view = data.view if isinstance(data, Block) else data
         largest = int(np.frombuffer(view, dtype=np.uint8).max(initial=0))
         if largest > 1:

@@ -1,34 +1,53 @@
 """Puts the tensors of a batch where its worker finds them: inside the message when they are small,
-side by side in the model's arena otherwise. A large request alone in its batch stays where it is.
+side by side in the model's arena otherwise. A large request alone in its batch stays where it is. What lies
+in a client's region is not touched: its worker copies it to its place in the arena, or reads it where it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from gpuserve.front.endpoint.v2 import Data, InferRequest
+from gpuserve.front.endpoint.v2 import Data, InferRequest, RegionSlice
+from gpuserve.front.links import WorkerLink
+from gpuserve.front.plane.output_memory import LentBlock
 from gpuserve_worker.memory import Arena, Block
-from gpuserve_worker.wire import INLINE_NBYTES, Payload, Ref, WireTensor
+from gpuserve_worker.tensor import BYTES, element_count
+from gpuserve_worker.wire import INLINE_NBYTES, Fill, Loan, Payload, Place, Ref, WireTensor
+
+#: Datatypes whose bytes have to be looked at before they are an input, for which they are copied first.
+_CHECKED: Final = frozenset({BYTES, "BOOL"})
 
 
 class Gathered(NamedTuple):
     """A batch's tensors, and the blocks that the batch owns until its worker is done with them.
 
     ``in_place`` blocks still belong to the one request of the batch: the worker sees the very bytes
-    that a retry would need.
+    that a retry would need. ``fills`` is what the worker copies out of regions first.
+    ``with_regions`` are the requests that have a tensor in a region, be it an input or an output.
     """
 
     tensors: tuple[WireTensor, ...]
     blocks: list[Block]
     in_place: bool
+    fills: tuple[Fill, ...] = ()
+    with_regions: Sequence[InferRequest] = ()
 
 
-def gather(requests: Sequence[InferRequest], rows: int, batched: bool, nbytes: int, arena: Arena) -> Gathered:
+def gather(
+    requests: Sequence[InferRequest],
+    rows: int,
+    batched: bool,
+    nbytes: int,
+    arena: Arena,
+    link: WorkerLink,
+    read_only: bool = False,
+) -> Gathered:
     """The inputs of the requests, concatenated by rows.
 
     All requests have the same inputs in the same order, with the same inner shapes (``merge_key``).
-    ``rows`` is the batch's sum of rows, ``nbytes`` that of its bytes.
+    ``rows`` is the batch's sum of rows, ``nbytes`` that of its bytes. Where inputs are ``read_only``, a
+    region that is the whole of one may be read where it is.
 
     Raises:
         OutOfMemory: the arena has no room; nothing stays allocated.
@@ -36,19 +55,22 @@ def gather(requests: Sequence[InferRequest], rows: int, batched: bool, nbytes: i
     first = requests[0]
     blocks: list[Block] = []
     tensors: list[WireTensor] = []
+    fills: list[Fill] = []
     in_place = False
+    with_regions = [one for one in requests if one.regions]
     try:
         for position, tensor in enumerate(first.inputs):
             parts = [one.inputs[position].data for one in requests] if len(requests) > 1 else [tensor.data]
             payload: Payload
-            if nbytes <= INLINE_NBYTES:
+            if nbytes <= INLINE_NBYTES and not with_regions:
                 payload = b"".join([_view(part) for part in parts])
-            elif len(parts) == 1 and isinstance(parts[0], Block):
-                in_place = True
-                payload = Ref(parts[0].segment, parts[0].offset, parts[0].nbytes)
+            elif len(parts) == 1 and (found := _as_it_is(parts[0], tensor.datatype, link, read_only)):
+                in_place = in_place or isinstance(parts[0], Block)
+                payload = found
             else:
                 block = _join(parts, arena)
                 blocks.append(block)
+                fills += _fills(requests, position, block, link)
                 payload = Ref(block.segment, block.offset, block.nbytes)
             shape = (rows, *tensor.shape[1:]) if batched else tensor.shape
             tensors.append(WireTensor(tensor.name, tensor.datatype, shape, payload))
@@ -56,11 +78,46 @@ def gather(requests: Sequence[InferRequest], rows: int, batched: bool, nbytes: i
         for block in blocks:
             arena.free(block)
         raise
-    return Gathered(tuple(tensors), blocks, in_place)
+    return Gathered(tuple(tensors), blocks, in_place, tuple(fills), with_regions)
 
 
 def _view(data: Data) -> bytes | memoryview:
+    if type(data) is bytes:  # as nearly all are that this is called for
+        return data
+    assert not isinstance(data, RegionSlice), "the front has no view of a region"
     return data.view if isinstance(data, Block) else data
+
+
+def _as_it_is(data: Data, datatype: str, link: WorkerLink, read_only: bool) -> Payload | None:
+    """Where the worker finds a tensor that nobody has to move; None where it has to be."""
+    if isinstance(data, RegionSlice):
+        if read_only and datatype not in _CHECKED and not data.on_device:
+            return Place(data.number, data.offset, data.nbytes)
+    elif isinstance(data, LentBlock):
+        if read_only or not data.shared:
+            return data.lend(link)
+    elif isinstance(data, Block):
+        return Ref(data.segment, data.offset, data.nbytes)
+    return None
+
+
+def _fills(requests: Sequence[InferRequest], position: int, block: Block, link: WorkerLink) -> list[Fill]:
+    """What the worker copies into a block that the front has left out."""
+    fills = []
+    offset = block.offset
+    for number, request in enumerate(requests):
+        tensor = request.inputs[position]
+        data = tensor.data
+        source: Place | Loan | None = None
+        if isinstance(data, RegionSlice):
+            source = Place(data.number, data.offset, data.nbytes)
+        elif isinstance(data, LentBlock):
+            source = data.lend(link)
+        if source is not None:
+            elements = element_count(tensor.shape)
+            fills.append(Fill(number, tensor.datatype, elements, block.segment, offset, source))
+        offset += len(data)
+    return fills
 
 
 def _join(parts: Sequence[Data], arena: Arena) -> Block:
@@ -68,6 +125,7 @@ def _join(parts: Sequence[Data], arena: Arena) -> Block:
     view, position = block.view, 0
     for part in parts:
         end = position + len(part)
-        view[position:end] = _view(part)
+        if not isinstance(part, RegionSlice | LentBlock):  # which its worker puts there
+            view[position:end] = _view(part)
         position = end
     return block

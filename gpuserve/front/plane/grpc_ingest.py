@@ -20,8 +20,9 @@ from typing import Final, TypeAlias
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.endpoint.grpc_codec import LARGE_NBYTES, decode, infer_request
 from gpuserve.front.endpoint.grpc_framing import PREFIX_NBYTES, read_prefix, surplus, truncated
+from gpuserve.front.endpoint.grpc_requests import decode, infer_request
+from gpuserve.front.endpoint.grpc_responses import LARGE_NBYTES
 from gpuserve.front.endpoint.limits import MAX_INPUTS, MAX_NAME_NBYTES
 from gpuserve.front.endpoint.v2 import Data, InferRequest
 from gpuserve_worker.memory import Block
@@ -29,6 +30,7 @@ from gpuserve_worker.memory import Block
 #: A request within the caps has far fewer fields at its top level; each costs a few steps in Python.
 MAX_FIELDS: Final = 8192
 _MODEL_NAME_TAG: Final = 1 << 3 | 2
+_MODEL_VERSION_TAG: Final = 2 << 3 | 2
 _RAW_TAG: Final = 7 << 3 | 2
 _LONGEST_VARINT: Final = 10
 
@@ -60,6 +62,8 @@ class GrpcBodyScanner:
         self._limit_nbytes = limit_nbytes
         self._header = bytearray()
         self._raws: list[Data] = []
+        #: As far as it is known yet.
+        self.model_version = ""
         self._model_name = ""
         self._blocks_model_name = ""
         self._chunk = memoryview(b"")
@@ -128,9 +132,9 @@ class GrpcBodyScanner:
                 continue
             self._header += token
             depth += (tag & 7 == WireType.GROUP) - (tag & 7 == WireType.END_GROUP)
-            yield from self._field(tag, is_model_name=tag == _MODEL_NAME_TAG and not depth)
+            yield from self._field(tag, is_ours=not depth)
 
-    def _field(self, tag: int, *, is_model_name: bool) -> _Walk:
+    def _field(self, tag: int, *, is_ours: bool) -> _Walk:
         """What follows a tag goes to the header as it is; protobuf judges it in the end."""
         header = self._header
         match tag & 7:
@@ -141,14 +145,20 @@ class GrpcBodyScanner:
             case WireType.LENGTH:
                 nbytes = yield from self._varint(header)
                 yield from self._copy(nbytes, header.extend)
-                if is_model_name and nbytes <= MAX_NAME_NBYTES:
-                    self._model_name = header[len(header) - nbytes :].decode("utf-8", "replace")
+                if is_ours and tag in (_MODEL_NAME_TAG, _MODEL_VERSION_TAG) and nbytes <= MAX_NAME_NBYTES:
+                    self._note_model(tag, header[len(header) - nbytes :].decode("utf-8", "replace"))
             case WireType.FIXED32:
                 yield from self._copy(4, header.extend)
             case WireType.GROUP | WireType.END_GROUP:
                 pass
             case wire_type:
                 raise _malformed(f"a field has wire type {wire_type}")
+
+    def _note_model(self, tag: int, text: str) -> None:
+        if tag == _MODEL_NAME_TAG:
+            self._model_name = text
+        else:
+            self.model_version = text
 
     def _raw(self) -> _Walk:
         """One entry of ``raw_input_contents``: to a block, or to the heap."""

@@ -240,7 +240,10 @@ class HttpBodyScanner:
         filled = iter(self._tensors)
         inputs = [
             InputTensor(
-                one.name, one.datatype, one.shape, one.inline if one.nbytes is None else next(filled).result()
+                one.name,
+                one.datatype,
+                one.shape,
+                one.own_data() if one.nbytes is None else next(filled).result(),
             )
             for one in header.inputs
         ]

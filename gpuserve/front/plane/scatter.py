@@ -7,11 +7,12 @@ been written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from gpuserve.errors import Internal, RequestError, request_error
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, OutputTensor
+from gpuserve.front.endpoint.v2 import NOTHING, InferRequest, InferResponse, OutputTensor
 from gpuserve.front.links import WorkerLink
 from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire
@@ -19,6 +20,8 @@ from gpuserve_worker.tensor import BYTES, ITEMSIZE, element_count
 
 #: What came for one request; None: nothing this time.
 Answer: TypeAlias = InferResponse | RequestError | None
+#: As many as there may be requests.
+_NO_PARAMETERS: Final = itertools.repeat(NOTHING)
 _Outputs: TypeAlias = list[OutputTensor] | wire.WireFailure | None
 
 
@@ -80,11 +83,24 @@ def scatter(
     on_close = None
     if blocks or on_gone is not None:
         on_close = _Lease(link, blocks, len(batch), on_gone).release
-    version = str(spec.version)
+    parameters: Iterable[Mapping[str, Any]] = _NO_PARAMETERS
+    if message.parameters:
+        parameters = _parameters(message.parameters, len(batch))
     return [
-        _answer(spec, version, pending.request, outputs, on_close)
-        for pending, outputs in zip(batch, per_request, strict=True)
+        _answer(spec, link, pending.request, outputs, given, on_close)
+        for pending, outputs, given in zip(batch, per_request, parameters, strict=False)
     ]
+
+
+def _parameters(given: tuple[dict[str, Any], ...], count: int) -> tuple[dict[str, Any], ...]:
+    """The parameters of each response, which the callable set."""
+    if len(given) != count:
+        raise ValueError(f"parameters of {len(given)} responses to {count} requests")
+    for one in given:
+        for key, value in one.items():
+            if not isinstance(key, str) or not isinstance(value, bool | int | float | str):
+                raise ValueError(f"a response parameter that is a {type(value).__name__}")
+    return given
 
 
 def _responses(
@@ -104,9 +120,10 @@ def _responses(
 
 def _answer(
     spec: ModelSpec,
-    version: str,
+    link: WorkerLink,
     request: InferRequest,
     outputs: _Outputs,
+    parameters: Mapping[str, Any],
     on_close: Callable[[], None] | None,
 ) -> Answer:
     if outputs is None:
@@ -125,7 +142,18 @@ def _answer(
                 on_close()
             return Internal(f"model {spec.name!r} did not return the requested output {missing[0]!r}")
         outputs = [by_name[name] for name in request.outputs]
-    return InferResponse(spec.name, version, request.id, {}, outputs, on_close)
+    if request.placements:
+        _check_placed(request, outputs)
+    return InferResponse(
+        spec.name, str(spec.version), request.id, parameters, outputs, on_close, link.outputs
+    )
+
+
+def _check_placed(request: InferRequest, outputs: Sequence[OutputTensor]) -> None:
+    """An output lies in the client's region if, and only if, that was asked for."""
+    for output in outputs:
+        if output.placed is not (output.name in request.placements):
+            raise ValueError(f"output {output.name!r} is not where it was asked to be")
 
 
 def _blocks(tensors: Sequence[wire.WireTensor]) -> tuple[tuple[int, int], ...]:
@@ -135,7 +163,13 @@ def _blocks(tensors: Sequence[wire.WireTensor]) -> tuple[tuple[int, int], ...]:
 def _data(tensor: wire.WireTensor, link: WorkerLink) -> bytes | memoryview:
     """The bytes of a tensor, which must be as many as its shape and datatype say."""
     payload = tensor.payload
-    data = payload if isinstance(payload, bytes) else link.outputs.view(*payload)
+    data: bytes | memoryview
+    if isinstance(payload, bytes):
+        data = payload
+    elif isinstance(payload, wire.Ref):
+        data = link.outputs.view(*payload)
+    else:
+        raise ValueError(f"output {tensor.name!r} is in memory that is not the worker's")
     itemsize = ITEMSIZE[tensor.datatype]
     if itemsize and len(data) != itemsize * element_count(tensor.shape):
         raise ValueError(
@@ -145,13 +179,15 @@ def _data(tensor: wire.WireTensor, link: WorkerLink) -> bytes | memoryview:
 
 
 def _whole(tensor: wire.WireTensor, link: WorkerLink) -> OutputTensor:
+    if isinstance(tensor.payload, wire.Place):
+        return OutputTensor(tensor.name, tensor.datatype, tensor.shape, b"", placed=True)
     return OutputTensor(tensor.name, tensor.datatype, tensor.shape, _data(tensor, link))
 
 
 def _cut(tensors: Sequence[wire.WireTensor], rows: list[int], link: WorkerLink) -> list[Any]:
-    """Tensors of the whole batch as a list of tensors for each request."""
+    """Tensors of the whole batch, none of them in a region, as a list of tensors for each request."""
     if len(rows) == 1:
-        return [[_whole(tensor, link) for tensor in tensors]]
+        return [[OutputTensor(one.name, one.datatype, one.shape, _data(one, link)) for one in tensors]]
     cut: list[list[OutputTensor]] = [[] for _ in rows]
     for tensor in tensors:
         if not tensor.shape or tensor.shape[0] != sum(rows):

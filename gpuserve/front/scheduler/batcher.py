@@ -23,9 +23,12 @@ Every request that was accepted is in exactly one place, at any time::
 from __future__ import annotations
 
 import operator
-from typing import Final, NamedTuple
+from collections.abc import Collection
+from typing import Final
 
-from gpuserve.errors import RequestError, Unavailable
+from gpuserve.errors import RequestError
+from gpuserve.front.scheduler import refusals
+from gpuserve.front.scheduler.interface import SchedulerStatistics
 from gpuserve.front.scheduler.levels import request_queue
 from gpuserve.front.scheduler.queue import (
     IllegalTransition,
@@ -49,30 +52,6 @@ __all__ = [
 
 
 _ENQUEUED_AT: Final = operator.attrgetter("enqueued_at")
-
-
-class SchedulerStatistics(NamedTuple):
-    """A moment of a scheduler: what there is now, then what there has been since its start.
-
-    ``rejected`` requests were never accepted. ``finished`` ones were in a batch that came to its end,
-    well or badly; ``cancelled`` ones were taken back before that, whether queued or running; ``lost``
-    ones ended with their worker. ``retried`` counts second runs, not fates.
-    """
-
-    queued: int
-    queued_rows: int
-    queued_nbytes: int
-    running_batches: int
-    running_requests: int
-    instances: int
-    room: int
-    accepted: int
-    finished: int
-    rejected: int
-    cancelled: int
-    expired: int
-    retried: int
-    lost: int
 
 
 class BatchFormer:
@@ -218,11 +197,10 @@ class ModelScheduler:
             IllegalTransition: the request was submitted before.
         """
         try:
-            if self._draining:
-                raise Unavailable(
-                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
-                )
+            if self._draining and not request.is_inner:
+                raise refusals.stopping()
             self._queue.add(request, now)
+            self._queue.waiting.append(request)
         except RequestError:
             self._rejected += 1
             raise
@@ -267,14 +245,20 @@ class ModelScheduler:
         self._expired += len(due)
         return due
 
-    def next_batch(self, now: float) -> Batch | None:
-        """Form one batch for the instance with the most room. Call it until it gives None.
+    def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
+        """Form one batch for the instance with the most room, or for the one named. Call it until it
+        gives None.
 
         None means that nothing is queued, that no instance has room, that it is better to wait, or that
         the time of requests is over and ``expire(now)`` comes first: no request runs after its deadline.
         """
         queue = self._queue
-        if not queue.requests or not self._has_room or queue.first_due(now) is not None:
+        if not queue.requests or queue.first_due(now) is not None:
+            return None
+        if instance is None and not queue.retried:  # nearly always
+            if not self._slots.room:
+                return None
+        elif not self._has_room(None if instance is None else (instance,)):
             return None
         retried = queue.take_retried()
         requests = self._former.form(queue.waiting, now) if retried is None else [retried]
@@ -283,23 +267,27 @@ class ModelScheduler:
         queue.dispatched(requests)
         rows = sum([request.rows for request in requests])
         again = retried is not None
-        return self._slots.place(requests, rows, again or not self._former.merges, secluded=again)
+        alone = again or not self._former.merges
+        return self._slots.place(requests, rows, alone, secluded=again, instance=instance)
 
-    @property
-    def _has_room(self) -> bool:
+    def _has_room(self, among: Collection[str] | None) -> bool:
         """Whether an instance can take what is next; what may have killed a worker gets one for itself."""
-        if self._queue.retried and self._queue.has_retried:
-            return self._slots.has_seclusion
-        return self._slots.room > 0
+        secluded = bool(self._queue.retried) and self._queue.has_retried
+        return self._slots.has_room(among, secluded=secluded)
 
-    def next_wakeup(self, now: float) -> float | None:
+    def with_room(self) -> list[str]:
+        """The instances that can take a batch, the one with the most room first."""
+        return self._slots.with_room()
+
+    def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
         """When time alone changes something: a delay or a deadline runs out. Never before ``now``.
 
         Meant for after ``next_batch`` gave None. The time itself counts: at it, ``expire`` or ``next_batch``
-        has something to give. None: only another event can change anything.
+        has something to give. None: only another event can change anything. ``among``: nothing runs but
+        on these instances.
         """
         deadline = self._queue.next_due()
-        ready_at = self._former.ready_at(self._queue.waiting) if self._has_room else None
+        ready_at = self._former.ready_at(self._queue.waiting) if self._has_room(among) else None
         times = [time for time in (deadline, ready_at) if time is not None]
         return max(now, min(times)) if times else None
 
@@ -352,6 +340,9 @@ class ModelScheduler:
         self._cancelled += cancelled
         self._finished += len(batch.requests) - cancelled
         return batch
+
+    def close(self) -> None:
+        """Nothing more will be asked of it."""
 
     def statistics(self) -> SchedulerStatistics:
         """The counts at this moment."""

@@ -8,23 +8,35 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpuserve.errors import RequestError, Unavailable, request_error
+from gpuserve.front.endpoint.sequence_check import SequenceCheck
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
 from gpuserve.front.endpoint.validation import ModelCheck
-from gpuserve.front.links import WorkerLink
+from gpuserve.front.links import WorkerLink, no_such_message
 from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.plane.blocks import bring_home
 from gpuserve.front.plane.gather import gather
+from gpuserve.front.plane.run_message import RegionUse, region_numbers, run_message
 from gpuserve.front.plane.scatter import Answer, scatter
-from gpuserve.front.scheduler import refusals
-from gpuserve.front.scheduler.answers import Answers
-from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, QueuedRequest
+from gpuserve.front.plane.sequence_rows import SequenceRows
+from gpuserve.front.scheduler import fates, refusals
+from gpuserve.front.scheduler.answers import Answers, phases_of
+from gpuserve.front.scheduler.choice import scheduler_of
 from gpuserve.front.scheduler.flights import Flight, Flights, OnResponse, PendingRequest
 from gpuserve.front.scheduler.instances import Instances
+from gpuserve.front.scheduler.queue import QueuedRequest
+from gpuserve.front.scheduler.rate_limiter import RateLimiter
 from gpuserve.front.scheduler.response_cache import ResponseCache
+from gpuserve.front.scheduler.slots import Batch
+from gpuserve.front.statistics import FailureReason as Reason
 from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire
 from gpuserve_worker.memory import Arena, Block, OutOfMemory
+
+if TYPE_CHECKING:
+    from gpuserve.front.tracing.model_tracer import ModelTracer
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +50,19 @@ class ModelDriver:
         max_arena_nbytes: int,
         metrics: ModelMetrics,
         cache: ResponseCache | None = None,
+        regions: RegionUse | None = None,
+        limiter: RateLimiter | None = None,
+        on_other: Callable[[WorkerLink, wire.Message], None] = no_such_message,
     ) -> None:
+        self._on_other = on_other
+        self._regions = regions
         self.spec = spec
         self.metrics = metrics
-        self.check = ModelCheck(spec)
-        self.scheduler = ModelScheduler(
-            max_batch_size=spec.max_batch_size,
-            batching=spec.batching,
-            queue=spec.queue,
-            prefetch=spec.prefetch,
-            retry_on_death=spec.retry_on_worker_death,
-        )
+        self.check = SequenceCheck(spec) if spec.in_sequences else ModelCheck(spec)
+        self.scheduler = scheduler_of(spec, limiter, self._pump_soon)
         self.arena = Arena(max_arena_nbytes, self._announce_segment, self._announce_drop)
         self._batched = spec.max_batch_size > 0
+        self._rows = SequenceRows(spec) if spec.in_sequences else None
         self._instances = Instances(len(spec.instances))
         self._flights = Flights(self.free)
         self._answers = Answers(spec, metrics, cache)
@@ -59,6 +71,10 @@ class ModelDriver:
         self._wakeup: asyncio.TimerHandle | None = None
         self._unavailable = ""
         self._removed = False
+        #: Whether an instance was up once.
+        self.was_ready = False
+        #: Only while requests of this model may be traced.
+        self.tracer: ModelTracer | None = None
 
     # ---- requests -------------------------------------------------------------------------
 
@@ -105,6 +121,8 @@ class ModelDriver:
             RequestError: the request is wrong or refused.
         """
         blocks = [one.data for one in request.inputs if isinstance(one.data, Block)]
+        if blocks and any(block.arena is not self.arena for block in blocks):
+            blocks = bring_home(request, self.arena)
         try:
             if self.spec.decoupled and on_response is None:
                 raise refusals.no_stream(self.spec.name)
@@ -116,6 +134,8 @@ class ModelDriver:
             retriable = not blocks or self.spec.read_only_inputs
             answer = self._loop.create_future()
             pending = PendingRequest(self, request, checked, answer, blocks, retriable, on_response)
+            if self.tracer is not None:
+                self.tracer.begin(pending)
             if self._answers.recall(pending):
                 self._settle(pending)
                 return pending
@@ -138,14 +158,13 @@ class ModelDriver:
             if answer.exception() is None and answer.result() is not None:
                 answer.result().close()
             return
-        self._answers.drop(pending)
-        if pending.recalled:  # and held back for the sake of the order
+        if not self._answers.take_back(pending):
             return
         if self.scheduler.cancel(pending):
             self._settle(pending)
         else:
             self._flights.call_off(pending)
-        self.metrics.cancelled()
+        self._pump_soon()  # others of its sequence may have gone with it
 
     def _on_deadline(self, pending: PendingRequest) -> None:
         pending.timer = None
@@ -153,7 +172,7 @@ class ModelDriver:
             return
         was_queued = self.scheduler.cancel(pending)
         late = refusals.too_late(self.spec.name, pending.request.timeout_s, was_queued=was_queued)
-        self._answers.fail_now(pending, late)
+        self._answers.fail_now(pending, late, Reason.REJECTED if was_queued else Reason.OTHER)
         if was_queued:
             self._settle(pending)
         else:
@@ -169,11 +188,14 @@ class ModelDriver:
         pending.blocks = []
         # The scheduler may refer to a request for a while after it is through; not to its body.
         pending.request.inputs.clear()
+        if pending.request.regions and self._regions is not None:
+            self._regions.unpin(pending.request)
+            pending.request.regions = ()
 
     def free(self, blocks: Iterable[Block]) -> None:
         """Take back blocks of the arena that nothing refers to any more."""
         for block in blocks:
-            self.arena.free(block)
+            block.free()
 
     # ---- batches out ----------------------------------------------------------------------
 
@@ -187,7 +209,8 @@ class ModelDriver:
         self._pump_due = False
         now = time.monotonic()
         for late in self.scheduler.expire(now):
-            self._answer(late, self._too_late(late))
+            reason = fates.reason_taken_out(self.spec, late)
+            self._answer(late, fates.taken_out(self.spec, late), reason)
         while (batch := self.scheduler.next_batch(now)) is not None:
             self._dispatch(batch, now)
         if self._wakeup is not None:
@@ -197,40 +220,32 @@ class ModelDriver:
         if wakeup is not None:
             self._wakeup = self._loop.call_later(wakeup - now, self._pump)
 
-    def _too_late(self, pending: QueuedRequest) -> RequestError:
-        assert pending.timeout_at is not None
-        limit_s = pending.timeout_at - pending.enqueued_at
-        return refusals.waited_too_long(self.spec.name, limit_s)
-
     def _dispatch(self, batch: Batch, now: float) -> None:
-        requests: list[InferRequest] = [one.request for one in batch.requests]  # type: ignore[attr-defined]
-        nbytes = sum([one.nbytes for one in batch.requests])
+        members: Sequence[Any] = batch.requests if self._rows is None else self._rows.members(batch)
+        requests: list[InferRequest] = [one.request for one in members]
+        rows = [one.rows for one in members]
+        nbytes = sum([one.nbytes for one in members])
         try:
-            tensors, blocks, in_place = gather(requests, batch.rows, self._batched, nbytes, self.arena)
+            read_only = self.spec.read_only_inputs
+            link = self._instances[batch.instance]
+            gathered = gather(requests, sum(rows), self._batched, nbytes, self.arena, link, read_only)
         except OutOfMemory as error:
             logger.warning("model %s: %s", self.spec.name, error)
             self._fail_batch(batch, refusals.no_memory(self.spec.name))
             return
-        link = self._instances[batch.instance]
-        self._flights.depart(Flight(batch, link, blocks, in_place, now))
-        self.metrics.queued([now - one.enqueued_at for one in batch.requests])
-        link.send(
-            wire.Run(
-                batch.batch_id,
-                tuple(
-                    [
-                        wire.WireRequest(one.rows, request.parameters, request.outputs)
-                        for one, request in zip(batch.requests, requests, strict=True)
-                    ]
-                ),
-                tensors,
-            )
-        )
+        self._flights.depart(Flight(batch, link, gathered.blocks, gathered.in_place, now))
+        self.metrics.queued(batch.requests, now)
+        if self.tracer is not None:
+            self.tracer.dispatched(batch)
+        if gathered.with_regions and self._regions is not None:
+            self._regions.introduce(link, region_numbers(gathered.with_regions))
+        run = run_message(batch.batch_id, rows, requests, gathered)
+        link.send(run if self._rows is None else self._rows.told(run, batch, members))
 
     def _fail_batch(self, batch: Batch, error: RequestError) -> None:
         self.scheduler.complete(batch.batch_id)
         for pending in batch.requests:
-            self._answer(pending, error)
+            self._answer(pending, error, Reason.OTHER)
 
     # ---- answers in -----------------------------------------------------------------------
 
@@ -248,7 +263,8 @@ class ModelDriver:
                 flight = self._land(link, batch_id, inputs_free)
                 error = request_error(*failure)
                 compute_s = time.monotonic() - flight.sent_at
-                self.metrics.instance(link.instance).batch(flight.batch.rows, compute_s)
+                self.metrics.instance(link.instance).batch_failed(flight.batch.rows, compute_s)
+                self._answers.end_streams(flight, failed=True)
                 self._pump()
                 for pending in flight.batch.requests:
                     self._answer(pending, error)
@@ -257,30 +273,28 @@ class ModelDriver:
             case wire.Attached():
                 pass
             case _:
-                raise wire.WireError(f"{type(message).__name__} from a worker")
+                self._on_other(link, message)
         return False
 
     def _on_done(self, link: WorkerLink, done: wire.Done) -> None:
+        phases = phases_of(done)
         flight = self._land(link, done.batch_id, done.inputs_free)
-        instance = self.metrics.instance(link.instance)
-        instance.batch(flight.batch.rows, done.compute_infer_ns / 1e9)
+        if self.tracer is not None:
+            self.tracer.computed(flight.batch, done)
         # The worker gets its next batch before anybody is answered.
         self._pump()
         answers: Sequence[Answer] = [None] * len(flight.batch.requests)
         if not self.spec.decoupled:
             answers = self._scatter(link, flight.batch, done)
+        self._answers.executed(flight, phases, answers)
         for pending, answer in zip(flight.batch.requests, answers, strict=True):
             self._answer(pending, answer)
 
     def _on_yield(self, link: WorkerLink, message: wire.Yield) -> bool:
         flight = self._flights.at(link, message.batch_id)
         answers = self._scatter(link, flight.batch, message, flight.yield_gone)
-        for pending, answer in zip(flight.requests, answers, strict=True):
-            if answer is None:
-                continue
-            self._answers.pass_on(pending, answer)
-            if isinstance(answer, RequestError):  # nobody waits for more of it
-                self._flights.call_off(pending)
+        for pending in self._answers.pass_on(flight, answers):
+            self._flights.call_off(pending)  # nobody waits for more of it
         return flight.count_yield() == 1
 
     def _scatter(
@@ -291,6 +305,8 @@ class ModelDriver:
         on_gone: Callable[[], None] | None = None,
     ) -> list[Answer]:
         try:
+            if self._rows is not None:
+                return self._rows.scatter(link, batch, message, on_gone)
             return scatter(self.spec, link, batch.requests, message, on_gone)
         except (ValueError, TypeError, KeyError) as error:
             # A worker is not trusted either: user code runs in it.
@@ -303,16 +319,17 @@ class ModelDriver:
         self.scheduler.complete(batch_id)
         return flight
 
-    def _answer(self, pending: QueuedRequest, answer: Answer) -> None:
+    def _answer(self, pending: QueuedRequest, answer: Answer, reason: Reason = Reason.BACKEND) -> None:
         assert isinstance(pending, PendingRequest)
         self._settle(pending)
-        self._answers.give(pending, answer)
+        self._answers.give(pending, answer, reason)
 
     # ---- instances ------------------------------------------------------------------------
 
     def instance_up(self, link: WorkerLink) -> None:
         """A worker is there; it may be given batches at once."""
         self._unavailable = ""
+        self.was_ready = True
         link.open()
         for segment, fd, nbytes in self.arena.segments():
             link.send(wire.Segment(segment, nbytes), [fd])
@@ -339,22 +356,18 @@ class ModelDriver:
         logger.debug("model %s: instance %s is down: %s", self.spec.name, link.instance, reason)
         lost = self.scheduler.instance_down(link.instance)
         link.close()
+        reason_of_lost = Reason.OTHER if self._removed else Reason.BACKEND
         for pending in lost:
-            self._answer(pending, self._death_of(pending))
+            self._answer(pending, fates.lost(self.spec, pending, removed=self._removed), reason_of_lost)
         for pending in running:
             if pending.cancelled:  # nobody waits for it, but its body is still here
                 self._settle(pending)
         self._pump_soon()
 
-    def _death_of(self, pending: QueuedRequest) -> RequestError:
-        if self._removed:
-            return Unavailable(refusals.removed(self.spec.name))
-        return refusals.worker_died(self.spec.name, pending.attempts)
-
     def _give_up(self, reason: str) -> None:
         self._unavailable = reason
         for pending in self.scheduler.take_all():
-            self._answer(pending, Unavailable(reason))
+            self._answer(pending, Unavailable(reason), Reason.OTHER)
 
     # ---- ending ---------------------------------------------------------------------------
 
@@ -362,12 +375,17 @@ class ModelDriver:
         """Refuse new requests; those accepted are still run."""
         self.scheduler.stop_accepting()
 
+    def retire(self) -> None:
+        """Another driver gets the requests from now on; what this one still answers is not remembered."""
+        self._answers.forget()
+
     def close(self) -> None:
         """Let every worker go and give the arena up; whoever still waits is told."""
         self._removed = True
         for instance in self._instances.names():
             self.instance_down(instance, "the model is removed")
         self._give_up(refusals.removed(self.spec.name))
+        self.scheduler.close()
         if self._wakeup is not None:
             self._wakeup.cancel()
         self.arena.close()

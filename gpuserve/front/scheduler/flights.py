@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
+from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, Sequence
 from gpuserve.front.endpoint.validation import CheckedRequest
 from gpuserve.front.links import WorkerLink
 from gpuserve.front.scheduler.batcher import Batch, QueuedRequest
 from gpuserve.front.scheduler.response_cache import CacheKey
+from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Block
 from gpuserve_worker.wire import YIELD_WINDOW, Cancel, Credit, WireError
+
+if TYPE_CHECKING:
+    from gpuserve.front.scheduler.stream_account import StreamAccount
+    from gpuserve.front.tracing.trace import Trace
 
 #: Takes a response, which it closes when the bytes are copied out.
 OnResponse: TypeAlias = Callable[[InferResponse], None]
@@ -29,7 +34,9 @@ _CREDIT_YIELDS: Final = YIELD_WINDOW // 4
 
 
 class Submitter(Protocol):
-    """Who queued a request, and can take it back."""
+    """Who queued a request, for its model, and can take it back."""
+
+    spec: ModelSpec
 
     def take_back(self, pending: PendingRequest) -> None:
         """Nobody waits for this request any more."""
@@ -39,8 +46,9 @@ class PendingRequest(QueuedRequest):
     """A request in the scheduler, with its answer to come and the blocks that its body lies in.
 
     The ``answer`` of a decoupled model's request is None, at the end of its stream; each of its responses
-    is given to ``on_response`` before. ``cache_key`` is what its answer is to be kept under; ``recalled``
-    that it came from the cache.
+    is given to ``on_response`` before. ``cache_key`` is what its answer is to be kept under; ``counted``
+    that what became of it is in the statistics, where it must be once. ``trace`` is there only where the
+    request is traced.
     """
 
     __slots__ = (
@@ -48,11 +56,14 @@ class PendingRequest(QueuedRequest):
         "answer",
         "blocks",
         "cache_key",
+        "counted",
         "on_response",
-        "recalled",
         "request",
         "timer",
+        "trace",
     )
+
+    trace: Trace
 
     def __init__(
         self,
@@ -80,7 +91,22 @@ class PendingRequest(QueuedRequest):
         self.timer: asyncio.TimerHandle | None = None
         self.on_response = on_response
         self.cache_key: CacheKey | None = None
-        self.recalled = False
+        self.counted = False
+
+    @property
+    def correlation(self) -> Sequence | None:
+        """The sequence that it belongs to."""
+        return self.request.sequence
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether it is a step of an ensemble's."""
+        return self.request.depth > 0
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model that runs it."""
+        return self._submitter.spec
 
     def take_back(self) -> None:
         """Nobody waits for the answer any more."""
@@ -89,10 +115,10 @@ class PendingRequest(QueuedRequest):
 
 class Flight:
     """A batch at a worker. ``blocks`` are the batch's own; with ``in_place`` the worker sees the body of
-    its one request, whose blocks stay the request's.
+    its one request, whose blocks stay the request's. ``account`` is there once a stream had a response.
     """
 
-    __slots__ = ("_gone", "_yields", "batch", "blocks", "in_place", "link", "sent_at")
+    __slots__ = ("_gone", "_yields", "account", "batch", "blocks", "in_place", "link", "sent_at")
 
     def __init__(
         self, batch: Batch, link: WorkerLink, blocks: list[Block], in_place: bool, sent_at: float
@@ -102,6 +128,7 @@ class Flight:
         self.blocks = blocks
         self.in_place = in_place
         self.sent_at = sent_at
+        self.account: StreamAccount | None = None
         self._gone = 0
         self._yields = 0
 
@@ -151,7 +178,7 @@ class Flights:
         """Tell the worker that runs this request, if one does, that nobody waits for it any more."""
         for batch_id, flight in self._flights.items():
             if pending in flight.batch.requests:
-                flight.link.send(Cancel(batch_id, flight.batch.requests.index(pending)))
+                flight.link.send(Cancel(batch_id, flight.batch.position_of(pending)))
                 return
 
     def land(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> Flight:

@@ -119,8 +119,8 @@ class PriorityQueue(RequestQueue):
         self._timeouts = Deadlines()
 
     def add(self, request: QueuedRequest, now: float) -> None:
-        """Put a new request at the end of its level. One that names no level, or none that there is, has
-        the default one.
+        """Count a new request in, for its level. One that names no level, or none that there is, has the
+        default one.
 
         Raises:
             QueueFull, DeadlineExceeded, IllegalTransition: as ``RequestQueue.add``; QueueFull also where

@@ -25,10 +25,13 @@ import operator
 import sys
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from typing import ClassVar, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, TypeAlias
 
 from gpuserve.errors import DeadlineExceeded, QueueFull
 from gpuserve.spec import QueueSpec
+
+if TYPE_CHECKING:
+    from gpuserve.front.endpoint.v2 import Sequence
 
 #: How many stale entries the deadlines may hold before it is worth sorting them out.
 _STALE_ALLOWED: Final = 64
@@ -41,6 +44,14 @@ class RequestState(enum.Enum):
     QUEUED = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
+
+
+class Fate(enum.Enum):
+    """Why a request of a sequence was taken out of the queue."""
+
+    LATE = "its time ran out"
+    LATE_IN_BACKLOG = "its time ran out before its sequence had a slot"
+    CANCELLED = "another request of its sequence was given up"
 
 
 #: A level of priority, 1 first, and whether its time ran out there; the lesser goes first.
@@ -79,7 +90,7 @@ class QueuedRequest:
     The scheduler's: ``enqueued_at``; ``sequence``, which numbers the accepted requests in their order;
     ``attempts``, how many workers died under it; ``cancelled``, after which nobody waits for its result;
     ``state``. And in a queue with ``levels`` only: ``lane``, where it waits, and ``timeout_at``, when its
-    policy's time runs out, None for never.
+    policy's time runs out, None for never. And in sequences only: ``fate``, once it was taken out.
     """
 
     __slots__ = (
@@ -87,6 +98,7 @@ class QueuedRequest:
         "cancelled",
         "deadline",
         "enqueued_at",
+        "fate",
         "lane",
         "merge_key",
         "nbytes",
@@ -99,6 +111,7 @@ class QueuedRequest:
         "timeout_s",
     )
 
+    fate: Fate
     lane: Lane
     timeout_at: float | None
 
@@ -124,6 +137,16 @@ class QueuedRequest:
         self.attempts = 0
         self.cancelled = False
         self.state = RequestState.NEW
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether it is a part of one that was accepted before, and so taken also while others are not."""
+        return False
+
+    @property
+    def correlation(self) -> Sequence | None:
+        """The sequence that it belongs to, which a subclass knows; not looked at but in sequences."""
+        return None
 
 
 def advance(requests: Iterable[QueuedRequest], event: RequestEvent) -> None:
@@ -205,23 +228,14 @@ class Waiting(Protocol):
         """Put requests back that were taken off, the last of them first."""
 
 
-class RequestQueue:
-    """What waits for one model, within limits. ``requests``, ``rows`` and ``nbytes`` count all of it;
-    ``accepted`` counts every request there ever was.
-
-    ``retried`` holds those whose worker died, oldest first, and comes before ``waiting``; both may hold
-    places of requests that were taken out. ``BatchFormer`` takes requests off ``waiting`` before it is
-    known whether they go: they count until ``dispatched`` is told.
+class Admission:
+    """What waits for one model, counted and within limits, wherever it waits. ``requests``, ``rows`` and
+    ``nbytes`` count all of it; ``accepted`` counts every request there ever was.
     """
 
-    #: Whether a new request always stands behind the older ones.
-    by_age: ClassVar[bool] = True
-
-    def __init__(self, spec: QueueSpec, waiting: Waiting | None = None) -> None:
+    def __init__(self, spec: QueueSpec) -> None:
         self._max_requests = spec.max_requests or sys.maxsize
         self._max_nbytes = spec.max_nbytes or sys.maxsize
-        self.waiting: Waiting = deque() if waiting is None else waiting
-        self.retried: deque[QueuedRequest] = deque()
         self.deadlines = Deadlines()
         self.accepted = 0
         self.requests = 0
@@ -229,7 +243,7 @@ class RequestQueue:
         self.nbytes = 0
 
     def add(self, request: QueuedRequest, now: float) -> None:
-        """Put a new request behind the others.
+        """Count a new request in; its place is the caller's to give.
 
         Raises:
             DeadlineExceeded: its deadline is not after ``now``.
@@ -250,8 +264,60 @@ class RequestQueue:
         request.enqueued_at = now
         request.sequence = self.accepted
         self.accepted += 1
-        self.waiting.append(request)
         self._count(request)
+
+    def dispatched(self, requests: Collection[QueuedRequest]) -> None:
+        """Count requests out that were taken off the queue and now run."""
+        advance(requests, "dispatch")
+        self._uncount(requests)
+
+    def remove(self, request: QueuedRequest, event: Literal["cancel", "expire"]) -> None:
+        """Count a queued request out for good."""
+        advance((request,), event)
+        self._uncount((request,))
+
+    def first_due(self, now: float) -> QueuedRequest | None:
+        """A request whose time is over at ``now``; nothing may run before ``expire`` was told of it."""
+        return self.deadlines.first_due(now) if self.deadlines.heap else None
+
+    def next_due(self) -> float | None:
+        """When ``first_due`` will have a request to give; None: never."""
+        return self.deadlines.nearest() if self.deadlines.heap else None
+
+    def _count(self, request: QueuedRequest) -> None:
+        self.requests += 1
+        self.rows += request.rows
+        self.nbytes += request.nbytes
+        if request.deadline is not None:
+            self.deadlines.add(request, request.deadline)
+
+    def _uncount(self, requests: Collection[QueuedRequest]) -> None:
+        rows = nbytes = 0
+        for request in requests:
+            rows += request.rows
+            nbytes += request.nbytes
+            if request.deadline is not None:
+                self.deadlines.discard(request)
+        self.requests -= len(requests)
+        self.rows -= rows
+        self.nbytes -= nbytes
+
+
+class RequestQueue(Admission):
+    """What waits for one model, in its order.
+
+    ``retried`` holds those whose worker died, oldest first, and comes before ``waiting``; both may hold
+    places of requests that were taken out. ``BatchFormer`` takes requests off ``waiting`` before it is
+    known whether they go: they count until ``dispatched`` is told.
+    """
+
+    #: Whether a new request always stands behind the older ones.
+    by_age: ClassVar[bool] = True
+
+    def __init__(self, spec: QueueSpec, waiting: Waiting | None = None) -> None:
+        super().__init__(spec)
+        self.waiting: Waiting = deque() if waiting is None else waiting
+        self.retried: deque[QueuedRequest] = deque()
 
     def put_back(self, requests: Collection[QueuedRequest]) -> None:
         """Queue requests again whose worker died, before all others. The limits let them in once already."""
@@ -262,25 +328,11 @@ class RequestQueue:
         by_age = sorted((*self.retried, *requests), key=operator.attrgetter("sequence"))
         self.retried = deque(by_age)
 
-    def dispatched(self, requests: Collection[QueuedRequest]) -> None:
-        """Count requests out that were taken off the queue and now run."""
-        advance(requests, "dispatch")
-        self._uncount(requests)
-
     def remove(self, request: QueuedRequest, event: Literal["cancel", "expire"]) -> None:
         """Take a queued request out for good, wherever it stands."""
-        advance((request,), event)
-        self._uncount((request,))
+        super().remove(request, event)
         if len(self.waiting) + len(self.retried) > 2 * self.requests:
             self._sweep()
-
-    def first_due(self, now: float) -> QueuedRequest | None:
-        """A request whose time is over at ``now``; nothing may run before ``expire`` was told of it."""
-        return self.deadlines.first_due(now) if self.deadlines.heap else None
-
-    def next_due(self) -> float | None:
-        """When ``first_due`` will have a request to give; None: never."""
-        return self.deadlines.nearest() if self.deadlines.heap else None
 
     def expire(self, request: QueuedRequest, now: float) -> bool:
         """Do with a request that is due what is to be done. True: it was taken out for good."""
@@ -303,24 +355,6 @@ class RequestQueue:
         """Drop every place whose request does not wait any more."""
         self.waiting = deque(one for one in self.waiting if one.state is _QUEUED)
         self.retried = deque(one for one in self.retried if one.state is _QUEUED)
-
-    def _count(self, request: QueuedRequest) -> None:
-        self.requests += 1
-        self.rows += request.rows
-        self.nbytes += request.nbytes
-        if request.deadline is not None:
-            self.deadlines.add(request, request.deadline)
-
-    def _uncount(self, requests: Collection[QueuedRequest]) -> None:
-        rows = nbytes = 0
-        for request in requests:
-            rows += request.rows
-            nbytes += request.nbytes
-            if request.deadline is not None:
-                self.deadlines.discard(request)
-        self.requests -= len(requests)
-        self.rows -= rows
-        self.nbytes -= nbytes
 
 
 def first_queued(requests: Waiting) -> QueuedRequest | None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from gpuserve.errors import (
+    Cancelled,
     DeadlineExceeded,
     Internal,
+    InvalidArgument,
     RequestError,
     ResourceExhausted,
     Unavailable,
     Unimplemented,
 )
+from gpuserve.front.endpoint.limits import shown
+from gpuserve.front.scheduler.queue import Fate
 
 
 def no_stream(model: str) -> RequestError:
     """A unary call to a decoupled model."""
     return Unimplemented(
-        "Unary inference doesn't support models with decoupled transaction policy: model "
+        "ModelInfer RPC doesn't support models with decoupled transaction policy: model "
         f"{model!r} gives any number of responses, which ModelStreamInfer carries"
     )
 
@@ -26,6 +30,11 @@ def too_late(model: str, timeout_s: float | None, *, was_queued: bool) -> Reques
         f"Request timeout expired: {timeout_s or 0:g} s were given to model {model!r}, and the request was "
         f"still {'queued' if was_queued else 'running'}"
     )
+
+
+def stopping() -> RequestError:
+    """Nothing new is taken, but what was accepted is still run."""
+    return Unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
 
 
 def waited_too_long(model: str, limit_s: float) -> RequestError:
@@ -48,6 +57,37 @@ def worker_died(model: str, attempts: int) -> RequestError:
     if attempts > 1:
         return Internal(f"model {model!r}: the worker process died twice while it ran this request")
     return Unavailable(f"model {model!r}: the worker process died while it ran this request")
+
+
+def not_started(model: str, sequence: int | str) -> RequestError:
+    """The request belongs to a sequence that is not there: never begun, ended, idle for too long, or lost."""
+    return InvalidArgument(
+        f"inference request for sequence {_sequence(sequence)} to model '{model}' must specify the START "
+        "flag on the first request of the sequence"
+    )
+
+
+def taken_out(model: str, sequence: int | str, fate: Fate) -> RequestError:
+    """A request of a sequence was taken out of the queue, for its own sake or for another's."""
+    of = f"sequence {_sequence(sequence)} of model {model!r}"
+    if fate is Fate.LATE_IN_BACKLOG:
+        return Unavailable(
+            f"timeout of the corresponding sequence has been expired: {of} was still waiting for a slot"
+        )
+    if fate is Fate.LATE:
+        return DeadlineExceeded(f"Request timeout expired: the request was still queued in {of}")
+    return Cancelled(f"{of} has ended, because another request of it was cancelled or ran out of time")
+
+
+def sequence_lost(model: str, sequence: int | str) -> RequestError:
+    """The worker died that had the state of the sequence."""
+    return Unavailable(
+        f"sequence {_sequence(sequence)} of model {model!r} has ended: the worker process that ran it died"
+    )
+
+
+def _sequence(sequence: int | str) -> str:
+    return str(sequence) if isinstance(sequence, int) else shown(sequence)
 
 
 def no_instance(model: str) -> str:

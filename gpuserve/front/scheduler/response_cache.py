@@ -10,7 +10,7 @@ import hashlib
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor, OutputTensor, RegionSlice
 from gpuserve_worker.memory import Block
 
 _DIGEST_NBYTES: Final = 16
@@ -63,6 +63,7 @@ def cache_key(model_name: str, version: int, request: InferRequest) -> CacheKey:
     # The lengths are in the head, so the bytes of the inputs can follow without separators.
     digest = hashlib.blake2b(head.encode(), digest_size=_DIGEST_NBYTES)
     for one in inputs:
+        assert not isinstance(one.data, RegionSlice), "what is in a region is not known here"
         digest.update(one.data.view if isinstance(one.data, Block) else one.data)
     return CacheKey(model_name, digest.digest())
 

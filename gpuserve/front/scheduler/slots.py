@@ -7,7 +7,9 @@ of or why.
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from gpuserve.front.scheduler.queue import QueuedRequest
 
@@ -18,6 +20,9 @@ class Batch:
 
     ``alone``: its one request was not to be merged: the model does not merge, or a worker died
     under it. ``slots`` is how many it takes: all of the instance's, where it is not to have company.
+
+    In sequences only: ``dropped`` are those that ended at this instance without their last request.
+    ``seats`` are the rows of the requests where those between them are there as well, and not ready.
     """
 
     batch_id: int
@@ -26,6 +31,13 @@ class Batch:
     rows: int
     alone: bool
     slots: int = 1
+    dropped: tuple[int | str, ...] = ()
+    seats: tuple[int, ...] = ()
+
+    def position_of(self, request: QueuedRequest) -> int:
+        """Where a request stands in the batch as its worker has it."""
+        position = self.requests.index(request)
+        return self.seats[position] if self.seats else position
 
 
 class _Instance:
@@ -46,6 +58,9 @@ class _Instance:
     def load(self) -> float:
         """The part of its slots that is taken; 1 where there is no room."""
         return self.running / self.capacity
+
+
+_LOAD: Final = operator.attrgetter("load")
 
 
 class InstanceSlots:
@@ -96,24 +111,39 @@ class InstanceSlots:
             del self._running[batch.batch_id]
         return batches[: instance.at_once], batches[instance.at_once :]
 
-    @property
-    def has_seclusion(self) -> bool:
-        """Whether there is room on an instance for a batch that is to run without company."""
-        return any(instance.has_seclusion for instance in self._by_use)
+    def has_room(self, among: Collection[str] | None = None, *, secluded: bool = False) -> bool:
+        """Whether one of some instances, or any, can take a batch; ``secluded``: one without company."""
+        if among is None and not secluded:
+            return self.room > 0
+        instances = self._by_use if among is None else [self._instances[name] for name in among]
+        return any(one.has_seclusion if secluded else one.load < 1 for one in instances)
 
-    def place(self, requests: list[QueuedRequest], rows: int, alone: bool, *, secluded: bool) -> Batch:
-        """Make a batch of requests and give it to the instance with the most room; needs ``room``.
+    def with_room(self) -> list[str]:
+        """The instances that can take a batch, the one with the most room first."""
+        return [one.name for one in sorted(self._by_use, key=_LOAD) if one.load < 1]
 
-        ``secluded``: nothing else runs there meanwhile; needs ``has_seclusion``.
+    def place(
+        self,
+        requests: list[QueuedRequest],
+        rows: int,
+        alone: bool,
+        *,
+        secluded: bool,
+        instance: str | None = None,
+    ) -> Batch:
+        """Make a batch of requests and give it to the instance with the most room, or to the one named;
+        needs ``room`` there.
+
+        ``secluded``: nothing else runs there meanwhile; needs ``has_room(secluded=True)``.
         """
         # min() keeps the first of equals, which is the least recently used.
-        instance = min(self._by_use, key=operator.attrgetter("load"))
-        self._by_use.remove(instance)
-        self._by_use.append(instance)
-        slots = instance.capacity if secluded and instance.at_once > 1 else 1
-        instance.running += slots
+        taken = min(self._by_use, key=_LOAD) if instance is None else self._instances[instance]
+        self._by_use.remove(taken)
+        self._by_use.append(taken)
+        slots = taken.capacity if secluded and taken.at_once > 1 else 1
+        taken.running += slots
         self.room -= slots
-        batch = Batch(self._next_batch_id, instance.name, requests, rows, alone, slots)
+        batch = Batch(self._next_batch_id, taken.name, requests, rows, alone, slots)
         self._next_batch_id += 1
         self._running[batch.batch_id] = batch
         return batch

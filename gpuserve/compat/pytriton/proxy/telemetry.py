@@ -1,5 +1,5 @@
-"""Spans of one's own. The server traces no requests, so there is never a span to begin from; a tracer that a
-program sets is used for the spans that it opens itself.
+"""Spans of one's own. The server traces requests in another process than the callable's, so there is never a
+span to begin from; a tracer that a program sets is used for the spans that it opens itself.
 """
 
 from __future__ import annotations
@@ -44,16 +44,19 @@ def start_span_from_span(span: Any, span_name: str, **kwargs: Any) -> AbstractCo
 
 
 def parse_trace_config(trace_config: Sequence[str]) -> Any:
-    """Refused, as ``TritonConfig.trace_config`` is.
+    """Refused: what ``TritonConfig.trace_config`` says is done by the server, not in this process.
 
     Raises:
         PyTritonValidationError: always.
     """
-    raise PyTritonValidationError("trace_config is not supported by gpuserve: requests are not traced")
+    raise PyTritonValidationError(
+        "a tracer is not made of trace_config by gpuserve, whose server does the tracing: "
+        "give a tracer of your own to set_telemetry_tracer()"
+    )
 
 
 def build_proxy_tracer_from_triton_config(trace_config: Sequence[str]) -> Any:
-    """Refused, as ``TritonConfig.trace_config`` is.
+    """Refused, as ``parse_trace_config`` is.
 
     Raises:
         PyTritonValidationError: always.

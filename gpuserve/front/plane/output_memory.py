@@ -1,0 +1,185 @@
+"""A worker's output arena as the front sees it: mapped, and lent segment by segment to other workers, so that
+what one model gave another takes without a copy. The arena of an ensemble's own inputs is lent alike.
+
+The front allocates nothing here and frees nothing; a block goes back to its worker by ``wire.Free``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gpuserve_worker.memory import Block, Mapping
+from gpuserve_worker.wire import Lend, Loan, Unlend
+
+if TYPE_CHECKING:
+    from gpuserve.front.links import WorkerLink
+
+
+class _Segment:
+    """A segment that can be lent: a descriptor of its own, where it is mapped, and the workers that have it,
+    each by the number that it was lent to them under.
+
+    Its owner may give it up, or die, while blocks in it are on their way: it goes with the last of them.
+    """
+
+    __slots__ = ("_fd", "_holders", "_is_given_up", "_lent", "address", "nbytes")
+
+    def __init__(self, fd: int, address: int, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self._fd = os.dup(fd)
+        self._lent: dict[WorkerLink, int] = {}
+        self._holders = 0
+        self._is_given_up = False
+
+    def lend(self, offset: int, nbytes: int, borrower: WorkerLink) -> Loan:
+        """A place in it, as another worker will know it."""
+        if borrower not in self._lent:
+            number = self._lent[borrower] = borrower.next_loan()
+            borrower.send(Lend(number, self.nbytes), [self._fd])
+            borrower.on_close.append(self._forget)
+        return Loan(self._lent[borrower], offset, nbytes)
+
+    def hold(self) -> None:
+        """A block in it is on its way to somebody."""
+        self._holders += 1
+
+    def let_go(self) -> None:
+        """That block is read."""
+        self._holders -= 1
+        self._close_if_unused()
+
+    def give_up(self) -> None:
+        """Its owner has no use for it any more."""
+        self._is_given_up = True
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._holders or not self._is_given_up:
+            return
+        while self._lent:
+            borrower, number = self._lent.popitem()
+            borrower.send(Unlend(number))
+            borrower.on_close.remove(self._forget)
+        os.close(self._fd)
+
+    def _forget(self, borrower: WorkerLink) -> None:
+        """A worker is gone, and has no use for it."""
+        self._lent.pop(borrower, None)
+
+
+class Located(NamedTuple):
+    """Where a view begins: in which memory, in which of its segments, at which offset."""
+
+    memory: OutputMemory
+    segment: int
+    offset: int
+
+
+class OutputMemory(Mapping):
+    """The segments of one arena."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._segments: dict[int, _Segment] = {}
+
+    def attach(self, segment: int, fd: int, nbytes: int) -> None:
+        """Map a segment; ``fd`` stays the caller's. Raises as ``Mapping.attach``."""
+        super().attach(segment, fd, nbytes)
+        self._segments[segment] = _Segment(fd, _address(self.view(segment, 0, nbytes)), nbytes)
+
+    def detach(self, segment: int) -> None:
+        """Its owner gave a segment up: nobody will be referred to it again, but for blocks on their way."""
+        self._segments.pop(segment).give_up()
+        super().detach(segment)
+
+    def lend(self, segment: int, offset: int, nbytes: int, borrower: WorkerLink) -> Loan:
+        """A place in a segment, as another worker will know it.
+
+        Raises:
+            KeyError: there is no such segment any more.
+        """
+        return self._segments[segment].lend(offset, nbytes, borrower)
+
+    def lent(
+        self, segment: int, offset: int, nbytes: int, on_free: Callable[[], None], *, shared: bool = False
+    ) -> LentBlock:
+        """Bytes of a segment for one reader.
+
+        Raises:
+            ValueError: they are not inside of a segment that there is.
+        """
+        view = self.view(segment, offset, nbytes)
+        return LentBlock(self._segments[segment], segment, offset, view, on_free, shared=shared)
+
+    def locate(self, view: memoryview) -> Located | None:
+        """The place that a view of this memory begins at."""
+        address = _address(view)
+        for number, one in self._segments.items():
+            if one.address <= address < one.address + one.nbytes:
+                return Located(self, number, address - one.address)
+        return None
+
+
+class Memories:
+    """The memories that the outputs of one response lie in, where several workers made them."""
+
+    def __init__(self, memories: Iterable[OutputMemory | Memories]) -> None:
+        self._memories = tuple(memories)
+
+    def locate(self, view: memoryview) -> Located | None:
+        """The place that a view of any of them begins at."""
+        for one in self._memories:
+            if (found := one.locate(view)) is not None:
+                return found
+        return None
+
+
+class LentBlock(Block):
+    """Bytes in a worker's output arena, on their way to a worker of another model.
+
+    ``shared``: others read them too, so whoever may write to its inputs must be given a copy. That the
+    arena's worker dies meanwhile does not matter.
+    """
+
+    __slots__ = ("_lender", "_on_free", "shared")
+
+    def __init__(
+        self,
+        lender: _Segment,
+        segment: int,
+        offset: int,
+        view: memoryview,
+        on_free: Callable[[], None],
+        *,
+        shared: bool,
+    ) -> None:
+        super().__init__(segment, offset, len(view), view)
+        self.shared = shared
+        self._lender = lender
+        self._on_free = on_free
+        lender.hold()
+
+    def lend(self, borrower: WorkerLink) -> Loan:
+        """The same bytes, as another worker will know them."""
+        return self._lender.lend(self.offset, self.nbytes, borrower)
+
+    def again(self, on_free: Callable[[], None], *, shared: bool) -> LentBlock:
+        """The same bytes for one more reader."""
+        shared = shared or self.shared
+        return LentBlock(self._lender, self.segment, self.offset, self.view[:], on_free, shared=shared)
+
+    def free(self) -> None:
+        """Nobody reads them any more."""
+        self.view.release()
+        self._lender.let_go()
+        self._on_free()
+
+
+def _address(view: memoryview) -> int:
+    array: Any = np.frombuffer(view, np.uint8)
+    return int(array.ctypes.data)

@@ -1,0 +1,82 @@
+"""What the driver of a model needs of its scheduler, whichever it has. ``batcher.py`` says when what is
+called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+from gpuserve.front.scheduler.queue import QueuedRequest
+from gpuserve.front.scheduler.slots import Batch
+
+
+class SchedulerStatistics(NamedTuple):
+    """A moment of a scheduler: what there is now, then what there has been since its start.
+
+    ``rejected`` requests were never accepted. ``finished`` ones were in a batch that came to its end,
+    well or badly; ``cancelled`` ones were taken back before that, whether queued or running; ``lost``
+    ones ended with their worker. ``retried`` counts second runs, not fates.
+    """
+
+    queued: int
+    queued_rows: int
+    queued_nbytes: int
+    running_batches: int
+    running_requests: int
+    instances: int
+    room: int
+    accepted: int
+    finished: int
+    rejected: int
+    cancelled: int
+    expired: int
+    retried: int
+    lost: int
+
+
+class Scheduler(Protocol):
+    """Requests in, batches out; pure, and not thread-safe. Times are seconds of one monotonic clock."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests from now on; what was accepted is still run."""
+
+    def submit(self, request: QueuedRequest, now: float) -> None:
+        """Queue a new request; raises a ``RequestError`` where it is refused."""
+
+    def cancel(self, request: QueuedRequest) -> bool:
+        """Take a request back. True: it was queued and will never run."""
+
+    def take_all(self) -> list[QueuedRequest]:
+        """Take every queued request out."""
+
+    def expire(self, now: float) -> list[QueuedRequest]:
+        """The requests that were, or are now, taken out of the queue and are still to be answered."""
+
+    def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
+        """Form one batch, for the instance named or for any."""
+
+    def with_room(self) -> list[str]:
+        """The instances that can take a batch, the one with the most room first."""
+
+    def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
+        """When time alone changes something, where nothing can run but on some instances."""
+
+    def instance_up(self, name: str, slots: int = 1) -> None:
+        """An instance is ready for batches, of which it runs ``slots`` at once."""
+
+    def instance_down(self, name: str) -> list[QueuedRequest]:
+        """An instance died: the requests that are lost with it."""
+
+    def complete(self, batch_id: int) -> Batch:
+        """A batch ended, well or badly."""
+
+    def close(self) -> None:
+        """Nothing more will be asked of it: the model is no more, and its instances are down."""
+
+    def statistics(self) -> SchedulerStatistics:
+        """The counts at this moment."""

@@ -1,0 +1,119 @@
+"""``/openapi.json`` and ``/docs`` of a running server, and whether what they say is so."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import model, models, tensor, write_config
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from serving import GPUSERVE, Addresses, serving
+
+TIMEOUT_S = 15.0
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    """Its name and those of an input and an output are markup. HTTP is the same in both transports."""
+    wide = model("wide", "echo", [tensor("x", "UINT8", 500)], [tensor("y", "UINT8", 500)], 4)
+    named = model("named", "echo_list", [tensor(HOSTILE, "INT8", 2)], [tensor(f"{HOSTILE}2", "INT8", 2)])
+    config = write_config(
+        tmp_path_factory.mktemp("s"), [*models(), wide, named], host="127.0.0.1", name=HOSTILE
+    )
+    with serving(GPUSERVE, "serve", str(config)) as addresses:
+        yield addresses
+
+
+def answered(
+    address: str, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def description(server: Addresses) -> Any:
+    return json.loads(answered(server.http, "GET", "/openapi.json")[2])
+
+
+def test_the_description_is_valid_and_says_what_is_loaded(server: Addresses) -> None:
+    status, headers, body = answered(server.http, "GET", "/openapi.json")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    document = json.loads(body)
+    OpenAPIV31SpecValidator(document).validate()
+    assert document["info"]["title"] == HOSTILE
+    for one in models():
+        assert f"/v2/models/{one['name']}/infer" in document["paths"]
+
+
+def examples(document: Any) -> Iterator[tuple[str, str, Any, Any]]:
+    """Every GET and every example: method, path, body and the content that the answer may have."""
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            complete = "example" in content and "x-left-out" not in content
+            if "{" not in path and (method == "get" or complete):
+                yield method, path, content.get("example"), operation["responses"]["200"]["content"]
+
+
+def test_every_example_is_answered(server: Addresses) -> None:
+    tried = set()
+    for method, path, body, content in examples(description(server)):
+        status, headers, answer = answered(server.http, method.upper(), path, body)
+        assert status == 200, (path, answer)
+        assert headers["Content-Type"].partition(";")[0] in content
+        tried.add(path)
+    assert {"/v2", "/metrics", "/v2/models/echo_BYTES/infer", "/v2/models/named/generate_stream"} <= tried
+
+
+def test_an_example_comes_back_as_the_description_says(server: Addresses) -> None:
+    post = description(server)["paths"]["/v2/models/echo_FP32/infer"]["post"]
+    sent = post["requestBody"]["content"]["application/json"]["example"]
+    _, _, body = answered(server.http, "POST", "/v2/models/echo_FP32/infer", sent)
+    assert json.loads(body) == post["responses"]["200"]["content"]["application/json"]["example"]
+
+
+def test_the_page_is_the_same_whatever_the_names_are(server: Addresses) -> None:
+    status, headers, body = answered(server.http, "GET", "/docs")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert HOSTILE.encode() not in body
+    assert b"named" not in body
+
+
+def test_one_request_more_than_a_page_needs_is_refused(server: Addresses) -> None:
+    for path in ("/openapi.json", "/docs", "/v2/health/live"):
+        for method in ("POST", "HEAD", "OPTIONS", "DELETE"):
+            status, headers, _ = answered(server.http, method, path)
+            assert (status, headers["Allow"]) == (405, "GET"), (method, path)
+        assert answered(server.http, "GET", f"{path}/")[0] == 404
+
+
+def test_the_metrics_port_has_neither(server: Addresses) -> None:
+    for path in ("/openapi.json", "/docs"):
+        assert answered(server.metrics, "GET", path)[0] == 404
+
+
+def test_health_bodies_are_json(server: Addresses) -> None:
+    assert answered(server.http, "GET", "/v2/health/live")[2] == b'{"live":true}'
+    assert answered(server.http, "GET", "/v2/health/ready")[2] == b'{"ready":true}'
+    assert answered(server.http, "GET", "/v2/models/wide/ready")[2] == b'{"ready":true}'
+
+
+def test_restricted_metadata_closes_both(tmp_path_factory: pytest.TempPathFactory) -> None:
+    settings = {"restricted_endpoints": ["metadata"], "access_token": "right"}
+    echo = [one for one in models() if one["name"] == "echo_FP32"]
+    config = write_config(tmp_path_factory.mktemp("s"), echo, host="127.0.0.1", **settings)
+    with serving(GPUSERVE, "serve", str(config)) as closed:
+        for path in ("/openapi.json", "/docs"):
+            assert answered(closed.http, "GET", path)[0] == 403
+            assert answered(closed.http, "GET", path, **{"triton-access-token": "right"})[0] == 200

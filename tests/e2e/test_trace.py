@@ -1,0 +1,307 @@
+"""Trace settings over every door, and what they make: files of traces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from conftest import MODELS, model, tensor, write_config
+from serving import GPUSERVE, Addresses, serving
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+TIMEOUT_S = 15.0
+CLIENTS = {"grpc": tritonclient.grpc, "http": tritonclient.http}
+STREAMS = MODELS.with_name("streams.py")
+NETWORK = {
+    "http": (["HTTP_RECV_START", "HTTP_RECV_END"], ["HTTP_SEND_START", "HTTP_SEND_END"]),
+    "grpc": (["GRPC_WAITREAD_START", "GRPC_WAITREAD_END"], ["GRPC_SEND_START", "GRPC_SEND_END"]),
+}
+INSIDE = [
+    "REQUEST_START",
+    "QUEUE_START",
+    "COMPUTE_START",
+    "COMPUTE_INPUT_END",
+    "COMPUTE_OUTPUT_START",
+    "COMPUTE_END",
+    "INFER_RESPONSE_COMPLETE",
+    "REQUEST_END",
+]
+CLEARED = dict.fromkeys(("trace_level", "trace_rate", "trace_count", "log_frequency"))
+ALL = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}
+
+
+class Traced(NamedTuple):
+    """A server that traces nothing yet, and where it would write."""
+
+    addresses: Addresses
+    file: Path
+
+
+@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+    folder = tmp_path_factory.mktemp("traced")
+    entries = [
+        model(name, "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 8) for name in ("a", "b")
+    ]
+    config = write_config(
+        folder,
+        entries,
+        host="127.0.0.1",
+        transport=request.param,
+        trace={"file": str(folder / "trace.json")},
+    )
+    with serving(GPUSERVE, "serve", str(config)) as addresses:
+        yield Traced(addresses, folder / "trace.json")
+
+
+def client(addresses: Addresses, protocol: str) -> Any:
+    return CLIENTS[protocol].InferenceServerClient(addresses.grpc if protocol == "grpc" else addresses.http)
+
+
+@pytest.fixture(params=CLIENTS)
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def asked(traced: Traced, protocol: str) -> Iterator[Any]:
+    """A client; afterwards all settings are those of the start."""
+    with client(traced.addresses, protocol) as made:
+        yield made
+        made.update_trace_settings("a", CLEARED)
+        made.update_trace_settings(settings=CLEARED)
+
+
+def plain(answer: Any) -> dict[str, Any]:
+    """An answer of either protocol as HTTP has it."""
+    if isinstance(answer, dict):
+        return answer
+    values = {name: list(one.value) for name, one in answer.settings.items()}
+    return {name: texts if name == "trace_level" else texts[0] for name, texts in values.items()}
+
+
+def infer(asked: Any, protocol: str, name: str = "a", **more: Any) -> None:
+    x = CLIENTS[protocol].InferInput("x", [1, 3], "FP32")
+    x.set_data_from_numpy(np.array([[1, 2, 3]], np.float32))
+    asked.infer(name, [x], **more)
+
+
+def eventually(path: Path, traces: int) -> list[list[dict[str, Any]]]:
+    """The events of so many traces, as soon as they are in the file."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError, ValueError):  # it may be in the middle of a write
+            found: dict[int, list[dict[str, Any]]] = {}
+            for event in json.loads(path.read_text()):
+                found.setdefault(event["id"], []).append(event)
+            if len(found) >= traces:
+                return list(found.values())
+        time.sleep(0.01)
+    raise AssertionError(f"{path.name} has no {traces} traces")
+
+
+def next_traces(traced: Traced, number: int) -> Any:
+    """What is written into the one file from now on."""
+    before = len(eventually(traced.file, 0)) if traced.file.exists() else 0
+    return lambda: eventually(traced.file, before + number)[before:]
+
+
+def moments(trace: list[dict[str, Any]]) -> list[str]:
+    """The names of a trace's moments, which are in their order."""
+    (timestamps,) = [one["timestamps"] for one in trace if "timestamps" in one]
+    at = [one["ns"] for one in timestamps]
+    assert at == sorted(at)
+    return [one["name"] for one in timestamps]
+
+
+def test_settings_of_the_server_and_of_a_model(traced: Traced, asked: Any) -> None:
+    initial = {
+        "trace_level": ["OFF"],
+        "trace_rate": "1000",
+        "trace_count": "-1",
+        "log_frequency": "0",
+        "trace_file": str(traced.file),
+        "trace_mode": "triton",
+    }
+    assert plain(asked.get_trace_settings()) == plain(asked.get_trace_settings("a")) == initial
+    changed = initial | {"trace_rate": "7"}
+    assert plain(asked.update_trace_settings(settings={"trace_rate": "7"})) == changed
+    of_a = changed | {"trace_level": ["TIMESTAMPS", "TENSORS"]}
+    given = {"trace_level": ["TENSORS", "TIMESTAMPS"]}
+    assert plain(asked.update_trace_settings("a", given)) == of_a
+    assert plain(asked.get_trace_settings("b")) == changed
+    assert plain(asked.update_trace_settings("a", {"trace_level": None})) == changed
+    assert plain(asked.update_trace_settings(settings={"trace_rate": None})) == initial
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "statuses", "text"),
+    [
+        ("nope", {}, {"400", "StatusCode.INVALID_ARGUMENT"}, "Request for unknown model : nope"),
+        (
+            None,
+            {"trace_file": "x"},
+            {"501", "StatusCode.UNIMPLEMENTED"},
+            "trace file location can not be updated through network protocol",
+        ),
+        (
+            "a",
+            {"trace_rate": "x"},
+            {"400", "StatusCode.INVALID_ARGUMENT"},
+            "Unable to parse 'trace_rate', got: x",
+        ),
+        (
+            "a",
+            {"trace_level": ["OFF", "TENSORS"]},
+            {"400", "StatusCode.INVALID_ARGUMENT"},
+            "Expect only one trace level 'OFF' is specified",
+        ),
+    ],
+)
+def test_settings_that_cannot_be(
+    asked: Any, name: str | None, settings: dict[str, Any], statuses: set[str], text: str
+) -> None:
+    with pytest.raises(InferenceServerException) as raised:
+        asked.update_trace_settings(name, settings)
+    assert raised.value.message() == text
+    assert raised.value.status() in statuses
+
+
+def test_the_moments_of_a_request(traced: Traced, asked: Any, protocol: str) -> None:
+    written = next_traces(traced, 1)
+    asked.update_trace_settings("a", ALL)
+    infer(asked, protocol, request_id="7")
+    infer(asked, protocol, "b")  # is not traced
+    (trace,) = written()
+    number = trace[0]["id"]
+    assert trace[0] == {"id": number, "model_name": "a", "model_version": 1, "request_id": "7"}
+    received, sent = NETWORK[protocol]
+    assert moments(trace) == received + INSIDE + sent
+
+
+def test_the_tensors_of_a_request(traced: Traced, asked: Any, protocol: str) -> None:
+    written = next_traces(traced, 1)
+    asked.update_trace_settings(settings=ALL | {"trace_level": ["TENSORS"]})
+    infer(asked, protocol)
+    (trace,) = written()
+    shown = {"data": "1.0,2.0,3.0", "shape": "1,3", "dtype": "FP32"}
+    assert [(one["activity"], one["tensor"]) for one in trace[1:]] == [
+        ("TENSOR_QUEUE_INPUT", {"name": "x", **shown}),
+        ("TENSOR_BACKEND_OUTPUT", {"name": "y", **shown}),
+    ]
+
+
+def test_one_in_so_many_until_the_count_is_used_up(traced: Traced, asked: Any, protocol: str) -> None:
+    written = next_traces(traced, 2)
+    asked.update_trace_settings(settings=ALL | {"trace_rate": "3", "trace_count": "2"})
+    for number in range(1, 13):
+        infer(asked, protocol, request_id=str(number))
+    assert [trace[0]["request_id"] for trace in written()] == ["3", "6"]
+    assert plain(asked.get_trace_settings("b"))["trace_count"] == "0"
+
+
+def test_so_many_traces_a_file(traced: Traced, asked: Any, protocol: str) -> None:
+    taken = len(list(traced.file.parent.glob("trace.json.*")))
+    asked.update_trace_settings("a", ALL | {"log_frequency": "2"})
+    for number in range(1, 5):
+        infer(asked, protocol, request_id=str(number))
+    files = [Path(f"{traced.file}.{taken + one}") for one in range(2)]
+    ids = [[trace[0]["request_id"] for trace in eventually(one, 2)] for one in files]
+    assert ids == [["1", "2"], ["3", "4"]]
+
+
+def test_every_request_of_a_stream_is_a_trace(traced: Traced) -> None:
+    written = next_traces(traced, 3)
+    with client(traced.addresses, "grpc") as asked:
+        asked.update_trace_settings("a", ALL)
+        answers: list[Any] = []
+        asked.start_stream(lambda result, error: answers.append(error or result))
+        for number in range(3):
+            x = tritonclient.grpc.InferInput("x", [1, 1], "FP32")
+            x.set_data_from_numpy(np.array([[number]], np.float32))
+            asked.async_stream_infer("a", [x], request_id=str(number))
+        asked.stop_stream()
+        asked.update_trace_settings("a", CLEARED)
+    traces = written()
+    assert [trace[0]["request_id"] for trace in traces] == ["0", "1", "2"]
+    received, sent = NETWORK["grpc"]
+    assert {tuple(moments(trace)) for trace in traces} == {tuple(received + INSIDE + sent)}
+    assert len(answers) == 3
+
+
+def test_a_failed_request_is_a_trace_as_well(traced: Traced) -> None:
+    written = next_traces(traced, 1)
+    with client(traced.addresses, "http") as asked:
+        asked.update_trace_settings("a", ALL)
+        with pytest.raises(InferenceServerException):
+            infer(asked, "http", request_id="late", timeout=1)
+        asked.update_trace_settings("a", CLEARED)
+    (trace,) = written()
+    assert trace[0]["request_id"] == "late"
+    assert moments(trace)[-4:] == [*INSIDE[-2:], *NETWORK["http"][1]]
+
+
+def test_log_settings(traced: Traced, protocol: str) -> None:
+    initial = {
+        "log_file": "",
+        "log_info": True,
+        "log_warning": True,
+        "log_error": True,
+        "log_verbose_level": 0,
+        "log_format": "default",
+    }
+    kinds = {"log_info": "bool_param", "log_verbose_level": "uint32_param", "log_format": "string_param"}
+    with client(traced.addresses, protocol) as asked:
+        given = {"log_info": False, "log_verbose_level": 1, "log_format": "ISO8601", "log_error": None}
+        answer = asked.update_log_settings(given)
+        if protocol == "grpc":
+            assert isinstance(answer, service_pb2.LogSettingsResponse)
+            assert {name: getattr(answer.settings[name], kind) for name, kind in kinds.items()} == {
+                name: given[name] for name in kinds
+            }
+            asked.update_log_settings({name: initial[name] for name in kinds})
+        else:
+            assert answer == initial | {name: given[name] for name in kinds}
+            assert asked.update_log_settings(initial | {"log_file": None}) == initial
+            assert list(asked.get_log_settings()) == list(initial)
+
+
+@pytest.mark.parametrize(
+    ("settings", "statuses", "text"),
+    [
+        (
+            {"log_file": "x"},
+            {"501", "StatusCode.UNIMPLEMENTED"},
+            "log file location can not be updated through network protocol",
+        ),
+        (
+            {"log_format": "x"},
+            {"503", "StatusCode.INVALID_ARGUMENT"},
+            "invalid argument for",
+        ),
+    ],
+)
+def test_log_settings_that_cannot_be(
+    traced: Traced, protocol: str, settings: dict[str, Any], statuses: set[str], text: str
+) -> None:
+    with (
+        client(traced.addresses, protocol) as asked,
+        pytest.raises(InferenceServerException, match=text) as raised,
+    ):
+        asked.update_log_settings(settings)
+    assert raised.value.status() in statuses
+
+
+def test_the_server_says_what_it_does(traced: Traced, protocol: str) -> None:
+    with client(traced.addresses, protocol) as asked:
+        found = asked.get_server_metadata() if protocol == "http" else asked.get_server_metadata(as_json=True)
+    assert {"trace", "logging"} <= set(found["extensions"])

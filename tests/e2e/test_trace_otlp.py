@@ -1,0 +1,155 @@
+"""Mode "opentelemetry": the spans that a collector receives."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from conftest import model, tensor, write_config
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from serving import GPUSERVE, Addresses, serving
+
+TIMEOUT_S = 20.0
+CLIENTS = {"grpc": tritonclient.grpc, "http": tritonclient.http}
+TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class Collector(ThreadingHTTPServer):
+    """Takes OTLP over HTTP; every span it was sent is in ``spans``, with its resource's attributes."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Export)
+        self.spans: queue.Queue[tuple[Any, dict[str, str]]] = queue.Queue()
+
+
+class Export(BaseHTTPRequestHandler):
+    """One export."""
+
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        request = ExportTraceServiceRequest()
+        request.ParseFromString(body)
+        for one in request.resource_spans:
+            resource = {pair.key: pair.value.string_value for pair in one.resource.attributes}
+            for scope in one.scope_spans:
+                for span in scope.spans:
+                    self.server.spans.put((span, resource))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(TIMEOUT_S)
+
+
+@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+def traced(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Iterator[Addresses]:
+    folder = tmp_path_factory.mktemp("traced")
+    entry = model("a", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 8)
+    trace = {
+        "level": ["TIMESTAMPS"],
+        "rate": 1,
+        "mode": "opentelemetry",
+        "url": f"http://127.0.0.1:{collector.server_port}/v1/traces",
+        "resource": {"service.name": "tested"},
+    }
+    config = write_config(folder, [entry], host="127.0.0.1", transport=request.param, trace=trace)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # ms
+        with serving(GPUSERVE, "serve", str(config)) as addresses:
+            yield addresses
+
+
+def infer(addresses: Addresses, protocol: str, **headers: str) -> None:
+    library = CLIENTS[protocol]
+    address = addresses.grpc if protocol == "grpc" else addresses.http
+    with library.InferenceServerClient(address) as client:
+        x = library.InferInput("x", [1, 1], "FP32")
+        x.set_data_from_numpy(np.zeros((1, 1), np.float32))
+        client.infer("a", [x], headers=headers, request_id="7")
+
+
+def spans(collector: Collector, number: int) -> dict[str, tuple[Any, dict[str, str]]]:
+    """The next spans, by name."""
+    found = [collector.spans.get(timeout=TIMEOUT_S) for _ in range(number)]
+    return {span.name: (span, resource) for span, resource in found}
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_a_request_is_a_tree_of_spans(traced: Addresses, collector: Collector, protocol: str) -> None:
+    infer(traced, protocol)
+    found = spans(collector, 5)
+    tree = {name: span for name, (span, _) in found.items()}
+    assert set(tree) == {"InferRequest", "a", "queue", "compute", "cpu#0"}
+    assert tree["InferRequest"].parent_span_id == b""
+    parents = {"a": "InferRequest", "queue": "a", "compute": "a", "cpu#0": "compute"}
+    for child, parent in parents.items():
+        assert tree[child].parent_span_id == tree[parent].span_id
+        assert tree[child].trace_id == tree[parent].trace_id
+        assert tree[child].start_time_unix_nano >= tree[parent].start_time_unix_nano
+        assert tree[child].end_time_unix_nano <= tree[parent].end_time_unix_nano
+    attributes = {one.key: one.value for one in tree["InferRequest"].attributes}
+    assert attributes["triton.model_name"].string_value == "a"
+    assert attributes["triton.request_id"].string_value == "7"
+    assert found["a"][1]["service.name"] == "tested"
+
+
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_the_callers_span_is_the_parent(traced: Addresses, collector: Collector, protocol: str) -> None:
+    infer(traced, protocol, traceparent=f"00-{TRACE_ID}-{SPAN_ID}-00")  # its caller does not trace this one
+    infer(traced, protocol, traceparent=f"00-{TRACE_ID}-{SPAN_ID}-01", tracestate="vendor=value")
+    found = spans(collector, 5)
+    request = found["InferRequest"][0]
+    assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE_ID, SPAN_ID)
+    assert request.trace_state == "vendor=value"
+    assert {span.trace_id.hex() for span, _ in found.values()} == {TRACE_ID}
+    assert collector.spans.empty()
+
+
+def test_the_settings_are_those_of_the_mode(traced: Addresses, collector: Collector) -> None:
+    with tritonclient.http.InferenceServerClient(traced.http) as client:
+        assert client.get_trace_settings("a") == {
+            "trace_level": ["TIMESTAMPS"],
+            "trace_rate": "1",
+            "trace_count": "-1",
+            "trace_mode": "opentelemetry",
+            "url": f"http://127.0.0.1:{collector.server_port}/v1/traces",
+            "resource": "service.name=tested",
+        }
+
+
+def test_requests_do_not_wait_for_a_collector_that_is_gone(tmp_path: Path) -> None:
+    entry = model("a", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 8)
+    trace = {
+        "level": ["TIMESTAMPS"],
+        "rate": 1,
+        "mode": "opentelemetry",
+        "url": "http://127.0.0.1:1/v1/traces",
+    }
+    with serving(GPUSERVE, "serve", str(write_config(tmp_path, [entry], trace=trace))) as addresses:
+        for _ in range(10):
+            infer(addresses, "http")

@@ -1,0 +1,256 @@
+"""Every HTTP route and every gRPC method through both transports: without a token, with a wrong and the right
+one, and asked for by a client of another machine. What is missing here fails the first tests.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import grpc
+import pytest
+from conftest import model, tensor, write_config
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from serving import GPUSERVE, Addresses, serving
+from tritonclient.grpc import service_pb2 as pb
+
+from gpuserve.access import ENDPOINT_GROUPS
+from gpuserve.front.endpoint import routes
+from gpuserve.front.endpoint.restrictions import ENDPOINTS, METHODS, Access, Kind
+from gpuserve.front.endpoint.routes import Endpoint, Route
+
+TIMEOUT_S = 15.0
+TOKEN, OTHER = "of-the-rule", "of-inference"
+HEADER, GRPC_HEADER = "triton-access-token", "triton-grpc-protocol-triton-access-token"
+#: A mark that a proxy leaves makes a client on this machine one of another.
+ELSEWHERE = {"x-forwarded-for": "203.0.113.9"}
+PATHS: Mapping[Endpoint, str] = {
+    Endpoint.SERVER_METADATA: "/v2",
+    Endpoint.SERVER_LIVE: "/v2/health/live",
+    Endpoint.SERVER_READY: "/v2/health/ready",
+    Endpoint.MODEL_METADATA: "/v2/models/m",
+    Endpoint.MODEL_READY: "/v2/models/m/ready",
+    Endpoint.MODEL_CONFIG: "/v2/models/m/config",
+    Endpoint.MODEL_INFER: "/v2/models/m/infer",
+    Endpoint.MODEL_GENERATE: "/v2/models/m/generate",
+    Endpoint.MODEL_GENERATE_STREAM: "/v2/models/m/generate_stream",
+    Endpoint.MODEL_STATISTICS: "/v2/models/m/stats",
+    Endpoint.REPOSITORY_INDEX: "/v2/repository/index",
+    Endpoint.REPOSITORY_LOAD: "/v2/repository/models/m/load",
+    Endpoint.REPOSITORY_UNLOAD: "/v2/repository/models/m/unload",
+    Endpoint.REPOSITORY_NAMED: "/v2/repository/other/index",
+    Endpoint.SYSTEM_REGION_STATUS: "/v2/systemsharedmemory/status",
+    Endpoint.SYSTEM_REGION_REGISTER: "/v2/systemsharedmemory/region/r/register",
+    Endpoint.SYSTEM_REGION_UNREGISTER: "/v2/systemsharedmemory/unregister",
+    Endpoint.CUDA_REGION_STATUS: "/v2/cudasharedmemory/status",
+    Endpoint.CUDA_REGION_REGISTER: "/v2/cudasharedmemory/region/r/register",
+    Endpoint.CUDA_REGION_UNREGISTER: "/v2/cudasharedmemory/unregister",
+    Endpoint.TRACE_SETTING: "/v2/trace/setting",
+    Endpoint.TRACE_UPDATE: "/v2/trace/setting",
+    Endpoint.LOGGING: "/v2/logging",
+    Endpoint.LOGGING_UPDATE: "/v2/logging",
+    Endpoint.METRICS: "/metrics",
+    Endpoint.OPENAPI: "/openapi.json",
+    Endpoint.DOCS: "/docs",
+}
+#: Messages that change something, of methods that may also read.
+CHANGE = {
+    "TraceSetting": pb.TraceSettingRequest(
+        settings={"trace_rate": pb.TraceSettingRequest.SettingValue(value=["7"])}
+    ),
+    "LogSettings": pb.LogSettingsRequest(
+        settings={"log_info": pb.LogSettingsRequest.SettingValue(bool_param=True)}
+    ),
+}
+
+
+def serve(folder: Any, transport: str, **settings: Any) -> Any:
+    entries = [model("m", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 4)]
+    config = write_config(folder, entries, host="0.0.0.0", transport=transport, **settings)
+    return serving(GPUSERVE, "serve", str(config))
+
+
+@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+def closed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    """A server whose every group needs a token; inference takes another one as well."""
+    rules = [{"groups": list(ENDPOINT_GROUPS), "token": TOKEN}, {"groups": ["inference"], "token": OTHER}]
+    with serve(tmp_path_factory.mktemp("closed"), request.param, access_rules=rules) as addresses:
+        yield addresses
+
+
+@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    """A server as it is by default."""
+    with serve(tmp_path_factory.mktemp("plain"), request.param) as addresses:
+        yield addresses
+
+
+def http_status(address: str, endpoint: Endpoint, headers: Mapping[str, str]) -> tuple[int, str]:
+    body = b"{}" if endpoint.method == "POST" else None
+    url = f"http://{address}{PATHS[endpoint]}"
+    request = urllib.request.Request(url, body, dict(headers), method=endpoint.method)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def grpc_status(address: str, path: str, message: bytes, headers: Mapping[str, str]) -> tuple[str, str]:
+    """The status of a call of any kind: the first answer is as good as the last."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(path)(iter([message]), metadata=[*headers.items()], timeout=TIMEOUT_S)
+        try:
+            for _ in call:
+                call.cancel()
+                return "OK", ""
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+    return "OK", ""
+
+
+def control_message(path: str) -> bytes:
+    message: Any = CHANGE.get(path.rpartition("/")[2])
+    return b"" if message is None else message.SerializeToString()
+
+
+# ---- nothing is left out ------------------------------------------------------------------------
+
+
+def test_every_endpoint_is_asked_for() -> None:
+    assert set(PATHS) == set(Endpoint) == set(ENDPOINTS)
+    for endpoint, path in PATHS.items():
+        route = routes.match(endpoint.method, path.encode())
+        assert isinstance(route, Route)
+        assert route.endpoint is endpoint
+
+
+def test_every_method_that_the_server_tells_of_is_in_the_table(plain: Addresses) -> None:
+    with grpc.insecure_channel(plain.grpc) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        told = set()
+        for service in database.get_services():
+            file = database.FindFileContainingSymbol(service)
+            package = f"{file.package}." if file.package else ""
+            told |= {
+                f"/{package}{one.name}/{method.name}"
+                for one in file.service
+                if f"{package}{one.name}" == service
+                for method in one.method
+            }
+    assert told == set(METHODS)
+
+
+# ---- tokens -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endpoint", Endpoint, ids=lambda one: one.name)
+def test_every_endpoint_needs_the_token(closed: Addresses, endpoint: Endpoint) -> None:
+    expected = (403, f'{{"error":"This API is restricted, expecting header \'{HEADER}\'"}}')
+    wrong = [{}, {HEADER: "wrong"}, {HEADER: TOKEN[:-1]}, {HEADER: "x" * 20_000}, {GRPC_HEADER: TOKEN}]
+    wrong += [{"authorization": f"Bearer {TOKEN}x"}, {"authorization": TOKEN}]
+    if ENDPOINTS[endpoint].group != "inference":
+        wrong.append({HEADER: OTHER})
+    for headers in wrong:
+        assert http_status(closed.http, endpoint, headers) == expected, headers
+    for headers in ({HEADER: TOKEN}, {"authorization": f"Bearer {TOKEN}", **ELSEWHERE}):
+        assert http_status(closed.http, endpoint, headers)[0] != 403, headers
+
+
+@pytest.mark.parametrize("path", METHODS)
+def test_every_method_needs_the_token(closed: Addresses, path: str) -> None:
+    expected = ("UNAVAILABLE", f"This protocol is restricted, expecting header '{GRPC_HEADER}'")
+    wrong = [{}, {GRPC_HEADER: "wrong"}, {HEADER: TOKEN.upper()}, {"authorization": f"Bearer {TOKEN}x"}]
+    if METHODS[path].group != "inference":
+        wrong.append({GRPC_HEADER: OTHER})
+    for address in (closed.grpc, closed.http):  # which speaks both protocols
+        for headers in wrong:
+            assert grpc_status(address, path, b"", headers) == expected, headers
+        for headers in ({GRPC_HEADER: TOKEN}, {HEADER: TOKEN}, {"authorization": f"bearer {TOKEN}"}):
+            assert grpc_status(address, path, b"", headers) != expected, headers
+
+
+def test_either_token_of_a_group_opens_it(closed: Addresses) -> None:
+    for token in (TOKEN, OTHER):
+        assert http_status(closed.http, Endpoint.MODEL_INFER, {HEADER: token})[0] == 400
+        _, text = grpc_status(closed.grpc, "/inference.GRPCInferenceService/ModelInfer", b"", {HEADER: token})
+        assert "is restricted" not in text
+
+
+def test_the_metrics_port_needs_none(closed: Addresses) -> None:
+    with urllib.request.urlopen(f"http://{closed.metrics}/metrics", timeout=TIMEOUT_S) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/inference.GRPCInferenceService/Nope", "/grpc.health.v1.Health/List", "/a/b"]
+)
+def test_a_method_that_is_not_listed(closed: Addresses, plain: Addresses, path: str) -> None:
+    for address in (closed.grpc, closed.http, plain.grpc):
+        assert grpc_status(address, path, b"", {HEADER: TOKEN})[0] == "UNIMPLEMENTED"
+
+
+# ---- clients of other machines ------------------------------------------------------------------
+
+
+def is_remote_refusal(text: str, access: Access) -> bool:
+    return f"This '{access.group}' operation is only for clients on the server's own machine" in text
+
+
+@pytest.mark.parametrize("endpoint", Endpoint, ids=lambda one: one.name)
+def test_control_over_http_is_for_clients_of_this_machine(plain: Addresses, endpoint: Endpoint) -> None:
+    access = ENDPOINTS[endpoint]
+    for headers in (ELSEWHERE, {"origin": "https://example.com"}):
+        status, text = http_status(plain.http, endpoint, headers)
+        expected = access.kind is not Kind.USE
+        assert (status == 403, is_remote_refusal(text, access)) == (expected, expected), headers
+    assert http_status(plain.http, endpoint, {"origin": "http://localhost:8000"})[0] != 403
+
+
+@pytest.mark.parametrize("path", METHODS)
+def test_control_over_grpc_is_for_clients_of_this_machine(plain: Addresses, path: str) -> None:
+    access, message = METHODS[path], control_message(path)
+    for address in (plain.grpc, plain.http):
+        status, text = grpc_status(address, path, message, ELSEWHERE)
+        expected = access.kind is not Kind.USE
+        assert (status == "PERMISSION_DENIED", is_remote_refusal(text, access)) == (expected, expected)
+        assert grpc_status(address, path, message, {})[0] != "PERMISSION_DENIED"
+        if access.kind is Kind.EITHER:  # who asks may read
+            assert grpc_status(address, path, b"", ELSEWHERE)[0] == "OK"
+
+
+def test_the_address_of_the_connection_counts(plain: Addresses, own_address: str) -> None:
+    def there(address: str) -> str:
+        return f"{own_address}:{address.rpartition(':')[2]}"
+
+    unload = METHODS["/inference.GRPCInferenceService/RepositoryModelUnload"]
+    status, text = http_status(there(plain.http), Endpoint.REPOSITORY_UNLOAD, {})
+    assert (status, is_remote_refusal(text, unload)) == (403, True)
+    path = "/inference.GRPCInferenceService/RepositoryModelUnload"
+    assert grpc_status(there(plain.grpc), path, b"", {})[0] == "PERMISSION_DENIED"
+    assert http_status(there(plain.http), Endpoint.LOGGING, {})[0] == 200
+
+
+def test_remote_control_and_nothing_else_is_opened(tmp_path: Any) -> None:
+    with serve(tmp_path, "h2corn", remote_control=["logging"]) as addresses:
+        assert http_status(addresses.http, Endpoint.LOGGING_UPDATE, ELSEWHERE)[0] == 200
+        message = control_message("/LogSettings")
+        path = "/inference.GRPCInferenceService/LogSettings"
+        assert grpc_status(addresses.grpc, path, message, ELSEWHERE)[0] == "OK"
+        assert http_status(addresses.http, Endpoint.TRACE_UPDATE, ELSEWHERE)[0] == 403
+
+
+@pytest.fixture
+def own_address() -> str:
+    """An address of this machine that is not the loopback."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; tells the address that would be used
+        except OSError:
+            pytest.skip("this machine has no address but the loopback")
+        return str(probe.getsockname()[0])

@@ -1,0 +1,68 @@
+"""Settings that clients change act in every process of a server, and outlive its front."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operated import OperatedServer, Orders, config, model
+from processes import wait_until
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[OperatedServer]:
+    entry = model("m", Orders(tmp_path / "orders"))
+    path = config(tmp_path, entry, trace={"file": str(tmp_path / "trace.json"), "rate": 1})
+    with OperatedServer(path) as running:
+        running.wait_ready()
+        yield running
+        assert running.end() == 0
+
+
+def update(server: OperatedServer, path: str, **settings: Any) -> Any:
+    """POST settings; all of them come back."""
+    address = f"http://{server.addresses['HTTP']}{path}"
+    with urllib.request.urlopen(address, json.dumps(settings).encode(), timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def kill_front(server: OperatedServer) -> None:
+    front = server.front
+    os.kill(front, signal.SIGKILL)
+    wait_until(lambda: server.front not in {0, front}, "another front is started")
+    wait_until(lambda: server.status("/v2/health/ready") == 200, "the new front is ready")
+
+
+def traced(path: Path) -> list[int]:
+    try:
+        events = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return []
+    return [one["id"] for one in events if "model_name" in one]
+
+
+def test_log_settings_act_in_the_supervisor_and_outlive_the_front(server: OperatedServer) -> None:
+    update(server, "/v2/logging", log_warning=False)
+    kill_front(server)
+    assert not any("the front died" in line for line in server.log)
+    assert update(server, "/v2/logging")["log_warning"] is False
+    update(server, "/v2/logging", log_warning=True)
+    kill_front(server)
+    server.wait_log("the front died")
+
+
+def test_trace_settings_and_traces_outlive_the_front(server: OperatedServer, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    update(server, "/v2/models/m/trace/setting", trace_level=["TIMESTAMPS"])
+    assert server.infer("m", 1.0).status == 200
+    wait_until(lambda: traced(file) == [1], "one trace is written")
+    kill_front(server)
+    assert server.infer("m", 1.0).status == 200
+    wait_until(lambda: len(traced(file)) == 2, "the trace of the next front is written behind it")
+    assert len(set(traced(file))) == 2

@@ -1,0 +1,304 @@
+"""A worker over clients' regions of shared memory. The test is its front, and the clients."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from worker_process import LARGE, WorkerProcess, floats, loaded, model, output, values
+
+from gpuserve_worker import wire
+from gpuserve_worker.tensor import decode_bytes, encode_bytes
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+NBYTES = 4 * PAGE
+ROW = np.arange(4, dtype=np.float32)
+BYTES_MODEL = {"inputs": (("x", "BYTES", (-1,), False),), "outputs": (("y", "BYTES", (-1,), False),)}
+BOOL_MODEL = {"inputs": (("x", "BOOL", (-1,), False),), "outputs": (("y", "BOOL", (-1,), False),)}
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    """The memory of a client."""
+    fd = os.memfd_create("client")
+    os.ftruncate(fd, NBYTES)
+    yield fd
+    os.close(fd)
+
+
+def register(worker: WorkerProcess, fd: int, number: int = 1, offset: int = 0, nbytes: int = NBYTES) -> None:
+    worker.link.send(wire.Region(number, offset, nbytes), (fd,))
+
+
+def run(
+    worker: WorkerProcess,
+    parts: Sequence[bytes | wire.Place],
+    inner: int,
+    datatype: str = "FP32",
+    places: Sequence[wire.Place | None] | None = None,
+    batch_id: int = 1,
+) -> Any:
+    """A batch of one row a request: gathered from bytes, and by the worker from places in regions."""
+    lengths = [one.nbytes if isinstance(one, wire.Place) else len(one) for one in parts]
+    gathered = b"".join(b"?" * one.nbytes if isinstance(one, wire.Place) else one for one in parts)
+    tensor = worker.in_arena("x", datatype, (len(parts), inner), gathered)
+    assert isinstance(tensor.payload, wire.Ref)
+    fills = tuple(
+        wire.Fill(n, datatype, inner, tensor.payload.segment, tensor.payload.offset + sum(lengths[:n]), one)
+        for n, one in enumerate(parts)
+        if isinstance(one, wire.Place)
+    )
+    wanted = places or [None] * len(parts)
+    requests = tuple(wire.WireRequest(1, {}, (), () if one is None else (("y", one),)) for one in wanted)
+    worker.link.send(wire.Run(batch_id, requests, (tensor,), fills))
+    return worker.answer()
+
+
+def answers(worker: WorkerProcess, done: Any, dtype: Any = np.float32) -> list[Any]:
+    """The row of each request, or its failure."""
+    assert isinstance(done, wire.Done), done
+    each = wire.responses(done.responses or ())
+    return [one if isinstance(one, wire.WireFailure) else values(worker, one[0], dtype)[0] for one in each]
+
+
+def in_place(worker: WorkerProcess, nbytes: int, offset: int = 0) -> Any:
+    """A batch of one request that is read where the client has it."""
+    place = wire.Place(1, offset, nbytes)
+    tensor = wire.WireTensor("x", "FP32", (1, nbytes // 4), place)
+    worker.link.send(wire.Run(1, (wire.WireRequest(1, {}, ()),), (tensor,)))
+    return worker.answer()
+
+
+# ---- copied in, written out ------------------------------------------------------------------
+
+
+def test_rows_are_copied_from_regions_among_others(file: int) -> None:
+    os.pwrite(file, (ROW + 1).tobytes(), 2 * PAGE + 8)
+    with loaded(model("writes_input.py:doubled")) as worker:
+        register(worker, file, offset=PAGE, nbytes=2 * PAGE)
+        place = wire.Place(1, PAGE + 8, ROW.nbytes)
+        done = run(worker, [ROW.tobytes(), place, ROW.tobytes()], 4)
+        np.testing.assert_array_equal(output(worker, done), [ROW * 2, (ROW + 1) * 2, ROW * 2])
+        assert os.pread(file, ROW.nbytes, 2 * PAGE + 8) == (ROW + 1).tobytes()  # the client's is as it was
+
+
+def test_outputs_are_written_into_regions_and_nowhere_beside(file: int) -> None:
+    with loaded(model("echo.py:listed", outputs=(("x", "FP32", (-1,), False),))) as worker:
+        register(worker, file)
+        requests = (
+            wire.WireRequest(1, {}, (), (("x", wire.Place(1, 100, 64)),)),
+            wire.WireRequest(1, {}, ()),
+        )
+        worker.link.send(wire.Run(1, requests, (floats("x", ROW, ROW + 1),)))
+        placed, own = wire.responses(worker.answer().responses)
+        assert placed == (wire.WireTensor("x", "FP32", (1, 4), wire.Place(1, 100, ROW.nbytes)),)
+        assert isinstance(own, tuple)
+        assert values(worker, own[0]).tolist() == [(ROW + 1).tolist()]
+        written = os.pread(file, NBYTES, 0)
+        assert written == bytes(100) + ROW.tobytes() + bytes(NBYTES - 100 - ROW.nbytes)
+
+
+def test_an_output_that_does_not_fit_is_refused_and_its_neighbour_is_right(file: int) -> None:
+    with loaded(model("echo.py:batched")) as worker:
+        register(worker, file)
+        done = run(worker, [ROW.tobytes()] * 2, 4, places=[wire.Place(1, 0, 15), None])
+        refused, right = answers(worker, done)
+        assert refused.code == "INTERNAL"
+        assert refused.text.startswith(
+            "shared memory size specified with the request for output 'y' (15 bytes)"
+        )
+        assert right.tolist() == ROW.tolist()
+        assert os.pread(file, NBYTES, 0) == bytes(NBYTES)
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        b"\xff\xff\xff\xff" + b"a" * 12,
+        bytes(16),
+        encode_bytes([b"one", b"and"]) + b"xx",
+        b"\x01\0\0\0a\x01\0\0\0b\x01\0\0\0c",
+        b"\x08\0\0\0" + b"a" * 8 + b"\x08\0\0\0",
+        bytes(8)[:8] + b"\0" * 1000,
+    ],
+    ids=["too long", "too many", "too much", "one too many", "cut", "zeros"],
+)
+def test_malformed_byte_strings_fail_alone(file: int, malformed: bytes) -> None:
+    os.pwrite(file, malformed, 0)
+    with loaded(model("byte_strings.py:reverse", **BYTES_MODEL)) as worker:
+        register(worker, file)
+        good = encode_bytes([b"ab", b""])
+        os.pwrite(file, good, PAGE)
+        parts = [good, wire.Place(1, 0, len(malformed)), wire.Place(1, PAGE, len(good)), good]
+        done = run(worker, parts, 2, "BYTES")
+        each = wire.responses(done.responses)
+        assert [isinstance(one, wire.WireFailure) for one in each] == [False, True, False, False]
+        assert each[1].code == "INVALID_ARGUMENT"  # type: ignore[union-attr]
+        assert "a BYTES input in shared memory is malformed: " in each[1].text  # type: ignore[union-attr]
+        for one in (each[0], each[2], each[3]):
+            assert isinstance(one, tuple)
+            assert decode_bytes(worker.read(one[0].payload), 2) == [b"ba", b""]
+
+
+def test_bytes_that_are_no_bool_fail_alone(file: int) -> None:
+    os.pwrite(file, b"\0\1\2\0", 0)
+    with loaded(model("echo.py:batched", **BOOL_MODEL)) as worker:
+        register(worker, file)
+        done = run(worker, [b"\1\0\1\0", wire.Place(1, 0, 4), b"\0\0\1\1"], 4, "BOOL")
+        first, failure, last = answers(worker, done, np.bool_)
+        assert failure == wire.WireFailure(
+            "INVALID_ARGUMENT", "a BOOL input in shared memory holds other bytes than 0 and 1"
+        )
+        assert (first.tolist(), last.tolist()) == ([True, False, True, False], [False, False, True, True])
+
+
+def test_the_callable_is_not_called_for_requests_that_are_all_refused(file: int) -> None:
+    os.pwrite(file, b"\2" * 4, 0)
+    with loaded(model("over_regions.py:never_called", **BOOL_MODEL)) as worker:
+        register(worker, file)
+        done = run(worker, [wire.Place(1, 0, 2), wire.Place(1, 2, 2)], 2, "BOOL")
+        assert [one.code for one in answers(worker, done)] == ["INVALID_ARGUMENT"] * 2
+
+
+def test_in_a_stream_a_refused_request_is_told_once_and_the_others_go_on(file: int) -> None:
+    os.pwrite(file, b"\2" * 4, 0)
+    with loaded(model("over_regions.py:twice", decoupled=True, **BOOL_MODEL)) as worker:
+        register(worker, file)
+        tensor = worker.in_arena("x", "BOOL", (2, 2), b"\1\0??")
+        assert isinstance(tensor.payload, wire.Ref)
+        at = tensor.payload.offset + 2
+        fill = wire.Fill(1, "BOOL", 2, tensor.payload.segment, at, wire.Place(1, 0, 2))
+        worker.link.send(wire.Run(1, (wire.WireRequest(1, {}, ()),) * 2, (tensor,), (fill,)))
+        yields: list[Any] = []
+        while isinstance(message := worker.hear(worker.link), wire.Yield):
+            yields.append(wire.responses(message.responses or ()))
+        assert isinstance(message, wire.Done)
+        assert [type(one[1]) for one in yields] == [wire.WireFailure, type(None), type(None)]
+        assert [one[0] is None for one in yields] == [True, False, False]
+
+
+def test_a_stream_of_one_refused_request_is_a_failure(file: int) -> None:
+    os.pwrite(file, b"\2" * 4, 0)
+    with loaded(model("over_regions.py:twice", decoupled=True, **BOOL_MODEL)) as worker:
+        register(worker, file)
+        tensor = worker.in_arena("x", "BOOL", (1, 2), b"??")
+        assert isinstance(tensor.payload, wire.Ref)
+        fill = wire.Fill(0, "BOOL", 2, *tensor.payload[:2], wire.Place(1, 0, 2))
+        worker.link.send(wire.Run(1, (wire.WireRequest(1, {}, ()),), (tensor,), (fill,)))
+        failed = worker.answer()
+        assert isinstance(failed, wire.Failed)
+        assert wire.WireFailure(*failed.failure).code == "INVALID_ARGUMENT"
+
+
+# ---- a file that shrinks ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["never mapped", "mapped before"])
+def test_who_shrinks_a_file_loses_what_asked_for_it_alone(file: int, mapped: bool) -> None:
+    with loaded(model("echo.py:batched")) as worker:
+        register(worker, file)
+        place = wire.Place(1, 2 * PAGE, ROW.nbytes)
+        if mapped:
+            assert isinstance(run(worker, [place], 4, places=[place]), wire.Done)
+        os.ftruncate(file, PAGE)
+        right, read, placed = answers(
+            worker,
+            run(worker, [ROW.tobytes(), place, ROW.tobytes()], 4, places=[None, None, place], batch_id=2),
+        )
+        assert right.tolist() == ROW.tolist()
+        for failure in (read, placed):
+            assert failure.code == "INVALID_ARGUMENT"
+            assert "has shrunk since it was registered" in failure.text
+        assert os.fstat(file).st_size == PAGE
+        assert output(worker, worker.run([floats("x", [7])], batch_id=3)).tolist() == [[7]]
+
+
+@pytest.mark.parametrize("path", ["gives_back_what_it_shrank", "reads_what_it_shrank"])
+@pytest.mark.parametrize("nbytes", [NBYTES, 64 * LARGE])
+def test_a_file_that_shrinks_while_the_callable_reads_it(path: str, nbytes: int) -> None:
+    name = f"gpuserve-test-{uuid.uuid4().hex}"
+    spelled = np.frombuffer(name.encode().ljust(64, b"\0"), np.uint8).astype(np.float32)
+    shared = Path("/dev/shm") / name
+    try:
+        shared.write_bytes(spelled.tobytes().ljust(nbytes, b"\0"))
+        with loaded(model(f"over_regions.py:{path}", read_only_inputs=True)) as worker:
+            fd = os.open(shared, os.O_RDWR)
+            register(worker, fd, nbytes=nbytes)
+            os.close(fd)
+            failed = in_place(worker, nbytes)
+            assert isinstance(failed, wire.Failed), failed
+            assert wire.WireFailure(*failed.failure).code == "INVALID_ARGUMENT"
+            assert output(worker, worker.run([floats("x", [0, 7])], batch_id=2)).tolist() == [[0, 7]]
+    finally:
+        shared.unlink()
+
+
+def test_an_array_over_a_region_outlives_it_and_the_file(file: int) -> None:
+    os.pwrite(file, np.arange(PAGE, dtype=np.float32).tobytes(), 0)
+    with loaded(model("over_regions.py:keeps", read_only_inputs=True)) as worker:
+        before = worker.descriptors()
+        register(worker, file)
+        assert isinstance(in_place(worker, NBYTES), wire.Done)
+        worker.link.send(wire.DropRegion(1))
+        os.ftruncate(file, 0)
+        # What was kept is there until the next one is; a number may be used again.
+        other = os.memfd_create("other")
+        os.ftruncate(other, NBYTES)
+        register(worker, other)
+        os.pwrite(other, ROW.tobytes(), PAGE)
+        assert output(worker, in_place(worker, ROW.nbytes, PAGE)).tolist() == [ROW.tolist()]
+        os.close(other)
+        worker.link.send(wire.DropRegion(1))
+        worker.run([floats("x", [7])], batch_id=2)
+        assert worker.descriptors() == before
+
+
+def test_another_front_knows_no_region(file: int) -> None:
+    with loaded(model("echo.py:batched")) as worker:
+        before = worker.descriptors()
+        for epoch in range(2, 6):
+            register(worker, file)
+            assert output(worker, run(worker, [wire.Place(1, 0, 16)], 4)).tolist() == [[0, 0, 0, 0]]
+            worker.new_front(epoch)
+        assert worker.descriptors() == before
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_callable_that_outlives_its_front_reads_on_and_is_answered_to_nobody(file: int, fails: int) -> None:
+    os.pwrite(file, np.array([5, fails], np.float32).tobytes(), 0)
+    init = model("over_regions.py:outlives_its_front", read_only_inputs=True)
+    with loaded(init) as worker:
+        for epoch in range(2, 5):
+            register(worker, file)
+            tensor = wire.WireTensor("x", "FP32", (1, 2), wire.Place(1, 0, 8))
+            worker.link.send(wire.Run(1, (wire.WireRequest(1, {}, ()),), (tensor,)))
+            worker.new_front(epoch)
+        worker.start([floats("x", [0, 0])], batch_id=7)
+        worker.link.send(wire.Cancel(7, 0))
+        assert worker.answer().batch_id == 7  # and nothing before
+
+
+# ---- device memory ---------------------------------------------------------------------------
+
+
+def test_without_cupy_or_a_device_a_cuda_region_says_why_it_cannot_be_used() -> None:
+    with loaded(model("echo.py:batched")) as worker:
+        worker.link.send(wire.CudaRegion(5, 0, 64, bytes(64)))
+        opened = worker.hear(worker.link)
+        assert isinstance(opened, wire.RegionOpened)
+        assert opened.region == 5
+        assert opened.problem.startswith(("the server has no cupy", "CUDA could not open its handle"))
+        assert "\n" not in opened.problem
+        refused, right = answers(worker, run(worker, [wire.Place(5, 0, 16), ROW.tobytes()], 4))
+        assert refused.code == "INVALID_ARGUMENT"
+        assert refused.text == f"a region of CUDA memory is not there: {opened.problem}"
+        assert right.tolist() == ROW.tolist()
+        placed, _ = answers(worker, run(worker, [ROW.tobytes()] * 2, 4, places=[wire.Place(5, 0, 16), None]))
+        assert placed == refused
+        worker.link.send(wire.DropRegion(5))
+        assert output(worker, worker.run([floats("x", [7])], batch_id=3)).tolist() == [[7]]

@@ -1,0 +1,114 @@
+"""A scheduler of sequences with instances and a clock that only moves when told, for its tests."""
+
+from __future__ import annotations
+
+from gpuserve.front.endpoint.v2 import Sequence
+from gpuserve.front.scheduler.queue import QueuedRequest
+from gpuserve.front.scheduler.sequences import SequenceScheduler
+from gpuserve.front.scheduler.slots import Batch
+from gpuserve.sequence_spec import SequenceSpec
+from gpuserve.spec import BatchingSpec, QueueSpec
+
+US = 1e-6
+
+
+class SequencedRequest(QueuedRequest):
+    """A request that knows its sequence."""
+
+    __slots__ = ("_correlation",)
+
+    def __init__(
+        self,
+        correlation: Sequence,
+        *,
+        key: str = "",
+        nbytes: int = 1,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__(1, nbytes, key, timeout_s=timeout_s)
+        self._correlation = correlation
+
+    @property
+    def correlation(self) -> Sequence:
+        return self._correlation
+
+    def __repr__(self) -> str:
+        return f"<{self._correlation} {self.state.name}>"
+
+
+class Sequenced:
+    """A scheduler, its instances, and a clock in microseconds that only moves when told."""
+
+    def __init__(
+        self,
+        strategy: str = "direct",
+        *,
+        instances: int = 1,
+        max_batch_size: int = 4,
+        sequence: SequenceSpec | None = None,
+        batching: BatchingSpec | None = None,
+        max_requests: int = 0,
+        prefetch: int = 0,
+    ) -> None:
+        self.scheduler = SequenceScheduler(
+            "m",
+            max_batch_size=max_batch_size,
+            sequence=sequence or SequenceSpec(strategy, max_idle_us=1000),
+            batching=batching or BatchingSpec(),
+            queue=QueueSpec(max_requests, 0),
+            prefetch=prefetch,
+        )
+        for number in range(instances):
+            self.scheduler.instance_up(f"i{number}")
+        self.at_us = 0
+
+    @property
+    def now(self) -> float:
+        return self.at_us * US
+
+    def submit(
+        self,
+        correlation_id: int | str,
+        flags: str = "",
+        *,
+        key: str = "",
+        timeout_us: int | None = None,
+    ) -> SequencedRequest:
+        """A request with the ``flags`` "s" for start and "e" for end."""
+        timeout_s = None if timeout_us is None else timeout_us * US
+        correlation = Sequence(correlation_id, "s" in flags, "e" in flags)
+        request = SequencedRequest(correlation, key=key, timeout_s=timeout_s)
+        self.scheduler.submit(request, self.now)
+        return request
+
+    def next(self) -> Batch | None:
+        return self.scheduler.next_batch(self.now)
+
+    def must_next(self) -> Batch:
+        batch = self.next()
+        assert batch is not None
+        return batch
+
+    def step(self) -> list[int | str] | None:
+        """Form a batch and end it at once: the sequences in it, in the order of its rows."""
+        batch = self.next()
+        if batch is None:
+            return None
+        self.scheduler.complete(batch.batch_id)
+        return ids(batch)
+
+    def expired(self) -> list[QueuedRequest]:
+        return self.scheduler.expire(self.now)
+
+    def wakeup_us(self) -> int | None:
+        wakeup = self.scheduler.next_wakeup(self.now)
+        return None if wakeup is None else round(wakeup / US)
+
+    def count(self, name: str) -> int:
+        value: int = getattr(self.scheduler.statistics(), name)
+        return value
+
+
+def ids(batch: Batch) -> list[int | str]:
+    """The sequences of a batch."""
+    return [one.correlation.id for one in batch.requests if one.correlation is not None]

@@ -1,0 +1,394 @@
+"""Whatever happens to requests between a driver and its workers, each of them is counted once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuserve.errors import QueueFull, RequestError
+from gpuserve.front.endpoint.v2 import InferRequest, InputTensor, Sequence
+from gpuserve.front.links import WorkerLink
+from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.front.scheduler.flights import PendingRequest
+from gpuserve.front.scheduler.response_cache import ResponseCache
+from gpuserve.front.statistics import FailureReason
+from gpuserve.sequence_spec import SequenceSpec
+from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
+from gpuserve_worker import wire
+from gpuserve_worker.link import Link
+from gpuserve_worker.tensor import TensorSpec
+
+EPOCH, ROOM = 1, 6
+SPEC = ModelSpec(
+    "m",
+    (TensorSpec("x", "FP32", (1,)),),
+    (TensorSpec("y", "FP32", (1,)),),
+    4,
+    (InstanceSpec("a", "cpu", {}), InstanceSpec("b", "cpu", {})),
+    queue=QueueSpec(ROOM),
+)
+FAILURE = wire.WireFailure("INTERNAL", "no")
+PHASES = 10, 20, 30
+
+
+def request(rows: int, value: float, timeout_s: float | None = None) -> InferRequest:
+    data = struct.pack(f"{rows}f", *[value] * rows)
+    return InferRequest("m", "", "", {}, [InputTensor("x", "FP32", (rows, 1), data)], (), timeout_s)
+
+
+class Worker:
+    """The other end of a link, which answers as it is told."""
+
+    def __init__(self, driver: ModelDriver, instance: str) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        life, self._life = os.pipe()
+        self._socket = theirs
+        self._link = Link(theirs)
+        self.instance = instance
+        self.runs: list[wire.Run] = []
+        on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.instance_down(  # noqa: E731
+            link.instance, why
+        )
+        driver.instance_up(WorkerLink(instance, 1, ours, life, EPOCH, driver.on_message, on_down))
+        self._link.send(wire.Attached(EPOCH))
+
+    def hear(self) -> None:
+        """Take what has been sent."""
+        if self._socket.fileno() < 0:
+            return
+        self._socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while (received := self._link.receive()) is not None:
+                message, fds = received
+                for fd in fds:
+                    os.close(fd)
+                if isinstance(message, wire.Run):
+                    self.runs.append(message)
+        self._socket.setblocking(True)
+
+    def answer(self, well: list[bool]) -> None:
+        """Answer the batch at hand: each request well or not; an empty list fails it as a whole."""
+        run = self.runs.pop(0)
+        if not well:
+            self._link.send(wire.Failed(run.batch_id, FAILURE, True))
+            return
+        responses = tuple(
+            (wire.WireTensor("y", "FP32", (one[0], 1), bytes(4 * one[0])),) if good else FAILURE
+            for one, good in zip(wire.requests(run.requests), well * len(run.requests), strict=False)
+        )
+        self._link.send(wire.Done(run.batch_id, None, responses, True, *PHASES))
+
+    def give(self, responses: list[bool | None]) -> None:
+        """Give the requests of a stream's batch a response each: well, not, or none."""
+        run = self.runs[0]
+        given_out: tuple[Any, ...] = tuple(
+            None if good is None else (wire.WireTensor("y", "FP32", (), bytes(4)),) if good else FAILURE
+            for _, good in zip(run.requests, responses * len(run.requests), strict=False)
+        )
+        self._link.send(wire.Yield(run.batch_id, None, given_out))
+
+    def end(self) -> None:
+        """The stream's batch is at its end."""
+        run = self.runs.pop(0)
+        self._link.send(wire.Done(run.batch_id, None, None, True, *PHASES))
+
+    def claim(self, phase: Any) -> None:
+        """Answer the batch at hand, and say that it took this long."""
+        run = self.runs.pop(0)
+        self._link.send(wire.Done(run.batch_id, (), None, True, phase, 0, 0))
+
+    def die(self) -> None:
+        """The process ends."""
+        self.runs.clear()
+        os.close(self._life)
+        self._socket.close()
+
+
+class Scene:
+    """A driver, its workers, and every request that there was."""
+
+    def __init__(self, spec: ModelSpec, cache: ResponseCache | None) -> None:
+        self.metrics = ModelMetrics("m", "1", dict)
+        self.driver = ModelDriver(spec, 1 << 20, self.metrics, cache)
+        self.workers = [Worker(self.driver, one.name) for one in spec.instances]
+        self.pending: list[PendingRequest] = []
+        self.refused = 0
+        self.responses = 0
+
+    async def settle(self) -> None:
+        """Let everything happen that is due."""
+        for _ in range(6):
+            await asyncio.sleep(0)
+        for worker in self.workers:
+            worker.hear()
+
+    def submit(self, rows: int, value: float, timeout_s: float | None) -> None:
+        on_response = self._on_response if self.driver.spec.decoupled else None
+        try:
+            self.pending.append(self.driver.submit(request(rows, value, timeout_s), on_response))
+        except QueueFull:
+            self.refused += 1
+
+    def _on_response(self, response: Any) -> None:
+        self.responses += 1
+        response.close()
+
+    def take_back(self, number: int) -> None:
+        """As the doors do: it may be before the answer, after it, and more than once."""
+        if self.pending:
+            one = self.pending[number % len(self.pending)]
+            one.take_back()
+            one.answer.cancel()
+
+    def busy(self, number: int) -> Worker | None:
+        found = [worker for worker in self.workers if worker.runs]
+        return found[number % len(found)] if found else None
+
+    def replace(self, number: int) -> None:
+        number %= len(self.workers)
+        self.workers[number].die()
+
+    async def revive(self, number: int) -> None:
+        await self.settle()
+        number %= len(self.workers)
+        self.workers[number] = Worker(self.driver, self.workers[number].instance)
+
+    def close(self) -> None:
+        self.driver.close()
+        for worker in self.workers:
+            worker.die()
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("submit"), st.integers(1, 2), st.just(1)),
+    st.tuples(st.just("hurried"), st.integers(1, 4), st.just(1)),
+    st.tuples(st.just("take back"), st.integers(0, 20)),
+    st.tuples(st.just("answer"), st.integers(0, 1), st.sampled_from([[True], [True, False], []])),
+    st.tuples(st.just("die"), st.integers(0, 1)),
+)
+STREAM_STEPS = st.one_of(
+    st.tuples(st.just("submit"), st.integers(1, 1), st.integers(0, 3)),
+    st.tuples(st.just("take back"), st.integers(0, 20)),
+    st.tuples(
+        st.just("give"),
+        st.integers(0, 1),
+        st.lists(st.sampled_from([True, True, None, False]), min_size=1, max_size=4),
+    ),
+    st.tuples(st.just("answer"), st.integers(0, 1), st.just([])),
+    st.tuples(st.just("end"), st.integers(0, 1)),
+    st.tuples(st.just("die"), st.integers(0, 1)),
+)
+
+
+async def act(scene: Scene, step: tuple[Any, ...]) -> None:
+    match step:
+        case ("submit", rows, value):
+            scene.submit(rows, value, None)
+        case ("hurried", rows, value):
+            scene.submit(rows, value, 1e-5)
+        case ("take back", number):
+            scene.take_back(number)
+        case ("answer", number, well):
+            if (worker := scene.busy(number)) is not None:
+                worker.answer(well)
+        case ("give", number, responses):
+            if (worker := scene.busy(number)) is not None:
+                worker.give(responses)
+        case ("end", number):
+            if (worker := scene.busy(number)) is not None:
+                worker.end()
+        case ("die", number):
+            scene.replace(number)
+            await scene.revive(number)
+
+
+async def play(spec: ModelSpec, cache: ResponseCache | None, steps: list[Any]) -> Scene:
+    scene = Scene(spec, cache)
+    await scene.settle()
+    for step, at_once in steps:
+        await act(scene, step)
+        if not at_once:
+            await scene.settle()
+    await scene.settle()
+    scene.close()
+    await asyncio.sleep(0)
+    for one in scene.pending:  # what was not asked for is no fault of the test
+        if one.answer.done() and not one.answer.cancelled():
+            one.answer.exception()
+    return scene
+
+
+def check(scene: Scene) -> Counter[str]:
+    """Everything adds up; what became of the requests that nobody took back."""
+    statistics, durations = scene.metrics.statistics, scene.metrics.statistics.durations()
+    fates: Counter[str] = Counter()
+    for one in scene.pending:
+        assert one.answer.done()
+        if one.answer.cancelled():
+            fates["left"] += 1
+        else:
+            fates["failed" if isinstance(one.answer.exception(), RequestError) else "answered"] += 1
+    assert all(one.counted for one in scene.pending)
+    succeeded, failed = durations["success"].times, durations["fail"].times
+    assert succeeded + failed == len(scene.pending) + scene.refused
+    assert sum(statistics.failures.values()) == failed
+    assert fates["answered"] <= succeeded <= fates["answered"] + fates["left"]
+    canceled = statistics.failures[FailureReason.CANCELED]
+    assert canceled == scene.metrics.cancellations <= fates["left"]
+    assert sum(scene.metrics.failures.values()) + canceled + scene.refused == failed
+    assert durations["queue"].times == succeeded
+    executions = statistics.executions()
+    assert executions.requests == durations["compute_infer"].times
+    assert executions.requests + statistics.cache_hits == succeeded
+    assert executions.request_infer_ns == executions.requests * PHASES[1]
+    assert executions.compute_infer_ns == executions.count * PHASES[1]
+    assert sum(one.count for one in statistics.by_size().values()) == executions.count
+    assert min((one.ns for one in durations.values()), default=0) >= 0
+    return fates
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    steps=st.lists(st.tuples(STEPS, st.booleans()), max_size=25),
+    in_order=st.booleans(),
+    cached=st.booleans(),
+)
+def test_every_request_is_counted_once(steps: list[Any], in_order: bool, cached: bool) -> None:
+    spec = replace(SPEC, batching=BatchingSpec(preserve_ordering=in_order), response_cache=cached)
+    scene = asyncio.run(play(spec, ResponseCache(1 << 16) if cached else None, steps))
+    check(scene)
+    if cached:
+        statistics = scene.metrics.statistics
+        succeeded = statistics.durations()["success"].times
+        # An answer that was on its way while its client left is kept, and its request may be CANCELED.
+        assert statistics.cache_hits + statistics.cache_misses >= succeeded
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=st.lists(st.tuples(STREAM_STEPS, st.booleans()), max_size=25))
+def test_every_response_of_a_stream_is_counted_once(steps: list[Any]) -> None:
+    scene = asyncio.run(play(replace(SPEC, decoupled=True), None, steps))
+    check(scene)
+    totals: Counter[str] = Counter()
+    for one in scene.metrics.statistics.responses:
+        totals.update({name: duration.times for name, duration in one.durations().items()})
+    assert totals["success"] == scene.responses
+    assert totals["empty_response"] == scene.metrics.statistics.executions().requests
+    assert totals["compute_infer"] == totals["success"] + totals["fail"]
+
+
+def test_the_responses_of_streams_are_counted_by_their_index() -> None:
+    async def run() -> Scene:
+        scene = Scene(replace(SPEC, decoupled=True, instances=SPEC.instances[:1]), None)
+        (worker,) = scene.workers
+        await scene.settle()
+        for responses, leaves in (([True, True], False), ([True], True), ([True, False], False), ([], False)):
+            scene.submit(1, 1.0, None)
+            await scene.settle()
+            for good in responses:
+                worker.give([good])
+                await scene.settle()
+            if leaves:
+                scene.take_back(-1)
+            worker.end()
+            await scene.settle()
+        scene.pending[2].answer.exception()
+        scene.close()
+        return scene
+
+    scene = asyncio.run(run())
+    found = [
+        {name: one.times for name, one in index.durations().items() if one.times}
+        for index in scene.metrics.statistics.responses
+    ]
+    assert found == [
+        {"success": 3, "empty_response": 1, "compute_infer": 3, "compute_output": 3},
+        {"success": 1, "fail": 1, "cancel": 1, "compute_infer": 2, "compute_output": 2},
+        {"empty_response": 1},
+    ]
+    assert scene.metrics.statistics.durations()["success"].times == 2
+    assert scene.metrics.statistics.failures[FailureReason.BACKEND] == 1
+    assert scene.metrics.statistics.failures[FailureReason.CANCELED] == 1
+    assert scene.metrics.first_response.cumulative()[-1] == ("+Inf", 3)
+
+
+@pytest.mark.parametrize("phase", [-1, 1 << 63, "soon", None])
+def test_a_worker_that_gives_no_duration_is_ended_and_its_requests_go_on(phase: Any) -> None:
+    async def run() -> Scene:
+        scene = Scene(replace(SPEC, instances=SPEC.instances[:1]), None)
+        await scene.settle()
+        scene.submit(1, 1.0, None)
+        await scene.settle()
+        scene.workers[0].claim(phase)
+        await scene.settle()
+        scene.replace(0)
+        await scene.revive(0)
+        await scene.settle()
+        scene.workers[0].answer([True])
+        await scene.settle()
+        scene.close()
+        return scene
+
+    assert check(asyncio.run(run())) == {"answered": 1}
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_request_that_is_answered_and_taken_back_is_counted_once(in_order: bool) -> None:
+    """The second of two batches ends first; its answer waits for the other's where they go in order."""
+    spec = replace(SPEC, batching=BatchingSpec(preserve_ordering=in_order, merge=False))
+
+    async def run() -> Scene:
+        scene = Scene(spec, None)
+        await scene.settle()
+        scene.submit(1, 1.0, None)
+        scene.submit(1, 2.0, None)
+        await scene.settle()
+        second = next(worker for worker in scene.workers if worker.runs[0].batch_id == 1)
+        second.answer([True])
+        await scene.settle()
+        for number in (1, 0, 1):
+            scene.take_back(number)
+        await scene.settle()
+        scene.close()
+        return scene
+
+    scene = asyncio.run(run())
+    statistics = scene.metrics.statistics
+    assert statistics.durations()["success"].times == 1
+    assert statistics.failures[FailureReason.CANCELED] == 1
+
+
+def test_the_rest_of_a_sequence_goes_with_one_that_is_taken_back() -> None:
+    spec = replace(SPEC, instances=SPEC.instances[:1], sequence=SequenceSpec("oldest"))
+
+    async def run() -> Scene:
+        scene = Scene(spec, None)
+        await scene.settle()
+        for number in range(3):
+            asked = request(1, 1.0)
+            asked.sequence = Sequence(7, number == 0, False)
+            scene.pending.append(scene.driver.submit(asked))
+        await scene.settle()
+        scene.take_back(1)
+        await scene.settle()
+        scene.workers[0].answer([True])
+        await scene.settle()
+        scene.close()
+        return scene
+
+    scene = asyncio.run(run())
+    assert scene.metrics.statistics.durations()["success"].times == 1
+    assert scene.metrics.statistics.failures[FailureReason.CANCELED] == 2
+    assert isinstance(scene.pending[2].answer.exception(), RequestError)

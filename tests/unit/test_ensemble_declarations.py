@@ -1,0 +1,128 @@
+"""Ensembles as users declare them, in a file and in a program, and every mistake at its place."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bound import free_server
+from serving import GPUSERVE
+
+from gpuserve import Step, Tensor
+from gpuserve.config.load import load_file
+from gpuserve.config.messages import ConfigProblems
+from gpuserve.ensemble_spec import StepSpec
+from gpuserve.errors import BindError, InvalidArgument
+from gpuserve.spec_changes import changed
+
+MODEL = """\
+models:
+  - name: m
+    callable: pkg.mod:f
+    inputs: [{name: x, dtype: FP32, shape: [-1]}]
+    outputs: [{name: y, dtype: FP32, shape: [-1]}]
+  - name: e
+    inputs: [{name: a, dtype: FP32, shape: [-1]}]
+    outputs: [{name: b, dtype: FP32, shape: [-1]}]
+"""
+STEPS = """\
+    ensemble:
+      steps:
+        - {model: m, inputs: {x: t}, outputs: {y: b}}
+        - {model: m, version: 1, inputs: {x: a}, outputs: {y: t}}
+"""
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigProblems) as caught:
+        load_file(str(file), {})
+    return [str(problem).replace(f"{tmp_path}/", "").splitlines()[0] for problem in caught.value.problems]
+
+
+def test_what_a_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(MODEL + STEPS)
+    _, made = load_file(str(file), {}).models
+    assert made.is_ensemble
+    assert made.instances == ()
+    assert made.steps == (
+        StepSpec("m", 0, (("x", "t"),), (("y", "b"),)),
+        StepSpec("m", 1, (("x", "a"),), (("y", "t"),)),
+    )
+
+
+def test_mistakes_are_told_where_they_are(tmp_path: Path) -> None:
+    assert problems(tmp_path, MODEL + STEPS.replace("{x: t}", "{x: tt}")) == [
+        "config.yaml:11:34: tensor 'tt' is no input of the ensemble, and no step makes it; did you mean 't'?",
+        "config.yaml:12:11: no output of the ensemble needs anything that model 'm' makes here",
+    ]
+    wrong = STEPS.replace("{x: t}", "{z: t}").replace("model: m, version", "model: n, version")
+    assert problems(tmp_path, MODEL + wrong) == [
+        "config.yaml:11:30: model 'm' needs the input 'x', which it is not given here",
+        "config.yaml:11:34: model 'm' has no input 'z'; its inputs are 'x'",
+        "config.yaml:12:19: there is no model 'n'",
+    ]
+
+
+def test_what_goes_with_a_callable_does_not_go_with_steps(tmp_path: Path) -> None:
+    keys = "    response_cache: true\n    callable: pkg.mod:f\n    instances: [{count: 2}]\n"
+    assert problems(tmp_path, MODEL + STEPS + keys) == [
+        f"config.yaml:{line}: {key} does not go with ensemble: it is for the models of the steps"
+        for line, key in (("13:21", "response_cache"), ("14:15", "callable"), ("15:16", "instances"))
+    ]
+    assert problems(tmp_path, MODEL) == [
+        "config.yaml:6:5: missing key 'callable', or 'ensemble', in models[1]"
+    ]
+    empty = problems(tmp_path, MODEL + "    ensemble: {steps: []}\n")
+    assert empty == [
+        "config.yaml:9:23: models[1].ensemble.steps: expected at least one entry, given an empty list"
+    ]
+
+
+def test_check_says_what_an_ensemble_is_made_of(tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text("def f(requests): return requests\n")
+    (tmp_path / "config.yaml").write_text((MODEL + STEPS).replace("pkg.mod:f", "f.py:f"))
+    command = [GPUSERVE, "check", str(tmp_path / "config.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[:2] == ["m: cpu#0", "e: ensemble of m, m"]
+
+
+def test_changes_of_a_load_request(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(MODEL + STEPS)
+    specs = load_file(str(tmp_path / "config.yaml"), {}).models[1:]
+    (made,) = changed(specs, {"max_batch_size": 3, "decoupled": False, "response_cache": False})
+    assert made.max_batch_size == 3
+    for changes, text in (
+        ({"instance_group": [(2, ())]}, "it is an ensemble, which has no instance_group"),
+        ({"decoupled": True}, "it is an ensemble, which has no decoupled"),
+        ({"input": [("z", "FP32", (-1,), False)]}, "tensor 'a' is no input of the ensemble"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            changed(specs, changes)
+
+
+# ---- programs -------------------------------------------------------------------------------
+
+
+X, Y = Tensor((-1,), "float32", "INPUT_1"), Tensor((-1,), "float32", "y")
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        ([], "steps must be a non-empty list of Step"),
+        ([{"model": "m"}], "steps must be a non-empty list of Step"),
+        ([Step("m", {}, {})], r"steps\[0\]: outputs must name at least one output of model 'm'"),
+        ([Step("m", {"x": 3}, {"y": "y"})], r"steps\[0\]: inputs must be a mapping of non-empty strings"),  # type: ignore[dict-item]
+        ([Step("m", {}, {"y": "y"}, 0)], r"steps\[0\]: version must be an integer of at least 1, got 0"),
+        ([Step("a/b", {}, {"y": "y"})], "Model name 'a/b' is not allowed"),
+        ([Step("m", {"x": "INPUT_1"}, {"o": "z"})], r"outputs\[0\]: output 'y' is made by no step"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_where_it_is_made(steps: Any, text: str) -> None:
+    with pytest.raises(BindError, match=text):
+        free_server().ensemble("e", [X], [Y], steps)

@@ -1,0 +1,169 @@
+"""The life of a generation, the order of operations, and what the index says. No process runs here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.errors import GpuserveError, Internal
+from gpuserve.spec import InstanceSpec, ModelSpec
+from gpuserve.supervisor.generation import (
+    TRANSITIONS,
+    Generation,
+    GenerationEvent,
+    IllegalTransition,
+)
+from gpuserve.supervisor.model_index import ModelIndex
+from gpuserve.supervisor.model_operations import (
+    Load,
+    Operations,
+    OperationState,
+    Unload,
+    failed_start,
+    refused_load,
+)
+from gpuserve.supervisor.reactor import Reactor
+from gpuserve.supervisor.repository import DeclaredModels, loaded_at_start
+from gpuserve.supervisor.worker_group import WorkerGroup
+
+SPEC = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
+
+
+@pytest.fixture
+def reactor() -> Any:
+    one = Reactor()
+    yield one
+    one.close()
+
+
+def generation(reactor: Reactor, version: int = 1, *events: GenerationEvent) -> Generation:
+    spec = dataclasses.replace(SPEC, version=version)
+    group = WorkerGroup(spec, reactor, None, relay_output=False, load_timeout_s=0.0)  # type: ignore[arg-type]
+    one = Generation(version, spec, group, served=False)
+    for event in events:
+        one.apply(event)
+    return one
+
+
+LIFE = (GenerationEvent.LOADED, GenerationEvent.RETIRE, GenerationEvent.FINISHED, GenerationEvent.STOPPED)
+
+
+def test_a_generation_from_its_load_to_its_end(reactor: Reactor) -> None:
+    one, states = generation(reactor), []
+    for event in LIFE:
+        states.append(one.state.name)
+        one.apply(event)
+    assert [*states, one.state.name] == ["LOADING", "READY", "RETIRING", "STOPPING", "GONE"]
+
+
+@given(st.lists(st.sampled_from(GenerationEvent), max_size=8))
+def test_only_the_steps_of_the_table_are_taken(events: list[GenerationEvent]) -> None:
+    reactor = Reactor()
+    one = generation(reactor)
+    for event in events:
+        before = one.state
+        if (before, event) in TRANSITIONS:
+            one.apply(event)
+            assert one.state is TRANSITIONS[before, event]
+        else:
+            with pytest.raises(IllegalTransition, match=f"{event.name} in state {before.name}"):
+                one.apply(event)
+            assert one.state is before
+    reactor.close()
+
+
+def test_a_new_front_is_told_of_what_can_serve(reactor: Reactor) -> None:
+    told = [generation(reactor, 1, *LIFE[:count]).is_known_to_front for count in range(5)]
+    assert told == [True, True, False, False, False]
+
+
+class Log:
+    """Who asked, in the order of their answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[str, GpuserveError | None]] = []
+
+    def load(self, name: str, model: str = "m") -> Load:
+        return Load(model, self._answer(name), lambda: [SPEC], refused_load, replaces=True)
+
+    def unload(self, name: str, model: str = "m") -> Unload:
+        return Unload(model, self._answer(name))
+
+    def _answer(self, name: str) -> Any:
+        return lambda error: self.answers.append((name, error))
+
+
+def test_operations_on_one_model_wait_for_one_another() -> None:
+    log, operations = Log(), Operations()
+    first, second, other = log.load("first"), log.unload("second"), log.load("other", "n")
+    assert [operations.put(one) for one in (first, second, other)] == [True, False, True]
+    first.move(OperationState.RUNNING)
+    assert operations.running("m") is first
+    failure = Internal("no")
+    assert operations.finish(first, failure) is second
+    assert operations.finish(second) is None
+    assert log.answers == [("first", failure), ("second", None)]
+    assert (operations.running("m"), operations.running("n")) == (None, other)
+    with pytest.raises(RuntimeError, match="from ANSWERED to RUNNING"):
+        first.move(OperationState.RUNNING)
+
+
+def test_a_generation_is_of_the_load_at_work(reactor: Reactor) -> None:
+    log, operations, one = Log(), Operations(), generation(reactor)
+    load = log.load("load")
+    assert operations.load_of(one) is None
+    operations.put(load)
+    load.generations = [one]
+    assert operations.load_of(one) is load
+    assert operations.load_of(generation(reactor)) is None
+
+
+def test_all_that_waits_is_given_up_at_once() -> None:
+    log, operations = Log(), Operations()
+    given = [log.load("a"), log.unload("b"), log.load("c", "n")]
+    for one in given:
+        operations.put(one)
+    assert list(operations.take_all()) == given
+    assert (operations.running("m"), list(operations.take_all())) == (None, [])
+
+
+def test_what_clients_and_programs_are_told_of_a_failure() -> None:
+    assert str(refused_load(SPEC, "cpu#0", "no weights")) == (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: no weights;\n"
+    )
+    assert str(failed_start(SPEC, "cpu#0", "no weights")) == (
+        "model 'm': instance cpu#0 could not be started: no weights"
+    )
+
+
+def test_the_index_of_a_model(reactor: Reactor) -> None:
+    index = ModelIndex(DeclaredModels([SPEC]))
+    assert index.states("m", []) == ((0, "", ""),)
+    assert index.states("absent", []) == ()
+    index.unavailable("m", 1, "no weights")
+    assert index.states("m", []) == [(1, "UNAVAILABLE", "no weights")]
+    loading = generation(reactor, 1)
+    assert index.states("m", [loading]) == [(1, "LOADING", "")]
+    ready, retiring = generation(reactor, 1, *LIFE[:1]), generation(reactor, 2, *LIFE[:2])
+    assert index.states("m", [retiring, loading, ready]) == [(1, "READY", ""), (2, "UNLOADING", "")]
+    index.forget("m", 1)
+    assert index.states("m", []) == ((0, "", ""),)
+
+
+def test_the_index_forgets_what_cannot_be_loaded_again() -> None:
+    index = ModelIndex(DeclaredModels([]))
+    index.unavailable("m", 1, "no weights")
+    assert index.states("m", []) == ()
+
+
+def test_declared_models() -> None:
+    declared = DeclaredModels([SPEC])
+    second = dataclasses.replace(SPEC, version=2)
+    declared.add(second)
+    assert (declared.names(), declared.read("m"), declared.read("n")) == (["m"], [SPEC, second], [])
+    assert loaded_at_start([SPEC], None) == [SPEC]
+    assert loaded_at_start([SPEC], ("n",)) == []

@@ -1,0 +1,119 @@
+"""Which version of a model answers, and what is told of those that do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.errors import InvalidArgument, NotFound, Unavailable
+from gpuserve.front.endpoint.model_table import ModelTable, version_number
+from gpuserve.front.endpoint.v2 import IndexEntry
+from gpuserve.spec import InstanceSpec, ModelSpec
+
+SPEC = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
+
+
+def driver(version: int, *, ready: bool = True, was_ready: bool | None = None) -> Any:
+    """What the table looks at of a driver."""
+    spec = dataclasses.replace(SPEC, version=version)
+    return SimpleNamespace(spec=spec, ready=ready, was_ready=ready if was_ready is None else was_ready)
+
+
+def test_the_highest_version_that_was_ready_is_the_latest() -> None:
+    table = ModelTable()
+    one, two, ten = driver(1), driver(2), driver(10, ready=False)
+    table.serve("m", [ten, one, two])
+    assert table.latest["m"] is two
+    assert table.find("m", "") is two
+    assert [table.find("m", version) for version in ("1", "2", "10", "02", "+1")] == [one, two, ten, two, one]
+    ten.ready = ten.was_ready = True
+    table.refresh("m")
+    assert table.find("m", "") is ten
+    ten.ready = False  # its instances start again: it stays the latest
+    table.refresh("m")
+    assert table.find("m", "") is ten
+    assert table.ready_versions("m") == ("1", "2")
+    table.serve("m", [])
+    assert (table.latest, table.all()) == ({}, [])
+
+
+def test_before_any_is_ready_requests_wait_for_the_highest() -> None:
+    table = ModelTable()
+    one, two = driver(1, ready=False), driver(2, ready=False)
+    table.serve("m", [one, two])
+    assert table.find("m", "") is two
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "text"),
+    [
+        ("", NotFound, "Request for unknown model: 'm' has no available versions"),
+        ("2", Unavailable, "Request for unknown model: 'm' version 2 is not at ready state"),
+        ("3", NotFound, "Request for unknown model: 'm' version 3 is not found"),
+    ],
+)
+def test_what_is_known_and_not_served(version: str, error: type[Exception], text: str) -> None:
+    table = ModelTable()
+    table.set_states("m", [(2, "UNAVAILABLE", "unloaded")])
+    with pytest.raises(error) as raised:
+        table.find("m", version)
+    assert str(raised.value) == text
+
+
+def test_the_versions_that_there_are_instead() -> None:
+    table = ModelTable()
+    for versions, text in (([1], "only version 1 is"), ([2, 11], "only versions 2, 11 are")):
+        table.serve("m", map(driver, versions))
+        with pytest.raises(NotFound) as raised:
+            table.find("m", "3")
+        assert str(raised.value) == f"Request for unknown model: 'm' version 3 is not found, {text}"
+
+
+def test_what_is_not_known() -> None:
+    table = ModelTable()
+    table.set_states("m", [(0, "", "")])
+    table.set_states("m", [])
+    assert not table.is_known("m")
+    for version in ("", "1"):
+        with pytest.raises(NotFound, match=r"^Request for unknown model: 'm' is not found$"):
+            table.find("m", version)
+
+
+def test_the_index() -> None:
+    table = ModelTable()
+    table.serve("m", [driver(1), driver(2, ready=False), driver(3, ready=False)])
+    table.set_states("m", [(2, "LOADING", ""), (3, "READY", ""), (4, "UNAVAILABLE", "no weights")])
+    table.set_states("never", [(0, "", "")])
+    table.serve("attached", [driver(7)])
+    assert table.index() == [
+        IndexEntry("attached", "7", "READY"),
+        IndexEntry("m", "1", "READY"),
+        IndexEntry("m", "2", "LOADING"),
+        IndexEntry("m", "3", "UNAVAILABLE", "no live instance"),
+        IndexEntry("m", "4", "UNAVAILABLE", "no weights"),
+        IndexEntry("never"),
+    ]
+
+
+@given(st.integers(min_value=1, max_value=(1 << 63) - 1))
+def test_positive_integers_are_versions(number: int) -> None:
+    assert version_number("m", str(number)) == number
+
+
+@given(st.text(max_size=30) | st.integers(max_value=0).map(str) | st.integers(min_value=1 << 63).map(str))
+def test_anything_else_is_refused_for_what_it_is(text: str) -> None:
+    number, told = 0, ""
+    try:
+        number = version_number("m", text)
+    except InvalidArgument as error:
+        told = str(error)
+    assert (
+        told.endswith("version should be an integral value > 0 for model 'm'")
+        if told
+        else number == int(text) > 0
+    )

@@ -1,0 +1,186 @@
+"""The OpenAPI document: complete, valid, and with examples that the server would take."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from gpuserve.front.endpoint import routes
+from gpuserve.front.endpoint.generate_codec import parse_generate_request
+from gpuserve.front.endpoint.http_codec import parse_infer_request
+from gpuserve.front.endpoint.openapi import Description, document
+from gpuserve.front.endpoint.openapi_operations import OPERATIONS
+from gpuserve.front.endpoint.openapi_schemas import DATATYPES, SCHEMAS
+from gpuserve.front.endpoint.routes import Endpoint, Route
+from gpuserve.spec import ModelSpec
+from gpuserve_worker.tensor import ITEMSIZE, TensorSpec, element_count
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\u2028"
+NO_JSON = {"FP16", "BF16"}
+
+
+def spec(
+    name: str = "m",
+    inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (-1, 2)),),
+    outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "BYTES", ()),),
+    size: int = 4,
+    **more: Any,
+) -> ModelSpec:
+    return ModelSpec(name, inputs, outputs, size, (), **more)
+
+
+def described(*specs: ModelSpec) -> Any:
+    """The document as a client reads it."""
+    return json.loads(Description("triton", "1.0").body(specs))
+
+
+def tensors(prefix: str) -> st.SearchStrategy[tuple[TensorSpec, ...]]:
+    shapes = st.lists(st.sampled_from([-1, 1, 2, 3, 70]), max_size=3).map(tuple)
+    one = st.tuples(st.sampled_from(DATATYPES), shapes, st.booleans())
+    return st.lists(one, max_size=3).map(
+        lambda made: tuple(TensorSpec(f"{prefix}{place}", *each) for place, each in enumerate(made))
+    )
+
+
+SPECS = st.builds(spec, inputs=tensors("x"), outputs=tensors("y"), size=st.sampled_from([0, 4]))
+
+
+def test_every_endpoint_is_described() -> None:
+    missing = sorted(endpoint.name for endpoint in set(Endpoint) - set(OPERATIONS))
+    assert not missing, f"add a row to OPERATIONS in openapi_operations.py for: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("endpoint", OPERATIONS, ids=lambda endpoint: endpoint.name)
+def test_a_described_path_leads_to_its_endpoint(endpoint: Endpoint) -> None:
+    for path in OPERATIONS[endpoint].paths:
+        sent = path.format(model_name="m", model_version="3", repository_name="r", region_name="r")
+        route = routes.match(endpoint.method, sent.encode())
+        assert isinstance(route, Route), f"{sent} is not served"
+        assert route.endpoint is endpoint
+
+
+def test_every_fixed_path_is_described() -> None:
+    paths = set(document("s", "1", [])["paths"])
+    missing = {path.decode().rstrip("/") for path in routes._FIXED} - paths
+    assert not missing, f"served, but in no row of OPERATIONS in openapi_operations.py: {sorted(missing)}"
+
+
+def test_schemas_that_a_row_names_exist() -> None:
+    named = {name for row in OPERATIONS.values() for name in (row.body, row.answer) if name}
+    assert named <= set(SCHEMAS)
+
+
+def test_every_datatype_is_in_the_schemas() -> None:
+    assert set(DATATYPES) == set(ITEMSIZE)
+
+
+@pytest.mark.parametrize("specs", [(), (spec(),), (spec("a"), spec("b.c-d", decoupled=True, size=0))])
+def test_the_document_is_openapi(specs: tuple[ModelSpec, ...]) -> None:
+    OpenAPIV31SpecValidator(described(*specs)).validate()
+
+
+def test_the_document_follows_the_models() -> None:
+    description, first = Description("triton", "1.0"), spec("first")
+    before = description.body([first])
+    assert description.body([first]) is before
+    changed = spec("first", inputs=(TensorSpec("other", "INT8", ()),))
+    after = [description.body(specs) for specs in ([changed], [], [first, spec("second")])]
+    assert [body.count(b"/v2/models/first/infer") for body in after] == [1, 0, 1]
+    assert b'"other"' in after[0]
+    assert b"/v2/models/second/infer" in after[2]
+
+
+def test_operation_ids_are_different() -> None:
+    paths = described(spec("a"), spec("version"), spec("a_version"))["paths"]
+    ids = [one["operationId"] for item in paths.values() for one in item.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_a_model_has_its_own_paths_and_examples() -> None:
+    made = described(spec())["paths"]
+    content = made["/v2/models/m/infer"]["post"]["requestBody"]["content"]["application/json"]
+    tensor = {"name": "x", "shape": [1, 1, 2], "datatype": "FP32", "data": [1.0, 1.0]}
+    assert content["example"] == {"id": "1", "inputs": [tensor]}
+    post = made["/v2/models/m/generate"]["post"]
+    assert post["requestBody"]["content"]["application/json"]["example"] == {"x": [1.0, 1.0]}
+    answer = post["responses"]["200"]["content"]["application/json"]["example"]
+    assert answer == {"model_name": "m", "model_version": "1", "y": "text"}
+    assert list(made["/v2/models/m/generate_stream"]["post"]["responses"]["200"]["content"]) == [
+        "text/event-stream"
+    ]
+
+
+def test_a_decoupled_model_has_no_infer() -> None:
+    made = described(spec(decoupled=True))["paths"]
+    assert "/v2/models/m/infer" not in made
+    assert "/v2/models/m/generate_stream" in made
+
+
+def test_large_inputs_are_left_out_of_the_example_and_counted() -> None:
+    made = described(spec(inputs=(TensorSpec("image", "UINT8", (3, 224, 224)),), size=0))["paths"]
+    post = made["/v2/models/m/infer"]["post"]
+    content = post["requestBody"]["content"]["application/json"]
+    assert content["example"]["inputs"][0] == {
+        "name": "image", "shape": [3, 224, 224], "datatype": "UINT8", "data": []
+    }  # fmt: skip
+    assert content["x-left-out"] == {"image": {"elements": 150528, "value": 1}}
+    assert post["description"] == "The example leaves the elements of large inputs out: 'image' takes 150528."
+
+
+def test_a_model_that_json_cannot_carry_has_no_example() -> None:
+    post = described(spec(outputs=(TensorSpec("y", "BF16", ()),)))["paths"]["/v2/models/m/infer"]["post"]
+    assert "example" not in post["requestBody"]["content"]["application/json"]
+    assert post["description"] == "No example: 'y' (BF16) has no JSON form, only binary data."
+
+
+@given(SPECS)
+def test_examples_are_taken_by_the_codecs(model: ModelSpec) -> None:
+    made = described(model)["paths"]
+    bodies = {
+        tail: made[f"/v2/models/m/{tail}"]["post"]["requestBody"]["content"]["application/json"]
+        for tail in ("infer", "generate")
+    }
+    if any(one.datatype in NO_JSON for one in (*model.inputs, *model.outputs)):
+        assert all("example" not in content for content in bodies.values())
+        return
+    infer, plain = ({**content["example"]} for content in bodies.values())
+    for name, missing in bodies["infer"].get("x-left-out", {}).items():  # as the page fills it in
+        plain[name] = data = [missing["value"]] * missing["elements"]
+        next(one for one in infer["inputs"] if one["name"] == name)["data"] = data
+    request, _ = parse_infer_request("m", "", json.dumps(infer).encode(), None, model)
+    generated = parse_generate_request(json.dumps(plain).encode(), model, "")
+    assert [(one.name, one.shape) for one in generated.inputs] == [
+        (one.name, one.shape) for one in request.inputs
+    ]
+    assert [bytes(one.data) for one in generated.inputs] == [bytes(one.data) for one in request.inputs]
+    for tensor, one in zip(model.inputs, request.inputs, strict=True):
+        assert element_count(one.shape) * ITEMSIZE[tensor.datatype] in {0, len(one.data)}
+
+
+@settings(deadline=None, max_examples=20)  # the validator takes a while
+@given(SPECS)
+def test_any_model_makes_a_valid_document(model: ModelSpec) -> None:
+    OpenAPIV31SpecValidator(described(model)).validate()
+
+
+def test_names_are_data_and_stay_what_they_are() -> None:
+    hostile = spec("m", inputs=(TensorSpec(HOSTILE, "INT8", (2,)),), outputs=())
+    body = Description(HOSTILE, "1").body([hostile])
+    assert body.isascii()
+    made = json.loads(body)
+    assert made["info"]["title"] == HOSTILE
+    content = made["paths"]["/v2/models/m/generate"]["post"]["requestBody"]["content"]["application/json"]
+    assert content["example"] == {HOSTILE: [1, 1]}
+    OpenAPIV31SpecValidator(made).validate()
+
+
+@pytest.mark.parametrize("name", ["a/b", "a b", "{model_name}", "..", "?x#y"])
+def test_a_path_is_built_of_one_segment_for_the_name(name: str) -> None:
+    paths = [path for path in described(spec(name))["paths"] if path.endswith("/generate")]
+    found = [routes.match("POST", path.encode()) for path in paths]
+    assert Route(Endpoint.MODEL_GENERATE, name) in found

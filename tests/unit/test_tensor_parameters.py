@@ -1,0 +1,221 @@
+"""Regions and classes in requests, told the same over both protocols, and placed outputs in responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from gpuserve.errors import InvalidArgument
+from gpuserve.front.endpoint import grpc_requests, http_codec
+from gpuserve.front.endpoint.grpc_framing import frame
+from gpuserve.front.endpoint.grpc_responses import encode_infer_response
+from gpuserve.front.endpoint.http_header import OutputForm
+from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, OutputTensor, RegionSlice
+from gpuserve.front.plane.grpc_ingest import GrpcBodyScanner
+from gpuserve.front.plane.http_ingest import HttpBodyScanner
+
+REGION, OFFSET, NBYTES = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+PLACE = {REGION: "r", OFFSET: 4, NBYTES: 8}
+_CHOICES = {str: "string_param", int: "int64_param", bool: "bool_param", float: "double_param"}
+
+Parse = Callable[[dict[str, Any] | None, dict[str, Any] | None], InferRequest]
+
+
+def _set(parameters: Any, given: dict[str, Any]) -> None:
+    for key, value in given.items():
+        setattr(parameters[key], _CHOICES[type(value)], value)
+
+
+def grpc_message(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> Any:
+    request = pb.ModelInferRequest(model_name="m")
+    one = request.inputs.add(name="x", datatype="FP32", shape=[2])
+    if of_input is None:
+        request.raw_input_contents.append(bytes(8))
+    else:
+        _set(one.parameters, of_input)
+    if of_output is not None:
+        _set(request.outputs.add(name="y").parameters, of_output)
+    return request
+
+
+def parse_grpc(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
+    return grpc_requests.parse_infer_request(grpc_message(of_input, of_output).SerializeToString())
+
+
+def ingest_grpc(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
+    body = grpc_message(of_input, of_output).SerializeToString()
+    scanner = GrpcBodyScanner(lambda *_: None, 1 << 20)
+    scanner.feed(frame(len(body)) + body)
+    return scanner.finish()
+
+
+def http_body(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> bytes:
+    one: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [2]}
+    if of_input is None:
+        one["data"] = [0, 0]
+    else:
+        one["parameters"] = of_input
+    outputs = [] if of_output is None else [{"name": "y", "parameters": of_output}]
+    return json.dumps({"inputs": [one], "outputs": outputs}).encode()
+
+
+def parse_http(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
+    return http_codec.parse_infer_request("m", "", http_body(of_input, of_output), None)[0]
+
+
+def parse_remembered(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
+    """With a header length the JSON is remembered from one request to the next."""
+    body = http_body(of_input, of_output)
+    return http_codec.parse_infer_request("m", "", body, str(len(body)))[0]
+
+
+def ingest_http(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
+    body = http_body(of_input, of_output)
+    scanner = HttpBodyScanner("m", "", str(len(body)), len(body), lambda *_: None, 1 << 20)
+    scanner.feed(body)
+    return scanner.finish()[0]
+
+
+every_way = pytest.mark.parametrize(
+    "parse",
+    [parse_grpc, ingest_grpc, parse_http, parse_remembered, ingest_http],
+    ids=lambda one: one.__name__,
+)
+both = pytest.mark.parametrize("parse", [parse_grpc, parse_http], ids=["grpc", "http"])
+
+
+def told(one: Any) -> tuple[str, int, int]:
+    assert isinstance(one, RegionSlice)
+    return one.region, one.offset, one.nbytes
+
+
+def refusal(parse: Parse, of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        parse(of_input, of_output)
+    return str(caught.value)
+
+
+@every_way
+def test_an_input_and_an_output_in_regions(parse: Parse) -> None:
+    for _ in range(2):
+        request = parse(PLACE, {**PLACE, REGION: "s"})
+        (given,) = request.inputs
+        assert told(given.data) == ("r", 4, 8)
+        assert {name: told(one) for name, one in request.placements.items()} == {"y": ("s", 4, 8)}
+        assert request.regions == (given.data, request.placements["y"])
+        assert request.outputs == ("y",)
+        for one in request.regions:
+            assert one.number == 0
+            one.number = 7  # of this request only
+
+
+@every_way
+def test_a_request_without_any(parse: Parse) -> None:
+    request = parse(None, {})
+    assert (request.regions, dict(request.placements), dict(request.class_counts)) == ((), {}, {})
+    assert request.inputs[0].data == bytes(8)
+
+
+@every_way
+def test_only_an_output_in_a_region(parse: Parse) -> None:
+    request = parse(None, {REGION: "s", NBYTES: 0})
+    assert told(request.placements["y"]) == ("s", 0, 0)
+    assert request.regions == (request.placements["y"],)
+
+
+@every_way
+def test_classes(parse: Parse) -> None:
+    request = parse(None, {"classification": 3})
+    assert (request.outputs, request.class_counts) == (("y",), {"y": 3})
+
+
+def test_a_raw_tensor_beside_one_in_a_region() -> None:
+    request = grpc_message(PLACE, None)
+    request.inputs.add(name="z", datatype="INT8", shape=[1])
+    request.raw_input_contents.append(b"\1")
+    parsed = grpc_requests.parse_infer_request(request.SerializeToString())
+    assert (told(parsed.inputs[0].data), parsed.inputs[1].data) == (("r", 4, 8), b"\1")
+    request.raw_input_contents.append(b"\2")
+    with pytest.raises(InvalidArgument, match="expected one for each of its 1 inputs outside"):
+        grpc_requests.parse_infer_request(request.SerializeToString())
+
+
+def test_a_binary_tensor_beside_one_in_a_region() -> None:
+    inputs = [
+        {"name": "x", "datatype": "FP32", "shape": [2], "parameters": PLACE},
+        {"name": "z", "datatype": "INT8", "shape": [1], "parameters": {"binary_data_size": 1}},
+    ]
+    text = json.dumps({"inputs": inputs}).encode()
+    request, _ = http_codec.parse_infer_request("m", "", text + b"\1", str(len(text)))
+    assert (told(request.inputs[0].data), request.inputs[1].data) == (("r", 4, 8), b"\1")
+
+
+def test_contents_beside_a_region() -> None:
+    request = grpc_message(PLACE, None)
+    request.inputs[0].contents.fp32_contents.extend([1, 2])
+    with pytest.raises(InvalidArgument) as caught:
+        grpc_requests.parse_infer_request(request.SerializeToString())
+    assert str(caught.value) == (
+        "unexpected 'content' provided when using shared memory for input tensor 'x' for model 'm'"
+    )
+
+
+@both
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({REGION: "r"}, f"'{NBYTES}' must be specified along with '{REGION}' parameter for tensor 'y'"),
+        ({OFFSET: 1}, f"'{OFFSET}' can not be specified without '{REGION}' parameter for tensor 'y'"),
+        ({NBYTES: 1}, f"'{NBYTES}' can not be specified without '{REGION}' parameter for tensor 'y'"),
+        ({**PLACE, REGION: 1}, f"invalid value type for '{REGION}' parameter for tensor 'y'"),
+        ({**PLACE, NBYTES: "8"}, f"invalid value type for '{NBYTES}' parameter for tensor 'y'"),
+        ({**PLACE, OFFSET: True}, f"invalid value type for '{OFFSET}' parameter for tensor 'y'"),
+        ({**PLACE, OFFSET: -1}, "Invalid offset for shared memory region: 'r'"),
+        ({**PLACE, NBYTES: -1}, "Invalid offset + byte size for shared memory region: 'r'"),
+        ({"classification": 0}, "invalid value for 'classification' parameter, expected >= 0"),
+        ({"classification": -2}, "invalid value for 'classification' parameter, expected >= 0"),
+        ({"classification": "2"}, "invalid value type for 'classification' parameter, expected "),
+        ({"classification": 1.5}, "invalid value type for 'classification' parameter, expected "),
+        ({**PLACE, "classification": 2}, "utput can't set both 'shared_memory_region' and 'classification'"),
+    ],
+)
+def test_refusals(parse: Parse, parameters: dict[str, Any], text: str) -> None:
+    assert text in refusal(parse, None, parameters)
+
+
+def test_grpc_names_its_own_types() -> None:
+    assert refusal(parse_grpc, {**PLACE, REGION: 1}, None).endswith("expected string_param.")
+    assert refusal(parse_grpc, {**PLACE, OFFSET: "1"}, None).endswith("expected int64_param.")
+
+
+def test_numbers_that_no_memory_has() -> None:
+    assert refusal(parse_http, {**PLACE, OFFSET: (1 << 64) - 8}, None).startswith(
+        "Integer overflow detected: byte_size (8) + offset (18446744073709551608) exceeds maximum value "
+        "(18446744073709551615) for region 'r'"
+    )
+    assert "Invalid offset + byte size" in refusal(parse_http, {**PLACE, NBYTES: 1 << 63}, None)
+
+
+def test_placed_outputs_have_no_bytes_in_the_response() -> None:
+    outputs = [OutputTensor("y", "FP32", (1, 2), b"", True), OutputTensor("z", "INT8", (1,), b"\1")]
+    response = InferResponse("m", "1", "", {}, outputs)
+    message = pb.ModelInferResponse.FromString(b"".join(encode_infer_response(response)))
+    assert list(message.raw_output_contents) == [b"", b"\1"]
+    assert [one.name for one in message.outputs] == ["y", "z"]
+    headers, pieces = http_codec.encode_infer_response(response, OutputForm(everything=True))
+    length = int(dict(headers)[b"inference-header-content-length"])
+    body = b"".join(pieces)
+    assert json.loads(body[:length])["outputs"] == [
+        {"name": "y", "datatype": "FP32", "shape": [1, 2]},
+        {"name": "z", "datatype": "INT8", "shape": [1], "parameters": {"binary_data_size": 1}},
+    ]
+    assert body[length:] == b"\1"
+    headers, pieces = http_codec.encode_infer_response(
+        InferResponse("m", "1", "", {}, outputs[:1]), OutputForm(everything=True)
+    )
+    assert dict(headers)[b"content-type"] == b"application/json"
+    assert json.loads(b"".join(pieces))["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 2]}]

@@ -1,0 +1,150 @@
+"""Traces on their way into files: the events, files that are JSON at any time, a bounded queue."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuserve.front.tracing import sink as sinks
+from gpuserve.front.tracing.json_events import events
+from gpuserve.front.tracing.sink import TraceSink
+from gpuserve.front.tracing.trace import Trace, TracedTensor
+from gpuserve.front.tracing.trace_file import TraceFileWriter
+from gpuserve.front.tracing.values import Level
+
+TIMEOUT_S = 10.0
+
+
+def trace(number: int, scope: str = "", frequency: int = 0, level: Level = Level.TIMESTAMPS) -> Trace:
+    made = Trace(number, "m", 1, "", level, scope, frequency, None)
+    made.note("REQUEST_END", 2)
+    made.note("REQUEST_START", 1)
+    return made
+
+
+def written(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())
+    return found
+
+
+def ids(path: Path) -> list[int]:
+    return [one["id"] for one in written(path) if "model_name" in one]
+
+
+def test_the_events_of_a_trace_and_of_what_it_led_to() -> None:
+    parent, child = trace(1), trace(2)
+    parent.request_id, child.parent_id = '"7"', 1
+    parent.children.append(child)
+    moments = [{"name": "REQUEST_START", "ns": 1}, {"name": "REQUEST_END", "ns": 2}]
+    assert json.loads(f"[{events(parent)}]") == [
+        {"id": 1, "model_name": "m", "model_version": 1, "request_id": '"7"'},
+        {"id": 1, "timestamps": moments},
+        {"id": 2, "model_name": "m", "model_version": 1, "parent_id": 1},
+        {"id": 2, "timestamps": moments},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "cut", "text"),
+    [
+        ("FP32", (1, 2), struct.pack("<2f", 0.5, -1), False, "0.5,-1.0"),
+        ("INT64", (2,), struct.pack("<2q", 1, -(2**40)), False, "1,-1099511627776"),
+        ("BOOL", (2,), b"\1\0", False, "True,False"),
+        ("BF16", (1,), b"\x80\x3f", False, "1.0"),
+        ("BYTES", (2,), b"\2\0\0\0ab\1\0\0\0\xff", False, '"ab","\ufffd"'),
+        ("BYTES", (2,), b"\2\0\0\0ab\1\0\0", True, '"ab",…'),
+        ("INT16", (9,), b"\1\0\2", True, "1,…"),
+    ],
+)
+def test_tensors(datatype: str, shape: tuple[int, ...], data: bytes, cut: bool, text: str) -> None:
+    one = trace(1, level=Level.TENSORS)
+    one.tensors.append(TracedTensor("TENSOR_QUEUE_INPUT", "x", datatype, shape, data, cut))
+    (_, event) = json.loads(f"[{events(one)}]")
+    expected = {"name": "x", "data": text, "shape": ",".join(map(str, shape)), "dtype": datatype}
+    assert event == {"id": 1, "activity": "TENSOR_QUEUE_INPUT", "tensor": expected}
+
+
+def test_one_file_is_json_after_every_write(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text("of another server")
+    writer = TraceFileWriter(str(path), continues=False)
+    for number in range(1, 4):
+        writer.write([trace(number)])
+        assert ids(path) == list(range(1, number + 1))
+    writer.close()
+
+
+def test_so_many_traces_a_file(tmp_path: Path) -> None:
+    writer = TraceFileWriter(str(tmp_path / "t"), continues=False)
+    writer.write([trace(number, frequency=2) for number in range(1, 4)])
+    writer.write([trace(9, "own", 1), trace(4, frequency=2), trace(5)])
+    writer.close()
+    assert {path.name: ids(path) for path in tmp_path.iterdir()} == {
+        "t": [5],
+        "t.0": [1, 2],
+        "t.1": [3, 4],
+        "t.2": [9],
+    }
+
+
+def test_a_successor_writes_on(tmp_path: Path) -> None:
+    for epoch in (1, 2):
+        writer = TraceFileWriter(str(tmp_path / "t"), continues=epoch > 1)
+        writer.write([trace(epoch), trace(epoch + 10, frequency=1)])
+        writer.close()
+    assert {path.name: ids(path) for path in tmp_path.iterdir()} == {"t": [1, 2], "t.0": [11], "t.1": [12]}
+
+
+class Held:
+    """A writer that is as slow as it is told to be."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self.ids: list[int] = []
+        self._fails = fails
+
+    def write(self, traces: list[Trace]) -> None:
+        self.began.set()
+        assert self.go_on.wait(TIMEOUT_S)
+        if self._fails:
+            raise OSError("disk full")
+        self.ids += [one.id for one in traces]
+
+    def close(self) -> None:
+        self.ids.append(-1)
+
+
+def test_what_finds_the_queue_full_is_dropped_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sinks, "MAX_TRACES", 2)
+    writer = Held()
+    sink = TraceSink(lambda: writer)
+    sink.open()
+    sink.put(trace(1))
+    assert writer.began.wait(TIMEOUT_S)
+    for number in range(2, 6):
+        sink.put(trace(number))
+    writer.go_on.set()
+    with caplog.at_level(logging.WARNING):
+        sink.close(TIMEOUT_S)
+    assert writer.ids == [1, 2, 3, -1]
+    assert "2 traces were dropped" in caplog.text
+
+
+def test_what_cannot_be_written_is_told_and_the_rest_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    writer = Held(fails=True)
+    writer.go_on.set()
+    sink = TraceSink(lambda: writer)
+    sink.open()
+    sink.put(trace(1))
+    with caplog.at_level(logging.WARNING):
+        sink.close(TIMEOUT_S)
+    assert "traces cannot be written: disk full" in caplog.text
+    assert writer.ids == [-1]

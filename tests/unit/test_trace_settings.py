@@ -1,0 +1,245 @@
+"""Trace settings: read, merged, taken back and refused, with Triton's texts; and what is sampled by them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.errors import ConfigError, InvalidArgument, RequestError, Unimplemented
+from gpuserve.front.endpoint import trace_codec
+from gpuserve.front.tracing.sampler import Sampler
+from gpuserve.front.tracing.scopes import TraceScopes
+from gpuserve.front.tracing.trace import TraceParent
+from gpuserve.front.tracing.values import TraceValues, described, read_changes
+from gpuserve.settings import TraceSettings
+from gpuserve.trace_output import check_trace
+
+START = TraceSettings(file="t.json")
+INITIAL = {
+    "trace_level": ["OFF"],
+    "trace_rate": ["1000"],
+    "trace_count": ["-1"],
+    "log_frequency": ["0"],
+    "trace_file": ["t.json"],
+    "trace_mode": ["triton"],
+}
+
+
+class Settings:
+    """Scopes, as a client sees them."""
+
+    def __init__(self, start: TraceSettings = START) -> None:
+        self.scopes = TraceScopes(start)
+
+    def update(self, model: str = "", **changes: Any) -> dict[str, list[str]]:
+        self.scopes.update(model, read_changes(changes))
+        return self.of(model)
+
+    def of(self, model: str = "") -> dict[str, list[str]]:
+        return described(self.scopes.values(model), self.scopes.start)
+
+
+def test_the_settings_of_the_start_in_their_order() -> None:
+    assert list(Settings().of().items()) == list(INITIAL.items())
+    assert Settings().of("m") == INITIAL
+
+
+def test_opentelemetry_has_its_own_keys() -> None:
+    start = TraceSettings(mode="opentelemetry", url="http://c", resource={"a": "b", "c": "d"})
+    assert list(Settings(start).of().items())[3:] == [
+        ("trace_mode", ["opentelemetry"]),
+        ("url", ["http://c"]),
+        ("resource", ["a=b,c=d"]),
+    ]
+
+
+def test_what_is_not_named_stays_and_what_is_taken_back_falls_to_the_left() -> None:
+    settings = Settings()
+    settings.update(trace_rate=["5"], log_frequency=["7"])
+    assert settings.of() == INITIAL | {"trace_rate": ["5"], "log_frequency": ["7"]}
+    settings.update("m", trace_level=["TIMESTAMPS", "TENSORS"], trace_rate=["2"])
+    assert settings.of("m") == settings.of() | {
+        "trace_level": ["TIMESTAMPS", "TENSORS"],
+        "trace_rate": ["2"],
+    }
+    settings.update(log_frequency=["9"])  # of the server, and so of the model
+    assert settings.of("m")["log_frequency"] == ["9"]
+    settings.update("m", trace_rate=None)
+    assert settings.of("m")["trace_rate"] == ["5"]
+    settings.update("m", trace_level=None)
+    assert not settings.scopes.is_own("m")
+    settings.update(trace_rate=None, log_frequency=None)
+    assert settings.of("m") == settings.of() == INITIAL
+
+
+def test_an_update_is_all_or_nothing() -> None:
+    settings = Settings()
+    with pytest.raises(InvalidArgument):
+        settings.update(trace_rate=["3"], trace_count=["x"])
+    assert settings.of() == INITIAL
+
+
+def test_unknown_levels_and_names_do_not_count() -> None:
+    settings = Settings()
+    settings.update(trace_level=["MIN", "TIMESTAMPS"], unknown=["x"])
+    assert settings.of()["trace_level"] == ["TIMESTAMPS"]
+    assert settings.update(trace_level=["MAX"])["trace_level"] == ["TIMESTAMPS"]
+    assert settings.update(trace_level=["OFF"])["trace_level"] == ["OFF"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        (
+            {"trace_file": ["x"]},
+            Unimplemented,
+            "trace file location can not be updated through network protocol",
+        ),
+        (
+            {"trace_level": ["OFF", "TIMESTAMPS"]},
+            InvalidArgument,
+            "Expect only one trace level 'OFF' is specified",
+        ),
+        ({"trace_rate": ["often"]}, InvalidArgument, "Unable to parse 'trace_rate', got: often"),
+        (
+            {"trace_rate": ["4294967296"]},
+            InvalidArgument,
+            "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: 4294967296",
+        ),
+        ({"trace_rate": ["1", "2"]}, InvalidArgument, "expect only 1 value for 'trace_rate'"),
+        (
+            {"trace_count": ["-2"]},
+            InvalidArgument,
+            "Unable to parse 'trace_count'. Expecting value >= -1, got:-2",
+        ),
+        (
+            {"trace_count": ["2147483648"]},
+            InvalidArgument,
+            "Unable to parse 'trace_count', value is out of range [ -1, 2147483647 ], got: 2147483648",
+        ),
+        ({"log_frequency": [""]}, InvalidArgument, "Unable to parse 'log_frequency', got: "),
+        (
+            {"trace_level": ["TIMESTAMPS"], "trace_rate": ["0"]},
+            InvalidArgument,
+            "Attempting to set invalid trace setting :sample rate must be non-zero",
+        ),
+    ],
+)
+def test_what_cannot_be_set(changes: dict[str, Any], error: type[RequestError], text: str) -> None:
+    settings = Settings()
+    with pytest.raises(error) as raised:
+        settings.update("m", **changes)
+    assert str(raised.value) == text
+    assert settings.of("m") == INITIAL
+
+
+def test_nothing_is_traced_without_a_file() -> None:
+    settings = Settings(TraceSettings())
+    with pytest.raises(InvalidArgument, match="invalid trace setting :trace file name is not given"):
+        settings.update(trace_level=["TIMESTAMPS"])
+    assert settings.update(trace_rate=["1"])["trace_rate"] == ["1"]  # nothing is to be traced
+
+
+@given(st.text() | st.integers().map(str))
+def test_any_text_is_a_number_or_refused(text: str) -> None:
+    settings = Settings()
+    with contextlib.suppress(InvalidArgument):
+        settings.update(trace_rate=[text])
+        assert settings.of()["trace_rate"] == [str(int(text))]
+        return
+    assert settings.of() == INITIAL
+
+
+# ---- what is sampled ----------------------------------------------------------------------------
+
+
+def samples(values: TraceValues, requests: int) -> list[int]:
+    sampler = Sampler(values)
+    return [number for number in range(1, requests + 1) if sampler.sample()]
+
+
+@given(st.integers(1, 9), st.integers(-1, 9), st.integers(0, 60))
+def test_one_in_so_many_and_no_more_than_so_many(rate: int, count: int, requests: int) -> None:
+    chosen = samples(TraceValues(1, rate, count, 0), requests)
+    due = [number for number in range(1, requests + 1) if number % rate == 0]
+    assert chosen == due[: None if count < 0 else count]
+
+
+def test_nothing_is_sampled_when_tracing_is_off() -> None:
+    assert samples(TraceValues(0, 1, -1, 0), 5) == samples(TraceValues(1, 0, -1, 0), 5) == []
+
+
+def test_what_a_caller_traces_counts_but_does_not_wait_for_its_turn() -> None:
+    sampler = Sampler(TraceValues(1, 1000, 1, 0))
+    assert sampler.sample(forced=True)
+    assert not sampler.sample(forced=True)
+
+
+def test_the_count_that_is_left_is_the_setting() -> None:
+    settings = Settings()
+    settings.update(trace_level=["TIMESTAMPS"], trace_rate=["1"], trace_count=["3"])
+    assert settings.scopes.sampler("m").sample()
+    assert settings.of("m")["trace_count"] == ["2"]
+    assert settings.update(log_frequency=["1"])["trace_count"] == ["2"]
+    assert settings.update(trace_count=None)["trace_count"] == ["-1"]
+
+
+def test_a_successor_has_the_same_settings() -> None:
+    settings, successor = Settings(), Settings()
+    settings.update(trace_level=["TENSORS"], trace_rate=["1"], trace_count=["5"])
+    settings.update("m", trace_rate=["2"], trace_count=["9"])
+    assert settings.scopes.sampler().sample()
+    successor.scopes.restore(settings.scopes.to_wire())
+    assert (successor.of(), successor.of("m")) == (settings.of(), settings.of("m"))
+    assert successor.of()["trace_count"] == ["4"]
+
+
+# ---- as JSON ------------------------------------------------------------------------------------
+
+
+def test_json_of_the_settings() -> None:
+    assert trace_codec.json_body(INITIAL) == (
+        b'{"trace_level":["OFF"],"trace_rate":"1000","trace_count":"-1","log_frequency":"0",'
+        b'"trace_file":"t.json","trace_mode":"triton"}'
+    )
+    body = b'{"trace_level":["TENSORS"],"trace_rate":"1","trace_count":null}'
+    assert trace_codec.parse_json(body) == {
+        "trace_level": ["TENSORS"],
+        "trace_rate": ["1"],
+        "trace_count": None,
+    }
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"trace_rate":1}', b'{"trace_level":"OFF"}', b'{"trace_level":[1]}', b"{" * 200]
+)
+def test_json_that_is_no_update(body: bytes) -> None:
+    with pytest.raises(InvalidArgument):
+        trace_codec.parse_json(body)
+
+
+# ---- of the start -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (TraceSettings(("TIMESTAMPS",)), "trace: a trace level needs a file"),
+        (TraceSettings(("ALL",), file="t"), "expected any of TIMESTAMPS, TENSORS"),
+        (TraceSettings(mode="zipkin"), "trace.mode: expected one of triton, opentelemetry, given 'zipkin'"),
+        (TraceSettings(rate=0), "trace.rate: expected an integer of at least 1, given 0"),
+        ({"rate": 1}, "trace: expected a TraceSettings, given dict"),
+    ],
+)
+def test_a_server_is_not_started_with_settings_that_cannot_be(settings: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_trace(settings)
+
+
+@pytest.mark.parametrize(("flags", "sampled"), [("01", True), ("00", False), ("03", True), ("fe", False)])
+def test_whether_a_caller_traces(flags: str, sampled: bool) -> None:
+    assert TraceParent(f"00-{'a' * 32}-{'b' * 16}-{flags}", "").sampled is sampled

@@ -1,0 +1,239 @@
+"""The metrics page under Triton's names: their exact form, and the machine's."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuserve.front import triton_metrics
+from gpuserve.front.machine_metrics import (
+    CpuMetrics,
+    CpuTime,
+    GpuMetrics,
+    cpu_time,
+    memory_nbytes,
+    utilization,
+)
+from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.metrics_page import MetricsPage
+from gpuserve.front.quantiles import LatencyWindow
+from gpuserve.front.statistics import FailureReason, ResponseFate
+from gpuserve.front.triton_metrics import Family
+
+COUNTERS = {
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+    "nv_cache_num_hits_per_model",
+    "nv_cache_num_misses_per_model",
+    "nv_cache_hit_duration_per_model",
+    "nv_cache_miss_duration_per_model",
+}
+GAUGES = {"nv_inference_pending_request_count", "nv_model_load_duration_secs"}
+PARTS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+STAT = "cpu  10 0 30 50 10 0 0 0 5 5\ncpu0 1 1 1 1\n"
+MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n"
+
+
+class Request:
+    def __init__(self) -> None:
+        self.rows, self.enqueued_at, self.counted = 2, 0.0, False
+
+
+def metrics(window: LatencyWindow | None = None) -> ModelMetrics:
+    made = ModelMetrics("m", "1", lambda: {"gpuserve_queue_requests": 3.0}, window)
+    made.instance("cpu#0").load_s = 1.5
+    made.executed("cpu#0", 2, 0.0, (1000, 2000, 3000), [Request()], [None])
+    return made
+
+
+def lines(*models: ModelMetrics) -> list[str]:
+    return triton_metrics.page(triton_metrics.model_families(models, 0.0)).decode().splitlines()
+
+
+def test_names_types_and_labels() -> None:
+    text = lines(metrics())
+    types = dict(line.split()[2:] for line in text if line.startswith("# TYPE"))
+    assert types == dict.fromkeys(COUNTERS, "counter") | dict.fromkeys(GAUGES, "gauge")
+    names = {line.split("{")[0] for line in text if not line.startswith("#")}
+    assert names == set(types), "the sample of a counter has no _total"
+    assert 'nv_inference_request_success{model="m",version="1"} 1' in text
+    assert 'nv_inference_count{model="m",version="1"} 2' in text
+    assert 'nv_inference_exec_count{model="m",version="1"} 1' in text
+    assert 'nv_inference_compute_infer_duration_us{model="m",version="1"} 2' in text
+    assert 'nv_inference_pending_request_count{model="m",version="1"} 3.0' in text
+    assert 'nv_model_load_duration_secs{model="m",version="1"} 1.5' in text
+
+
+def test_the_help_that_boards_show() -> None:
+    text = lines(metrics())
+    for line in (
+        "nv_inference_request_success Number of successful inference requests, all batch sizes",
+        "nv_inference_request_failure Number of failed inference requests, all batch sizes",
+        "nv_inference_count Number of inferences performed (does not include cached requests)",
+        "nv_inference_exec_count Number of model executions performed (does not include cached requests)",
+        "nv_inference_request_duration_us Cumulative inference request duration in microseconds (includes "
+        "cached requests)",
+    ):
+        assert f"# HELP {line}" in text
+
+
+def test_every_reason_of_failure_is_there_from_the_start() -> None:
+    model = metrics()
+    model.failed("INTERNAL", FailureReason.BACKEND, 0.0)
+    found = [line for line in lines(model) if line.startswith("nv_inference_request_failure{")]
+    assert found == [
+        f'nv_inference_request_failure{{model="m",reason="{reason}",version="1"}} {count}'
+        for reason, count in (("REJECTED", 0), ("CANCELED", 0), ("BACKEND", 1), ("OTHER", 0))
+    ]
+
+
+def test_summaries_only_where_there_is_a_window() -> None:
+    assert not [line for line in lines(metrics()) if "summary" in line]
+    text = lines(metrics(LatencyWindow()))
+    for part in PARTS:
+        name = f"nv_inference_{part}_summary_us"
+        assert f"# TYPE {name} summary" in text
+        assert f'{name}_count{{model="m",version="1"}} 1' in text
+    quantiles = [line for line in text if line.startswith("nv_inference_compute_infer_summary_us{")]
+    assert quantiles == [
+        f'nv_inference_compute_infer_summary_us{{model="m",quantile="{quantile}",version="1"}} 2.0'
+        for quantile in (0.5, 0.9, 0.95, 0.99, 0.999)
+    ]
+
+
+def test_an_empty_window_is_not_a_number() -> None:
+    model = ModelMetrics("m", "1", dict, LatencyWindow())
+    text = lines(model)
+    assert 'nv_inference_queue_summary_us{model="m",quantile="0.5",version="1"} NaN' in text
+
+
+def test_the_first_responses_of_decoupled_models() -> None:
+    model = metrics()
+    assert not [line for line in lines(model) if "first_response" in line]
+    model.statistics.responded(0, ResponseFate.SUCCESS, 0.2, 0.0)
+    model.first_response.observe(200.0)
+    name = "nv_inference_first_response_histogram_ms"
+    found = [line for line in lines(model) if line.startswith(name)]
+    assert found == [
+        *[
+            f'{name}_bucket{{le="{bound}",model="m",version="1"}} {count}'
+            for bound, count in (("100", 0), ("500", 1), ("2000", 1), ("5000", 1), ("+Inf", 1))
+        ],
+        f'{name}_count{{model="m",version="1"}} 1',
+        f'{name}_sum{{model="m",version="1"}} 200.0',
+    ]
+
+
+def test_a_name_with_odd_characters_is_escaped() -> None:
+    model = ModelMetrics('a"b\\c\nd', "1", dict)
+    page = MetricsPage(lambda: [model], "0").render().decode()
+    families = {one.name: one for one in text_string_to_metric_families(page)}
+    assert families["nv_inference_count"].samples[0].labels == {"model": 'a"b\\c\nd', "version": "1"}
+
+
+def test_cpu_and_memory(tmp_path: Path) -> None:
+    assert cpu_time(STAT) == CpuTime(40, 100)
+    assert utilization(CpuTime(40, 100), CpuTime(65, 150)) == 0.5
+    assert utilization(CpuTime(40, 100), CpuTime(40, 100)) == 0.0
+    assert memory_nbytes(MEMINFO) == (1000 * 1024, 600 * 1024)
+    (tmp_path / "stat").write_text(STAT)
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    text = triton_metrics.page(CpuMetrics(tmp_path).families()).decode()
+    assert "nv_cpu_utilization 0.4\n" in text
+    assert "nv_cpu_memory_total_bytes 1024000\n" in text
+    assert "nv_cpu_memory_used_bytes 614400\n" in text
+
+
+def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+    assert list(CpuMetrics(tmp_path).families()) == []
+
+
+class Nvml:
+    """What the module of that library looks like, on a machine with two GPUs."""
+
+    class NVMLError(Exception):
+        pass
+
+    class Rates:
+        gpu = 25
+
+    class Memory:
+        total, used = 1000, 400
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUUID(self, gpu: int) -> str | bytes:
+        return "GPU-a" if gpu == 0 else b"GPU-b"
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> Any:
+        return self.Rates
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> Any:
+        return self.Memory
+
+    def nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
+        if gpu == 1:
+            raise self.NVMLError("not supported")
+        return 70_500
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: int) -> int:
+        return 700_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:
+        return 1_500
+
+
+class NoDriver(Nvml):
+    def nvmlInit(self) -> None:
+        raise self.NVMLError("driver not loaded")
+
+
+def gpu_families(metrics: GpuMetrics) -> list[Family]:
+    return asyncio.run(metrics.families())
+
+
+def test_gpus() -> None:
+    text = triton_metrics.page(gpu_families(GpuMetrics(Nvml))).decode().splitlines()
+    samples = [line for line in text if not line.startswith("#")]
+    assert samples == [
+        'nv_gpu_utilization{gpu_uuid="GPU-a"} 0.25',
+        'nv_gpu_utilization{gpu_uuid="GPU-b"} 0.25',
+        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-a"} 1000',
+        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-b"} 1000',
+        'nv_gpu_memory_used_bytes{gpu_uuid="GPU-a"} 400',
+        'nv_gpu_memory_used_bytes{gpu_uuid="GPU-b"} 400',
+        'nv_gpu_power_usage{gpu_uuid="GPU-a"} 70.5',
+        'nv_gpu_power_limit{gpu_uuid="GPU-a"} 700.0',
+        'nv_gpu_power_limit{gpu_uuid="GPU-b"} 700.0',
+        'nv_energy_consumption{gpu_uuid="GPU-a"} 1.5',
+        'nv_energy_consumption{gpu_uuid="GPU-b"} 1.5',
+    ]
+
+
+def missing() -> Any:
+    raise ImportError
+
+
+@pytest.mark.parametrize("load", [NoDriver, missing])
+def test_without_a_gpu_there_is_nothing(load: Any) -> None:
+    gpus = GpuMetrics(load)
+    assert triton_metrics.page(gpu_families(gpus)) == b""
+    assert gpu_families(gpus) == [], "and it is not looked for again"
