@@ -93,7 +93,8 @@ class Loop:
                 return None
             if self._turns.try_take():
                 try:
-                    self._receive()
+                    if not self._backlog:  # else who had the turn has just put one there
+                        self._receive()
                 finally:
                     self._turns.give()
             else:

@@ -9,6 +9,11 @@ from collections.abc import Iterator
 
 import leaks
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast examples are made says something about the machine, and nothing about what is tested.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True)

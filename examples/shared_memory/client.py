@@ -25,9 +25,7 @@ def infer_in_region(client: grpcclient.InferenceServerClient, nbytes: int) -> No
     client.infer("invert", [image], outputs=[answer])
 
 
-def infer_in_message(
-    client: grpcclient.InferenceServerClient, given: NDArray[np.uint8]
-) -> NDArray[np.uint8]:
+def infer_in_message(client: grpcclient.InferenceServerClient, given: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The same without shared memory."""
     image = grpcclient.InferInput("image", list(SHAPE), "UINT8")
     image.set_data_from_numpy(given)

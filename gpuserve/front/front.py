@@ -273,7 +273,7 @@ class Front:
         link = WorkerLink(instance, message.slots, sock, pidfd, self._epoch, driver.on_message, on_down)
         device = next((one.device for one in driver.spec.instances if one.name == instance), "")
         self._devices.add(device, link)
-        self._calls.add(link, driver.spec)
+        self._calls.add(link, driver)
         driver.instance_up(link)
         self._service.instance_changed(driver)
 

@@ -13,11 +13,18 @@ from typing import Any, Final
 
 from gpuserve.errors import RequestError, Unavailable
 from gpuserve.front.endpoint.service import InferenceService
-from gpuserve.front.endpoint.v2 import Data, InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.front.endpoint.v2 import (
+    Data,
+    InferRequest,
+    InferResponse,
+    InputTensor,
+    OutputTensor,
+    StepRequest,
+)
 from gpuserve.front.links import WorkerLink
 from gpuserve.front.plane.blocks import free_body
+from gpuserve.front.scheduler.driver import ModelDriver
 from gpuserve.front.scheduler.flights import PendingRequest
-from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire
 
 #: Answers up to this size travel in the message.
@@ -30,9 +37,9 @@ class _Caller:
     ``stuck`` are those of its calls that it does nothing else before, and that its own model has to answer.
     """
 
-    def __init__(self, link: WorkerLink, spec: ModelSpec) -> None:
+    def __init__(self, link: WorkerLink, driver: ModelDriver) -> None:
         self.link = link
-        self.spec = spec
+        self.driver = driver
         self.stuck: set[int] = set()
         self.pending: dict[int, PendingRequest] = {}
         self.lent: dict[int, InferResponse] = {}
@@ -60,9 +67,9 @@ class ModelCalls:
         self._service = service
         self._callers: dict[WorkerLink, _Caller] = {}
 
-    def add(self, link: WorkerLink, spec: ModelSpec) -> None:
+    def add(self, link: WorkerLink, driver: ModelDriver) -> None:
         """A worker of a model is up, until its link is closed."""
-        self._callers[link] = _Caller(link, spec)
+        self._callers[link] = _Caller(link, driver)
         link.on_close.append(self._forget)
 
     def take(self, link: WorkerLink, message: wire.Call | wire.CallOff | wire.Return) -> None:
@@ -87,6 +94,8 @@ class ModelCalls:
 
     def _ask(self, caller: _Caller, call: wire.Call) -> None:
         request = _request(caller.link, call)
+        # What a model accepted before a drain is finished and may ask; not so a thread that only goes on.
+        request.depth = int(caller.driver.unfinished > 0)
         on_response = partial(self._pass_on, caller, call.call_id) if call.stream else None
         try:
             if call.waits and self._is_of_itself(caller, call):
@@ -101,10 +110,10 @@ class ModelCalls:
 
     def _is_of_itself(self, caller: _Caller, call: wire.Call) -> bool:
         """Whether a model asks itself."""
-        if call.model != caller.spec.name:
+        if call.model != caller.driver.spec.name:
             return False
         try:
-            return self._service.model(call.model, call.version).spec is caller.spec
+            return self._service.model(call.model, call.version) is caller.driver
         except RequestError:  # it will be told so
             return False
 
@@ -115,11 +124,11 @@ class ModelCalls:
             Unavailable: there is none, and all of them would wait for ever; the request is freed.
         """
         caller.stuck.add(call.call_id)
-        instances = [one for one in self._callers.values() if one.spec is caller.spec]
+        instances = [one for one in self._callers.values() if one.driver is caller.driver]
         if all(one.stuck for one in instances):
             free_body(request)
             raise Unavailable(
-                f"model {caller.spec.name!r} asks itself, but all of its instances ({len(instances)}) wait "
+                f"model {call.model!r} asks itself, but all of its instances ({len(instances)}) wait "
                 "for such an answer: expected one that is free"
             )
 
@@ -189,14 +198,14 @@ def _payload(borrower: WorkerLink, response: InferResponse, output: OutputTensor
     return bytes(data)
 
 
-def _request(link: WorkerLink, call: wire.Call) -> InferRequest:
+def _request(link: WorkerLink, call: wire.Call) -> StepRequest:
     inputs = [
         InputTensor(name, datatype, tuple(shape), _data(link, payload))
         for name, datatype, shape, payload in wire.tensors(call.inputs)
     ]
     parameters: dict[str, Any] = dict(call.parameters)
     outputs = tuple(call.requested_outputs)
-    return InferRequest(call.model, call.version, "", parameters, inputs, outputs, call.timeout_s or None)
+    return StepRequest(call.model, call.version, "", parameters, inputs, outputs, call.timeout_s or None)
 
 
 def _data(link: WorkerLink, payload: wire.Payload) -> Data:

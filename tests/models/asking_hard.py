@@ -61,6 +61,18 @@ class Gated:
         return [{"y": one["x"]} for one in requests]
 
 
+class AsksLate:
+    """Asks once its FIFO has been opened and closed."""
+
+    def __init__(self, fifo: str) -> None:
+        self.fifo = fifo
+
+    def __call__(self, requests: Any) -> Any:
+        with open(self.fifo, "rb") as gate:
+            gate.read()
+        return [current_model().infer("doubled", {"x": one["x"]}) for one in requests]
+
+
 class AsksWhileItLoads:
     """No server has called it yet."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operated import OperatedServer
+from operated import InBackground, OperatedServer
 from processes import wait_until
 
 MODELS = Path(__file__).resolve().parents[1] / "models"
@@ -132,6 +132,24 @@ def test_a_call_that_is_given_up_in_an_event_loop_of_its_own_does_not_hold_the_c
             assert operated.infer("impatient", 1.0).output("y") == [0.0]
         assert operated.infer("slow", 2.0).output("y") == [2.0]
         assert operated.end() == 0
+
+
+def test_a_request_that_was_accepted_may_ask_while_the_server_drains(tmp_path: Path) -> None:
+    fifo = tmp_path / "gate"
+    os.mkfifo(fifo)
+    late = entry("asking_hard.py:AsksLate", "late", kwargs={"fifo": str(fifo)})
+    with server(tmp_path, *BESIDE, late) as operated:
+        operated.wait_ready()
+        wait_for_more(operated)  # threads of another model ask all the time, which holds nothing up
+        asked = InBackground(operated.infer, "late", 4.0)
+        wait_until(lambda: operated.metric("gpuserve_running_requests", model="late") == 1, "it runs")
+        operated.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: operated.status("/v2/health/ready") != 200, "it drains")
+        started = time.monotonic()
+        fifo.write_bytes(b"x")
+        assert asked.result().output("y") == [8.0]
+        assert operated.process.wait(20) == 0
+        assert time.monotonic() - started < 10.0
 
 
 # ---- a model that asks itself ----------------------------------------------------------------

@@ -9,9 +9,11 @@ import sys
 import pytest
 
 from benchmarks import processes
+from benchmarks.in_stream_client import InStreamFailed, Stream
 from benchmarks.load import LoadFailed, parse_h2load, parse_wrk
 from benchmarks.report import Ratio
 from benchmarks.rows import ROWS, Target
+from benchmarks.servers import Api
 from benchmarks.stream_client import StreamFailed, Streams
 
 H2LOAD = """\
@@ -68,7 +70,7 @@ def test_wrk_with_a_failed_request_is_no_result() -> None:
         parse_wrk(WRK.format(status=3))
 
 
-DATA, HEADERS, RESET, PING = 0, 1, 3, 6
+DATA, HEADERS, RESET, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 ACK = END_STREAM = 1
 
 
@@ -113,6 +115,53 @@ def test_the_stream_client_takes_frames_in_any_pieces() -> None:
 def test_the_stream_client_takes_no_wrong_answer(received: bytes, text: str) -> None:
     with pytest.raises(StreamFailed, match=text):
         opened(1).take(received, now=11.0)
+
+
+def in_stream(window: int = 65_535) -> Stream:
+    stream = Stream("/a.Service/Method", b"request", b"answer")
+    assert stream.open()[:3] == b"PRI"
+    setting = b"\0\4" + window.to_bytes(4)
+    assert stream.take(http2(SETTINGS, 0, setting)) == http2(SETTINGS, 0, flags=ACK)
+    return stream
+
+
+def test_the_in_stream_client_counts_answers_in_any_pieces() -> None:
+    stream = in_stream()
+    assert stream.ask(3) == http2(DATA, 1, b"request") * 3
+    received = http2(DATA, 1, b"answerans") + http2(PING, 0, b"12345678") + http2(DATA, 1, b"wer")
+    owed = b"".join(stream.take(received[at : at + 1]) for at in range(len(received)))
+    assert owed == http2(PING, 0, b"12345678", flags=ACK)
+    assert (stream.answers, stream.in_flight, stream.ended) == (2, 1, False)
+    stream.take(http2(DATA, 1, b"answer") + http2(HEADERS, 1, flags=END_STREAM))
+    assert (stream.answers, stream.in_flight, stream.ended) == (3, 0, True)
+
+
+def test_the_in_stream_client_keeps_to_the_flow_control() -> None:
+    stream = in_stream(window=15)
+    assert stream.ask(4) == http2(DATA, 1, b"request") * 2
+    stream.take(http2(WINDOW_UPDATE, 1, (13).to_bytes(4)))
+    assert stream.ask(0) == http2(DATA, 1, b"request") * 2
+    assert stream.in_flight == 4
+
+
+@pytest.mark.parametrize(
+    ("received", "text"),
+    [
+        (http2(DATA, 1, b"anothe"), "answer 1 or one of the 1 from there on is wrong"),
+        (http2(DATA, 1, b"answer" * 3), "answer 1 or one of the 3 from there on is wrong"),
+        (http2(HEADERS, 1, flags=END_STREAM), "the stream ended before 2 of its answers"),
+        (http2(RESET, 1, b"\0\0\0\1"), "the server sent RST_STREAM"),
+    ],
+)
+def test_the_in_stream_client_takes_no_wrong_answer(received: bytes, text: str) -> None:
+    stream = in_stream()
+    stream.ask(2)
+    with pytest.raises(InStreamFailed, match=text):
+        stream.take(received)
+
+
+def test_only_http_rows_are_for_servers_without_v2() -> None:
+    assert [row.name for row in ROWS if Api.RAW in row.load.apis] == ["http-64-64"]
 
 
 def test_a_ratio_is_taken_inside_each_round() -> None:

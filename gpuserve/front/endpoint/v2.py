@@ -87,7 +87,7 @@ class InferRequest:
         "timeout_s",
     )
 
-    #: Of how many ensembles, one within the other, it is a step.
+    #: Within how many others it is; 0 where it came from outside.
     depth: int = 0
 
     def __init__(
@@ -122,7 +122,7 @@ class InferRequest:
 
 
 class StepRequest(InferRequest):
-    """One step of an ensemble's request, which was accepted before."""
+    """What another request leads to, which was accepted: a step of an ensemble's, or a callable's call."""
 
     __slots__ = ("depth",)
 
