@@ -75,7 +75,6 @@ def serve(
     Variables name models as well: GPUSERVE_MODELS__LINEAR__MAX_BATCH_SIZE=32.
 
     Examples:
-      gpuserve serve config.yaml
       gpuserve serve config.yaml --http-port 9000 --log-format json
       gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
       gpuserve serve model.py:predict --device cuda:0 --device cuda:1 --instances 2
