@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import tritonclient.grpc
 import tritonclient.http
 from operated import MODELS
@@ -52,13 +54,25 @@ class Told(NamedTuple):
     version: str
 
 
+_opened: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def clients_are_closed() -> Iterator[None]:
+    """Close every client of the test; for the modules that import it."""
+    yield
+    while _opened:
+        _opened.pop().close()
+
+
 class Client:
-    """tritonclient, of either protocol, without its differences."""
+    """tritonclient, of either protocol, without its differences. See ``clients_are_closed``."""
 
     def __init__(self, protocol: str, address: str) -> None:
         self.module: ModuleType = {"grpc": tritonclient.grpc, "http": tritonclient.http}[protocol]
         timeouts = {"network_timeout": TIMEOUT_S} if protocol == "http" else {}
         self.asked = self.module.InferenceServerClient(address, **timeouts)
+        _opened.append(self.asked)
 
     def __enter__(self) -> Client:
         return self

@@ -10,11 +10,12 @@ from typing import Any
 
 import grpc
 import pytest
-from repositories import Client, entry, write
+from repositories import Client, clients_are_closed, entry, write
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
+__all__ = ["clients_are_closed"]  # it is for every test here
 NOT_POLLED = "failed to load '{}', failed to poll from model repository"
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from repositories import Client, Traffic
+from repositories import Client, Traffic, clients_are_closed
 from tritonclient.utils import InferenceServerException
 
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.decorators import batch
 from gpuserve.errors import BindError, ConfigError, StartupError
+
+__all__ = ["clients_are_closed"]  # it is for every test here
 
 X = [Tensor(name="x", dtype="float32", shape=(-1,))]
 OUT = [Tensor(name=one, dtype=dtype, shape=(1,)) for one, dtype in (("tag", "float32"), ("pid", "int64"))]

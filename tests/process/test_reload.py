@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from operated import InBackground, OperatedServer
 from processes import wait_ended, wait_until
-from repositories import Client, Traffic, entry, write
+from repositories import Client, Traffic, clients_are_closed, entry, write
 from tritonclient.utils import InferenceServerException
+
+__all__ = ["clients_are_closed"]  # it is for every test here
 
 
 @contextmanager
