@@ -11,7 +11,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
 
 from gpuserve_worker.failure import INTERNAL
 from gpuserve_worker.response import PARAMETER, is_parameter
@@ -38,6 +38,19 @@ class ModelCallError(Exception):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = _Code(code)
+
+
+class CallOptions(TypedDict, total=False):
+    """What may be said of a call besides the model and its inputs.
+
+    ``version`` of the model, the newest by default; ``requested_outputs``, all by default; ``parameters`` of
+    the request; ``timeout_s``, a limit of the call's own, none by default.
+    """
+
+    version: str | int
+    requested_outputs: Sequence[str]
+    parameters: Mapping[str, Any] | None
+    timeout_s: float | None
 
 
 class Question(NamedTuple):
@@ -224,13 +237,13 @@ def outputs_of(reply: Reply, question: Question) -> dict[str, NDArray[Any]]:
 def question(
     model: str,
     inputs: Mapping[str, Any],
-    version: str | int,
-    requested_outputs: Sequence[str],
-    parameters: Mapping[str, Any] | None,
-    timeout_s: float | None,
     *,
     stream: bool,
     blocks: bool,
+    version: str | int = "",
+    requested_outputs: Sequence[str] = (),
+    parameters: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
 ) -> Question:
     """What a callable asks, in the form that it travels in.
 

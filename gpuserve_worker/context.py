@@ -7,11 +7,11 @@ goes from here to ``calls.py``. Nothing of requests is in here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, Unpack
 
-from gpuserve_worker.calls import Calls, outputs_of, question
+from gpuserve_worker.calls import CallOptions, Calls, outputs_of, question
 from gpuserve_worker.tensor import TensorSpec
 
 if TYPE_CHECKING:
@@ -39,27 +39,17 @@ class ModelContext(NamedTuple):
         """Whether axis 0 of every tensor is the batch axis."""
         return self.max_batch_size > 0
 
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        version: str | int = "",
-        requested_outputs: Sequence[str] = (),
-        parameters: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
-    ) -> Arrays:
+    def infer(self, model: str, inputs: Mapping[str, Any], **options: Unpack[CallOptions]) -> Arrays:
         """Ask another model of this server, and wait for its answer: its outputs by name.
 
         ``inputs`` are arrays by name, with the batch axis in front where that model batches. Any thread may
         ask. In a callable that awaits or yields, use ``infer_async``: here all that runs beside it waits too.
+        ``options`` are those of ``CallOptions``.
 
         Raises:
             ModelCallError: no answer; its ``code`` is what a client would have been told.
         """
-        asked = question(
-            model, inputs, version, requested_outputs, parameters, timeout_s, stream=False, blocks=True
-        )
+        asked = question(model, inputs, stream=False, blocks=True, **options)
         call = self.calls.ask(asked)
         try:
             return outputs_of(call.take(), asked)
@@ -67,19 +57,10 @@ class ModelContext(NamedTuple):
             self.calls.forget(call)
 
     async def infer_async(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        version: str | int = "",
-        requested_outputs: Sequence[str] = (),
-        parameters: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
+        self, model: str, inputs: Mapping[str, Any], **options: Unpack[CallOptions]
     ) -> Arrays:
         """As ``infer``, while other work of the event loop goes on."""
-        asked = question(
-            model, inputs, version, requested_outputs, parameters, timeout_s, stream=False, blocks=False
-        )
+        asked = question(model, inputs, stream=False, blocks=False, **options)
         call = self.calls.ask(asked)
         try:
             return outputs_of(await call.take_async(), asked)
@@ -87,19 +68,10 @@ class ModelContext(NamedTuple):
             self.calls.forget(call)
 
     def stream(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        version: str | int = "",
-        requested_outputs: Sequence[str] = (),
-        parameters: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
+        self, model: str, inputs: Mapping[str, Any], **options: Unpack[CallOptions]
     ) -> Iterator[Arrays]:
         """The responses of a decoupled model, one after the other; raises as ``infer``."""
-        asked = question(
-            model, inputs, version, requested_outputs, parameters, timeout_s, stream=True, blocks=True
-        )
+        asked = question(model, inputs, stream=True, blocks=True, **options)
         call = self.calls.ask(asked)
         try:
             while (reply := call.take()).outputs is not None or reply.error is not None:
@@ -108,19 +80,10 @@ class ModelContext(NamedTuple):
             self.calls.forget(call)
 
     async def stream_async(
-        self,
-        model: str,
-        inputs: Mapping[str, Any],
-        *,
-        version: str | int = "",
-        requested_outputs: Sequence[str] = (),
-        parameters: Mapping[str, Any] | None = None,
-        timeout_s: float | None = None,
+        self, model: str, inputs: Mapping[str, Any], **options: Unpack[CallOptions]
     ) -> AsyncIterator[Arrays]:
         """As ``stream``, while other work of the event loop goes on."""
-        asked = question(
-            model, inputs, version, requested_outputs, parameters, timeout_s, stream=True, blocks=False
-        )
+        asked = question(model, inputs, stream=True, blocks=False, **options)
         call = self.calls.ask(asked)
         try:
             while (reply := await call.take_async()).outputs is not None or reply.error is not None:

@@ -78,7 +78,7 @@ END = Reply(None, {}, None, True)
 
 
 def ask(calls: Calls) -> Call:
-    return calls.ask(question("other", {}, "", (), None, None, stream=True, blocks=True))
+    return calls.ask(question("other", {}, stream=True, blocks=True))
 
 
 def test_answers_are_told_apart(calls: Calls) -> None:
@@ -252,5 +252,5 @@ def test_a_question_that_cannot_travel_is_told_so(
 
 
 def test_one_output_may_be_named_alone() -> None:
-    made = question("m", {}, 3, "y", None, 1.5, stream=False, blocks=False)
+    made = question("m", {}, version=3, requested_outputs="y", timeout_s=1.5, stream=False, blocks=False)
     assert made == Question("m", "3", {}, ("y",), {}, 1.5, False, False)
