@@ -63,6 +63,8 @@ def test_answers_in_any_order(mail: Mail) -> None:
         for number in (5, 0, 7, 3, 1, 6, 2, 4):
             mail.sent.put(number)
             waiting[number].result(TIMEOUT_S)
+            assert number in mail.came
+    assert mail.received == 8
 
 
 def test_who_has_the_turn_lets_those_go_on_for_whom_nothing_is_left_to_receive(mail: Mail) -> None:
