@@ -54,7 +54,7 @@ class WorkerLink:
         self.on_close: list[Callable[[WorkerLink], None]] = []
         self._sock = sock
         self._pidfd = pidfd
-        self._epoch = epoch
+        self.epoch = epoch
         self._on_message = on_message
         self._on_down = on_down
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
@@ -70,7 +70,7 @@ class WorkerLink:
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock.fileno(), self._read)
         self._loop.add_reader(self._pidfd, self._on_died)
-        self.send(wire.Attach(self._epoch))
+        self.send(wire.Attach(self.epoch))
 
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
         """Send, or queue while the worker's socket is full. Descriptors stay the caller's."""
@@ -189,7 +189,7 @@ class WorkerLink:
         """Obey a message; whether what came of it should go out before the next is read."""
         if not self.attached:
             # What a worker still had to say to the front before this one concerns nobody now.
-            self.attached = isinstance(message, wire.Attached) and message.epoch == self._epoch
+            self.attached = isinstance(message, wire.Attached) and message.epoch == self.epoch
             if not self.attached:
                 return False
         if isinstance(message, wire.Segment):

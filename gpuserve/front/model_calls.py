@@ -29,6 +29,8 @@ from gpuserve_worker import wire
 
 #: Answers up to this size travel in the message.
 _INLINE_NBYTES: Final = wire.INLINE_NBYTES
+#: A worker may return late what an earlier front lent it: the numbers of that are not given out again.
+_LEASES_OF_A_FRONT: Final = 1 << 32
 
 
 class _Caller:
@@ -43,7 +45,7 @@ class _Caller:
         self.stuck: set[int] = set()
         self.pending: dict[int, PendingRequest] = {}
         self.lent: dict[int, InferResponse] = {}
-        self._leases = itertools.count(1)
+        self._leases = itertools.count(link.epoch * _LEASES_OF_A_FRONT + 1)
 
     def lend(self, response: InferResponse) -> int:
         """Keep a response until it is returned; the number of that lease."""

@@ -16,7 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.front.endpoint.v2 import Data, InferRequest, InputTensor, RegionSlice
+from gpuserve.front.endpoint.v2 import (
+    Data,
+    InferRequest,
+    InferResponse,
+    InputTensor,
+    OutputTensor,
+    RegionSlice,
+)
+from gpuserve.front.ensemble.tensors import Holders, of_response
 from gpuserve.front.links import WorkerLink
 from gpuserve.front.plane.gather import Gathered, gather
 from gpuserve.front.plane.output_memory import LentBlock, OutputMemory
@@ -250,6 +258,17 @@ def test_device_memory_is_always_copied() -> None:
             free_all(made, requests, gathered)
 
     on_a_loop(main())
+
+
+def test_an_output_in_device_memory_is_copied_for_the_step_that_reads_it() -> None:
+    placement = RegionSlice("r", 8, 4000)
+    placement.number, placement.on_device = 7, True
+    output = OutputTensor("y", "FP32", (1, 900), b"", placed=True)
+    response = InferResponse("m", "1", "", {}, [output])
+    holders = Holders(response.close)
+    (found,) = of_response(output, response, holders, 1, shared=False, placement=placement)
+    assert isinstance(found, RegionSlice)
+    assert (found.number, found.offset, found.nbytes, found.on_device) == (7, 8, 3600, True)
 
 
 def test_nothing_stays_allocated_where_there_is_no_memory() -> None:

@@ -86,5 +86,5 @@ def _written(placement: RegionSlice, output: OutputTensor) -> RegionSlice:
     """What was written of the place that a client gave; no element of it has a length of its own."""
     nbytes = ITEMSIZE[output.datatype] * element_count(output.shape)
     written = RegionSlice(placement.region, placement.offset, nbytes)
-    written.number = placement.number
+    written.number, written.on_device = placement.number, placement.on_device
     return written

@@ -23,6 +23,9 @@ from gpuserve_worker.memory import Block
 
 #: So much of a tensor is noted.
 MAX_TENSOR_NBYTES: Final = 1 << 20
+#: So much of the responses of one stream, which may go on for ever, and what each tensor takes besides.
+MAX_STREAM_NBYTES: Final = 16 << 20
+_NOTED_NBYTES: Final = 512
 #: What an unfinished front had given out as numbers is not given out by its successor.
 IDS_OF_A_FRONT: Final = 1 << 32
 
@@ -155,10 +158,15 @@ def _note_compute(trace: Trace, done: wire.Done) -> None:
 
 
 def _noting(trace: Trace, on_response: OnResponse) -> OnResponse:
-    """Notes the outputs of each response of a stream."""
+    """Notes the outputs of each response of a stream, until they are too many."""
+    left = MAX_STREAM_NBYTES
 
     def noted(response: InferResponse) -> None:
-        trace.tensors += _outputs(response)
+        nonlocal left
+        if left > 0:
+            tensors = list(_outputs(response))
+            left -= sum(_NOTED_NBYTES + len(one.data) for one in tensors)
+            trace.tensors += tensors
         on_response(response)
 
     return noted

@@ -1,0 +1,48 @@
+"""What a tracer notes of requests: not more than can be written."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.front.tracing.model_tracer import MAX_STREAM_NBYTES, MAX_TENSOR_NBYTES, ModelTracer, trace_ids
+from gpuserve.front.tracing.sampler import Sampler
+from gpuserve.front.tracing.trace import Trace
+from gpuserve.front.tracing.values import Level, TraceValues
+from gpuserve.spec import InstanceSpec, ModelSpec
+from gpuserve_worker.tensor import TensorSpec
+
+SPEC = ModelSpec(
+    "m",
+    (TensorSpec("x", "UINT8", (-1,)),),
+    (TensorSpec("y", "UINT8", (-1,)),),
+    0,
+    (InstanceSpec("cpu#0", "cpu", {}),),
+    decoupled=True,
+)
+
+
+def test_a_stream_that_goes_on_for_ever_is_noted_up_to_a_limit() -> None:
+    traces: list[Trace] = []
+    heard: list[InferResponse] = []
+    responses = 3 * MAX_STREAM_NBYTES // MAX_TENSOR_NBYTES
+
+    async def run() -> None:
+        driver = ModelDriver(SPEC, 1 << 20, ModelMetrics("m", "1", dict))
+        sampler = Sampler(TraceValues(Level.TENSORS.value, 1, -1, 0))
+        driver.tracer = ModelTracer(SPEC, sampler, "", trace_ids(1), traces.append, follows_callers=False)
+        asked = InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (1,), b"1")], (), None)
+        pending = driver.submit(asked, heard.append)
+        assert pending.on_response is not None
+        output = OutputTensor("y", "UINT8", (MAX_TENSOR_NBYTES,), bytes(MAX_TENSOR_NBYTES))
+        for _ in range(responses):
+            pending.on_response(InferResponse("m", "1", "", {}, [output]))
+        driver.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert len(heard) == responses
+    (trace,) = traces
+    assert MAX_STREAM_NBYTES - MAX_TENSOR_NBYTES < trace.nbytes < MAX_STREAM_NBYTES + MAX_TENSOR_NBYTES
