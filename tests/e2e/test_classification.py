@@ -35,12 +35,22 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         model("by_list", "echo", x, [{**y, "labels": ["cat", "dog"]}], 8),
         model("bare", "echo", x, [y], 8),
         model("half", "echo", [tensor("x", "FP16", 4)], [tensor("y", "FP16", 4)], 8),
+        ensemble("over", "by_file", x, [y]),
+        ensemble("over_ensemble", "over", x, [y]),
+        ensemble("with_its_own", "by_file", x, [{**y, "labels": ["tom", "rex"]}]),
     ]
     options = {"transport": request.param, "grpc_response_compression": "low"}
     with serving(
         GPUSERVE, "serve", str(write_config(folder, made, host="127.0.0.1", **options))
     ) as addresses:
         yield addresses
+
+
+def ensemble(name: str, member: str, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
+    """One step, from x to y."""
+    steps = [{"model": member, "inputs": {"x": "x"}, "outputs": {"y": "y"}}]
+    entry = {"name": name, "inputs": inputs, "outputs": outputs, "max_batch_size": 8}
+    return {**entry, "ensemble": {"steps": steps}}
 
 
 def classes(server: Addresses, protocol: str, name: str, count: int, x: Any = X, **how: Any) -> Any:
@@ -60,6 +70,13 @@ def test_the_largest_with_their_labels(server: Addresses, protocol: str) -> None
     assert classes(server, protocol, "bare", 9)[1] == ["9.000000:0", "8.000000:1", "7.000000:2", "6.000000:3"]
 
 
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_an_ensemble_has_the_labels_of_its_steps(server: Addresses, protocol: str) -> None:
+    assert classes(server, protocol, "over", 2) == TWO
+    assert classes(server, protocol, "over_ensemble", 2) == TWO
+    assert classes(server, protocol, "with_its_own", 1) == [["3.000000:1:rex"], ["9.000000:0:tom"]]
+
+
 def test_as_json(server: Addresses) -> None:
     assert classes(server, "http", "by_file", 2, binary_data=False) == TWO
     body = {
@@ -70,14 +87,15 @@ def test_as_json(server: Addresses) -> None:
     assert b'"outputs":[{"name":"y","datatype":"BYTES","shape":[1,1],"data":["4.000000:3:fish"]}]' in answer
 
 
-def test_in_a_stream(server: Addresses) -> None:
+@pytest.mark.parametrize("name", ["by_file", "over"])
+def test_in_a_stream(server: Addresses, name: str) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     given = tritonclient.grpc.InferInput("x", [2, 4], "FP32")
     given.set_data_from_numpy(X)
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         wanted = tritonclient.grpc.InferRequestedOutput("y", class_count=2)
-        client.async_stream_infer("by_file", [given], outputs=[wanted])
+        client.async_stream_infer(name, [given], outputs=[wanted])
         result, error = answers.get(timeout=10)
         assert error is None
         assert [[one.decode() for one in row] for row in result.as_numpy("y")] == TWO

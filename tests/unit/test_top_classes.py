@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve import Tensor
+from gpuserve.ensemble_spec import StepSpec
 from gpuserve.errors import BindError, InvalidArgument
-from gpuserve.front.endpoint.classification import MAX_ELEMENTS, classify, top_classes
+from gpuserve.front.endpoint.classification import MAX_ELEMENTS, classify, labels_of, top_classes
 from gpuserve.front.endpoint.model_config import model_config
 from gpuserve.front.endpoint.v2 import InferResponse, OutputTensor
 from gpuserve.label_spec import LabelSpec, labels_in
@@ -94,11 +95,30 @@ def spec(*labels: LabelSpec) -> ModelSpec:
     return ModelSpec("m", (), outputs, 4, (InstanceSpec("cpu#0", "cpu", {}),), labels=labels)
 
 
+def no_member(step: StepSpec) -> ModelSpec | None:
+    return None
+
+
+def over(model: str, **more: Any) -> ModelSpec:
+    """An ensemble whose output "out" is "y" of a model."""
+    tensors = (TensorSpec("out", "FP32", (3,)),)
+    steps = (StepSpec(model, 0, (), (("y", "out"),)),)
+    return ModelSpec("e", (), tensors, 4, (), steps=steps, **more)
+
+
+def test_an_ensemble_takes_the_labels_of_the_model_that_makes_the_output() -> None:
+    models = {"m": spec(LabelSpec("y", ("a", "b")))}
+    assert labels_of("out", over("m"), lambda step: models.get(step.model)) == ("a", "b")
+    assert labels_of("out", over("unloaded"), lambda step: models.get(step.model)) == ()
+    own = over("m", labels=(LabelSpec("out", ("c",)),))
+    assert labels_of("out", own, lambda step: models.get(step.model)) == ("c",)
+
+
 def test_only_the_outputs_that_were_asked_so() -> None:
     closed: list[int] = []
     one, other = output([[1, 3, 2]]), output([[4, 5, 6]], name="z")
     response = InferResponse("m", "1", "", {}, [one, other], lambda: closed.append(1))
-    classify(response, {"y": 1}, spec(LabelSpec("y", ("a", "b", "c"))))
+    classify(response, {"y": 1}, spec(LabelSpec("y", ("a", "b", "c"))), no_member)
     assert texts(response.outputs[0]) == ((1, 1), ["3.000000:1:b"])
     assert response.outputs[1] is other
     assert not closed
@@ -109,7 +129,7 @@ def test_a_response_without_classes_is_closed() -> None:
     wrong = OutputTensor("y", "BOOL", (1, 1), b"\1")
     response = InferResponse("m", "1", "", {}, [wrong], lambda: closed.append(1))
     with pytest.raises(InvalidArgument):
-        classify(response, {"y": 1}, spec())
+        classify(response, {"y": 1}, spec(), no_member)
     assert closed == [1]
 
 

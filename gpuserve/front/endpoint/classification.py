@@ -5,11 +5,12 @@ Pure. A class is a text ``value:index`` or ``value:index:label``, and comes as a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from gpuserve.ensemble_spec import StepSpec
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.v2 import InferResponse, OutputTensor
@@ -21,31 +22,48 @@ if TYPE_CHECKING:
 
 MAX_ELEMENTS: Final = 1_000_000
 _UNSUPPORTED: Final = frozenset({"BYTES", "BOOL", "FP16", "BF16"})
+#: The model that a step of an ensemble asks; None when it is not served any more.
+Member: TypeAlias = Callable[[StepSpec], ModelSpec | None]
 
 
-def classify(response: InferResponse, class_counts: Mapping[str, int], spec: ModelSpec) -> None:
+def classify(
+    response: InferResponse, class_counts: Mapping[str, int], spec: ModelSpec, member: Member
+) -> None:
     """Put the classes of those outputs in their place; where that cannot be, the response is closed.
 
     Raises:
         InvalidArgument: an output has no order, or is too large.
     """
     try:
-        response.outputs = _classified(response, class_counts, spec)
+        response.outputs = _classified(response, class_counts, spec, member)
     except InvalidArgument:
         response.close()
         raise
 
 
 def _classified(
-    response: InferResponse, class_counts: Mapping[str, int], spec: ModelSpec
+    response: InferResponse, class_counts: Mapping[str, int], spec: ModelSpec, member: Member
 ) -> list[OutputTensor]:
-    labels = {one.output: one.labels for one in spec.labels}
+    batched = spec.max_batch_size > 0
     return [
-        top_classes(one, class_counts[one.name], spec.max_batch_size > 0, labels.get(one.name, ()))
+        top_classes(one, class_counts[one.name], batched, labels_of(one.name, spec, member))
         if one.name in class_counts
         else one
         for one in response.outputs
     ]
+
+
+def labels_of(output: str, spec: ModelSpec, member: Member) -> Sequence[str]:
+    """The labels of an output. An ensemble that declares none has those of the model that makes it."""
+    for one in spec.labels:
+        if one.output == output:
+            return one.labels
+    for step in spec.steps:
+        for theirs, ours in step.outputs:
+            if ours == output:
+                made_by = member(step)
+                return () if made_by is None else labels_of(theirs, made_by, member)
+    return ()
 
 
 def top_classes(output: OutputTensor, count: int, batched: bool, labels: Sequence[str]) -> OutputTensor:

@@ -23,7 +23,6 @@ from gpuserve.errors import (
 )
 from gpuserve.front.endpoint import grpc_reflection, grpc_requests, grpc_responses, grpc_rpcs
 from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER, Receive, Scope, Send
-from gpuserve.front.endpoint.classification import classify
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.forwarding import HeaderForwarding
 from gpuserve.front.endpoint.grpc_framing import (
@@ -124,7 +123,7 @@ class GrpcDoor:
         if response is None:
             return
         if request.class_counts:
-            classify(response, request.class_counts, pending.spec)
+            self._service.classify(response, pending)
         try:
             pieces = grpc_responses.encode_infer_response(response, framed=True)
             if len(pieces) == 1 and type(pieces[0]) is bytes:

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from gpuserve.errors import RequestError, Unavailable
-from gpuserve.front.endpoint.classification import classify
 from gpuserve.front.endpoint.grpc_requests import infer_message, infer_request
 from gpuserve.front.endpoint.grpc_responses import Piece
 from gpuserve.front.endpoint.grpc_stream_codec import empty_final, stream_error, stream_response
@@ -196,7 +195,7 @@ class InferStream:
     def _on_response(self, pending: PendingRequest, response: InferResponse) -> None:
         """One response of a decoupled model; more may follow."""
         try:
-            self._put(_message(pending, response, final=False), response)
+            self._put(self._message(pending, response, final=False), response)
         except RequestError as error:  # the model put something into it that gRPC cannot carry
             response.close()
             self._put(stream_error(pending.request, error, named=False))
@@ -242,7 +241,7 @@ class InferStream:
             self._refuse(pending.request, answer)
             return
         try:
-            self._put(_message(pending, answer, final=True), answer)
+            self._put(self._message(pending, answer, final=True), answer)
         except RequestError as error:
             answer.close()
             self._refuse(pending.request, error)
@@ -253,13 +252,12 @@ class InferStream:
         else:
             self._put(stream_error(request, error, named=True))
 
+    def _message(self, pending: PendingRequest, response: InferResponse, *, final: bool) -> list[Piece]:
+        """A response as the client has asked for it.
 
-def _message(pending: PendingRequest, response: InferResponse, *, final: bool) -> list[Piece]:
-    """A response as the client has asked for it.
-
-    Raises:
-        RequestError: it cannot be had so, or not over gRPC; the response is the caller's to close.
-    """
-    if pending.request.class_counts:
-        classify(response, pending.request.class_counts, pending.spec)
-    return stream_response(response, final=final)
+        Raises:
+            RequestError: it cannot be had so, or not over gRPC; the response is the caller's to close.
+        """
+        if pending.request.class_counts:
+            self._service.classify(response, pending)
+        return stream_response(response, final=final)

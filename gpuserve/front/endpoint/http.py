@@ -18,7 +18,6 @@ from gpuserve.front.endpoint import (
     statistics_codec,
 )
 from gpuserve.front.endpoint.asgi import Receive, Scope, Send
-from gpuserve.front.endpoint.classification import classify
 from gpuserve.front.endpoint.closing_peers import Peer
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.docs_page import NOSNIFF, page
@@ -131,7 +130,7 @@ class HttpDoor:
         if response is None:
             return
         if request.class_counts:
-            classify(response, request.class_counts, pending.spec)
+            self._service.classify(response, pending)
         try:
             answer_headers, pieces = http_codec.encode_infer_response(response, form)
             accepted = headers.get(b"accept-encoding")

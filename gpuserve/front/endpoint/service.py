@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from gpuserve import __version__
+from gpuserve.ensemble_spec import StepSpec
 from gpuserve.errors import InvalidArgument, NotFound, RequestError, Unavailable
 from gpuserve.front.driver import Driver
-from gpuserve.front.endpoint.classification import classify
+from gpuserve.front.endpoint import classification
 from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.model_table import ModelTable, version_number
 from gpuserve.front.endpoint.v2 import IndexEntry, InferRequest, InferResponse
@@ -188,8 +189,24 @@ class InferenceService:
             pending.take_back()
             raise
         if request.class_counts:
-            classify(response, request.class_counts, pending.spec)
+            self.classify(response, pending)
         return response
+
+    def classify(self, response: InferResponse, pending: PendingRequest) -> None:
+        """Put the classes that the request asks for in the place of its outputs.
+
+        Raises:
+            InvalidArgument: an output has none; the response is closed.
+        """
+        counts = pending.request.class_counts
+        classification.classify(response, counts, pending.spec, self._member)
+
+    def _member(self, step: StepSpec) -> ModelSpec | None:
+        """The model of a step of an ensemble."""
+        try:
+            return self.model(step.model, str(step.version) if step.version else "").spec
+        except RequestError:
+            return None
 
     def submit(self, request: InferRequest, on_response: OnResponse | None = None) -> PendingRequest:
         """Queue one request, to be awaited by its ``answer``; see ``Driver.submit``.
