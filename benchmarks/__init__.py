@@ -1,11 +1,18 @@
-"""The benchmarks: this server, PyTriton and plain Triton on the same models under the same load.
+"""The benchmarks: this server and its peers on the same models under the same load.
 
 ``scripts/bench`` runs them. Who knows what::
 
-    peers.py      how the other servers are installed            servers.py    how each server is started
-    load.py       the load generators, one ``LoadResult`` a run  rows.py       the lines of the table
-    payloads.py   the requests, and the check of the answers     processes.py  /proc: CPU and memory of a tree
-    rounds.py     the interleaved measurement                    footprint.py  memory, start and import
-    report.py     samples to medians, ratios, Markdown, JSON     __main__.py   the command line
-    models/       the models, as each server takes them          stream_client.py  times first responses
+    __main__.py    the command line                      sections.py    what a section of the report is
+    peers.py       how the other servers are installed   servers/       how each is started and asked
+    models/        the models, as each server has them   payloads.py    requests, and the check of answers
+    load.py        the load generators                   *_client.py    those of our own, on http2.py
+    rows.py        the lines of the table, their goals   rounds.py      the interleaved measurement
+    memcpy.py      a floor: one copy of the tensor       comparison.py  ratios, the best peer, goals reached
+    processes.py   /proc: CPU and memory of a tree       footprint.py   memory, start and import
+    report.py      the report, as Markdown and JSON      tables.py      Markdown tables
+    plots.py       curves to PNG and SVG
+
+The sections: ``request_section.py`` (the rows), ``sweeps.py`` (the plots), ``footprint_sections.py``. What
+happens over time to one server is in ``scenarios/``, which has a command line of its own; what a request
+costs without a network server around it, in ``profile/``.
 """

@@ -13,21 +13,21 @@ import platform
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import load
-from benchmarks.footprint import ImportCost, Start, measure_import, measure_starts
+from benchmarks.footprint_sections import Imports, Starts
 from benchmarks.peers import PeerCache, ServerMissing
-from benchmarks.report import OURS, Report, markdown, write_json
-from benchmarks.rounds import Samples, measure
-from benchmarks.rows import ROWS, Row
-from benchmarks.servers import SERVERS, Server, ServerFailed, running
+from benchmarks.report import Report
+from benchmarks.request_section import Requests
+from benchmarks.sections import Part, Plan, Section
+from benchmarks.servers import SERVERS, Server
+from benchmarks.sweeps import Sweeps
 
 _ROOT = Path(__file__).parent.parent
-_STARTS, _IMPORTS = "starts", "imports"
-_STATEMENTS = ("import gpuserve", "from gpuserve import ModelConfig, Server, Tensor")
+_RESULTS = _ROOT / "benchmarks/results"
+#: In the order in which they are measured: the quiet ones first.
+SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), Sweeps())
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,40 +44,52 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
-    options = parse(arguments)
     _take_signals()
+    if "--scenarios" in arguments:
+        from benchmarks.scenarios import command
+
+        return command.main([one for one in arguments if one != "--scenarios"], machine(), say)
+    options = parse(arguments)
     skipped: dict[str, str] = {}
     servers = prepared(options, skipped)
-    rows = runnable(options, skipped)
-    if not servers or not (rows or {_STARTS, _IMPORTS} & set(options.rows)):
+    names = runnable(options, skipped)
+    parts = measured(options, servers, names)
+    if not parts:
         say("error: nothing is left to measure")
         return 1
-    try:
-        report = run(options, servers, rows, skipped)
-    except ServerFailed as error:
-        say(f"error: {error}")
-        return 1
-    print(markdown(report), end="")
-    write_json(report, options.json)
-    for (row, server), text in report.samples.failures.items():
-        say(f"error: row {row}, server {server}: {text}")
-    return 1 if report.samples.failures else 0
+    titles = {server.name: server.title for server in servers}
+    report = Report(machine(), options.rounds, options.seconds, titles, skipped, parts)
+    print(report.markdown(), end="")
+    report.write_json(options.json)
+    for path in (path for part in parts for path in part.write_plots(options.json.parent)):
+        say(f"drawn: {path}")
+    for what, text in report.failures.items():
+        say(f"error: {what}: {text}")
+    return 1 if report.failures else 0
 
 
 def parse(arguments: Sequence[str]) -> Options:
     """The options; ends the program with 2 on a usage error."""
-    parser = argparse.ArgumentParser(prog="scripts/bench", description="Compare this server with its peers.")
-    row_names = [*(row.name for row in ROWS), _STARTS, _IMPORTS]
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Compare this server with its peers.",
+        epilog="--scenarios measures what happens over time instead: scripts/bench --scenarios --help",
+    )
+    known = tuple(name for section in SECTIONS for name in section.names)
+    rows = tuple(name for section in SECTIONS if section.is_default for name in section.names)
     parser.add_argument("--rounds", type=_at_least_one, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="load in each run; default: %(default)s")
-    parser.add_argument("--rows", type=_names(row_names), default=tuple(row_names), help=", ".join(row_names))
+    parser.add_argument("--rows", type=_names(known), help=", ".join(known))
+    parser.add_argument("--plots", action="store_true", help=f"the rows {', '.join(Sweeps.names)}, drawn")
     parser.add_argument("--servers", type=_names(SERVERS), default=tuple(SERVERS), help=", ".join(SERVERS))
-    parser.add_argument("--json", type=Path, default=_ROOT / "benchmarks/results/latest.json", metavar="OUT")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="plots go into the same folder")
     parser.add_argument("--cache", type=Path, default=_ROOT / ".cache/bench", help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, default=Path("/usr/bin/python3"), help="runs the peers")
     given = parser.parse_args(arguments)
+    chosen = given.rows or (Sweeps.names if given.plots else rows)
+    json = given.json or _RESULTS / ("sweeps.json" if given.plots else "latest.json")
     cache = PeerCache(given.cache.absolute(), given.peer_python)
-    return Options(given.rounds, given.seconds, given.rows, given.servers, given.json, cache)
+    return Options(given.rounds, given.seconds, chosen, given.servers, json, cache)
 
 
 def prepared(options: Options, skipped: dict[str, str]) -> list[Server]:
@@ -95,41 +107,25 @@ def prepared(options: Options, skipped: dict[str, str]) -> list[Server]:
     return servers
 
 
-def runnable(options: Options, skipped: dict[str, str]) -> list[Row]:
-    """The chosen rows whose load generator is here; the others go to ``skipped`` with the reason."""
-    rows = []
-    for row in ROWS:
-        if row.name not in options.rows:
-            continue
-        if reason := load.missing(row.load):
-            skipped[row.name] = reason
-            say(f"skipping {row.name}: {reason}")
-        else:
-            rows.append(row)
-    return rows
+def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
+    """The chosen rows that can be measured here; the others go to ``skipped`` with the reason."""
+    names = set()
+    for section in SECTIONS:
+        for name in section.names:
+            if name not in options.rows:
+                continue
+            if reason := section.missing(name):
+                skipped[name] = reason
+                say(f"skipping {name}: {reason}")
+            else:
+                names.add(name)
+    return frozenset(names)
 
 
-def run(options: Options, servers: list[Server], rows: list[Row], skipped: dict[str, str]) -> Report:
-    """Everything that was asked for, the quiet measurements first.
-
-    Raises:
-        ServerFailed: a server did not come up or did not answer right.
-    """
-    starts: dict[str, list[Start]] = {}
-    imports: list[ImportCost] = []
-    samples = Samples()
-    logs = options.cache.folder / "logs"
-    if _IMPORTS in options.rows and any(server.name == OURS for server in servers):
-        imports = [measure_import(statement, options.rounds) for statement in _STATEMENTS]
-    if _STARTS in options.rows:
-        say("starting each server by itself")
-        starts = measure_starts(servers, options.rounds, logs)
-    if rows and servers:
-        with ExitStack() as stack:
-            up = [stack.enter_context(running(server, logs)) for server in servers]
-            samples = measure(rows, up, options.rounds, options.seconds, say)
-    titles = {server.name: server.title for server in servers}
-    return Report(machine(), options.rounds, options.seconds, titles, skipped, rows, samples, starts, imports)
+def measured(options: Options, servers: list[Server], names: frozenset[str]) -> list[Part]:
+    """What every section has found."""
+    plan = Plan(names, servers, options.rounds, options.seconds, options.cache.folder / "logs", say)
+    return [part for section in SECTIONS if (part := section.measure(plan)) is not None]
 
 
 def machine() -> dict[str, str]:

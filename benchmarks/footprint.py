@@ -13,23 +13,11 @@ from pathlib import Path
 from benchmarks import processes
 from benchmarks.payloads import EchoPayload
 from benchmarks.processes import Memory, Process
-from benchmarks.servers import ECHO, RunningServer, Server, running
+from benchmarks.servers import ECHO, Api, RunningServer, Server, ServerFailed, running
 
 _SETTLE_S = 1.0
 _SMALL = EchoPayload(64)
 
-#: The first word that is found in a command line names the role of the process.
-_ROLES = (
-    ("gpuserve_worker", "worker"),
-    ("gpuserve.front", "front"),
-    ("gpuserve serve", "supervisor"),
-    ("triton_python_backend_stub", "Python backend stub"),
-    ("bin/tritonserver", "tritonserver"),
-    ("pytriton_models.py", "the program with the callable"),
-    ("mosec_model.py", "the program with the callable"),
-    ("resource_tracker", "multiprocessing resource tracker"),
-    ("multiprocessing", "multiprocessing manager"),
-)
 #: What our processes may load only where it is needed, and how it shows among the mapped files.
 _HEAVY = {"grpc": "cygrpc", "zmq": "_zmq", "asyncio": "_asyncio", "uvloop": "loop."}
 
@@ -75,20 +63,36 @@ class ImportCost:
         return tuple(name for name in _HEAVY_MODULES if name in self.modules)
 
 
-def measure_starts(servers: Sequence[Server], rounds: int, logs: Path) -> dict[str, list[Start]]:
+def measure_starts(
+    servers: Sequence[Server], rounds: int, logs: Path
+) -> tuple[dict[str, list[Start]], dict[str, str]]:
     """Start each server alone with the echo model, once a round; look when it has answered once and settled.
 
-    Raises:
-        ServerFailed: one did not come up or did not answer right.
+    Returns:
+        The starts by name, and the reasons why others did not come up or did not answer right.
     """
-    starts: dict[str, list[Start]] = {server.name: [] for server in servers}
-    for _ in range(rounds):
-        for server in servers:
-            with running(server, logs, (ECHO,)) as one:
-                _SMALL.check(one)
-                time.sleep(_SETTLE_S)
-                starts[server.name].append(Start(one.ready_s, _processes(one)))
-    return starts
+    starts: dict[str, list[Start]] = {}
+    failures: dict[str, str] = {}
+    for server in list(servers) * rounds:
+        if server.name in failures:
+            continue
+        try:
+            starts.setdefault(server.name, []).append(_start(server, logs))
+        except ServerFailed as error:
+            failures[server.name] = str(error)
+    return {name: runs for name, runs in starts.items() if name not in failures}, failures
+
+
+def _start(server: Server, logs: Path) -> Start:
+    with running(server, logs, (ECHO,)) as one:
+        _SMALL.check(one, next(api for api in Api if api in server.apis))
+        return start_of(one)
+
+
+def start_of(one: RunningServer) -> Start:
+    """What a server that is up took to come up, and its processes when it has settled."""
+    time.sleep(_SETTLE_S)
+    return Start(one.ready_s, _processes(one))
 
 
 def measure_import(statement: str, rounds: int) -> ImportCost:
@@ -106,7 +110,7 @@ def _import(statement: str) -> tuple[float, list[str]]:
 
 def _processes(one: RunningServer) -> tuple[ProcessFootprint, ...]:
     return tuple(
-        ProcessFootprint(_role(process.command), process.memory, _loaded(process))
+        ProcessFootprint(one.server.role(process.command), process.memory, _loaded(process))
         for process in processes.tree(one.pid)
     )
 
@@ -114,8 +118,3 @@ def _processes(one: RunningServer) -> tuple[ProcessFootprint, ...]:
 def _loaded(process: Process) -> tuple[str, ...]:
     files = process.mapped_files()
     return tuple(name for name, mark in _HEAVY.items() if any(file.startswith(mark) for file in files))
-
-
-def _role(command: str) -> str:
-    program = command.partition(" ")[0].rpartition("/")[2]
-    return next((role for mark, role in _ROLES if mark in command), program)

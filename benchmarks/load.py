@@ -26,9 +26,8 @@ from benchmarks.payloads import (
     TokensPayload,
     framed,
 )
-from benchmarks.servers import Api, Ports, RunningServer
+from benchmarks.servers import Api, Ports, RunningServer, Server
 
-_V2_ONLY = frozenset({Api.V2})
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
 _GRACE_S = 30.0  # for a generator to end after its time
 
@@ -46,19 +45,25 @@ class LoadResult:
 
     answers: int
     answers_per_s: float
-    mean_latency_s: float | None = None
     median_latency_s: float | None = None
+    p99_latency_s: float | None = None
+
+    @classmethod
+    def of_times(cls, answers: int, answers_per_s: float, times_s: list[float]) -> LoadResult:
+        """With the latencies of these times, of which there is at least one."""
+        at_99 = min(len(times_s) - 1, len(times_s) * 99 // 100)
+        return cls(answers, answers_per_s, statistics.median(times_s), sorted(times_s)[at_99])
 
 
 class Load(Protocol):
     """A way of loading a server. ``program`` is needed on PATH; Debian and Ubuntu have it in ``package``.
 
-    ``apis`` are those of the servers that can be loaded so.
+    A server is asked in the first of ``apis`` that it has.
     """
 
     program: ClassVar[str]
     package: ClassVar[str]
-    apis: ClassVar[frozenset[Api]]
+    apis: ClassVar[tuple[Api, ...]]
 
     @property
     def payload(self) -> Payload:
@@ -75,6 +80,14 @@ class Load(Protocol):
         """
 
 
+def api_between(load: Load, server: Server) -> Api | None:
+    """How this load asks this server; None where it cannot."""
+    payload = load.payload
+    if payload.model not in server.models or payload.nbytes > server.largest_nbytes:
+        return None
+    return next((api for api in load.apis if api in server.apis), None)
+
+
 def missing(load: Load) -> str | None:
     """Why this load cannot be made here; None when it can."""
     if shutil.which(load.program):
@@ -84,10 +97,7 @@ def missing(load: Load) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class GrpcLoad:
-    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request.
-
-    A request whose answer is a stream is half-closed, and done when the stream has ended.
-    """
+    """h2load: ``streams`` requests in flight on each of ``connections``. ``latency`` times every request."""
 
     payload: Payload
     connections: int
@@ -95,7 +105,7 @@ class GrpcLoad:
     latency: bool = False
     program: ClassVar[str] = "h2load"
     package: ClassVar[str] = "nghttp2-client"
-    apis: ClassVar[frozenset[Api]] = _V2_ONLY
+    apis: ClassVar[tuple[Api, ...]] = (Api.GRPC, Api.BODY_ECHO)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """One h2load run; see ``Load``."""
@@ -107,9 +117,7 @@ class GrpcLoad:
             if not self.latency:
                 return parsed
             times_s = [int(line.split("\t")[2]) / 1e6 for line in log.read_text().splitlines()]
-        return LoadResult(
-            parsed.answers, parsed.answers_per_s, statistics.fmean(times_s), statistics.median(times_s)
-        )
+        return LoadResult.of_times(parsed.answers, parsed.answers_per_s, times_s)
 
     def _command(self, ports: Ports, seconds: float, folder: Path, log: Path) -> list[str]:
         body = folder / "body.bin"
@@ -124,6 +132,13 @@ class GrpcLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class GrpcStreamLoad(GrpcLoad):
+    """h2load with calls whose answer is a stream: half-closed, and done when the stream has ended."""
+
+    apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
+
+
+@dataclass(frozen=True, slots=True)
 class HttpLoad:
     """wrk: one request in flight on each of ``connections``, HTTP/1.1, in the server's own API."""
 
@@ -131,13 +146,15 @@ class HttpLoad:
     connections: int
     program: ClassVar[str] = "wrk"
     package: ClassVar[str] = "wrk"
-    apis: ClassVar[frozenset[Api]] = frozenset(Api)
+    apis: ClassVar[tuple[Api, ...]] = (Api.HTTP_BINARY, Api.HTTP_JSON, Api.BYTES, Api.PLAIN_JSON)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """One wrk run; see ``Load``. wrk counts whole seconds, so the time is rounded up."""
         del answer  # an error over HTTP has a status of its own
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            request = self.payload.http_request(one.server.api)
+            api = api_between(self, one.server)
+            assert api is not None, f"{one.server.title} cannot be asked over HTTP"
+            request = self.payload.http_request(api)
             body = Path(folder) / "http.bin"
             body.write_bytes(request.body)
             headers = [word for header in request.headers.items() for word in header]
@@ -160,18 +177,13 @@ class FirstResponseLoad:
     streams: int
     program: ClassVar[str] = sys.executable
     package: ClassVar[str] = "python3"
-    apis: ClassVar[frozenset[Api]] = _V2_ONLY
+    apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """One run of the client in a process of its own; see ``Load``."""
         result = _client("stream_client", self.payload, self.streams, one, seconds, answer)
         answers = result["calls"] * self.payload.messages
-        return LoadResult(
-            answers,
-            answers / result["took_s"],
-            statistics.fmean(result["first_s"]),
-            statistics.median(result["first_s"]),
-        )
+        return LoadResult.of_times(answers, answers / result["took_s"], result["first_s"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +194,7 @@ class InStreamLoad:
     in_flight: int
     program: ClassVar[str] = sys.executable
     package: ClassVar[str] = "python3"
-    apis: ClassVar[frozenset[Api]] = _V2_ONLY
+    apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """One run of the client in a process of its own; see ``Load``."""
@@ -197,7 +209,7 @@ class SharedMemoryLoad:
     payload: SharedMemoryPayload
     program: ClassVar[str] = sys.executable
     package: ClassVar[str] = "python3"
-    apis: ClassVar[frozenset[Api]] = _V2_ONLY
+    apis: ClassVar[tuple[Api, ...]] = (Api.SHARED_MEMORY,)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """One run of the client in a process of its own; see ``Load``."""
@@ -211,12 +223,7 @@ class SharedMemoryLoad:
             ]
             result = json.loads(_output(command, seconds))
         times_s = result["latencies_s"]
-        return LoadResult(
-            len(times_s),
-            len(times_s) / result["took_s"],
-            statistics.fmean(times_s),
-            statistics.median(times_s),
-        )
+        return LoadResult.of_times(len(times_s), len(times_s) / result["took_s"], times_s)
 
 
 def _client(
@@ -242,25 +249,28 @@ def parse_h2load(output: str, answer_nbytes: int, in_flight: int, messages: int 
     Raises:
         LoadFailed: a request failed, or the answers together have not the size of right ones.
     """
-    rate = _numbers(r"finished in [^,]+, ([\d.]+) req/s", output)[0]
-    counts = _numbers(
+    finished_in, unit, rate = _words(r"finished in ([\d.]+)(m?s), ([\d.]+) req/s", output)
+    counts = _words(
         r"requests: (\d+) total, \d+ started, (\d+) done, (\d+) succeeded, "
         r"(\d+) failed, (\d+) errored, (\d+) timeout",
         output,
     )
     done, succeeded, failed, errored, timed_out = map(int, counts[1:])
-    if failed or errored or timed_out or succeeded != done or not done:
+    if failed or errored or timed_out or succeeded != done:
         raise LoadFailed(
             f"of {done} requests {failed} failed, {errored} had errors and {timed_out} timed out:\n{output}"
         )
-    nbytes = int(_numbers(r"\((\d+)\) data", output)[0])
+    nbytes = int(_words(r"\((\d+)\) data", output)[0])
     # Answers that were still on their way when the time was over may be counted in part.
     if not done * answer_nbytes <= nbytes <= (done + in_flight) * answer_nbytes:
         raise LoadFailed(
             f"{done} answers have {nbytes} bytes together; right ones have {answer_nbytes} each:\n{output}"
         )
-    answers = nbytes * messages // answer_nbytes
-    return LoadResult(answers, rate * answers / done)
+    answers = nbytes * messages // answer_nbytes if messages > 1 else done
+    if not answers:
+        raise LoadFailed("no request was answered before the time was over")
+    took_s = done / float(rate) if done else float(finished_in) * (1e-3 if unit == "ms" else 1.0)
+    return LoadResult(answers, answers / took_s)
 
 
 def parse_wrk(output: str) -> LoadResult:
@@ -276,8 +286,8 @@ def parse_wrk(output: str) -> LoadResult:
     return LoadResult(
         summary["requests"],
         summary["requests"] / summary["duration_us"] * 1e6,
-        summary["mean_us"] / 1e6,
         summary["median_us"] / 1e6,
+        summary["p99_us"] / 1e6,
     )
 
 
@@ -293,8 +303,8 @@ def _output(command: list[str], seconds: float) -> str:
     return done.stdout
 
 
-def _numbers(pattern: str, output: str) -> tuple[float, ...]:
+def _words(pattern: str, output: str) -> tuple[str, ...]:
     found = re.search(pattern, output)
     if found is None:
         raise LoadFailed(f"h2load printed no {pattern!r}:\n{output}")
-    return tuple(map(float, found.groups()))
+    return found.groups()

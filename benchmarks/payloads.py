@@ -6,8 +6,10 @@ Messages are made once, by tritonclient's protobuf, so all servers get the same 
 from __future__ import annotations
 
 import http.client
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import grpc
 import numpy as np
@@ -18,12 +20,16 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from benchmarks import shared_memory_client
-from benchmarks.servers import ECHO, TOKENS, Api, RunningServer, ServerFailed
+from benchmarks.servers import ECHO, ECHO_BYTES, TOKENS, Api, RunningServer, ServerFailed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _TIMEOUT_S = 30
+_BATCHED_NBYTES = (
+    1 << 24
+)  # larger ones are not checked as a batch: Triton would have to hold it in shared memory
+_Infer: TypeAlias = "Callable[[RunningServer, npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]"
 
 
 class HttpRequest(NamedTuple):
@@ -38,6 +44,14 @@ class Payload(Protocol):
     """One request, and how many messages answer it."""
 
     @property
+    def model(self) -> str:
+        """Who is asked."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensor."""
+
+    @property
     def path(self) -> str:
         """The gRPC method."""
 
@@ -48,8 +62,8 @@ class Payload(Protocol):
     def grpc_message(self) -> bytes:
         """The serialized request."""
 
-    def check(self, running: RunningServer) -> bytes:
-        """Ask a server, and look at what it answers.
+    def check(self, running: RunningServer, api: Api) -> bytes:
+        """Ask a server in this way, and look at what it answers.
 
         Returns:
             The body of a right gRPC answer: every message with its prefix. Empty where there is none, or
@@ -65,6 +79,7 @@ class EchoPayload:
     """One row of FP32 of this size for the model echo, as a request over each protocol."""
 
     nbytes: int
+    model = ECHO
     path = INFER
     messages = 1
 
@@ -75,42 +90,63 @@ class EchoPayload:
 
     def grpc_message(self) -> bytes:
         """A serialized ModelInferRequest with raw contents."""
-        return _grpc_message(ECHO, "x", "FP32", self.array)
+        return _grpc_message(ECHO, "x", "FP32", self.array.shape, self.array.tobytes())
 
     def http_request(self, api: Api) -> HttpRequest:
         """The same over HTTP."""
-        if api is Api.RAW:
-            return HttpRequest("/inference", self.array.tobytes(), {})
+        match api:
+            case Api.BYTES:
+                return HttpRequest("/inference", self.array.tobytes(), {})
+            case Api.PLAIN_JSON:
+                return _json_request("/predict", {"x": self.array[0].tolist()})
+            case Api.HTTP_JSON:
+                return _json_request(f"/v2/models/{ECHO}/infer", {"inputs": [self._json_tensor()]})
+            case _:
+                return self._binary_request()
+
+    def check(self, running: RunningServer, api: Api) -> bytes:
+        """Infer this tensor; with v2's binary data a batch of three as well. See ``Payload``."""
+        match api:
+            case Api.GRPC | Api.STREAM:
+                self._check_client(running, "gRPC", _infer_grpc)
+                return b"".join(map(framed, _messages(running, self)))
+            case Api.HTTP_BINARY:
+                self._check_client(running, "HTTP", _infer_http)
+            case Api.BODY_ECHO:
+                return framed(self.grpc_message())
+            case _:
+                self._check_http(running, api)
+        return b""
+
+    def _json_tensor(self) -> dict[str, object]:
+        data = self.array[0].tolist()
+        return {"name": "x", "shape": list(self.array.shape), "datatype": "FP32", "data": data}
+
+    def _binary_request(self) -> HttpRequest:
         tensor = http_client.InferInput("x", list(self.array.shape), "FP32")
         tensor.set_data_from_numpy(self.array)
         body, json_nbytes = http_client.InferenceServerClient.generate_request_body([tensor])
         headers = {"Inference-Header-Content-Length": str(json_nbytes)}
         return HttpRequest(f"/v2/models/{ECHO}/infer", bytes(body), headers)
 
-    def check(self, running: RunningServer) -> bytes:
-        """Infer this tensor, and a batch of three, over both protocols with tritonclient; see ``Payload``."""
-        if running.server.api is Api.RAW:
-            self._check_raw(running)
-            return b""
+    def _check_client(self, running: RunningServer, protocol: str, infer: _Infer) -> None:
         one_row = self.array
-        for array in (one_row, np.concatenate([one_row, one_row + 1, one_row + 2])):
-            for protocol, infer in (("gRPC", _infer_grpc), ("HTTP", _infer_http)):
+        batch = np.concatenate([one_row, one_row + 1, one_row + 2])
+        for array in (one_row, batch) if self.nbytes <= _BATCHED_NBYTES else (one_row,):
+            try:
                 answer = infer(running, array)
-                if answer is None or answer.dtype != array.dtype or not np.array_equal(answer, array):
-                    raise ServerFailed(f"{running.server.title} does not echo {array.shape} over {protocol}")
-        return b"".join(map(framed, _messages(running, self)))
-
-    def _check_raw(self, running: RunningServer) -> None:
-        request = self.http_request(Api.RAW)
-        connection = http.client.HTTPConnection("127.0.0.1", running.ports.http, timeout=_TIMEOUT_S)
-        try:
-            connection.request("POST", request.path, request.body, request.headers)
-            if connection.getresponse().read() != request.body:
+            except InferenceServerException as error:
                 raise ServerFailed(
-                    f"{running.server.title} does not echo {len(request.body)} bytes over HTTP"
-                )
-        finally:
-            connection.close()
+                    f"{running.server.title} refuses {array.shape} over {protocol}: {error}"
+                ) from None
+            if answer is None or answer.dtype != array.dtype or not np.array_equal(answer, array):
+                raise ServerFailed(f"{running.server.title} does not echo {array.shape} over {protocol}")
+
+    def _check_http(self, running: RunningServer, api: Api) -> None:
+        body = _post(running, self.http_request(api))
+        answer = _http_array(api, body)
+        if answer is None or not np.array_equal(answer, self.array[0]):
+            raise ServerFailed(f"{running.server.title} does not echo {self.nbytes} bytes over HTTP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +154,42 @@ class EchoInStreamPayload(EchoPayload):
     """The same request as one message of ModelStreamInfer."""
 
     path = STREAM_INFER
+
+
+@dataclass(frozen=True, slots=True)
+class StringsPayload:
+    """One row of BYTES, so many strings of the same size, for the model echo-bytes."""
+
+    strings: int
+    string_nbytes: int
+    model = ECHO_BYTES
+    path = INFER
+    messages = 1
+
+    @property
+    def nbytes(self) -> int:
+        """As the tensor is sent: four bytes of length go before each string."""
+        return self.strings * (4 + self.string_nbytes)
+
+    def grpc_message(self) -> bytes:
+        """A serialized ModelInferRequest with raw contents."""
+        return _grpc_message(self.model, "x", "BYTES", (1, self.strings), self._raw())
+
+    def check(self, running: RunningServer, api: Api) -> bytes:
+        """Ask once and compare the bytes of the output; see ``Payload``."""
+        if api is Api.BODY_ECHO:
+            return framed(self.grpc_message())
+        (message,) = _messages(running, self)
+        answer = service_pb2.ModelInferResponse.FromString(message)
+        if list(answer.raw_output_contents) != [self._raw()]:
+            raise ServerFailed(
+                f"{running.server.title} does not echo {self.strings} strings: {str(answer)[:200]}"
+            )
+        return framed(message)
+
+    def _raw(self) -> bytes:
+        texts = (f"{number:0{self.string_nbytes}d}".encode() for number in range(self.strings))
+        return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +209,9 @@ class SharedMemoryPayload:
         _place(request.outputs.add(name="y").parameters, shared_memory_client.OUTPUT, self.nbytes)
         return bytes(request.SerializeToString())
 
-    def check(self, running: RunningServer) -> bytes:
+    def check(self, running: RunningServer, api: Api) -> bytes:
         """Register regions, ask once, and look into the output region; see ``Payload``."""
+        del api  # there is one only
         try:
             shared_memory_client.run(running.ports.grpc, self.path, 0.0, self.nbytes, self.grpc_message())
         except (shared_memory_client.SharedMemoryFailed, InferenceServerException, grpc.RpcError) as error:
@@ -151,14 +224,17 @@ class TokensPayload:
     """One call of ModelStreamInfer with one request for so many tokens, each of them a message."""
 
     messages: int
+    model = TOKENS
+    nbytes = 4
     path = STREAM_INFER
 
     def grpc_message(self) -> bytes:
         """A serialized ModelInferRequest with raw contents."""
-        return _grpc_message(TOKENS, "count", "INT32", np.array([[self.messages]], np.int32))
+        return _grpc_message(TOKENS, "count", "INT32", (1, 1), self.messages.to_bytes(4, "little"))
 
-    def check(self, running: RunningServer) -> bytes:
+    def check(self, running: RunningServer, api: Api) -> bytes:
         """Open one stream and parse what comes; see ``Payload``."""
+        del api  # there is one only
         messages = _messages(running, self)
         numbers = [_token(message) for message in messages]
         if numbers != list(range(self.messages)):
@@ -171,16 +247,43 @@ def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4) + message
 
 
-def _grpc_message(model: str, name: str, datatype: str, array: npt.NDArray[np.generic]) -> bytes:
+def _grpc_message(model: str, name: str, datatype: str, shape: tuple[int, ...], raw: bytes) -> bytes:
     request = service_pb2.ModelInferRequest(model_name=model)
-    request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-    request.raw_input_contents.append(array.tobytes())
+    request.inputs.add(name=name, datatype=datatype, shape=shape)
+    request.raw_input_contents.append(raw)
     return bytes(request.SerializeToString())
 
 
 def _place(parameters: Any, region: str, nbytes: int) -> None:
     parameters["shared_memory_region"].string_param = region
     parameters["shared_memory_byte_size"].int64_param = nbytes
+
+
+def _json_request(path: str, document: dict[str, object]) -> HttpRequest:
+    return HttpRequest(path, json.dumps(document).encode(), {"Content-Type": "application/json"})
+
+
+def _post(running: RunningServer, request: HttpRequest) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", running.ports.http, timeout=_TIMEOUT_S)
+    try:
+        connection.request("POST", request.path, request.body, request.headers)
+        return connection.getresponse().read()
+    except (OSError, http.client.HTTPException) as error:
+        raise ServerFailed(f"{running.server.title} does not answer over HTTP: {error!r}") from None
+    finally:
+        connection.close()
+
+
+def _http_array(api: Api, body: bytes) -> npt.NDArray[np.float32] | None:
+    """The one row that a server without v2's binary data has answered; None where there is none."""
+    try:
+        if api is Api.BYTES:
+            return np.frombuffer(body, np.float32)
+        document = json.loads(body)
+        row = document["y"] if api is Api.PLAIN_JSON else document["outputs"][0]["data"]
+        return np.array(row, np.float32).ravel()
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def _infer_grpc(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:

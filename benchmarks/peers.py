@@ -1,6 +1,6 @@
-"""How the other servers are installed: PyTriton and mosec from PyPI, each into an environment of its own,
-plain Triton out of PyTriton's wheel. Everything goes into one cache folder and is made once. Nothing is
-started here.
+"""How the other servers are installed: PyTriton, mosec, MLServer and LitServe from PyPI, each into an
+environment of its own, plain Triton out of PyTriton's wheel. Everything goes into one cache folder and is
+made once. Nothing is started here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from pathlib import Path
 
 PYTRITON = "nvidia-pytriton==0.7.0"
 MOSEC = "mosec==0.9.8"
+MLSERVER = "mlserver==1.7.1"
+LITSERVE = "litserve==0.2.19"
+#: From 0.22 on uvloop makes no event loop unasked, and the inference worker of this MLServer does not start.
+_MLSERVER_UVLOOP = "uvloop<0.22"
 _INSTALLED = "installed.txt"
 
 
@@ -41,6 +45,16 @@ class PeerCache:
         return self.folder / "mosec"
 
     @property
+    def mlserver(self) -> Path:
+        """MLServer's environment."""
+        return self.folder / "mlserver"
+
+    @property
+    def litserve(self) -> Path:
+        """LitServe's environment."""
+        return self.folder / "litserve"
+
+    @property
     def triton(self) -> Path:
         """Plain Triton: ``bin/tritonserver`` and ``backends/python``."""
         return self.folder / "triton"
@@ -65,6 +79,22 @@ class PeerCache:
             ServerMissing: as above.
         """
         self._install(self.mosec, MOSEC, "numpy")
+
+    def install_mlserver(self) -> None:
+        """Make the environment unless it is there. MLServer has no release for Python 3.13 or later.
+
+        Raises:
+            ServerMissing: as above.
+        """
+        self._install(self.mlserver, MLSERVER, _MLSERVER_UVLOOP)
+
+    def install_litserve(self) -> None:
+        """Make the environment unless it is there.
+
+        Raises:
+            ServerMissing: as above.
+        """
+        self._install(self.litserve, LITSERVE, "numpy")
 
     def _install(self, venv: Path, requirement: str, *others: str) -> None:
         stamp = venv / _INSTALLED

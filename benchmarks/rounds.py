@@ -9,85 +9,161 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from benchmarks import processes
-from benchmarks.load import LoadFailed, LoadResult
-from benchmarks.payloads import Payload
+from benchmarks import memcpy, processes
+from benchmarks.load import Load, LoadFailed, LoadResult, api_between
 from benchmarks.rows import Row
-from benchmarks.servers import RunningServer
+from benchmarks.servers import RunningServer, ServerFailed
 
 _WARM_UP_S = 1.0
 Say = Callable[[str], None]
-#: The body of a right answer, by the server's name.
-_Answers = dict[tuple[str, Payload], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run. ``cpu_s_per_answer`` sums all processes of the server; the load generator is not in it.
+    """One run. ``value`` is what its row shows; latencies are those of single answers, where they are kept.
 
-    ``others_share`` is the part of the machine that neither the server nor the generator used.
+    ``cpu_s_per_answer`` sums all processes of the server, ``cpu_s_by_role`` parts it among them; the load
+    generator is in neither. ``others_share`` is the part of the machine that neither of both used.
     """
 
     value: float
+    answers_per_s: float
+    median_latency_s: float | None
+    p99_latency_s: float | None
     cpu_s_per_answer: float
+    cpu_s_by_role: Mapping[str, float]
     others_share: float
 
 
 @dataclass(slots=True)
 class Samples:
-    """All runs, by row name and server name, in the order of the rounds."""
+    """All runs, by row name and server name, in the order of the rounds. ``not_up`` by server name."""
 
     by_pair: dict[tuple[str, str], list[Sample]] = field(default_factory=dict)
     failures: dict[tuple[str, str], str] = field(default_factory=dict)
+    not_up: dict[str, str] = field(default_factory=dict)
+
+
+class Subject(Protocol):
+    """What rows are run on."""
+
+    @property
+    def name(self) -> str:
+        """As the samples have it."""
+
+    @property
+    def title(self) -> str:
+        """As the tables have it."""
+
+    def can_run(self, row: Row) -> bool:
+        """Whether there is such a thing."""
+
+    def check(self, row: Row) -> None:
+        """Whether it answers right; ahead of the first run.
+
+        Raises:
+            ServerFailed: it does not.
+        """
+
+    def run(self, row: Row, seconds: float) -> Sample:
+        """One run.
+
+        Raises:
+            LoadFailed: it is no result.
+        """
+
+
+class LoadedServer:
+    """A server that is up, as the subject of rows."""
+
+    def __init__(self, one: RunningServer) -> None:
+        self._one = one
+        self._answers: dict[Load, bytes] = {}
+        self.name = one.server.name
+        self.title = one.server.title
+
+    def can_run(self, row: Row) -> bool:
+        """Whether it speaks as the row's load does, and has its model."""
+        return api_between(row.load, self._one.server) is not None
+
+    def check(self, row: Row) -> None:
+        """Keep the right answer; see ``Subject``."""
+        api = api_between(row.load, self._one.server)
+        assert api is not None, f"{self.title} cannot run {row.name}"
+        self._answers[row.load] = row.load.payload.check(self._one, api)
+
+    def run(self, row: Row, seconds: float) -> Sample:
+        """Load it; see ``Subject``."""
+        before = _Clocks.read(self._one.pid)
+        result = row.load.run(self._one, seconds, self._answers[row.load])
+        after = _Clocks.read(self._one.pid)
+        by_role = _by_role(self._one, before.server_s, after.server_s)
+        return _sample(row, result, by_role, before, after)
+
+
+class Memcpy:
+    """The copy of a tensor, as the subject of the rows that move a large one."""
+
+    name = memcpy.NAME
+    title = memcpy.TITLE
+
+    def can_run(self, row: Row) -> bool:
+        """Whether a copy is a measure for it."""
+        return row.copied_nbytes is not None
+
+    def check(self, row: Row) -> None:
+        """It has no answers."""
+
+    def run(self, row: Row, seconds: float) -> Sample:
+        """Copy; see ``Subject``."""
+        before = _Clocks.read(None)
+        result = memcpy.copy(row.copied_nbytes or 0, seconds)
+        return _sample(row, result, {}, before, _Clocks.read(None))
 
 
 def measure(
-    rows: Sequence[Row], servers: Sequence[RunningServer], rounds: int, seconds: float, say: Say
+    rows: Sequence[Row], subjects: Sequence[Subject], rounds: int, seconds: float, say: Say
 ) -> Samples:
-    """Check the answers, warm everything up, then run the rounds.
-
-    Raises:
-        ServerFailed: a server does not answer right.
-    """
-    pairs = {(one, row.load.payload) for row in rows for one in servers if _can_run(row, one)}
-    answers = {(one.server.name, payload): payload.check(one) for one, payload in pairs}
+    """Check the answers, warm everything up, then run the rounds."""
     samples = Samples()
     for row in rows:
-        for one in servers:
-            _run(row, one, min(seconds, _WARM_UP_S), answers, samples)
+        for one in subjects:
+            if one.can_run(row):
+                _warm_up(row, one, min(seconds, _WARM_UP_S), samples)
     for number in range(rounds):
-        order = [*servers[number % len(servers) :], *servers[: number % len(servers)]]
+        first = number % len(subjects)
         for row in rows:
-            for one in order:
-                sample = _run(row, one, seconds, answers, samples)
-                if sample is None:
-                    continue
-                samples.by_pair.setdefault((row.name, one.server.name), []).append(sample)
-                say(
-                    f"round {number + 1}/{rounds}  {row.title}  {one.server.title}: "
-                    f"{sample.value:.4g} {row.measure.value}"
-                )
+            for one in (*subjects[first:], *subjects[:first]):
+                if sample := _run(row, one, seconds, samples):
+                    samples.by_pair.setdefault((row.name, one.name), []).append(sample)
+                    unit = row.measure.value
+                    say(f"round {number + 1}/{rounds}  {row.title}  {one.title}: {sample.value:.4g} {unit}")
     return samples
 
 
-def _run(row: Row, one: RunningServer, seconds: float, answers: _Answers, samples: Samples) -> Sample | None:
-    pair = row.name, one.server.name
-    if pair in samples.failures or not _can_run(row, one):
-        return None
-    before = _Clocks.read(one.pid)
+def _warm_up(row: Row, one: Subject, seconds: float, samples: Samples) -> None:
     try:
-        result = row.load.run(one, seconds, answers[one.server.name, row.load.payload])
+        one.check(row)
+    except ServerFailed as error:
+        samples.failures[row.name, one.name] = str(error)
+    else:
+        _run(row, one, seconds, samples)
+
+
+def _run(row: Row, one: Subject, seconds: float, samples: Samples) -> Sample | None:
+    pair = row.name, one.name
+    if pair in samples.failures or not one.can_run(row):
+        return None
+    try:
+        return one.run(row, max(seconds, row.least_s))
     except LoadFailed as error:
         samples.failures[pair] = str(error)
         return None
-    return _sample(row, result, before, _Clocks.read(one.pid))
-
-
-def _can_run(row: Row, one: RunningServer) -> bool:
-    return one.server.api in row.load.apis
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +176,38 @@ class _Clocks:
     server_s: dict[int, float]
 
     @classmethod
-    def read(cls, server_pid: int) -> _Clocks:
+    def read(cls, server_pid: int | None) -> _Clocks:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         return cls(
             time.perf_counter(),
             processes.machine_busy_s(),
             children.ru_utime + children.ru_stime + time.process_time(),
-            processes.cpu_by_pid(server_pid),
+            {} if server_pid is None else processes.cpu_by_pid(server_pid),
         )
 
 
-def _sample(row: Row, result: LoadResult, before: _Clocks, after: _Clocks) -> Sample:
-    server_s = sum(cpu_s - before.server_s.get(pid, 0.0) for pid, cpu_s in after.server_s.items())
+def _by_role(one: RunningServer, before: Mapping[int, float], after: Mapping[int, float]) -> dict[str, float]:
+    """CPU seconds between; processes of the same role are counted together."""
+    by_role: dict[str, float] = defaultdict(float)
+    for process in processes.tree(one.pid):
+        used_s = after.get(process.pid, 0.0) - before.get(process.pid, 0.0)
+        by_role[one.server.role(process.command)] += used_s
+    return dict(by_role)
+
+
+def _sample(
+    row: Row, result: LoadResult, by_role: Mapping[str, float], before: _Clocks, after: _Clocks
+) -> Sample:
+    server_s = sum(by_role.values())
     generator_s = after.generator_s - before.generator_s
     others_s = after.machine_s - before.machine_s - server_s - generator_s
     capacity_s = (after.wall_s - before.wall_s) * (os.cpu_count() or 1)
-    return Sample(row.value(result), server_s / result.answers, max(0.0, others_s / capacity_s))
+    return Sample(
+        row.value(result),
+        result.answers_per_s,
+        result.median_latency_s,
+        result.p99_latency_s,
+        server_s / result.answers,
+        {role: used_s / result.answers for role, used_s in by_role.items()},
+        max(0.0, others_s / capacity_s),
+    )

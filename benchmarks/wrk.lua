@@ -15,8 +15,8 @@ end
 function done(summary, latency)
   local errors = summary.errors
   print(string.format(
-    '{"requests": %d, "duration_us": %d, "mean_us": %.1f, "median_us": %.1f, ' ..
+    '{"requests": %d, "duration_us": %d, "median_us": %.1f, "p99_us": %.1f, ' ..
     '"errors": {"connect": %d, "read": %d, "write": %d, "status": %d, "timeout": %d}}',
-    summary.requests, summary.duration, latency.mean, latency:percentile(50),
+    summary.requests, summary.duration, latency:percentile(50), latency:percentile(99),
     errors.connect, errors.read, errors.write, errors.status, errors.timeout))
 end

@@ -11,7 +11,7 @@ from gpuserve.decorators import batch
 
 @batch
 def echo(x: np.ndarray) -> dict[str, np.ndarray]:
-    """x: [rows, n] FP32, returned as y."""
+    """x: [rows, n] FP32 or BYTES, returned as y."""
     return {"y": x}
 
 

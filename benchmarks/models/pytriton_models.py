@@ -16,7 +16,7 @@ from pytriton.triton import Triton, TritonConfig
 
 @batch
 def echo(x: np.ndarray) -> dict[str, np.ndarray]:
-    """x: [rows, n] FP32, returned as y."""
+    """x: [rows, n] FP32 or BYTES, returned as y."""
     return {"y": x}
 
 
@@ -27,13 +27,13 @@ def tokens(count: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
         yield {"token": np.full_like(count, number)}
 
 
-def bind_echo(triton: Triton, name: str = "echo") -> None:
+def bind_echo(triton: Triton, name: str = "echo", dtype: type[np.generic] = np.float32) -> None:
     """The model echo, under this name."""
     triton.bind(
         model_name=name,
         infer_func=echo,
-        inputs=[Tensor(name="x", dtype=np.float32, shape=(-1,))],
-        outputs=[Tensor(name="y", dtype=np.float32, shape=(-1,))],
+        inputs=[Tensor(name="x", dtype=dtype, shape=(-1,))],
+        outputs=[Tensor(name="y", dtype=dtype, shape=(-1,))],
         config=ModelConfig(max_batch_size=64, batcher=DynamicBatcher()),
     )
 
@@ -54,7 +54,17 @@ def bind_echo_read_only(triton: Triton) -> None:
     bind_echo(triton, "echo-read-only")
 
 
-BIND = {"echo": bind_echo, "echo-read-only": bind_echo_read_only, "tokens": bind_tokens}
+def bind_echo_bytes(triton: Triton) -> None:
+    """The model echo for strings."""
+    bind_echo(triton, "echo-bytes", np.bytes_)
+
+
+BIND = {
+    "echo": bind_echo,
+    "echo-read-only": bind_echo_read_only,
+    "echo-bytes": bind_echo_bytes,
+    "tokens": bind_tokens,
+}
 
 
 def main(http_port: int, grpc_port: int, metrics_port: int, models: list[str]) -> None:

@@ -1,20 +1,26 @@
-"""What the benchmarks read off the load generators, and how runs become ratios."""
+"""What the benchmarks read off the load generators, which rows are for which server, and what one copies."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
 
 from benchmarks import processes
 from benchmarks.in_stream_client import InStreamFailed, Stream
-from benchmarks.load import LoadFailed, parse_h2load, parse_wrk
-from benchmarks.report import Ratio
-from benchmarks.rows import ROWS, Target
-from benchmarks.servers import Api
+from benchmarks.load import LoadFailed, LoadResult, api_between, parse_h2load, parse_wrk
+from benchmarks.memcpy import copy
+from benchmarks.payloads import EchoPayload, StringsPayload
+from benchmarks.peers import PeerCache
+from benchmarks.rows import ROWS
+from benchmarks.servers import SERVERS, Api, Kind, Server
 from benchmarks.stream_client import StreamFailed, Streams
+from benchmarks.sweeps import SWEEPS
 
 H2LOAD = """\
 finished in 2.00s, 852.00 req/s, 115.78KB/s
@@ -24,7 +30,7 @@ traffic: 231.56KB (237119) total, 5.07KB (5187) headers (space savings 96.24%), 
 """
 WRK = """\
   Requests/sec:   8135.86
-{{"requests": 8153, "duration_us": 1002107, "mean_us": 7792.1, "median_us": 7627.0, \
+{{"requests": 8153, "duration_us": 1002107, "median_us": 7627.0, "p99_us": 9100.0, \
 "errors": {{"connect": 0, "read": 0, "write": 0, "status": {status}, "timeout": 0}}}}
 """
 
@@ -59,10 +65,28 @@ def test_h2load_counts_the_messages_of_streams_also_of_those_under_way() -> None
     assert result.answers_per_s == pytest.approx(852 * 20, rel=1e-4)
 
 
+def test_h2load_counts_the_messages_of_streams_none_of_which_has_ended() -> None:
+    output = h2load(nbytes=950).replace("1704", "0").replace("852.00", "0.00").replace("2.00s", "500.00ms")
+    result = parse_h2load(output, answer_nbytes=1900, in_flight=1, messages=20)
+    assert (result.answers, result.answers_per_s) == (10, 20.0)
+
+
+def test_h2load_without_an_answer_is_no_result() -> None:
+    output = h2load(nbytes=0).replace("1704", "0").replace("852.00", "0.00")
+    with pytest.raises(LoadFailed, match="no request was answered"):
+        parse_h2load(output, answer_nbytes=95, in_flight=1)
+
+
+def test_the_99th_percentile_is_a_latency_that_was_seen() -> None:
+    result = LoadResult.of_times(200, 1.0, [float(number) for number in range(200, 0, -1)])
+    assert (result.median_latency_s, result.p99_latency_s) == (100.5, 199.0)
+    assert LoadResult.of_times(1, 1.0, [3.0]).p99_latency_s == 3.0
+
+
 def test_wrk_gives_rate_and_latency() -> None:
     result = parse_wrk(WRK.format(status=0))
     assert result.answers_per_s == pytest.approx(8135.86, abs=0.01)
-    assert result.median_latency_s == pytest.approx(7.627e-3)
+    assert (result.median_latency_s, result.p99_latency_s) == pytest.approx((7.627e-3, 9.1e-3))
 
 
 def test_wrk_with_a_failed_request_is_no_result() -> None:
@@ -160,22 +184,87 @@ def test_the_in_stream_client_takes_no_wrong_answer(received: bytes, text: str) 
         stream.take(received)
 
 
-def test_only_http_rows_are_for_servers_without_v2() -> None:
-    assert [row.name for row in ROWS if Api.RAW in row.load.apis] == ["http-64-64"]
+def rows_of(server: type[Server]) -> set[str]:
+    prepared = server(PeerCache(Path("/nowhere")))
+    return {row.name for row in ROWS if api_between(row.load, prepared) is not None}
 
 
-def test_a_ratio_is_taken_inside_each_round() -> None:
-    ratio = Ratio.of([10.0, 30.0, 40.0], [10.0, 10.0, 20.0])
-    assert (ratio.median, ratio.lowest, ratio.highest) == (2.0, 1.0, 3.0)
+def test_this_server_and_plain_triton_run_every_row() -> None:
+    everything = {row.name for row in ROWS}
+    assert rows_of(SERVERS["gpuserve"]) == everything
+    assert rows_of(SERVERS["triton"]) == everything
 
 
-def test_a_latency_target_is_met_from_below() -> None:
-    assert Target(0.3, at_most=True).met_by(0.2)
-    assert not Target(0.9).met_by(0.8)
+def test_a_server_without_v2_runs_http_rows_only() -> None:
+    assert rows_of(SERVERS["mosec"]) == rows_of(SERVERS["litserve"]) == {"http-64-64"}
+
+
+def test_a_server_runs_no_row_that_its_protocol_or_its_limits_leave_out() -> None:
+    unary = {"grpc-64-1", "grpc-64-8x16", "grpc-64-1x128", "grpc-1m-1", "grpc-1m-8", "bytes-64x32"}
+    assert rows_of(SERVERS["mlserver"]) == unary | {"http-64-64"}
+    assert rows_of(SERVERS["nghttpd"]) == unary | {"grpc-64m-1"}
+    assert rows_of(SERVERS["pytriton"]) == {row.name for row in ROWS if not row.name.startswith("shm")}
+
+
+def test_only_rows_that_move_a_large_tensor_have_the_copy_as_a_floor() -> None:
+    copied = {row.name: row.copied_nbytes for row in ROWS if row.copied_nbytes}
+    assert copied["grpc-64m-1"] == 1 << 26
+    assert all(name.startswith(("grpc-1m", "grpc-64m", "shm")) for name in copied)
+
+
+def test_a_copy_is_timed_at_least_once() -> None:
+    result = copy(1 << 16, seconds=0.0)
+    assert result.answers == 1
+    assert result.answers_per_s > 0
+
+
+def test_every_goal_names_a_server() -> None:
+    assert {name for row in ROWS for name, _ in row.goals.named} <= set(SERVERS)
+
+
+def test_a_process_is_told_by_its_command_line() -> None:
+    ours = SERVERS["gpuserve"](PeerCache(Path("/nowhere")))
+    commands = (
+        "/venv/bin/python -m gpuserve_worker 7",
+        "/venv/bin/python -m gpuserve.front 5",
+        "/venv/bin/gpuserve serve x",
+    )
+    assert [ours.role(command) for command in commands] == ["worker", "front", "supervisor"]
+    assert ours.role("/usr/bin/something -x") == "something"
+
+
+def test_floors_are_no_peers() -> None:
+    assert {name for name, server in SERVERS.items() if server.kind is Kind.FLOOR} == {"asgi-echo", "nghttpd"}
+
+
+@pytest.mark.parametrize("api", [Api.HTTP_BINARY, Api.HTTP_JSON, Api.BYTES, Api.PLAIN_JSON])
+def test_an_http_request_holds_the_tensor_as_the_server_takes_it(api: Api) -> None:
+    request = EchoPayload(8).http_request(api)
+    tensor = np.array([0.0, 1.0], np.float32)
+    if api in {Api.HTTP_BINARY, Api.BYTES}:
+        assert request.body.endswith(tensor.tobytes())
+    else:
+        assert b"[0.0, 1.0]" in request.body
+        assert request.headers == {"Content-Type": "application/json"}
+
+
+def test_strings_are_sent_with_their_lengths() -> None:
+    payload = StringsPayload(2, 5)
+    request = service_pb2.ModelInferRequest.FromString(payload.grpc_message())
+    length = (5).to_bytes(4, "little")
+    assert list(request.raw_input_contents) == [length + b"00000" + length + b"00001"]
+    assert payload.nbytes == 18
+
+
+def test_sweeps_go_from_one_request_to_256_and_from_64_bytes_to_16_mib() -> None:
+    ends = {sweep.name: (min(sweep.rows), max(sweep.rows)) for sweep in SWEEPS}
+    assert ends["in-flight-grpc"] == ends["in-flight-http"] == (1, 256)
+    assert ends["size-grpc"] == ends["size-http"] == (64, 1 << 24)
 
 
 def test_row_names_are_told_apart() -> None:
-    assert len({row.name for row in ROWS}) == len(ROWS)
+    names = [row.name for row in (*ROWS, *(row for sweep in SWEEPS for row in sweep.rows.values()))]
+    assert len(set(names)) == len(names)
 
 
 def test_a_tree_holds_the_process_and_its_children() -> None:

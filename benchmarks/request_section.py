@@ -1,0 +1,203 @@
+"""The section of the rows: one load each, on every server that speaks so. Measured, then told as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks import load, memcpy
+from benchmarks.comparison import OURS, Comparison, Verdict
+from benchmarks.rounds import LoadedServer, Memcpy, Sample, Samples, Subject, measure
+from benchmarks.rows import ROWS, Measure, Row
+from benchmarks.sections import Plan
+from benchmarks.servers import Kind, ServerFailed, running
+from benchmarks.tables import table
+
+#: A process with less of the CPU time of its server is left out of the table; JSON has it.
+_SHOWN_SHARE = 0.01
+
+
+class Requests:
+    """The rows."""
+
+    names = tuple(row.name for row in ROWS)
+    is_default = True
+
+    def missing(self, name: str) -> str | None:
+        """Its load generator."""
+        return next((load.missing(row.load) for row in ROWS if row.name == name), None)
+
+    def measure(self, plan: Plan) -> RequestPart | None:
+        """All chosen rows, interleaved."""
+        rows = [row for row in ROWS if row.name in plan.names]
+        if not rows or not plan.servers:
+            return None
+        titles, samples = measured(rows, plan)
+        kinds = {one.name: one.kind for one in plan.servers} | {memcpy.NAME: Kind.FLOOR}
+        return RequestPart(rows, titles, Comparison(kinds, samples))
+
+
+def measured(rows: Sequence[Row], plan: Plan) -> tuple[dict[str, str], Samples]:
+    """All servers of a plan up, with all models, the rows run on them and on the copy.
+
+    A server that does not come up is left out, and named among what failed.
+
+    Returns:
+        Titles by name of what was measured, and the samples.
+    """
+    not_up: dict[str, str] = {}
+    subjects: list[Subject] = []
+    with ExitStack() as stack:
+        for server in plan.servers:
+            try:
+                subjects.append(LoadedServer(stack.enter_context(running(server, plan.logs))))
+            except ServerFailed as error:
+                not_up[server.name] = str(error)
+                plan.say(f"not measured: {server.title} did not come up")
+        subjects.append(Memcpy())
+        samples = measure(rows, subjects, plan.rounds, plan.seconds, plan.say)
+    samples.not_up.update(not_up)
+    return {one.name: one.title for one in subjects}, samples
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPart:
+    """The rows as they were measured. ``titles`` by server name, in the order of the columns."""
+
+    rows: Sequence[Row]
+    titles: Mapping[str, str]
+    comparison: Comparison
+    key = "rows"
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """By row and server."""
+        return failures_of(self._samples)
+
+    @property
+    def _samples(self) -> Samples:
+        return self.comparison.samples
+
+    def markdown(self) -> str:
+        """What each server does, our ratios, the goals, and the CPU time."""
+        blocks = [self._values(), self._ratios(), self._goals(), self._cpu(), conditions(self._samples)]
+        return "\n\n".join(block for block in blocks if block)
+
+    def document(self) -> dict[str, object]:
+        """Every sample."""
+        return {row.name: row_document(row, self.titles, self._samples) for row in self.rows}
+
+    def write_plots(self, folder: Path) -> list[Path]:
+        """None."""
+        del folder
+        return []
+
+    def _values(self) -> str:
+        servers = [name for name in self.titles if any(self._was_run(row, name) for row in self.rows)]
+        header = ["", *(self._column(name) for name in servers)]
+        return table(
+            header,
+            (
+                [f"{row.title} ({row.measure.value})", *(self._value(row, name) for name in servers)]
+                for row in self.rows
+            ),
+        )
+
+    def _column(self, name: str) -> str:
+        is_floor = self.comparison.kinds[name] is Kind.FLOOR
+        return f"floor: {self.titles[name]}" if is_floor else self.titles[name]
+
+    def _samples_of(self, row: Row, server: str) -> Sequence[Sample]:
+        return self._samples.by_pair.get((row.name, server), ())
+
+    def _was_run(self, row: Row, server: str) -> bool:
+        return bool(self._samples_of(row, server)) or (row.name, server) in self._samples.failures
+
+    def _value(self, row: Row, server: str) -> str:
+        if (row.name, server) in self._samples.failures:
+            return "FAILED"
+        samples = self._samples_of(row, server)
+        if not samples:
+            return "-"
+        value = median(one.value for one in samples)
+        return f"{value:.3f}" if row.measure is Measure.LATENCY else f"{value:,.0f}"
+
+    def _ratios(self) -> str:
+        peers = [name for name in self.titles if self.comparison.kinds[name] is Kind.PEER]
+        lines = [
+            [row.title, *(str(self.comparison.ratio(row, name) or "-") for name in peers)]
+            for row in self.rows
+            if self.comparison.complete(row, OURS)
+        ]
+        header = ["gpuserve / peer, median (range) of the rounds", *(self.titles[name] for name in peers)]
+        return table(header, lines) if lines and peers else ""
+
+    def _goals(self) -> str:
+        lines = [self._goal(row, one) for row in self.rows for one in self.comparison.verdicts(row)]
+        header = ["Goal of the row", "against", "ratio", "to reach", "reached"]
+        return table(header, lines, left=2) if lines else ""
+
+    def _goal(self, row: Row, verdict: Verdict) -> list[str]:
+        title = self.titles.get(verdict.against, verdict.against)
+        against = f"the best peer: {title}" if verdict.is_best else title
+        reached = {True: "yes", False: "**no**", None: "not measured"}[verdict.reached]
+        return [row.title, against, str(verdict.ratio or "-"), str(verdict.target), reached]
+
+    def _cpu(self) -> str:
+        servers = [
+            name
+            for name in self.titles
+            if any(one.cpu_s_by_role for row in self.rows for one in self._samples_of(row, name))
+        ]
+        return table(
+            [
+                "CPU µs an answer, all processes of the server (each)",
+                *(self._column(name) for name in servers),
+            ],
+            ([row.title, *(cpu_cell(self._samples_of(row, name)) for name in servers)] for row in self.rows),
+        )
+
+
+def conditions(samples: Samples) -> str:
+    """What else the machine did meanwhile."""
+    others = [sample.others_share for runs in samples.by_pair.values() for sample in runs]
+    if not others:
+        return ""
+    return f"Other processes used {median(others):.0%} of the machine (at most {max(others):.0%} in a run)."
+
+
+def cpu_cell(samples: Sequence[Sample]) -> str:
+    """The total, and in brackets what each process has of it, the busiest first."""
+    if not samples:
+        return "-"
+    total_s = median(one.cpu_s_per_answer for one in samples)
+    roles = {role for one in samples for role in one.cpu_s_by_role}
+    by_role = {role: median(one.cpu_s_by_role.get(role, 0.0) for one in samples) for role in roles}
+    shown = sorted(
+        ((used_s, role) for role, used_s in by_role.items() if used_s > total_s * _SHOWN_SHARE), reverse=True
+    )
+    parts = ", ".join(f"{role} {used_s * 1e6:,.0f}" for used_s, role in shown)
+    return f"{total_s * 1e6:,.0f} ({parts})" if len(shown) > 1 else f"{total_s * 1e6:,.0f}"
+
+
+def failures_of(samples: Samples) -> dict[str, str]:
+    """By row and server, or by server."""
+    failures = {f"row {row}, server {server}": text for (row, server), text in samples.failures.items()}
+    return {f"server {server}": text for server, text in samples.not_up.items()} | failures
+
+
+def row_document(row: Row, servers: Mapping[str, str], samples: Samples) -> dict[str, object]:
+    """One row: the samples of each server, column by column."""
+    columns = {
+        name: {
+            column.name: [getattr(one, column.name) for one in samples.by_pair.get((row.name, name), ())]
+            for column in dataclasses.fields(Sample)
+        }
+        for name in servers
+    }
+    failed = [name for name in servers if (row.name, name) in samples.failures]
+    return {"title": row.title, "unit": row.measure.value, "servers": columns, "failed": failed}

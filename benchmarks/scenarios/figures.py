@@ -1,0 +1,73 @@
+"""What scenarios find: figures with their goals, and the arithmetic behind them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A limit that a figure is to keep: at most, or at least."""
+
+    limit: float
+    at_least: bool = False
+
+    def met_by(self, value: float) -> bool:
+        """Whether a value keeps it."""
+        return value >= self.limit if self.at_least else value <= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One case of a scenario on one server: a sample a round.
+
+    ``details`` is what was seen beside it, by the heading of its column, a sample a round as well.
+    """
+
+    case: str
+    unit: str
+    samples: tuple[float, ...]
+    goal: Goal | None = None
+    details: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def value(self) -> float:
+        """The median of the rounds."""
+        return median(self.samples)
+
+    @property
+    def reached(self) -> bool | None:
+        """Whether the goal is kept; None where there is none."""
+        return None if self.goal is None else self.goal.met_by(self.value)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest of the values that at least so many per cent of them do not exceed.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("no values have no percentile")
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def slope(positions: Sequence[float], values: Sequence[float]) -> float:
+    """The rise of the straight line through the points that is nearest to them (least squares).
+
+    Raises:
+        ValueError: fewer than two positions.
+    """
+    mean_position = math.fsum(positions) / max(1, len(positions))
+    mean_value = math.fsum(values) / max(1, len(values))
+    spread = math.fsum((one - mean_position) ** 2 for one in positions)
+    if not spread:
+        raise ValueError("a slope needs two positions")
+    pairs = zip(positions, values, strict=True)
+    return math.fsum((one - mean_position) * (value - mean_value) for one, value in pairs) / spread

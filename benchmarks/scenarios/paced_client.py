@@ -1,0 +1,291 @@
+"""The open-loop client: a program of its own that sends every request at its time, answered or not.
+
+``python -m benchmarks.scenarios.paced_client PORT METHOD REQUEST ANSWER``: the last are two files, the body
+of a call and the right body of its answer. stdin gets the schedule as JSON, ``{"at_s": [...], "connection":
+[...]}``; stdout gets ``Paced`` as JSON. A wrong answer ends the program with 1.
+
+A latency runs from the time at which the request was *due*, so a client or a server that falls behind
+shows. How late the client itself was is told beside it. One thread, no event loop: what is due on a
+connection is one system call, and timers are exact to some microseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import math
+import os
+import resource
+import select
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks import http2
+
+_RECEIVE_NBYTES: Final = 1 << 18
+#: From the last request, or the last answer, until the server is given up.
+_PATIENCE_S: Final = 20.0
+#: For the connections to be told the server's settings.
+_LEAD_S: Final = 0.2
+_PR_SET_TIMERSLACK: Final = 29
+#: Above the lowest, at which a server may run.
+_PRIORITY: Final = 10
+
+
+class PacedFailed(Exception):
+    """The server refused a request, answered wrongly, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """One run. Both lists are in the order of the schedule, in seconds. A request that was refused has an
+    infinite latency.
+
+    ``late_s`` is from the time at which a request was due until it was handed to the kernel, and part of its
+    latency. ``cpu_s`` is what this program used in ``took_s`` of the wall.
+    """
+
+    latency_s: list[float]
+    late_s: list[float]
+    cpu_s: float
+    took_s: float
+
+
+class Calls:
+    """The calls of one connection. Bytes go in, bytes come out; there is no socket and no clock here.
+
+    A call is named by a number of the caller's. What flow control does not let go yet waits inside.
+    """
+
+    def __init__(self, method: str, request: bytes, answer: bytes) -> None:
+        block = http2.call_headers(method)
+        self._headers = http2.frame(http2.HEADERS, http2.END_HEADERS, 0, block)
+        self._data = http2.frame(http2.DATA, http2.END_STREAM, 0, request)
+        self._request_nbytes = len(request)
+        self._window_nbytes = http2.FIRST_WINDOW_NBYTES
+        self._answer = answer
+        self._next_stream = 1
+        self._calls: dict[int, int] = {}
+        self._bodies: dict[int, bytes] = {}
+        self._waiting: deque[int] = deque()
+        self._received = bytearray()
+        self._replies = bytearray()
+
+    def ask(self, call: int) -> bytes:
+        """One more call: what to send for it now."""
+        if self._waiting or self._window_nbytes < self._request_nbytes:
+            self._waiting.append(call)
+            return b""
+        return self._open(call)
+
+    def take(self, data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
+        """What was received: the calls that end with it, each with whether it was answered, and what the
+        connection owes. A call that ends without a body was refused, by a status in trailers that are not
+        decoded or by a reset.
+
+        Raises:
+            PacedFailed: the body of a call is not the right one.
+        """
+        received, ended = self._received, list[tuple[int, bool]]()
+        received += data
+        position, total = 0, len(received)
+        while total - position >= http2.HEAD_NBYTES:
+            start = position + http2.HEAD_NBYTES
+            end = start + int.from_bytes(received[position : position + 3])
+            if end > total:
+                break
+            kind, flags = received[position + 3], received[position + 4]
+            stream = int.from_bytes(received[position + 5 : start])
+            if kind == http2.DATA:
+                self._bodies[stream] = self._bodies.get(stream, b"") + received[start:end]
+            elif kind == http2.RESET:
+                self._bodies.pop(stream, None)
+                if stream in self._calls:  # not where it only tells that no more of the request is wanted
+                    ended.append((self._calls.pop(stream), False))
+            elif kind != http2.HEADERS:
+                self._take_control(kind, flags, bytes(received[start:end]), stream)
+            if flags & http2.END_STREAM and kind in {http2.DATA, http2.HEADERS}:
+                ended.append(self._end(stream))
+            position = end
+        del received[:position]
+        owed = bytes(self._replies)
+        self._replies.clear()
+        return ended, owed
+
+    def _open(self, call: int) -> bytes:
+        stream = self._next_stream
+        self._next_stream += 2
+        self._calls[stream] = call
+        self._window_nbytes -= self._request_nbytes
+        number, headers, data = stream.to_bytes(4), self._headers, self._data
+        return b"".join((headers[:5], number, headers[9:], data[:5], number, data[9:]))
+
+    def _end(self, stream: int) -> tuple[int, bool]:
+        body = self._bodies.pop(stream, b"")
+        if body and body != self._answer:
+            raise PacedFailed(f"an answer of {len(body)} bytes is not the right one of {len(self._answer)}")
+        return self._calls.pop(stream), bool(body)
+
+    def _take_control(self, kind: int, flags: int, payload: bytes, stream: int) -> None:
+        if kind == http2.WINDOW_UPDATE and stream == 0:
+            self._window_nbytes += int.from_bytes(payload)
+            while self._waiting and self._window_nbytes >= self._request_nbytes:
+                self._replies += self._open(self._waiting.popleft())
+        elif kind in {http2.SETTINGS, http2.PING} and not flags & http2.ACK:
+            self._replies += http2.frame(kind, http2.ACK, 0, b"" if kind == http2.SETTINGS else payload)
+        elif kind == http2.GOAWAY:
+            raise PacedFailed("the server sent GOAWAY")
+
+
+class Connection:
+    """One socket and its calls."""
+
+    def __init__(self, port: int, calls: Calls, epoll: select.epoll) -> None:
+        self.calls = calls
+        self.unsent = bytearray()
+        self._epoll = epoll
+        self._is_full = False
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.sendall(http2.connection_opening())
+        self._socket.setblocking(False)
+        epoll.register(self.fileno(), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """The descriptor that the epoll tells of."""
+        return self._socket.fileno()
+
+    def flush(self) -> None:
+        """Send what the kernel takes of ``unsent``; the rest goes when it takes more."""
+        try:
+            del self.unsent[: self._socket.send(self.unsent)]
+        except BlockingIOError:
+            pass
+        if bool(self.unsent) != self._is_full:
+            self._is_full = not self._is_full
+            self._epoll.modify(self.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._is_full else 0))
+
+    def receive(self) -> bytes:
+        """What is there.
+
+        Raises:
+            PacedFailed: the server closed the connection.
+        """
+        try:
+            data = self._socket.recv(_RECEIVE_NBYTES)
+        except BlockingIOError:
+            return b""
+        if data:
+            return data
+        raise PacedFailed("the server closed the connection")
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+class Run:
+    """Sends by the schedule and keeps the times."""
+
+    def __init__(self, at_s: Sequence[float], connection: Sequence[int]) -> None:
+        self._at_s = at_s
+        self._connection = connection
+        self._epoll = select.epoll()  # before the connections: select() takes small descriptors only
+        self._connections: list[Connection] = []
+        self._by_fd: dict[int, Connection] = {}
+        self._next = 0
+        self._left = len(at_s)
+        self._latency_s = [0.0] * len(at_s)
+        self._late_s = [0.0] * len(at_s)
+
+    def run(self, port: int, method: str, request: bytes, answer: bytes) -> Paced:
+        """Connect, send everything and wait for every answer.
+
+        Raises:
+            PacedFailed: not every request was answered right.
+            OSError: the server is not there.
+        """
+        for _ in range(max(self._connection) + 1):
+            one = Connection(port, Calls(method, request, answer), self._epoll)
+            self._connections.append(one)
+            self._by_fd[one.fileno()] = one
+        began_cpu_s, began_at = time.process_time(), time.perf_counter() + _LEAD_S
+        while self._left:
+            self._turn(began_at)
+        took_s = time.perf_counter() - began_at
+        for one in self._connections:
+            one.close()
+        return Paced(self._latency_s, self._late_s, time.process_time() - began_cpu_s, took_s)
+
+    def _turn(self, began_at: float) -> None:
+        wait_s = _PATIENCE_S
+        if self._next < len(self._at_s):
+            self._send_due(began_at)
+            if self._next < len(self._at_s):
+                wait_s = max(0.0, self._at_s[self._next] - (time.perf_counter() - began_at))
+        # epoll_wait() counts milliseconds; select() microseconds.
+        ready, _, _ = select.select((self._epoll,), (), (), wait_s)
+        if ready:
+            self._take_ready(began_at)
+        elif self._next == len(self._at_s):
+            raise PacedFailed(f"{self._left} requests were not answered within {_PATIENCE_S:.0f} s")
+
+    def _send_due(self, began_at: float) -> None:
+        at_s, now = self._at_s, time.perf_counter() - began_at
+        first, touched = self._next, set[Connection]()
+        while self._next < len(at_s) and at_s[self._next] <= now:
+            one = self._connections[self._connection[self._next]]
+            one.unsent += one.calls.ask(self._next)
+            touched.add(one)
+            self._next += 1
+        for one in touched:
+            one.flush()
+        if touched:
+            now = time.perf_counter() - began_at
+            for index in range(first, self._next):
+                self._late_s[index] = now - at_s[index]
+
+    def _take_ready(self, began_at: float) -> None:
+        for fd, events in self._epoll.poll(0):
+            one = self._by_fd[fd]
+            if events & ~select.EPOLLOUT:
+                ended, owed = one.calls.take(one.receive())
+                now = time.perf_counter() - began_at
+                for index, answered in ended:
+                    self._latency_s[index] = now - self._at_s[index] if answered else math.inf
+                self._left -= len(ended)
+                one.unsent += owed
+            if one.unsent:
+                one.flush()
+
+
+def main(port: str, method: str, *files: str) -> int:
+    """Run and print; returns the exit code."""
+    request, answer = (Path(file).read_bytes() for file in files)
+    schedule = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    with suppress(PermissionError):  # a client on a machine of its own would never wait for the server's CPU
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
+        # Else it would be woken on the CPU where it slept, whoever of the server has that now.
+        os.sched_setaffinity(0, (max(os.sched_getaffinity(0)),))
+    gc.disable()  # nothing here makes cycles, and a collection would be somebody's latency
+    try:
+        paced = Run(schedule["at_s"], schedule["connection"]).run(int(port), method, request, answer)
+    except (PacedFailed, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    json.dump(asdict(paced), sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

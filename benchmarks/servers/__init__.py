@@ -1,0 +1,53 @@
+"""The servers that are compared: how each is had, started, asked and stopped.
+
+Who knows what::
+
+    server.py   what a server is, and the ways in which one can be asked     ours.py    this server
+    running.py  starts one, waits until it is ready, ends all of it          others.py  the peers
+    floors.py   what the parts of a server cost by themselves
+"""
+
+from benchmarks.servers.floors import AsgiEcho, Nghttpd
+from benchmarks.servers.others import LitServe, MLServer, Mosec, PlainTriton, PyTriton
+from benchmarks.servers.ours import GpuServe
+from benchmarks.servers.running import RunningServer, ServerFailed, running
+from benchmarks.servers.server import (
+    ECHO,
+    ECHO_BYTES,
+    ECHO_READ_ONLY,
+    MODELS,
+    TOKENS,
+    Api,
+    Kind,
+    Ports,
+    Server,
+)
+
+#: By name, in the order of the columns.
+SERVERS: dict[str, type[Server]] = {
+    one.name: one for one in (GpuServe, PyTriton, PlainTriton, Mosec, MLServer, LitServe, AsgiEcho, Nghttpd)
+}
+
+__all__ = [
+    "ECHO",
+    "ECHO_BYTES",
+    "ECHO_READ_ONLY",
+    "MODELS",
+    "SERVERS",
+    "TOKENS",
+    "Api",
+    "AsgiEcho",
+    "GpuServe",
+    "Kind",
+    "LitServe",
+    "MLServer",
+    "Mosec",
+    "Nghttpd",
+    "PlainTriton",
+    "Ports",
+    "PyTriton",
+    "RunningServer",
+    "Server",
+    "ServerFailed",
+    "running",
+]

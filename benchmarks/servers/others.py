@@ -1,0 +1,176 @@
+"""The peers: PyTriton, plain Triton, mosec, MLServer and LitServe, each as its users start it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+from benchmarks.peers import LITSERVE, MLSERVER, MOSEC, PYTRITON
+from benchmarks.servers.server import ECHO, ECHO_BYTES, MODELS_FOLDER, Api, Ports, Server
+
+_MIB = 1 << 20
+_V2 = frozenset({Api.GRPC, Api.STREAM, Api.SHARED_MEMORY, Api.HTTP_BINARY})
+_TRITON_ROLES = (("triton_python_backend_stub", "Python backend stub"), ("bin/tritonserver", "tritonserver"))
+_MULTIPROCESSING_ROLE = ("resource_tracker", "multiprocessing resource tracker")
+
+
+def _version(requirement: str) -> str:
+    return requirement.rpartition("=")[2]
+
+
+class PyTriton(Server):
+    """PyTriton: Triton with the callable in a Python process beside it."""
+
+    name = "pytriton"
+    title = f"PyTriton {_version(PYTRITON)}"
+    apis = _V2 - {Api.SHARED_MEMORY}  # it lets nobody register a region
+    roles = (
+        *_TRITON_ROLES,
+        ("pytriton_models.py", "the program with the callable"),
+        _MULTIPROCESSING_ROLE,
+        ("multiprocessing", "multiprocessing manager"),
+    )
+    stop_signal = signal.SIGINT  # after SIGTERM its workspace and its shared memory stay behind
+
+    def prepare(self) -> None:
+        self._cache.install_pytriton()
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        python, program = self._cache.venv / "bin/python", MODELS_FOLDER / "pytriton_models.py"
+        return [str(python), str(program), *map(str, (ports.http, ports.grpc, ports.metrics)), *models]
+
+    def environment(self) -> dict[str, str]:
+        return {"PYTRITON_HOME": str(self._cache.folder / "workspaces")}
+
+
+class PlainTriton(Server):
+    """Triton 2.51 with its own Python backend, out of PyTriton's wheel."""
+
+    name = "triton"
+    title = "Triton 2.51 Python backend"
+    apis = _V2
+    roles = _TRITON_ROLES
+
+    def prepare(self) -> None:
+        self._cache.install_triton()
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        triton = self._cache.triton
+        return [
+            str(triton / "bin/tritonserver"),
+            f"--model-repository={MODELS_FOLDER / 'triton'}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={name}" for name in models),
+            f"--backend-directory={triton / 'backends'}",
+            "--backend-config=python,shm-default-byte-size=67108864",
+            *("--http-address=127.0.0.1", f"--http-port={ports.http}"),
+            *("--grpc-address=127.0.0.1", f"--grpc-port={ports.grpc}"),
+            f"--metrics-port={ports.metrics}",
+        ]
+
+    def environment(self) -> dict[str, str]:
+        return {
+            "LD_LIBRARY_PATH": str(self._cache.site_packages / "nvidia_pytriton.libs"),
+            "PATH": f"{self._cache.venv / 'bin'}:{os.environ['PATH']}",
+            # The stub writes no byte code beside the model, which lies in the repository.
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+
+class Mosec(Server):
+    """mosec: a front in Rust, the callable in a Python process. It has the echo model only."""
+
+    name = "mosec"
+    title = f"mosec {_version(MOSEC)}"
+    apis = frozenset({Api.BYTES})
+    models = frozenset({ECHO})
+    largest_nbytes = 8 * _MIB  # its own limit for a body is 10 MiB
+    roles = (
+        ("mosec_model.py", "the program with the callable"),
+        ("bin/mosec ", "front"),
+        _MULTIPROCESSING_ROLE,
+        ("multiprocessing", "worker"),
+    )
+
+    def prepare(self) -> None:
+        self._cache.install_mosec()
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        python, program = self._cache.mosec / "bin/python", MODELS_FOLDER / "mosec_model.py"
+        return [str(python), str(program), "--address", "127.0.0.1", "--port", str(ports.http)]
+
+    def environment(self) -> dict[str, str]:
+        return {"PATH": f"{self._cache.mosec / 'bin'}:{os.environ['PATH']}"}
+
+    def ready_paths(self, models: Sequence[str]) -> list[str]:
+        return ["/"]
+
+
+class MLServer(Server):
+    """MLServer: v2 over gRPC and over HTTP as JSON; one inference worker, which is its default.
+
+    Its ModelStreamInfer has other messages than Triton's, so the rows of streams are not for it.
+    """
+
+    name = "mlserver"
+    title = f"MLServer {_version(MLSERVER)}"
+    apis = frozenset({Api.GRPC, Api.HTTP_JSON})
+    models = frozenset({ECHO, ECHO_BYTES})
+    largest_nbytes = 16 * _MIB  # it makes a Python float of each number: 64 MiB take many seconds
+    roles = (
+        ("bin/mlserver", "server"),
+        _MULTIPROCESSING_ROLE,
+        ("multiprocessing", "inference worker"),
+    )
+
+    def prepare(self) -> None:
+        self._cache.install_mlserver()
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        folder = MODELS_FOLDER / "mlserver"
+        settings = {
+            "HOST": "127.0.0.1",
+            "HTTP_PORT": ports.http,
+            "GRPC_PORT": ports.grpc,
+            "METRICS_PORT": ports.metrics,
+            "DEBUG": "false",
+            "GRPC_MAX_MESSAGE_LENGTH": 2**31 - 1,
+            "METRICS_DIR": self._cache.folder / "mlserver-metrics",
+            "ENVIRONMENTS_DIR": self._cache.folder / "mlserver-environments",
+        }
+        program = self._cache.mlserver / "bin/mlserver"
+        started = folder / ECHO if tuple(models) == (ECHO,) else folder
+        variables = (f"MLSERVER_{name}={value}" for name, value in settings.items())
+        return ["/usr/bin/env", *variables, str(program), "start", str(started)]
+
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(MODELS_FOLDER), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def ready_paths(self, models: Sequence[str]) -> list[str]:
+        return super().ready_paths([name for name in models if name in self.models])
+
+
+class LitServe(Server):
+    """LitServe: FastAPI before a worker process; JSON over HTTP. It has the echo model only."""
+
+    name = "litserve"
+    title = f"LitServe {_version(LITSERVE)}"
+    apis = frozenset({Api.PLAIN_JSON})
+    models = frozenset({ECHO})
+    largest_nbytes = _MIB  # as JSON this is 5 MB
+    roles = (
+        ("litserve_model.py", "API server, manager"),  # forks of the program, not told apart
+        _MULTIPROCESSING_ROLE,
+        ("multiprocessing", "inference worker"),
+    )
+
+    def prepare(self) -> None:
+        self._cache.install_litserve()
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        python, program = self._cache.litserve / "bin/python", MODELS_FOLDER / "litserve_model.py"
+        return [str(python), str(program), str(ports.http)]
+
+    def ready_paths(self, models: Sequence[str]) -> list[str]:
+        return ["/health"]

@@ -1,0 +1,36 @@
+"""This server, out of the environment that runs the benchmarks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks.peers import ServerMissing
+from benchmarks.servers.server import ECHO, MODELS_FOLDER, Api, Kind, Ports, Server
+
+
+class GpuServe(Server):
+    """This server: the models of the benchmarks as its YAML files declare them."""
+
+    name = "gpuserve"
+    title = "gpuserve"
+    kind = Kind.OURS
+    apis = frozenset({Api.GRPC, Api.STREAM, Api.SHARED_MEMORY, Api.HTTP_BINARY})
+    roles = (("gpuserve_worker", "worker"), ("gpuserve.front", "front"), ("gpuserve serve", "supervisor"))
+
+    @property
+    def _program(self) -> Path:
+        return Path(sys.executable).parent / "gpuserve"
+
+    def prepare(self) -> None:
+        try:
+            self.title = f"gpuserve {version('gpuserve')}"
+        except PackageNotFoundError:
+            raise ServerMissing(f"gpuserve is not installed in {sys.prefix}") from None
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        config = MODELS_FOLDER / ("echo.yaml" if tuple(models) == (ECHO,) else "all.yaml")
+        flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
+        return [str(self._program), "serve", str(config), *map(str, flags)]
