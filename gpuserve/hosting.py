@@ -40,7 +40,7 @@ class HostedServer:
     def __init__(self, configuration: Configuration, repository: Repository | None = None) -> None:
         # The ports are the host's, and so is the transport.
         self._settings = dataclasses.replace(
-            configuration.settings, http_port=None, grpc_port=None, metrics_port=None, transport="h2corn"
+            configuration.settings, http_port=None, grpc_port=None, metrics_port=None, transport="native"
         )
         self._models = configuration.models
         self._repository = repository

@@ -10,6 +10,10 @@ from typing import Any, Final
 
 #: What the front and the supervisor call the trace settings that clients have changed.
 TRACE: Final = "trace"
+#: The transports.
+NATIVE: Final = "native"
+H2CORN: Final = "h2corn"
+GRPCIO: Final = "grpcio"
 #: What ``grpc_response_compression`` says where there is none.
 NO_COMPRESSION: Final = "none"
 GRPC_COMPRESSIONS: Final = (NO_COMPRESSION, "low", "medium", "high")
@@ -61,8 +65,9 @@ class ServerSettings:
     http_port: int | None = 8000
     grpc_port: int | None = 8001
     metrics_port: int | None = 8002
-    #: "h2corn": both protocols on every port. "grpcio": the gRPC port is served by grpc.aio.
-    transport: str = "h2corn"
+    #: "native": our own server, both protocols on every port; so does "h2corn". "grpcio": the gRPC port is
+    #: served by grpc.aio.
+    transport: str = NATIVE
     #: What ``ServerMetadata`` says; tritonclient's own examples insist on "triton".
     name: str = "triton"
     #: After SIGTERM the queue is finished within this time, then requests are refused.

@@ -14,6 +14,7 @@ from gpuserve_worker.intake import TakenIn
 from gpuserve_worker.memory import OutOfMemory
 from gpuserve_worker.model import Model
 from gpuserve_worker.outputs import Answers, OutputError, OutputRules
+from gpuserve_worker.payloads import requests_as_tuples
 from gpuserve_worker.regions import RegionError
 from gpuserve_worker.reporting import Report
 from gpuserve_worker.request import Batch, accepts_batch
@@ -57,6 +58,7 @@ class Execution:
         self._model = model
         self._report = report
         self._output_names = tuple(spec.name for spec in model.outputs)
+        self._batching = model.batching
         #: Whether the callable is given the batch as a whole; otherwise its list of requests.
         self.takes_batch = accepts_batch(model.call)
         self._rules = OutputRules(
@@ -76,14 +78,15 @@ class Execution:
         Raises:
             RegionError: the client's region that its only request is read from has shrunk.
         """
+        requests = requests_as_tuples(run.requests)
         if self._sequences is not None:
             if session is not self._session:  # another front, which knows none of them
                 self._sequences.forget()
                 self._session = session
-            self._sequences.before(run.requests, run.dropped)
+            self._sequences.before(requests, run.dropped)
         failures, in_place = session.take_in(run)
         arrays = session.inputs.arrays(run.batch_id, run.inputs)
-        batch = Batch(arrays, run.requests, self._output_names, self._model.batching)
+        batch = Batch(arrays, requests, self._output_names, self._batching)
         return TakenIn(batch, failures, in_place)
 
     def check(self, session: Session, result: Any, run: wire.Run, taken: TakenIn) -> Answers:
@@ -96,8 +99,8 @@ class Execution:
         for place in taken.in_place:
             session.regions.check(place)
         failures: Mapping[int, WireFailure | None] = taken.failures
-        placed = [one for one in run.requests if one[3]]
-        answers = self._rules.check(result, run.requests, apart=bool(failures or placed))
+        placed = [one for one in run.requests if not isinstance(one, int) and one[3]]
+        answers = self._rules.check(result, taken.batch.requests, apart=bool(failures or placed))
         if taken.in_place:
             answers = answers._replace(sources=taken.in_place)
         if failures and self._model.context.decoupled:

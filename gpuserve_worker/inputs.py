@@ -88,6 +88,8 @@ class Leases:
             self._report(batch_id)
 
     def _claim(self, batch_id: int) -> bool:
+        if batch_id not in self._dead:  # nearly always, and cheaper than an exception
+            return False
         try:
             self._dead.remove(batch_id)
         except KeyError:

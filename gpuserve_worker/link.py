@@ -23,7 +23,7 @@ class Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._buffer = memoryview(bytearray(datagram.MAX_DATAGRAM_NBYTES))
+        self._buffer = datagram.receive_buffer()
 
     @classmethod
     def from_fd(cls, fd: int) -> Link:

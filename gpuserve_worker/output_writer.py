@@ -14,6 +14,7 @@ import numpy as np
 
 from gpuserve_worker.memory import Arena, Block
 from gpuserve_worker.outputs import Answers, Output
+from gpuserve_worker.payloads import requests_as_tuples
 from gpuserve_worker.regions import RegionError, Regions
 from gpuserve_worker.tensor import BYTES
 from gpuserve_worker.wire import INLINE_NBYTES, Payload, Place, Ref, WireFailure, WireRequest, WireTensor
@@ -38,7 +39,7 @@ class OutputWriter:
         self._lock = threading.Lock()
         self._closed = False
 
-    def write(self, answers: Answers, requests: Sequence[WireRequest]) -> Written:
+    def write(self, answers: Answers, requests: Sequence[WireRequest | int]) -> Written:
         """The answers to these requests. Up to ``INLINE_NBYTES`` travel in the message itself.
 
         After ``close()`` nothing is written: nobody would read it.
@@ -50,7 +51,7 @@ class OutputWriter:
         with self._lock:
             return Written(None, None, ()) if self._closed else self._write(answers, requests)
 
-    def _write(self, answers: Answers, requests: Sequence[WireRequest]) -> Written:
+    def _write(self, answers: Answers, requests: Sequence[WireRequest | int]) -> Written:
         taken: list[Block] = []
         inline = _Budget(INLINE_NBYTES)
         try:
@@ -63,7 +64,7 @@ class OutputWriter:
                     one
                     if one is None or isinstance(one, WireFailure)
                     else self._response(one, request[3], inline, taken)
-                    for one, request in zip(answers.each or (), requests, strict=True)
+                    for one, request in zip(answers.each or (), requests_as_tuples(requests), strict=True)
                 ]
             )
             self._check(answers.sources)

@@ -7,7 +7,7 @@ All that touches objects of the user happens there, so whatever it raises is the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -125,10 +125,14 @@ class OutputRules:
         if result.rows != tuple([one[0] for one in requests]):
             return None
         named = self._by_declared_name(result.arrays)
-        requested = {name for one in requests for name in one[2]}
-        if not requested.issubset(named):
-            return None
-        wanted = requested if all(one[2] for one in requests) else self._names
+        wanted: Collection[str] = self._names
+        asked = [one[2] for one in requests if one[2]]
+        if asked:
+            requested = {name for names in asked for name in names}
+            if not requested.issubset(named):
+                return None
+            if len(asked) == len(requests):
+                wanted = requested
         rows = sum(result.rows) if self._batching else None
         return [
             self._output(spec, named[spec.name], rows)

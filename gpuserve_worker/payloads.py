@@ -8,6 +8,8 @@ model gave another takes without a copy.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 #: Tensors up to this many bytes a batch travel inside the message, not in an arena. Below it the
@@ -71,7 +73,8 @@ class Sequence(NamedTuple):
 
 
 class WireRequest(NamedTuple):
-    """What a batch knows of one of its requests besides its rows of the tensors.
+    """What a batch knows of one of its requests besides its rows of the tensors. One without parameters,
+    and of which nothing else is said, travels as the number of its rows.
 
     ``placements`` are the outputs that are to be written into a client's region, by name: a response then has
     them with a ``Place`` of as many bytes as were written. ``sequence`` is (id, start, end) of a request
@@ -124,12 +127,28 @@ def payload(raw: Any) -> Payload:
 
 def tensors(raw: tuple[Any, ...]) -> tuple[WireTensor, ...]:
     """A decoded field of tensors with its names back."""
-    return tuple(WireTensor(name, datatype, shape, payload(at)) for name, datatype, shape, at in raw)
+    return tuple(
+        [
+            WireTensor(name, datatype, shape, at if type(at) is bytes else payload(at))
+            for name, datatype, shape, at in raw
+        ]
+    )
 
 
-def requests(raw: tuple[Any, ...]) -> tuple[WireRequest, ...]:
+def requests(raw: Iterable[Any]) -> tuple[WireRequest, ...]:
     """A decoded field of requests with its names back."""
-    return tuple(WireRequest(*fields) for fields in raw)
+    return tuple([plain_request(one) if isinstance(one, int) else WireRequest(*one) for one in raw])
+
+
+def requests_as_tuples(raw: Iterable[Any]) -> list[WireRequest]:
+    """A decoded field of requests, each as a tuple of all fields, with or without their names."""
+    return [plain_request(one) if isinstance(one, int) else one for one in raw]
+
+
+@functools.lru_cache(maxsize=1024)
+def plain_request(rows: int) -> WireRequest:
+    """A request of which there is nothing to say but its rows; its parameters are nobody's to change."""
+    return WireRequest(rows, {}, ())
 
 
 def responses(raw: tuple[Any, ...]) -> tuple[tuple[WireTensor, ...] | WireFailure | None, ...]:

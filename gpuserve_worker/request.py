@@ -171,7 +171,7 @@ class Batch:
             data = self.arrays
             if self.batching:
                 data = {name: array[start:stop] for name, array in data.items()}
-            request = Request(data, parameters, None, list(requested or self.output_names))
+            request = Request(data, dict(parameters), None, list(requested or self.output_names))
             if len(more) > 1 and more[1] is not None:
                 request.sequence = payloads.Sequence(*more[1])
             yield request

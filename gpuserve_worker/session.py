@@ -104,7 +104,7 @@ class Session:
         Whoever calls this refers to nothing of the batch any more: what still is, the user keeps.
         """
         batch_id = reply.batch_id
-        if self.send(reply._replace(inputs_free=self.leases.is_free(batch_id))):
+        if self.send(_with_inputs(reply, free=self.leases.is_free(batch_id))):
             self.leases.answered(batch_id)
 
     def retire(self) -> None:
@@ -144,6 +144,14 @@ class Session:
             self.send(message)
         except OSError:
             pass
+
+
+def _with_inputs(reply: Reply, *, free: bool) -> Reply:
+    """The same reply, which says whether the inputs are free; a good deal faster than by ``_replace``."""
+    if isinstance(reply, wire.Failed):
+        return wire.Failed(reply.batch_id, reply.failure, free)
+    batch_id, outputs, responses, _, input_ns, infer_ns, output_ns, parameters = reply
+    return wire.Done(batch_id, outputs, responses, free, input_ns, infer_ns, output_ns, parameters)
 
 
 def _machine_nbytes() -> int:

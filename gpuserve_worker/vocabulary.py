@@ -19,15 +19,22 @@ class Vocabulary:
     def __init__(self, classes: dict[int, Any]) -> None:
         self._classes = classes
         self._tags = {cls: tag for tag, cls in classes.items()}
+        #: Those that are not in use: another thread, or what runs when an object dies, may encode meanwhile.
+        self._packers: list[msgpack.Packer] = []
 
     def encode(self, message: Any) -> bytes:
         """A message as the bytes of one datagram."""
         fields = (self._tags[type(message)], *message)
+        try:
+            packer = self._packers.pop()
+        except IndexError:
+            packer = msgpack.Packer()
         packed: bytes
         try:
-            packed = msgpack.packb(fields)
+            packed = packer.pack(fields)
         except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is not UTF-8
-            packed = msgpack.packb(fields, unicode_errors="backslashreplace")
+            return bytes(msgpack.packb(fields, unicode_errors="backslashreplace"))
+        self._packers.append(packer)
         return packed
 
     def decode(self, data: bytes | memoryview) -> Any:

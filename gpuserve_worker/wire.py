@@ -47,7 +47,7 @@ __all__ = ["INLINE_NBYTES", "Fill", "Loan", "Payload", "Place", "Ref", "Vocabula
 __all__ += ["WireFailure", "WireRequest", "WireTensor", "payload", "requests", "responses", "tensors"]
 
 #: Raised whenever a field of a message changes meaning.
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 
 #: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``.
 YIELD_WINDOW: Final = 64
@@ -148,7 +148,7 @@ class Run(NamedTuple):
     """
 
     batch_id: int
-    requests: tuple[WireRequest, ...]
+    requests: tuple[WireRequest | int, ...]
     inputs: tuple[WireTensor, ...]
     fills: tuple[Fill, ...] = ()
     dropped: tuple[int | str, ...] = ()

@@ -21,7 +21,7 @@ from gpuserve.front.links import WorkerLink
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.plane.regions import RegionTable
 from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.scheduler.flights import PendingRequest
+from gpuserve.front.scheduler.pending import PendingRequest
 from gpuserve.front.statistics import FailureReason
 from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire

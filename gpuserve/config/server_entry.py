@@ -31,9 +31,10 @@ class ServerEntry(Entry):
         default=_DEFAULTS.metrics_port,
         description="Port of /metrics; 0 picks a free one, null switches it off.",
     )
-    transport: Literal["h2corn", "grpcio"] = Field(
-        default=_DEFAULTS.transport,  # type: ignore[arg-type]  # the default is one of the two words
-        description="h2corn serves both protocols on both ports; with grpcio, grpc.aio has the gRPC port.",
+    transport: Literal["native", "h2corn", "grpcio"] = Field(
+        default=_DEFAULTS.transport,  # type: ignore[arg-type]  # the default is one of the words
+        description="native, the server's own, and h2corn serve both protocols on both ports; "
+        "with grpcio, grpc.aio has the gRPC port.",
     )
     name: str = Field(
         default=_DEFAULTS.name, min_length=1, description="What the server's metadata gives as its name."

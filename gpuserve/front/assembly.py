@@ -13,13 +13,15 @@ from gpuserve.front.endpoint.grpc_asgi import GrpcDoor
 from gpuserve.front.endpoint.grpc_compression import CompressedInference
 from gpuserve.front.endpoint.guards import GrpcGuard, HttpGuard
 from gpuserve.front.endpoint.http import HttpDoor
-from gpuserve.front.endpoint.restrictions import Policy, token_headers
+from gpuserve.front.endpoint.restrictions import ENDPOINTS, Policy, token_headers
+from gpuserve.front.endpoint.routes import Endpoint
 from gpuserve.front.endpoint.service import InferenceService
-from gpuserve.front.transport import H2cornTransport
-from gpuserve.settings import NO_COMPRESSION, ServerSettings
+from gpuserve.front.transport import Transport
+from gpuserve.settings import H2CORN, NO_COMPRESSION, ServerSettings
 from gpuserve.tls import TlsFiles, tls_files
 
 if TYPE_CHECKING:
+    from gpuserve.front.endpoint.direct import DirectDoors
     from gpuserve.front.endpoint.grpc_aio import GrpcAioTransport
 
 
@@ -35,18 +37,61 @@ def doors(service: InferenceService, settings: ServerSettings, metrics_port: int
     return Doors(GrpcGuard(grpc, policy), HttpGuard(http, policy), http.metrics_only, metrics_port)
 
 
-def h2corn_transports(
-    application: Application, settings: ServerSettings, listeners: Mapping[str, int]
-) -> list[H2cornTransport]:
-    """h2corn on the listeners, descriptors by role: one server for those with TLS, one for the others."""
-    found = []
+def direct_doors(service: InferenceService, settings: ServerSettings, doors: Doors) -> DirectDoors:
+    """The doors that need no ASGI, where nothing is to be looked at or done around inference."""
+    from gpuserve.front.endpoint.direct import DirectDoors
+    from gpuserve.front.endpoint.grpc_direct import GrpcDirectDoor
+    from gpuserve.front.endpoint.http_direct import HttpDirectDoor
+
+    most, access = settings.max_request_nbytes, ENDPOINTS[Endpoint.MODEL_INFER]
+    grpc = http = None
+    if _policy(settings).is_open(access):
+        http = HttpDirectDoor(service, most, _forwarding(settings, settings.http_header_forward_pattern))
+        if settings.grpc_response_compression == NO_COMPRESSION:
+            grpc = GrpcDirectDoor(service, most, _forwarding(settings, settings.grpc_header_forward_pattern))
+    return DirectDoors(doors, grpc, http)
+
+
+def transports(
+    service: InferenceService, doors: Doors, settings: ServerSettings, listeners: Mapping[str, int]
+) -> list[Transport]:
+    """Servers on the listeners, descriptors by role: one for those with TLS, one for the others."""
+    make = _h2corn if settings.transport == H2CORN else _native
+    found: list[Transport] = []
     for tls in (tls_files(settings), None):
-        fds = [fd for role, fd in listeners.items() if _tls_on(settings, role) == tls]
+        fds = {role: fd for role, fd in listeners.items() if _tls_on(settings, role) == tls}
         if fds:
-            found.append(H2cornTransport(application, fds, settings.log_format, tls))
+            found += make(service, doors, settings, fds, tls)
         if tls is None:
             break
     return found
+
+
+def _native(
+    service: InferenceService,
+    doors: Doors,
+    settings: ServerSettings,
+    fds: Mapping[str, int],
+    tls: TlsFiles | None,
+) -> list[Transport]:
+    from gpuserve.front.server.transport import NativeTransport
+
+    direct = direct_doors(service, settings, doors)
+    # What the metrics port answers, the doors decide.
+    ports = {role: None if role == "metrics" else direct for role in fds}
+    return [NativeTransport(doors, {fds[role]: door for role, door in ports.items()}, tls)]
+
+
+def _h2corn(
+    service: InferenceService,
+    doors: Doors,
+    settings: ServerSettings,
+    fds: Mapping[str, int],
+    tls: TlsFiles | None,
+) -> list[Transport]:
+    from gpuserve.front.h2corn_transport import H2cornTransport
+
+    return [H2cornTransport(doors, list(fds.values()), settings.log_format, tls)]
 
 
 def grpc_aio_transport(service: InferenceService, settings: ServerSettings, port: int) -> GrpcAioTransport:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpuserve.front.endpoint.v2 import InferRequest
 from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.scheduler.flights import OnResponse, PendingRequest
 from gpuserve.front.scheduler.interface import SchedulerStatistics
+from gpuserve.front.scheduler.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Arena, Block
 
@@ -53,7 +53,12 @@ class Driver(Protocol):
     def free(self, blocks: Iterable[Block]) -> None:
         """Take that memory back, of a request that was not submitted."""
 
-    def submit(self, request: InferRequest, on_response: OnResponse | None = None) -> PendingRequest:
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> PendingRequest:
         """Take one request. A ``RequestError`` where it is wrong or refused; its blocks are free then."""
 
     def stop_accepting(self) -> None:

@@ -37,7 +37,7 @@ from gpuserve.front.tracing.reception import Deliver, TracedApplication
 from gpuserve.front.transport import Transport
 from gpuserve.log_settings import LOG
 from gpuserve.rates import resource_limits
-from gpuserve.settings import TRACE, ServerSettings
+from gpuserve.settings import GRPCIO, TRACE, ServerSettings
 from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import messages
 from gpuserve.tls import tls_files
@@ -70,7 +70,7 @@ class Front:
         self._on_setup = on_setup
         self._on_lost = on_lost
         self._control = control
-        self._buffer = memoryview(bytearray(datagram.MAX_DATAGRAM_NBYTES))
+        self._buffer = datagram.receive_buffer()
         self._epoch = 0
         self._settings = ServerSettings()
         self._cache = ResponseCache(0)
@@ -181,12 +181,12 @@ class Front:
         settings, metrics_fd = self._settings, listeners.get("metrics")
         doors = assembly.doors(self._service, settings, None if metrics_fd is None else _port(metrics_fd))
         self.application = doors
-        if settings.transport == "grpcio" and "grpc" in listeners:
+        if settings.transport == GRPCIO and "grpc" in listeners:
             port = _port(listeners.pop("grpc"))
             self._grpc_server = assembly.grpc_aio_transport(self._service, settings, port)
             self._transports.append(self._grpc_server)
         self._trace_calls(self._deliver)
-        self._transports += assembly.h2corn_transports(doors, settings, listeners)
+        self._transports += assembly.transports(self._service, doors, settings, listeners)
         for transport in self._transports:
             await transport.start()
         files = tls_files(settings)

@@ -58,7 +58,7 @@ class WorkerLink:
         self._on_message = on_message
         self._on_down = on_down
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
-        self._buffer = memoryview(bytearray(datagram.MAX_DATAGRAM_NBYTES))
+        self._buffer = datagram.receive_buffer()
         self._loop = asyncio.get_running_loop()
         self._closed = False
         self._broken = False

@@ -21,6 +21,8 @@ DURATION_BUCKETS: Final = (
     0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 BATCH_SIZE_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+#: Up to so many values are counted one by one.
+_FEW: Final = 3
 #: Upper bounds in milliseconds.
 FIRST_RESPONSE_BUCKETS: Final = (100, 500, 2000, 5000)
 #: Refusals that do not tell of the request: it came as far as the scheduler.
@@ -49,6 +51,19 @@ class Histogram:
         """Count a value, so many times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count several values, which are mostly in the same bucket."""
+        bounds, counts = self.bounds, self.counts
+        if len(values) > _FEW:
+            lowest = bisect_left(bounds, min(values))
+            if lowest == bisect_left(bounds, max(values)):
+                counts[lowest] += len(values)
+                self.total += sum(values)
+                return
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self.total += value
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, how many are not above it), as Prometheus wants them."""
@@ -130,12 +145,7 @@ class ModelMetrics:
 
     def queued(self, requests: Iterable[Any], now: float) -> None:
         """Requests (``Accepted``) left the queue for a worker."""
-        queue, total = self.queue_duration, 0.0
-        for one in requests:
-            duration_s = now - one.enqueued_at
-            queue.counts[bisect_left(DURATION_BUCKETS, duration_s)] += 1
-            total += duration_s
-        queue.total += total
+        self.queue_duration.observe_all([now - one.enqueued_at for one in requests])
 
     def executed(
         self,
@@ -151,23 +161,21 @@ class ModelMetrics:
         Those with an error are not counted here, nor those whose fate is known already.
         """
         ended_at = time.monotonic()
-        histogram, whole_s, answered, rows = self.request_duration, 0.0, 0, 0
+        durations_s: list[float] = []
+        rows = 0
         for request, answer in zip(requests, answers, strict=True):
-            if request.counted or isinstance(answer, RequestError):
-                continue
-            request.counted = True
-            duration_s = ended_at - request.enqueued_at
-            histogram.counts[bisect_left(DURATION_BUCKETS, duration_s)] += 1
-            whole_s += duration_s
-            rows += request.rows
-            answered += 1
-            if self.window is not None:
+            if not (request.counted or isinstance(answer, RequestError)):
+                request.counted = True
+                rows += request.rows
+                durations_s.append(ended_at - request.enqueued_at)
+        self.request_duration.observe_all(durations_s)
+        if self.window is not None:
+            for duration_s in durations_s:
                 self.window.observe(ended_at, _latencies(duration_s, ended_at - sent_at, phases))
-        histogram.total += whole_s
         at = self.instance(instance)
         at.compute.observe(phases[1] / 1e9)
-        elapsed_s = (ended_at - sent_at) * answered
-        at.executions[size].add(phases, answered, rows, whole_s - elapsed_s, elapsed_s)
+        answered, elapsed_s = len(durations_s), (ended_at - sent_at) * len(durations_s)
+        at.executions[size].add(phases, answered, rows, sum(durations_s) - elapsed_s, elapsed_s)
         self.statistics.last_answer_at = time.time()
 
     def answered(self, rows: int, duration_s: float) -> None:

@@ -24,7 +24,7 @@ from gpuserve.front.endpoint.v2 import (
 from gpuserve.front.links import WorkerLink
 from gpuserve.front.plane.blocks import free_body
 from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.scheduler.flights import PendingRequest
+from gpuserve.front.scheduler.pending import PendingRequest
 from gpuserve_worker import wire
 
 #: Answers up to this size travel in the message.

@@ -89,7 +89,7 @@ def write_config(folder: Path, entries: list[dict[str, Any]], **server: Any) -> 
     return path
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """The models of ``models()``, over each transport."""
     folder = tmp_path_factory.mktemp("server")

@@ -24,7 +24,7 @@ X = np.array([[0.5, 3, -1, 2.25], [9, 8, 7, 6]], np.float32)
 TWO = [["3.000000:1:dog", "2.250000:3:fish"], ["9.000000:0:cat", "8.000000:1:dog"]]
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """The same scores with labels of a file, with labels, and without any."""
     folder = tmp_path_factory.mktemp("server")

@@ -34,7 +34,7 @@ def fifo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fifo: Path
 ) -> Iterator[Addresses]:

@@ -17,7 +17,7 @@ UNKNOWN = ["nope", "model/nope", "model/", "model", "echo", "Readiness", "../mod
 SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x03"
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     echo = model("echo", "echo", [tensor("x", "UINT8", -1)], [tensor("y", "UINT8", -1)], 4)
     folder: Path = tmp_path_factory.mktemp("health")

@@ -36,7 +36,7 @@ def entry(name: str, attribute: str, inputs: list[Any], outputs: list[Any], size
     return {"name": name, "callable": f"{FILE}:{attribute}", "max_batch_size": size, **tensors}
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     entries = [entry(name, name, *declared) for name, declared in MODELS.items()]
     entries.append(entry("nothing", "takes", [], [], 4))

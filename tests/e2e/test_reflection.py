@@ -33,7 +33,7 @@ def config(folder: Path, transport: str, **settings: Any) -> Path:
     return write_config(folder, [echo], host="127.0.0.1", transport=transport, **settings)
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     with serving(GPUSERVE, "serve", str(config(tmp_path_factory.mktemp("r"), request.param))) as addresses:
         yield addresses
@@ -147,7 +147,7 @@ def test_a_stream_without_requests_and_one_that_is_compressed(channel: Any) -> N
     assert pb.ServerReflectionResponse.FromString(reply).valid_host == "h" * 2000
 
 
-@pytest.mark.parametrize("transport", ["h2corn", "grpcio"])
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
 def test_an_open_stream_does_not_hold_up_the_end(transport: str, tmp_path: Path) -> None:
     with OperatedServer(config(tmp_path, transport)) as started:
         server = started.wait_ready()
@@ -168,7 +168,7 @@ def _one_and_then_silence(ended: threading.Event) -> Iterator[bytes]:
     ended.wait(TIMEOUT_S)
 
 
-@pytest.mark.parametrize("transport", ["h2corn", "grpcio"])
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
 def test_restricted_metadata_closes_reflection(transport: str, tmp_path: Path) -> None:
     settings = {"restricted_endpoints": ["metadata"], "access_token": "right"}
     path = config(tmp_path, transport, **settings)

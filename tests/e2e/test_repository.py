@@ -19,7 +19,7 @@ __all__ = ["clients_are_closed"]  # it is for every test here
 NOT_POLLED = "failed to load '{}', failed to poll from model repository"
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def repository(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The file and the addresses of a server that serves "simple" and two versions of "two" at first."""
     folder = tmp_path_factory.mktemp("repository")

@@ -58,7 +58,7 @@ def closed_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     del os.environ["CLOSED_AT"]
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, closed_at: Path
 ) -> Iterator[Addresses]:

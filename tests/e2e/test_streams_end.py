@@ -25,7 +25,7 @@ DRAIN_S = 0.5
 ON_TIME_S = 2.0
 
 
-@pytest.fixture(params=["h2corn", "grpcio"])
+@pytest.fixture(params=["native", "grpcio"])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     models = [entry(name, decoupled=True) for name in ("count", "endless", "swallows_cancellation")]
     models.append(entry("sleeps"))

@@ -64,7 +64,7 @@ def collector() -> Iterator[Collector]:
         thread.join(TIMEOUT_S)
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def traced(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, collector: Collector
 ) -> Iterator[Addresses]:

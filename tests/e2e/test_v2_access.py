@@ -45,7 +45,7 @@ def serve(folder: Any, transport: str, **settings: Any) -> Any:
     return serving(GPUSERVE, "serve", str(config))
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def closed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A server whose endpoints but health are restricted."""
     folder = tmp_path_factory.mktemp("closed")
@@ -53,7 +53,7 @@ def closed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield addresses
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def forwards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A server that forwards headers, by another pattern for each protocol."""
     patterns = {"http_header_forward_pattern": "my_header|^x-|^TIMEOUT$", "grpc_header_forward_pattern": ".*"}

@@ -72,7 +72,7 @@ def serve(folder: Any, transport: str, **settings: Any) -> Any:
     return serving(GPUSERVE, "serve", str(config))
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def closed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A server whose every group needs a token; inference takes another one as well."""
     rules = [{"groups": list(ENDPOINT_GROUPS), "token": TOKEN}, {"groups": ["inference"], "token": OTHER}]
@@ -80,7 +80,7 @@ def closed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield addresses
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A server as it is by default."""
     with serve(tmp_path_factory.mktemp("plain"), request.param) as addresses:
@@ -235,7 +235,7 @@ def test_the_address_of_the_connection_counts(plain: Addresses, own_address: str
 
 
 def test_remote_control_and_nothing_else_is_opened(tmp_path: Any) -> None:
-    with serve(tmp_path, "h2corn", remote_control=["logging"]) as addresses:
+    with serve(tmp_path, "native", remote_control=["logging"]) as addresses:
         assert http_status(addresses.http, Endpoint.LOGGING_UPDATE, ELSEWHERE)[0] == 200
         message = control_message("/LogSettings")
         path = "/inference.GRPCInferenceService/LogSettings"

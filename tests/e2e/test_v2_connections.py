@@ -29,7 +29,7 @@ LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\n"
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -140,7 +140,7 @@ def test_a_grpc_client_that_leaves_in_the_middle_of_a_message(server: OperatedSe
         client.stdin.write(grpc_body(LARGE_NBYTES)[: LARGE_NBYTES // 2])
         client.stdin.flush()
         # grpc.aio collects the whole message before anything of ours sees it.
-        expected = 1 if transport == "h2corn" else 0
+        expected = 1 if transport == "native" else 0
         wait_until(lambda: server.metric("gpuserve_arena_blocks") == expected, "the body arrives", TIMEOUT_S)
         client.kill()
 
@@ -245,7 +245,7 @@ def test_http_on_the_grpc_port(server: OperatedServer, transport: str) -> None:
     with connected(server, "gRPC") as connection:
         connection.sendall(LIVE)
         answered = until(connection, b"}").endswith(b'{"live":true}')
-    assert answered is (transport == "h2corn")  # grpc.aio speaks gRPC only
+    assert answered is (transport == "native")  # grpc.aio speaks gRPC only
 
 
 def test_calls_of_methods_that_are_not_served(server: OperatedServer) -> None:

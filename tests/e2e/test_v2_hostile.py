@@ -34,7 +34,7 @@ FUZZ = settings(
 )
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def sender(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     """A server that takes up to 1 MiB, and its log."""
     folder = tmp_path_factory.mktemp("hostile")
@@ -296,7 +296,7 @@ GOOD = message().SerializeToString()
 
 
 # grpcio cuts its frames itself, and leaves a call without a whole message unanswered.
-@pytest.mark.parametrize("sender", ["h2corn"], indirect=True)
+@pytest.mark.parametrize("sender", ["native"], indirect=True)
 @pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize("path", [INFER, LIVE, "/grpc.health.v1.Health/Check"])
 @pytest.mark.parametrize(

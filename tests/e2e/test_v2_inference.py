@@ -282,7 +282,7 @@ def available_nbytes() -> int:
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(available_nbytes() < 8 * GIB, reason="needs 8 GiB of memory")
-@pytest.mark.parametrize("server", ["h2corn"], indirect=True)
+@pytest.mark.parametrize("server", ["native"], indirect=True)
 @pytest.mark.parametrize("protocol", CLIENTS)
 def test_a_tensor_of_one_gib(server: Addresses, protocol: str) -> None:
     x = np.arange(GIB // 4, dtype=np.uint32).view(np.float32).reshape(1, -1)

@@ -24,7 +24,7 @@ WAVES, BATCHES_A_WAVE, ROWS_A_BATCH = 2, 2, 32
 Labels = frozenset[tuple[str, str]]
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """Each test has a model of its own, so that its numbers start at 0."""
     x, y = [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)]

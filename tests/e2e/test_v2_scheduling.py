@@ -106,7 +106,7 @@ class Gated:
             wait_until(lambda name=name, count=count: self.metric(name) == count, f"{count} {gauge}")
 
 
-@pytest.fixture(scope="module", params=["h2corn", "grpcio"])
+@pytest.fixture(scope="module", params=["native", "grpcio"])
 def gates(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Gated]]:

@@ -26,7 +26,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 TIMEOUT_S = 15.0
 PORTS = ("http", "grpc", "metrics")
-TRANSPORTS = ("h2corn", "grpcio")
+TRANSPORTS = ("native", "grpcio")
 
 
 class Files:

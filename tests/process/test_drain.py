@@ -72,7 +72,7 @@ def test_everything_that_is_queued_is_answered(tmp_path: Path, orders: Orders) -
         assert not wait_ended(family, GONE_S)
 
 
-@pytest.mark.parametrize("transport", ["h2corn", "grpcio"])
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
 def test_an_idle_server_ends_at_once_whatever_connections_are_open(
     tmp_path: Path, orders: Orders, transport: str
 ) -> None:

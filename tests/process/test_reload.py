@@ -38,7 +38,7 @@ def fifo(folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("transport", ["h2corn", "grpcio"])
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
 def test_no_request_is_lost_by_reloads(tmp_path: Path, transport: str) -> None:
     with operated(tmp_path, entry("m", 0.0), transport=transport) as server:
         control, path = client(server), tmp_path / "config.yaml"

@@ -3,173 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import socket
-import struct
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from driver_scene import PHASES, SPEC, Scene, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.errors import QueueFull, RequestError
-from gpuserve.front.endpoint.v2 import InferRequest, InputTensor, Sequence
-from gpuserve.front.links import WorkerLink
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.scheduler.flights import PendingRequest
+from gpuserve.errors import RequestError
+from gpuserve.front.endpoint.v2 import Sequence
+from gpuserve.front.scheduler.pending import PendingRequest
 from gpuserve.front.scheduler.response_cache import ResponseCache
 from gpuserve.front.statistics import FailureReason
 from gpuserve.sequence_spec import SequenceSpec
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
-from gpuserve_worker import wire
-from gpuserve_worker.link import Link
-from gpuserve_worker.tensor import TensorSpec
-
-EPOCH, ROOM = 1, 6
-SPEC = ModelSpec(
-    "m",
-    (TensorSpec("x", "FP32", (1,)),),
-    (TensorSpec("y", "FP32", (1,)),),
-    4,
-    (InstanceSpec("a", "cpu", {}), InstanceSpec("b", "cpu", {})),
-    queue=QueueSpec(ROOM),
-)
-FAILURE = wire.WireFailure("INTERNAL", "no")
-PHASES = 10, 20, 30
-
-
-def request(rows: int, value: float, timeout_s: float | None = None) -> InferRequest:
-    data = struct.pack(f"{rows}f", *[value] * rows)
-    return InferRequest("m", "", "", {}, [InputTensor("x", "FP32", (rows, 1), data)], (), timeout_s)
-
-
-class Worker:
-    """The other end of a link, which answers as it is told."""
-
-    def __init__(self, driver: ModelDriver, instance: str) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        life, self._life = os.pipe()
-        self._socket = theirs
-        self._link = Link(theirs)
-        self.instance = instance
-        self.runs: list[wire.Run] = []
-        on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.instance_down(  # noqa: E731
-            link.instance, why
-        )
-        driver.instance_up(WorkerLink(instance, 1, ours, life, EPOCH, driver.on_message, on_down))
-        self._link.send(wire.Attached(EPOCH))
-
-    def hear(self) -> None:
-        """Take what has been sent."""
-        if self._socket.fileno() < 0:
-            return
-        self._socket.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while (received := self._link.receive()) is not None:
-                message, fds = received
-                for fd in fds:
-                    os.close(fd)
-                if isinstance(message, wire.Run):
-                    self.runs.append(message)
-        self._socket.setblocking(True)
-
-    def answer(self, well: list[bool]) -> None:
-        """Answer the batch at hand: each request well or not; an empty list fails it as a whole."""
-        run = self.runs.pop(0)
-        if not well:
-            self._link.send(wire.Failed(run.batch_id, FAILURE, True))
-            return
-        responses = tuple(
-            (wire.WireTensor("y", "FP32", (one[0], 1), bytes(4 * one[0])),) if good else FAILURE
-            for one, good in zip(wire.requests(run.requests), well * len(run.requests), strict=False)
-        )
-        self._link.send(wire.Done(run.batch_id, None, responses, True, *PHASES))
-
-    def give(self, responses: list[bool | None]) -> None:
-        """Give the requests of a stream's batch a response each: well, not, or none."""
-        run = self.runs[0]
-        given_out: tuple[Any, ...] = tuple(
-            None if good is None else (wire.WireTensor("y", "FP32", (), bytes(4)),) if good else FAILURE
-            for _, good in zip(run.requests, responses * len(run.requests), strict=False)
-        )
-        self._link.send(wire.Yield(run.batch_id, None, given_out))
-
-    def end(self) -> None:
-        """The stream's batch is at its end."""
-        run = self.runs.pop(0)
-        self._link.send(wire.Done(run.batch_id, None, None, True, *PHASES))
-
-    def claim(self, phase: Any) -> None:
-        """Answer the batch at hand, and say that it took this long."""
-        run = self.runs.pop(0)
-        self._link.send(wire.Done(run.batch_id, (), None, True, phase, 0, 0))
-
-    def die(self) -> None:
-        """The process ends."""
-        self.runs.clear()
-        os.close(self._life)
-        self._socket.close()
-
-
-class Scene:
-    """A driver, its workers, and every request that there was."""
-
-    def __init__(self, spec: ModelSpec, cache: ResponseCache | None) -> None:
-        self.metrics = ModelMetrics("m", "1", dict)
-        self.driver = ModelDriver(spec, 1 << 20, self.metrics, cache)
-        self.workers = [Worker(self.driver, one.name) for one in spec.instances]
-        self.pending: list[PendingRequest] = []
-        self.refused = 0
-        self.responses = 0
-
-    async def settle(self) -> None:
-        """Let everything happen that is due."""
-        for _ in range(6):
-            await asyncio.sleep(0)
-        for worker in self.workers:
-            worker.hear()
-
-    def submit(self, rows: int, value: float, timeout_s: float | None) -> None:
-        on_response = self._on_response if self.driver.spec.decoupled else None
-        try:
-            self.pending.append(self.driver.submit(request(rows, value, timeout_s), on_response))
-        except QueueFull:
-            self.refused += 1
-
-    def _on_response(self, response: Any) -> None:
-        self.responses += 1
-        response.close()
-
-    def take_back(self, number: int) -> None:
-        """As the doors do: it may be before the answer, after it, and more than once."""
-        if self.pending:
-            one = self.pending[number % len(self.pending)]
-            one.take_back()
-            one.answer.cancel()
-
-    def busy(self, number: int) -> Worker | None:
-        found = [worker for worker in self.workers if worker.runs]
-        return found[number % len(found)] if found else None
-
-    def replace(self, number: int) -> None:
-        number %= len(self.workers)
-        self.workers[number].die()
-
-    async def revive(self, number: int) -> None:
-        await self.settle()
-        number %= len(self.workers)
-        self.workers[number] = Worker(self.driver, self.workers[number].instance)
-
-    def close(self) -> None:
-        self.driver.close()
-        for worker in self.workers:
-            worker.die()
-
+from gpuserve.spec import BatchingSpec, ModelSpec
 
 STEPS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 2), st.just(1)),
@@ -214,8 +63,10 @@ async def act(scene: Scene, step: tuple[Any, ...]) -> None:
             await scene.revive(number)
 
 
-async def play(spec: ModelSpec, cache: ResponseCache | None, steps: list[Any]) -> Scene:
-    scene = Scene(spec, cache)
+async def play(
+    spec: ModelSpec, cache: ResponseCache | None, steps: list[Any], *, direct: bool = False
+) -> Scene:
+    scene = Scene(spec, cache, direct=direct)
     await scene.settle()
     for step, at_once in steps:
         await act(scene, step)
@@ -224,10 +75,19 @@ async def play(spec: ModelSpec, cache: ResponseCache | None, steps: list[Any]) -
     await scene.settle()
     scene.close()
     await asyncio.sleep(0)
-    for one in scene.pending:  # what was not asked for is no fault of the test
-        if one.answer.done() and not one.answer.cancelled():
-            one.answer.exception()
+    if not direct:
+        for one in scene.pending:  # what was not asked for is no fault of the test
+            if one.answer.done() and not one.answer.cancelled():
+                one.answer.exception()
     return scene
+
+
+def error_of(scene: Scene, pending: PendingRequest) -> object:
+    """What one request that was not given up failed with; None where it was answered."""
+    if not scene.direct:
+        return pending.answer.exception()
+    (answer,) = scene.answers[pending]
+    return answer if isinstance(answer, RequestError) else None
 
 
 def check(scene: Scene) -> Counter[str]:
@@ -235,11 +95,12 @@ def check(scene: Scene) -> Counter[str]:
     statistics, durations = scene.metrics.statistics, scene.metrics.statistics.durations()
     fates: Counter[str] = Counter()
     for one in scene.pending:
-        assert one.answer.done()
-        if one.answer.cancelled():
+        assert one.is_over
+        if one.is_given_up:
             fates["left"] += 1
+            assert one not in scene.answers
         else:
-            fates["failed" if isinstance(one.answer.exception(), RequestError) else "answered"] += 1
+            fates["failed" if isinstance(error_of(scene, one), RequestError) else "answered"] += 1
     assert all(one.counted for one in scene.pending)
     succeeded, failed = durations["success"].times, durations["fail"].times
     assert succeeded + failed == len(scene.pending) + scene.refused
@@ -264,10 +125,11 @@ def check(scene: Scene) -> Counter[str]:
     steps=st.lists(st.tuples(STEPS, st.booleans()), max_size=25),
     in_order=st.booleans(),
     cached=st.booleans(),
+    direct=st.booleans(),
 )
-def test_every_request_is_counted_once(steps: list[Any], in_order: bool, cached: bool) -> None:
+def test_every_request_is_counted_once(steps: list[Any], in_order: bool, cached: bool, direct: bool) -> None:
     spec = replace(SPEC, batching=BatchingSpec(preserve_ordering=in_order), response_cache=cached)
-    scene = asyncio.run(play(spec, ResponseCache(1 << 16) if cached else None, steps))
+    scene = asyncio.run(play(spec, ResponseCache(1 << 16) if cached else None, steps, direct=direct))
     check(scene)
     if cached:
         statistics = scene.metrics.statistics
@@ -277,9 +139,9 @@ def test_every_request_is_counted_once(steps: list[Any], in_order: bool, cached:
 
 
 @settings(max_examples=200, deadline=None)
-@given(steps=st.lists(st.tuples(STREAM_STEPS, st.booleans()), max_size=25))
-def test_every_response_of_a_stream_is_counted_once(steps: list[Any]) -> None:
-    scene = asyncio.run(play(replace(SPEC, decoupled=True), None, steps))
+@given(steps=st.lists(st.tuples(STREAM_STEPS, st.booleans()), max_size=25), direct=st.booleans())
+def test_every_response_of_a_stream_is_counted_once(steps: list[Any], direct: bool) -> None:
+    scene = asyncio.run(play(replace(SPEC, decoupled=True), None, steps, direct=direct))
     check(scene)
     totals: Counter[str] = Counter()
     for one in scene.metrics.statistics.responses:

@@ -45,6 +45,11 @@ FORBIDDEN = {
     },
     "gpuserve/client": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config"},
     "gpuserve/config": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "grpc"},
+    "gpuserve/bench": {
+        "gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "gpuserve.server",
+    },
+    "gpuserve/bench/load.py": {"asyncio", "time", "socket", "threading", "os", "grpc", "hdrh"},
+    "gpuserve/tune/search.py": {"gpuserve", "time", "random", "subprocess"},
 }  # fmt: skip
 
 

@@ -148,3 +148,16 @@ def test_a_failed_send_leaves_nothing_open(ends: tuple[Link, Link, socket.socket
     with pytest.raises(BrokenPipeError):
         sender.send(log_of(1 << 20))
     assert open_fds() == before
+
+
+def test_an_end_takes_memory_for_what_came_and_not_for_what_could_come() -> None:
+    before = resident_nbytes()
+    buffers = [datagram.receive_buffer() for _ in range(300)]
+    assert {len(buffer) for buffer in buffers} == {datagram.MAX_DATAGRAM_NBYTES}
+    assert resident_nbytes() - before < len(buffers) * datagram.MAX_DATAGRAM_NBYTES // 4
+
+
+def resident_nbytes() -> int:
+    """Of this process."""
+    with open("/proc/self/statm") as fields:
+        return int(fields.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuserve_worker.request import Request
+from gpuserve_worker.payloads import requests, requests_as_tuples
+from gpuserve_worker.request import Batch, Request
 
 
 def test_a_request_is_made_with_the_arguments_of_pytriton() -> None:
@@ -44,3 +45,21 @@ def test_other_data_of_the_same_request() -> None:
     request.cancelled = True
     assert changed.cancelled
     assert changed.with_data({}).cancelled
+
+
+def test_requests_that_travel_as_their_rows_have_all_fields_and_parameters_of_their_own() -> None:
+    told = (2, (1, {"k": 1}, ("y",), (), None), 2)
+    assert [tuple(one) for one in requests(told)] == [
+        (2, {}, (), (), None),
+        (1, {"k": 1}, ("y",), (), None),
+        (2, {}, (), (), None),
+    ]
+    batch = Batch({"x": np.arange(5)}, requests_as_tuples(told), ("y", "z"), batching=True)
+    assert batch.rows == (2, 1, 2)
+    first, second, third = batch.as_list()
+    first.parameters["mine"] = True
+    assert (second.parameters, third.parameters) == ({"k": 1}, {})
+    assert (first.requested_output_names, second.requested_output_names) == (["y", "z"], ["y"])
+    assert (
+        Batch({"x": np.arange(5)}, requests_as_tuples(told), (), batching=True).as_list()[0].parameters == {}
+    )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.errors import Internal, InvalidArgument, QueueFull, RequestError, Unavailable
-from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.metrics import DURATION_BUCKETS, Histogram, ModelMetrics
 from gpuserve.front.quantiles import Latencies, LatencyWindow
 from gpuserve.front.statistics import (
     MAX_RESPONSE_INDEX,
@@ -107,6 +107,16 @@ def test_a_request_is_not_counted_a_second_time() -> None:
     metrics.executed("cpu#0", 1, 0.0, (1, 2, 3), [request], [None])
     assert metrics.statistics.executions().count == 1
     assert metrics.statistics.durations()["success"].times == 0
+
+
+@given(values=st.lists(st.floats(0.0, 100.0), max_size=20))
+def test_values_that_are_counted_together_are_as_those_counted_one_by_one(values: list[float]) -> None:
+    together, apart = Histogram(DURATION_BUCKETS), Histogram(DURATION_BUCKETS)
+    together.observe_all(values)
+    for value in values:
+        apart.observe(value)
+    assert together.cumulative() == apart.cumulative()
+    assert math.isclose(together.total, apart.total, abs_tol=1e-9)
 
 
 def test_a_batch_that_failed_is_no_execution() -> None:

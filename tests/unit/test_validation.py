@@ -162,6 +162,28 @@ def test_a_wrong_datatype_is_refused_after_a_right_one_of_the_same_shape() -> No
     assert "data-type is 'INT32'" in refusal(check, request(tensor("A", "INT32", (1, 4))))
 
 
+def test_a_request_like_one_before_is_still_measured() -> None:
+    check = check_of(A, OPTIONAL)
+    first = check.check(request(a(2)))
+    assert check.check(request(a(2))) == first
+    short = tensor("A", "FP32", (2, 4), bytes(28))
+    assert refusal(check, request(short)).endswith("for input 'A' for model 'm'. Expected 32, got 28")
+    assert "data-type" in refusal(check, request(tensor("A", "INT32", (2, 4))))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "right", "wrong"),
+    [("BOOL", b"\1\0", b"\1\2"), ("BYTES", encode_bytes([b"a", b"b"]), bytes(10))],
+)
+def test_bytes_that_have_rules_are_looked_at_in_every_request(
+    datatype: str, right: bytes, wrong: bytes
+) -> None:
+    check = check_of(TensorSpec("A", datatype, (-1,)))
+    check.check(request(tensor("A", datatype, (1, 2), right)))
+    with pytest.raises(InvalidArgument):
+        check.check(request(tensor("A", datatype, (1, 2), wrong)))
+
+
 def test_without_batching_the_note_is_left_out() -> None:
     text = refusal(check_of(max_batch_size=0), request(tensor("A", "FP32", (1, 4))))
     assert text == f"{PREFIX}unexpected shape for input 'A' for model 'm'. Expected [4], got [1,4]."

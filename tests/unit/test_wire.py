@@ -26,6 +26,7 @@ MESSAGES: list[wire.Message] = [
     wire.DropSegment(1),
     wire.Attach(4),
     wire.Run(7, (wire.WireRequest(2, {"k": 1, "s": "é"}, ("y",)),), (TENSOR, ELSEWHERE)),
+    wire.Run(8, (1, 2, 1), (TENSOR,)),
     wire.Run(8, (REQUEST,), (TENSOR, PLACED), (wire.Fill(0, "FP32", 2, 0, 64, wire.Place(3, 0, 8)),)),
     wire.Cancel(7, 1),
     wire.Credit(7, 32),

@@ -32,9 +32,12 @@ class Doors:
         self._metrics = metrics
         self._metrics_port = metrics_port
         self._plain = grpc, http
+        #: Whether every request must come through here, because something is around the doors.
+        self.wrapped = False
 
     def wrap(self, around: Callable[[Application], Application] | None) -> None:
         """Put something around both doors, for requests from now on; None takes it away."""
+        self.wrapped = around is not None
         self._grpc, self._http = self._plain if around is None else map(around, self._plain)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

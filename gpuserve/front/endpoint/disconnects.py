@@ -14,7 +14,7 @@ from typing import Any, Final
 from gpuserve.front.endpoint.asgi import Receive
 from gpuserve.front.endpoint.closing_peers import Peer, closing_peers
 from gpuserve.front.endpoint.v2 import InferResponse
-from gpuserve.front.scheduler.flights import PendingRequest
+from gpuserve.front.scheduler.pending import PendingRequest
 
 #: How old a request is before its client is watched, and how often that is looked at.
 PATIENCE_S: Final = 0.02

@@ -15,6 +15,7 @@ from gpuserve.errors import InvalidArgument
 from gpuserve.front.endpoint.limits import MAX_NAME_NBYTES, shown
 from gpuserve.front.endpoint.restrictions import token_headers
 from gpuserve.front.endpoint.v2 import InferRequest
+from gpuserve.front.plane.blocks import free_body
 
 #: The protocol reads parameters of these names itself, and clients refuse to send them.
 _RESERVED: Final = frozenset(
@@ -68,9 +69,14 @@ class HeaderForwarding:
         """Put the parameters of the headers into the request.
 
         Raises:
-            InvalidArgument: see ``parameters``.
+            InvalidArgument: see ``parameters``; the request's body is freed.
         """
-        request.parameters.update(self.parameters(headers))
+        try:
+            found = self.parameters(headers)
+        except InvalidArgument:
+            free_body(request)
+            raise
+        request.parameters.update(found)
 
     def _is_selected(self, raw_name: bytes) -> bool:
         name = _text(raw_name).lower()

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, NamedTuple, TypeAlias
 
 from gpuserve.errors import (
-    Code,
     DeadlineExceeded,
     Internal,
     InvalidArgument,
@@ -26,18 +24,24 @@ from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER, Receiv
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.forwarding import HeaderForwarding
 from gpuserve.front.endpoint.grpc_framing import (
-    ACCEPTED_ENCODINGS,
     PREFIX_NBYTES,
     Unframer,
     frame,
     read_prefix,
     unary_message,
 )
+from gpuserve.front.endpoint.grpc_headers import (
+    OK_HEADERS,
+    OK_TRAILERS,
+    encoding_of,
+    refusal_headers,
+    status_trailers,
+    timeout_s_of,
+)
 from gpuserve.front.endpoint.grpc_stream import STRICT_ERRORS, InferStream
 from gpuserve.front.endpoint.offload import offload
 from gpuserve.front.endpoint.response_body import send_body
 from gpuserve.front.endpoint.service import InferenceService
-from gpuserve.front.endpoint.status import STATUS
 from gpuserve.front.endpoint.v2 import InferRequest
 from gpuserve.front.plane.grpc_ingest import GrpcBodyScanner
 from gpuserve_worker.memory import Block
@@ -46,16 +50,8 @@ logger = logging.getLogger(__name__)
 
 #: Bodies from this size on are copied into the arena chunk by chunk.
 INGEST_NBYTES: Final = 64 * 1024
-_CONTENT_TYPE: Final = (b"content-type", b"application/grpc")
-_ACCEPT: Final = (b"grpc-accept-encoding", ACCEPTED_ENCODINGS.replace(" ", "").encode())
-_START: Final = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [_CONTENT_TYPE, _ACCEPT],
-    "trailers": True,
-}
-_OK: Final = {"type": "http.response.trailers", "headers": [(b"grpc-status", b"0")]}
-_TIMEOUT_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_START: Final = {"type": "http.response.start", "status": 200, "headers": OK_HEADERS, "trailers": True}
+_OK: Final = {"type": "http.response.trailers", "headers": OK_TRAILERS}
 
 Method: TypeAlias = Callable[["Call"], Awaitable[None]]
 
@@ -307,33 +303,15 @@ async def _messages(call: Call) -> AsyncIterator[bytes]:
 
 def _call(scope: Scope, receive: Receive, send: Send) -> Call:
     headers: dict[bytes, bytes] = dict(scope["headers"])
-    timeout = headers.get(b"grpc-timeout")
-    encoding = headers.get(b"grpc-encoding", b"identity")
     return Call(
         scope["path"],
         receive,
         send,
-        "" if encoding == b"identity" else encoding.decode("latin-1"),
-        None if timeout is None else _timeout_s(timeout),
+        encoding_of(headers),
+        timeout_s_of(headers),
         headers.get(STRICT_ERRORS.encode()) == b"true",
         scope["headers"],
     )
-
-
-def _timeout_s(value: bytes) -> float | None:
-    """The header as seconds; one that does not parse is no limit, as in grpc's own servers."""
-    text = value.decode("latin-1")
-    unit = _TIMEOUT_UNITS.get(text[-1:])
-    digits = text[:-1]
-    if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
-        return None
-    return int(digits) * unit
-
-
-def encoding_of(scope: Scope) -> str:
-    """The compression of a call's messages; "" for identity."""
-    encoding: bytes = dict(scope["headers"]).get(b"grpc-encoding", b"identity")
-    return "" if encoding == b"identity" else encoding.decode("latin-1")
 
 
 async def read_rest(receive: Receive, body: bytes, limit_nbytes: int) -> bytes:
@@ -360,9 +338,7 @@ async def read_rest(receive: Receive, body: bytes, limit_nbytes: int) -> bytes:
 
 async def refuse(send: Send, error: RequestError) -> None:
     """Trailers-Only: the status is in the headers, and there is no body."""
-    headers = [_CONTENT_TYPE, *_status(error)]
-    if error.code is Code.UNIMPLEMENTED:
-        headers.append(_ACCEPT)
+    headers = refusal_headers(error)
     with contextlib.suppress(OSError):  # the client is gone
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -372,16 +348,4 @@ async def _end(send: Send, error: RequestError) -> None:
     """A status after messages: it is in the trailers."""
     with contextlib.suppress(OSError):  # the client is gone
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-        await send({"type": "http.response.trailers", "headers": _status(error)})
-
-
-def _status(error: RequestError) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"grpc-status", str(STATUS[error.code][1]).encode()),
-        (b"grpc-message", grpc_message(str(error))),
-    ]
-
-
-def grpc_message(text: str) -> bytes:
-    """An error text as the ``grpc-message`` header: percent-encoded UTF-8, printable ASCII as it is."""
-    return urllib.parse.quote(text[:8192], safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}").encode()
+        await send({"type": "http.response.trailers", "headers": status_trailers(error)})

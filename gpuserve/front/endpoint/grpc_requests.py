@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.endpoint.grpc_contents import contents_data
 from gpuserve.front.endpoint.grpc_parameters import NO_PARAMETERS, request_parameters, tensor_parameters
+from gpuserve.front.endpoint.grpc_templates import request_by_template
 from gpuserve.front.endpoint.limits import MAX_INPUTS, MAX_OUTPUTS, check_count, shown
 from gpuserve.front.endpoint.tensor_parameters import (
     Kinds,
@@ -48,6 +49,8 @@ def parse_infer_request(body: bytes | bytearray | memoryview) -> InferRequest:
     Raises:
         InvalidArgument: malformed, or contradicting itself.
     """
+    if type(body) is bytes and (request := request_by_template(body)) is not None:
+        return request
     message = decode(pb.ModelInferRequest, body)
     return infer_request(message, message.raw_input_contents)
 

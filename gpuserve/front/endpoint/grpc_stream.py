@@ -19,7 +19,7 @@ from gpuserve.front.endpoint.grpc_responses import Piece
 from gpuserve.front.endpoint.grpc_stream_codec import empty_final, stream_error, stream_response
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
-from gpuserve.front.scheduler.flights import PendingRequest
+from gpuserve.front.scheduler.pending import PendingRequest
 
 #: As much is written in one go; what comes after it waits for the next.
 CHUNK_NBYTES: Final = 1 << 20

@@ -13,8 +13,9 @@ from typing import Final, Protocol
 from gpuserve.errors import RequestError
 from gpuserve.front.endpoint import grpc_reflection, grpc_rpcs, http_bodies, routes
 from gpuserve.front.endpoint.asgi import MODEL_STREAM_INFER, Application, Receive, Scope, Send
-from gpuserve.front.endpoint.grpc_asgi import encoding_of, read_rest, refuse
+from gpuserve.front.endpoint.grpc_asgi import read_rest, refuse
 from gpuserve.front.endpoint.grpc_framing import unary_message
+from gpuserve.front.endpoint.grpc_headers import encoding_of
 from gpuserve.front.endpoint.http import raw_path
 from gpuserve.front.endpoint.peers import asgi_address, is_local
 from gpuserve.front.endpoint.restrictions import ENDPOINTS, GRPC_PREFIX, METHODS, Policy, Verdict
@@ -89,7 +90,7 @@ class GrpcGuard:
         path = scope["path"]
         try:
             body = await read_rest(receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
-            message = unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES, encoding_of(scope))
+            message = unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES, encoding_of(dict(scope["headers"])))
             if grpc_rpcs.CHANGES[path](bytes(message)):
                 raise self._policy.refusal(METHODS[path], Verdict.REMOTE, GRPC_PREFIX)
         except RequestError as error:

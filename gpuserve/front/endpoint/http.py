@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from gpuserve.errors import Code, RequestError, ResourceExhausted, Unimplemented
+from gpuserve.errors import RequestError, Unimplemented
 from gpuserve.front.endpoint import (
     http_bodies,
     http_codec,
@@ -22,6 +22,14 @@ from gpuserve.front.endpoint.closing_peers import Peer
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.docs_page import NOSNIFF, page
 from gpuserve.front.endpoint.forwarding import HeaderForwarding
+from gpuserve.front.endpoint.http_answers import (
+    Answer,
+    content_length,
+    defect,
+    failure,
+    json_answer,
+    too_large,
+)
 from gpuserve.front.endpoint.http_encoding import IDENTITY
 from gpuserve.front.endpoint.http_generate import GenerateDoor
 from gpuserve.front.endpoint.http_header import OutputForm
@@ -34,20 +42,15 @@ from gpuserve.front.endpoint.openapi import Description
 from gpuserve.front.endpoint.response_body import send_body
 from gpuserve.front.endpoint.routes import Endpoint, Refusal, Route
 from gpuserve.front.endpoint.service import EXTENSIONS, InferenceService
-from gpuserve.front.endpoint.status import STATUS
 from gpuserve.front.endpoint.v2 import InferRequest
 from gpuserve.front.plane.http_ingest import HttpBodyScanner
 
 logger = logging.getLogger(__name__)
 
-#: As many digits as 64 bits have; a length of more is not parsed, and the body counted as it comes.
-_MAX_LENGTH_DIGITS: Final = 20
 _METRICS_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _GENERATE: Final = frozenset({Endpoint.MODEL_GENERATE, Endpoint.MODEL_GENERATE_STREAM})
 _NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 _HEADER_LENGTH: Final = b"inference-header-content-length"
-
-Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 
 
 class HttpDoor:
@@ -102,10 +105,10 @@ class HttpDoor:
             else:
                 await _send(send, await self._endpoints[route.endpoint](route, receive))
         except RequestError as error:
-            await _send(send, _failure(error))
+            await _send(send, failure(error))
         except Exception:
             logger.exception("defect while serving %s", scope["path"][:256])
-            await _send(send, _json(500, http_bodies.error_body("internal error of the server")))
+            await _send(send, defect())
 
     async def metrics_only(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application of the metrics port: ``/metrics`` and health, nothing else."""
@@ -151,7 +154,7 @@ class HttpDoor:
             self._forwarding.add_to(request, scope["headers"])
         peer = _peer(scope)
         if route.endpoint is Endpoint.MODEL_GENERATE:
-            await _send(send, _json(200, await self._generate.generate(request, receive, peer)))
+            await _send(send, json_answer(200, await self._generate.generate(request, receive, peer)))
             return
         with contextlib.suppress(OSError):  # the client is gone
             await self._generate.generate_stream(request, receive, peer, send)
@@ -171,7 +174,7 @@ class HttpDoor:
         if message.get("more_body", False):
             return await self._ingest(route, headers, text, coding, body, receive)
         if len(body) > self._max_request_nbytes:
-            raise _too_large(len(body), self._max_request_nbytes)
+            raise too_large(len(body), self._max_request_nbytes)
         plain: bytes | memoryview = body
         if coding != IDENTITY:
             limit = self._max_request_nbytes
@@ -189,12 +192,11 @@ class HttpDoor:
     ) -> tuple[InferRequest, OutputForm]:
         driver = self._service.model(route.model_name, route.model_version)
         identity = coding == IDENTITY
-        length = headers.get(b"content-length", b"") if identity else b""
         scanner = HttpBodyScanner(
             route.model_name,
             route.model_version,
             header_length,
-            int(length) if length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS else None,
+            content_length(headers) if identity else None,
             lambda _, nbytes: driver.allocate(nbytes),
             self._max_request_nbytes,
             driver.spec,
@@ -223,14 +225,14 @@ class HttpDoor:
 
     async def _server_metadata(self, route: Route, receive: Receive) -> Answer:
         service = self._service
-        return _json(200, http_bodies.server_metadata_body(service.name, service.version, EXTENSIONS))
+        return json_answer(200, http_bodies.server_metadata_body(service.name, service.version, EXTENSIONS))
 
     async def _server_live(self, route: Route, receive: Receive) -> Answer:
-        return _json(200 if self._service.live else 400, http_bodies.live_body(self._service.live))
+        return json_answer(200 if self._service.live else 400, http_bodies.live_body(self._service.live))
 
     async def _server_ready(self, route: Route, receive: Receive) -> Answer:
         ready = self._service.ready
-        return _json(200 if ready else 400, http_bodies.ready_body(ready))
+        return json_answer(200 if ready else 400, http_bodies.ready_body(ready))
 
     async def _model_metadata(self, route: Route, receive: Receive) -> Answer:
         found = self._service.model_metadata(route.model_name, route.model_version)
@@ -242,34 +244,34 @@ class HttpDoor:
             [one._replace(shape=batch + one.shape) for one in found.spec.inputs],
             [one._replace(shape=batch + one.shape) for one in found.spec.outputs],
         )
-        return _json(200, body)
+        return json_answer(200, body)
 
     async def _model_ready(self, route: Route, receive: Receive) -> Answer:
         self._service.model(route.model_name, route.model_version)
         ready = self._service.model_ready(route.model_name, route.model_version)
         if ready:
-            return _json(200, http_bodies.ready_body(True))
-        return _json(400, http_bodies.error_body("Model version not ready"))
+            return json_answer(200, http_bodies.ready_body(True))
+        return json_answer(400, http_bodies.error_body("Model version not ready"))
 
     async def _model_config(self, route: Route, receive: Receive) -> Answer:
         spec = self._service.model(route.model_name, route.model_version).spec
         versions = [one.version for one in self._service.served_versions(spec.name)]
-        return _json(200, model_config_body(model_config(spec, versions)))
+        return json_answer(200, model_config_body(model_config(spec, versions)))
 
     async def _model_statistics(self, route: Route, receive: Receive) -> Answer:
         entries = self._service.statistics(route.model_name, route.model_version)
-        return _json(200, statistics_codec.json_body(entries))
+        return json_answer(200, statistics_codec.json_body(entries))
 
     async def _metrics(self, route: Route, receive: Receive) -> Answer:
         page = await self._service.metrics_page.page()
         return 200, [_METRICS_TYPE, (b"content-length", b"%d" % len(page))], page
 
     async def _control(self, route: Route, receive: Receive) -> Answer:
-        return _json(200, await self._controls[route.endpoint](route, receive))
+        return json_answer(200, await self._controls[route.endpoint](route, receive))
 
     async def _openapi(self, route: Route, receive: Receive) -> Answer:
         described = self._description.body(driver.spec for driver in self._service.models())
-        status, headers, body = _json(200, described)
+        status, headers, body = json_answer(200, described)
         return status, [*headers, NOSNIFF], body
 
     async def _docs(self, route: Route, receive: Receive) -> Answer:
@@ -300,25 +302,8 @@ async def _next(receive: Receive) -> dict[str, Any]:
     return message
 
 
-def _too_large(nbytes: int, limit_nbytes: int) -> ResourceExhausted:
-    return ResourceExhausted(f"a request body of {nbytes} bytes is over the limit of {limit_nbytes} bytes")
-
-
-def _json(status: int, body: bytes) -> Answer:
-    return status, http_bodies.json_headers(body), body
-
-
-def _failure(error: RequestError) -> Answer:
-    status, headers, body = _json(STATUS[error.code][0], http_bodies.error_body(str(error)))
-    if error.code is Code.UNAVAILABLE:
-        headers.append((b"retry-after", b"1"))
-    elif isinstance(error, http_encoding.UnsupportedCoding):
-        headers.append(http_encoding.ACCEPT_ENCODING)
-    return status, headers, body
-
-
 def _refusal(refusal: Refusal) -> Answer:
-    status, headers, body = _json(refusal.status, http_bodies.error_body(refusal.text))
+    status, headers, body = json_answer(refusal.status, http_bodies.error_body(refusal.text))
     if refusal.allow:
         headers.append((b"allow", refusal.allow.encode()))
     return status, headers, body

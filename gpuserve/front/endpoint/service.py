@@ -23,7 +23,7 @@ from gpuserve.front.metrics_page import MetricsPage
 from gpuserve.front.plane.blocks import free_body
 from gpuserve.front.plane.regions import RegionTable
 from gpuserve.front.repository_control import RepositoryControl
-from gpuserve.front.scheduler.flights import OnResponse, PendingRequest
+from gpuserve.front.scheduler.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.statistics import StatisticsEntry
 from gpuserve.front.tracing.control import TraceControl
 from gpuserve.spec import ModelSpec
@@ -208,8 +208,13 @@ class InferenceService:
         except RequestError:
             return None
 
-    def submit(self, request: InferRequest, on_response: OnResponse | None = None) -> PendingRequest:
-        """Queue one request, to be awaited by its ``answer``; see ``Driver.submit``.
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> PendingRequest:
+        """Queue one request, answered to ``on_answer`` or else by its ``answer``; see ``Driver.submit``.
 
         The regions it names stay until it is through.
 
@@ -224,9 +229,9 @@ class InferenceService:
             free_body(request)
             raise
         if not request.regions:
-            return driver.submit(request, on_response)
+            return driver.submit(request, on_response, on_answer)
         try:
-            return driver.submit(request, on_response)
+            return driver.submit(request, on_response, on_answer)
         except BaseException:
             self.regions.unpin(request)
             raise

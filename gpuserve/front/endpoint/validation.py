@@ -31,12 +31,14 @@ from gpuserve.front.endpoint.limits import (
 from gpuserve.front.endpoint.v2 import Data, InferRequest, InputTensor, RegionSlice
 from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Block
-from gpuserve_worker.tensor import BYTES, ITEMSIZE, TensorSpec, element_count
+from gpuserve_worker.tensor import BYTES, ITEMSIZE, TensorSpec, element_count, holds_elements
 
 #: Shapes remembered for each input, and lists of outputs for each model.
 _REMEMBERED: Final = 1024
 _LARGEST: Final = (1 << 63) - 1
 _BOOL: Final = "BOOL"
+#: Datatypes for whose bytes there are rules.
+_LOOKED_AT: Final = frozenset({BYTES, _BOOL})
 #: What an element of BYTES takes in the array that the callable is given.
 _REFERENCE_NBYTES: Final = 8
 _unpack_length = struct.Struct("<I").unpack_from
@@ -84,6 +86,9 @@ class ModelCheck:
         self._outputs = tuple(tensor.name for tensor in spec.outputs)
         self._output_names = frozenset(self._outputs)
         self._accepted_outputs: set[tuple[str, ...]] = {()}
+        #: What requests of one input came to, of datatypes whose bytes need no look: most requests are like
+        #: one before.
+        self._known: dict[tuple[str, str, tuple[int, ...]], CheckedRequest] = {}
 
     def check(self, request: InferRequest) -> CheckedRequest:
         """Check the request against the model, and put its inputs in the order of declaration.
@@ -96,13 +101,26 @@ class ModelCheck:
             check_count("parameters", len(request.parameters), MAX_PARAMETERS, self._name)
         if request.outputs not in self._accepted_outputs:
             self._check_outputs(request.outputs)
+        inputs = request.inputs
+        if len(inputs) == 1:
+            tensor = inputs[0]
+            known = self._known.get((tensor.name, tensor.datatype, tensor.shape))
+            if known is not None and known.nbytes == len(tensor.data):
+                return known
         checks = self._matched(request)
         try:
             if len(checks) == 1:
-                return checks[0].check_alone(request.inputs[0])
+                return self._check_alone(checks[0], request.inputs[0])
             return self._check_together(checks, request.inputs)
         except InvalidArgument as error:
             raise InvalidArgument(f"{_prefix(request)}{error}") from None
+
+    def _check_alone(self, check: _InputCheck, tensor: InputTensor) -> CheckedRequest:
+        """Check the only input of a request, and remember what it came to."""
+        checked = check.check_alone(tensor)
+        if tensor.datatype not in _LOOKED_AT and len(self._known) < _REMEMBERED:
+            self._known[tensor.name, tensor.datatype, tensor.shape] = checked
+        return checked
 
     def _check_together(self, checks: Sequence[_InputCheck], inputs: Sequence[InputTensor]) -> CheckedRequest:
         nbytes = 0
@@ -288,9 +306,9 @@ class _InputCheck:
         if isinstance(data, RegionSlice):
             self._check_room(len(data), count)
             return
-        view = data.view if isinstance(data, Block) else memoryview(data)
-        if not holds_elements(view, count):
-            raise InvalidArgument(self._bytes_problem(view, count))
+        held = data.view if isinstance(data, Block) else data
+        if not holds_elements(held, count):
+            raise InvalidArgument(self._bytes_problem(memoryview(held), count))
 
     def _check_room(self, nbytes: int, count: int) -> None:
         """What is in a region is for the worker to look at; here, whether it can be that many elements."""
@@ -332,36 +350,6 @@ class _InputCheck:
         largest = int(np.frombuffer(view, dtype=np.uint8).max(initial=0))
         if largest > 1:
             raise InvalidArgument(f"{self._where} is BOOL, expected bytes of 0 or 1, got {largest}")
-
-
-def holds_elements(view: memoryview, count: int) -> bool:
-    """Whether ``view`` is the BYTES layout of exactly ``count`` elements."""
-    nbytes = len(view)
-    if count * 4 > nbytes or not count:
-        return count == nbytes == 0
-    if _elements_of_one_length(view, count):
-        return True
-    position = 0
-    try:
-        for _ in range(count):
-            position += 4 + _unpack_length(view, position)[0]
-    except struct.error:
-        return False
-    return position == nbytes
-
-
-def _elements_of_one_length(view: memoryview, count: int) -> bool:
-    """Whether the layout is of ``count`` elements that are all as long as the first.
-
-    Strings of a fixed width and single strings are common, and for them no step an element is needed.
-    """
-    step = 4 + _unpack_length(view, 0)[0]
-    if step * count != len(view):
-        return False
-    if count == 1:
-        return True
-    lengths = np.ndarray((count,), dtype="<u4", buffer=view, strides=(step,))
-    return bool((lengths == step - 4).all())
 
 
 def _prefix(request: InferRequest) -> str:

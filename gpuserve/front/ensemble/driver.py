@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from gpuserve.front.plane.output_memory import OutputMemory
 from gpuserve.front.plane.regions import RegionTable
 from gpuserve.front.scheduler import refusals
 from gpuserve.front.scheduler.answers import Answers
-from gpuserve.front.scheduler.flights import OnResponse, PendingRequest
+from gpuserve.front.scheduler.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.statistics import FailureReason
 from gpuserve.front.tracing.reception import Reception, inside
 from gpuserve.spec import ModelSpec
@@ -90,8 +89,14 @@ class EnsembleDriver:
         for block in blocks:
             block.free()
 
-    def submit(self, request: InferRequest, on_response: OnResponse | None = None) -> PendingRequest:
-        """Run one request; its ``answer`` is awaited, and ``take_back()`` gives it up.
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> PendingRequest:
+        """Run one request; ``on_answer`` takes what became of it, or else its ``answer`` is awaited, and
+        ``take_back()`` gives it up.
 
         Its blocks become the driver's to free. ``on_response`` is not called: there is one response.
 
@@ -110,8 +115,7 @@ class EnsembleDriver:
             free_body(request)
             self.metrics.refused(error)
             raise
-        answer = asyncio.get_running_loop().create_future()
-        pending = PendingRequest(self, request, checked, answer, [], retriable=False)
+        pending = PendingRequest(self, request, checked, (), retriable=False, on_answer=on_answer)
         pending.enqueued_at = time.monotonic()
         self._answers.expect(pending)
         run = EnsembleRun(pending, plan, self._members, self._memory, self._on_end, self._trace(pending))
@@ -137,10 +141,7 @@ class EnsembleDriver:
 
     def take_back(self, pending: PendingRequest) -> None:
         """Its client went away: its steps are taken back, or its result is dropped."""
-        answer = pending.answer
-        if answer.done() and not answer.cancelled():
-            if answer.exception() is None:
-                answer.result().close()
+        if not pending.give_up():
             return
         run = self.scheduler.runs.pop(pending, None)
         if run is not None:

@@ -11,7 +11,7 @@ from gpuserve.front.driver import Driver
 from gpuserve.front.endpoint.v2 import StepRequest
 from gpuserve.front.plane.blocks import free_body
 from gpuserve.front.plane.regions import RegionTable
-from gpuserve.front.scheduler.flights import PendingRequest
+from gpuserve.front.scheduler.pending import PendingRequest
 
 #: Ensembles within ensembles. One that comes back to itself, by models that were exchanged, ends here.
 MAX_DEPTH: Final = 16

@@ -19,7 +19,7 @@ from gpuserve.front.ensemble.progress import Progress, RequestState
 from gpuserve.front.ensemble.tensors import Holders, of_request, of_response
 from gpuserve.front.plane.output_memory import Memories, OutputMemory
 from gpuserve.front.scheduler import refusals
-from gpuserve.front.scheduler.flights import PendingRequest
+from gpuserve.front.scheduler.pending import PendingRequest
 from gpuserve.front.tracing.reception import CURRENT, Reception
 from gpuserve_worker.memory import Block
 

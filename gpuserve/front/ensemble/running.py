@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpuserve.front.ensemble.run import EnsembleRun
-from gpuserve.front.scheduler.flights import PendingRequest
 from gpuserve.front.scheduler.interface import SchedulerStatistics
+from gpuserve.front.scheduler.pending import PendingRequest
 
 _NONE = SchedulerStatistics(*[0] * len(SchedulerStatistics._fields))
 

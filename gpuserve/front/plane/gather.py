@@ -6,7 +6,7 @@ in a client's region is not touched: its worker copies it to its place in the ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gpuserve.front.endpoint.v2 import Data, InferRequest, RegionSlice
 from gpuserve.front.links import WorkerLink
@@ -63,7 +63,7 @@ def gather(
             parts = [one.inputs[position].data for one in requests] if len(requests) > 1 else [tensor.data]
             payload: Payload
             if nbytes <= INLINE_NBYTES and not with_regions:
-                payload = b"".join([_view(part) for part in parts])
+                payload = _inline(parts)
             elif len(parts) == 1 and (found := _as_it_is(parts[0], tensor.datatype, link, read_only)):
                 in_place = in_place or isinstance(parts[0], Block)
                 payload = found
@@ -81,9 +81,14 @@ def gather(
     return Gathered(tuple(tensors), blocks, in_place, tuple(fills), with_regions)
 
 
+def _inline(parts: Sequence[Any]) -> bytes:
+    try:
+        return b"".join(parts)
+    except TypeError:  # one of them is a block
+        return b"".join([_view(part) for part in parts])
+
+
 def _view(data: Data) -> bytes | memoryview:
-    if type(data) is bytes:  # as nearly all are that this is called for
-        return data
     assert not isinstance(data, RegionSlice), "the front has no view of a region"
     return data.view if isinstance(data, Block) else data
 

@@ -71,6 +71,9 @@ class GrpcBodyScanner:
         self._received = 0
         self._unread = PREFIX_NBYTES
         self._complete = False
+        #: The block that is being filled, and how far.
+        self._target: memoryview | None = None
+        self._filled = 0
         self._walk = self._body()
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> None:
@@ -80,8 +83,13 @@ class GrpcBodyScanner:
             InvalidArgument: the framing or the message is malformed, or the body holds more than one.
             ResourceExhausted: the message is larger than the limit.
         """
+        nbytes = len(chunk)
+        self._received += nbytes
+        if self._target is not None and nbytes < len(self._target) - self._filled:
+            # In the middle of a tensor, where nearly every chunk is: the walk would only do this.
+            self._put(self._target, chunk)
+            return
         self._chunk, self._position = memoryview(chunk), 0
-        self._received += len(self._chunk)
         next(self._walk)
         self._chunk, self._position = memoryview(b""), 0
 
@@ -105,6 +113,7 @@ class GrpcBodyScanner:
     def abort(self) -> list[Block]:
         """The blocks that nobody else will free. Nothing is read after this."""
         self._walk.close()
+        self._target = None
         blocks, self.blocks = self.blocks, []
         return blocks
 
@@ -174,7 +183,7 @@ class GrpcBodyScanner:
             self._raws.append(memoryview(heap) if nbytes >= LARGE_NBYTES else bytes(heap))
         else:
             self._raws.append(block)
-            yield from self._copy(nbytes, _Writer(block.view).write)
+            yield from self._fill(block.view[:nbytes])
 
     def _place(self, nbytes: int) -> Block | None:
         """A block for this many bytes, if they are many and are really there to come."""
@@ -188,6 +197,25 @@ class GrpcBodyScanner:
             self.blocks.append(block)
             self._blocks_model_name = self._model_name
         return block
+
+    def _fill(self, target: memoryview) -> _Walk:
+        """Copy the next bytes to the end of ``target``, as they come."""
+        self._check_length(len(target))
+        self._target, self._filled = target, 0
+        while (left := len(target) - self._filled) > 0:
+            piece = self._chunk[self._position : self._position + left]
+            if not piece:
+                yield
+                continue
+            self._position += len(piece)
+            self._put(target, piece)
+        self._target = None
+
+    def _put(self, target: memoryview, piece: bytes | bytearray | memoryview) -> None:
+        end = self._filled + len(piece)
+        target[self._filled : end] = piece
+        self._filled = end
+        self._unread -= len(piece)
 
     def _copy(self, nbytes: int, put: Callable[[memoryview], None]) -> _Walk:
         """Hand the next ``nbytes`` to ``put``, piece by piece as they come."""
@@ -225,16 +253,3 @@ class GrpcBodyScanner:
 
 def _malformed(why: str) -> InvalidArgument:
     return InvalidArgument(f"the request body is not a ModelInferRequest: {why}")
-
-
-class _Writer:
-    """Fills memory from its start."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._position = 0
-
-    def write(self, piece: memoryview) -> None:
-        end = self._position + len(piece)
-        self._view[self._position : end] = piece
-        self._position = end

@@ -30,9 +30,9 @@ def run_message(
     """The message about a batch; ``rows`` are those of each request."""
     told = tuple(
         [
-            _placed(count, one)
-            if one.placements or one.sequence is not None
-            else WireRequest(count, one.parameters, one.outputs)
+            _told(count, one)
+            if one.parameters or one.outputs or one.sequence is not None or one.placements
+            else count
             for count, one in zip(rows, requests, strict=True)
         ]
     )
@@ -49,7 +49,7 @@ def place_of(one: RegionSlice) -> Place:
     return Place(one.number, one.offset, one.nbytes)
 
 
-def _placed(rows: int, request: InferRequest) -> WireRequest:
-    """A request that is of a sequence, or has outputs in regions."""
+def _told(rows: int, request: InferRequest) -> WireRequest:
+    """A request of which there is more to say than its rows."""
     placements = tuple([(name, place_of(one)) for name, one in request.placements.items()])
     return WireRequest(rows, request.parameters, request.outputs, placements, request.sequence)

@@ -16,7 +16,7 @@ from gpuserve.front.endpoint.v2 import NOTHING, InferRequest, InferResponse, Out
 from gpuserve.front.links import WorkerLink
 from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire
-from gpuserve_worker.tensor import BYTES, ITEMSIZE, element_count
+from gpuserve_worker.tensor import BYTES, ITEMSIZE, element_count, element_ends
 
 #: What came for one request; None: nothing this time.
 Answer: TypeAlias = InferResponse | RequestError | None
@@ -86,10 +86,18 @@ def scatter(
     parameters: Iterable[Mapping[str, Any]] = _NO_PARAMETERS
     if message.parameters:
         parameters = _parameters(message.parameters, len(batch))
-    return [
-        _answer(spec, link, pending.request, outputs, given, on_close)
-        for pending, outputs, given in zip(batch, per_request, parameters, strict=False)
-    ]
+    name, version, memory = spec.name, str(spec.version), link.outputs
+    answers: list[Answer] = []
+    for pending, outputs, given in zip(batch, per_request, parameters, strict=False):
+        request = pending.request
+        if not isinstance(outputs, list) or request.outputs or request.placements:
+            chosen = _chosen(spec, request, outputs, on_close)
+            if not isinstance(chosen, list):
+                answers.append(chosen)
+                continue
+            outputs = chosen
+        answers.append(InferResponse(name, version, request.id, given, outputs, on_close, memory))
+    return answers
 
 
 def _parameters(given: tuple[dict[str, Any], ...], count: int) -> tuple[dict[str, Any], ...]:
@@ -118,35 +126,37 @@ def _responses(
     return per_request, _blocks(tensors)
 
 
-def _answer(
+def _chosen(
     spec: ModelSpec,
-    link: WorkerLink,
     request: InferRequest,
     outputs: _Outputs,
-    parameters: Mapping[str, Any],
     on_close: Callable[[], None] | None,
-) -> Answer:
-    if outputs is None:
-        if on_close is not None:
-            on_close()
-        return None
-    if isinstance(outputs, wire.WireFailure):
-        if on_close is not None:
-            on_close()
-        return request_error(*outputs)
+) -> list[OutputTensor] | RequestError | None:
+    """The outputs that the request asks for; or what it is told in their place, and then holds nothing."""
+    found: list[OutputTensor] | RequestError | None
+    if isinstance(outputs, list):
+        found = _requested(spec, request, outputs)
+        if isinstance(found, list):
+            return found
+    else:
+        found = None if outputs is None else request_error(*outputs)
+    if on_close is not None:
+        on_close()
+    return found
+
+
+def _requested(
+    spec: ModelSpec, request: InferRequest, outputs: list[OutputTensor]
+) -> list[OutputTensor] | RequestError:
     if request.outputs:
         by_name = {one.name: one for one in outputs}
         missing = [name for name in request.outputs if name not in by_name]
         if missing:
-            if on_close is not None:
-                on_close()
             return Internal(f"model {spec.name!r} did not return the requested output {missing[0]!r}")
         outputs = [by_name[name] for name in request.outputs]
     if request.placements:
         _check_placed(request, outputs)
-    return InferResponse(
-        spec.name, str(spec.version), request.id, parameters, outputs, on_close, link.outputs
-    )
+    return outputs
 
 
 def _check_placed(request: InferRequest, outputs: Sequence[OutputTensor]) -> None:
@@ -157,7 +167,8 @@ def _check_placed(request: InferRequest, outputs: Sequence[OutputTensor]) -> Non
 
 
 def _blocks(tensors: Sequence[wire.WireTensor]) -> tuple[tuple[int, int], ...]:
-    return tuple({one.payload[:2] for one in tensors if isinstance(one.payload, wire.Ref)})
+    places = [one.payload[:2] for one in tensors if isinstance(one.payload, wire.Ref)]
+    return tuple(set(places)) if places else ()
 
 
 def _data(tensor: wire.WireTensor, link: WorkerLink) -> bytes | memoryview:
@@ -184,38 +195,35 @@ def _whole(tensor: wire.WireTensor, link: WorkerLink) -> OutputTensor:
     return OutputTensor(tensor.name, tensor.datatype, tensor.shape, _data(tensor, link))
 
 
-def _cut(tensors: Sequence[wire.WireTensor], rows: list[int], link: WorkerLink) -> list[Any]:
+def _cut(tensors: Sequence[wire.WireTensor], rows: list[int], link: WorkerLink) -> list[_Outputs]:
     """Tensors of the whole batch, none of them in a region, as a list of tensors for each request."""
     if len(rows) == 1:
         return [[OutputTensor(one.name, one.datatype, one.shape, _data(one, link)) for one in tensors]]
-    cut: list[list[OutputTensor]] = [[] for _ in rows]
-    for tensor in tensors:
-        if not tensor.shape or tensor.shape[0] != sum(rows):
-            raise ValueError(f"output {tensor.name!r} of shape {tensor.shape} for {sum(rows)} rows")
-        data, inner = _data(tensor, link), tensor.shape[1:]
-        ends = _row_ends(tensor, data, rows)
-        start = 0
-        for into, count, end in zip(cut, rows, ends, strict=True):
-            into.append(OutputTensor(tensor.name, tensor.datatype, (count, *inner), data[start:end]))
-            start = end
-    return cut
+    columns = [_column(one, rows, link) for one in tensors]
+    if len(columns) == 1:
+        return [[one] for one in columns[0]]
+    return [list(one) for one in zip(*columns, strict=True)] if columns else [[] for _ in rows]
 
 
-def _row_ends(tensor: wire.WireTensor, data: bytes | memoryview, rows: list[int]) -> list[int]:
-    """Where in ``data`` the rows of each request end."""
-    ends: list[int] = []
-    end = 0
-    if tensor.datatype != BYTES:
-        row_nbytes = ITEMSIZE[tensor.datatype] * element_count(tensor.shape[1:])
-        for count in rows:
-            end += count * row_nbytes
-            ends.append(end)
-        return ends
-    elements_a_row = element_count(tensor.shape[1:])
+def _column(tensor: wire.WireTensor, rows: list[int], link: WorkerLink) -> list[OutputTensor]:
+    """One tensor of the whole batch, as one for each request."""
+    name, datatype, shape, _ = tensor
+    if not shape or shape[0] != sum(rows):
+        raise ValueError(f"output {name!r} of shape {shape} for {sum(rows)} rows")
+    data, inner = _data(tensor, link), shape[1:]
+    shapes = {count: (count, *inner) for count in set(rows)}
+    if datatype == BYTES:
+        elements_a_row = element_count(inner)
+        ends = element_ends(data, [count * elements_a_row for count in rows])
+        return [
+            OutputTensor(name, datatype, shapes[count], data[start:end])
+            for count, start, end in zip(rows, (0, *ends), ends, strict=False)
+        ]
+    row_nbytes = ITEMSIZE[datatype] * element_count(inner)
+    column: list[OutputTensor] = []
+    start = 0
     for count in rows:
-        for _ in range(count * elements_a_row):
-            end += 4 + int.from_bytes(data[end : end + 4], "little")
-        ends.append(end)
-    if end != len(data):
-        raise ValueError(f"output {tensor.name!r} has {len(data)} bytes, its elements take {end}")
-    return ends
+        end = start + count * row_nbytes
+        column.append(OutputTensor(name, datatype, shapes[count], data[start:end]))
+        start = end
+    return column

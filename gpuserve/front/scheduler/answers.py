@@ -12,8 +12,9 @@ from gpuserve.errors import RequestError
 from gpuserve.front.endpoint.v2 import InferResponse
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.plane.scatter import Answer
-from gpuserve.front.scheduler.flights import Flight, PendingRequest
+from gpuserve.front.scheduler.flights import Flight
 from gpuserve.front.scheduler.ordering import AnswerOrder
+from gpuserve.front.scheduler.pending import PendingRequest
 from gpuserve.front.scheduler.response_cache import ResponseCache, cache_key
 from gpuserve.front.scheduler.stream_account import StreamAccount
 from gpuserve.front.statistics import FailureReason, Phases
@@ -31,8 +32,10 @@ class Answers:
         self._spec = spec
         self._metrics = metrics
         self._cache = cache if spec.response_cache and not spec.decoupled else None
-        in_order = spec.batching.preserve_ordering
-        self._order: AnswerOrder[PendingRequest, Answer] | None = AnswerOrder() if in_order else None
+        #: Whether an answer may be in the cache, and whether answers wait for those of earlier requests.
+        self.recalls = self._cache is not None
+        self.in_order = spec.batching.preserve_ordering
+        self._order: AnswerOrder[PendingRequest, Answer] | None = AnswerOrder() if self.in_order else None
 
     def recall(self, pending: PendingRequest) -> bool:
         """Answer a new request from the cache. False: it has to be run, and its answer will be kept."""
@@ -55,6 +58,7 @@ class Answers:
     def forget(self) -> None:
         """Keep no answer in the cache from now on: the model is another, or no more."""
         self._cache = None
+        self.recalls = False
 
     def expect(self, pending: PendingRequest) -> None:
         """A request was accepted, after all that were before."""
@@ -76,16 +80,16 @@ class Answers:
         if isinstance(answer, RequestError):
             self._count_failure(pending, answer, reason)
         if self._order is None:
-            self._deliver(pending, answer)
-            return
-        for one, its in self._order.answer(pending, answer):
-            self._deliver(one, its)
+            pending.give(answer)
+        else:
+            for one, its in self._order.answer(pending, answer):
+                one.give(its)
 
     def fail_now(self, pending: PendingRequest, error: RequestError, reason: FailureReason) -> None:
         """A request fails before its batch has ended, out of any order."""
-        if not pending.answer.done():
+        if not pending.is_over:
             self._count_failure(pending, error, reason)
-            pending.answer.set_exception(error)
+            pending.give(error)
         self.drop(pending)
 
     def take_back(self, pending: PendingRequest) -> bool:
@@ -101,7 +105,7 @@ class Answers:
         """Nobody waits for this one any more, and nobody for it."""
         if self._order is not None:
             for one, its in self._order.drop(pending):
-                self._deliver(one, its)
+                one.give(its)
 
     def pass_on(self, flight: Flight, responses: Sequence[Answer]) -> list[PendingRequest]:
         """One response each for some requests of a stream's batch; None: nothing for that one this time.
@@ -113,7 +117,7 @@ class Answers:
         for position, (pending, response) in enumerate(zip(flight.requests, responses, strict=True)):
             if response is None:
                 continue
-            if pending.answer.done() or pending.cancelled or pending.on_response is None:
+            if pending.is_over or pending.cancelled or pending.on_response is None:
                 if isinstance(response, InferResponse):
                     response.close()
             elif isinstance(response, InferResponse):
@@ -135,16 +139,6 @@ class Answers:
         if flight.account is None:
             flight.account = StreamAccount(self._metrics, len(flight.requests), flight.sent_at)
         return flight.account
-
-    def _deliver(self, pending: PendingRequest, answer: Answer) -> None:
-        future = pending.answer
-        if future.done():
-            if isinstance(answer, InferResponse):
-                answer.close()
-        elif isinstance(answer, RequestError):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
 
     def _keep(self, pending: PendingRequest, answer: Answer) -> None:
         """Remember an answer that was looked for in vain."""

@@ -51,6 +51,8 @@ __all__ = [
 ]
 
 
+# Looked at once a request: a look-up on an Enum class costs ten times one of a global.
+_QUEUED: Final = RequestState.QUEUED
 _ENQUEUED_AT: Final = operator.attrgetter("enqueued_at")
 
 
@@ -123,26 +125,32 @@ class BatchFormer:
     def _walk(self, waiting: Waiting) -> tuple[int, bool]:
         """Take requests: how many of them are the best size (0: none was hit), and whether it is closed."""
         taken, rows, best = self._taken, self._rows, 0
-        while (request := first_queued(waiting)) is not None:
+        preferred, max_rows = self._preferred, self._max_rows
+        while waiting:
+            request = waiting[0]
+            if request.state is not _QUEUED:
+                waiting.popleft()
+                continue
             total = rows + request.rows
             if taken:
                 if total > self._largest_preferred and not best:
                     best = len(taken)
-                if total > self._max_rows or request.merge_key != taken[0].merge_key:
+                if total > max_rows or request.merge_key != taken[0].merge_key:
                     self._rows = rows
                     return best, True
             taken.append(waiting.popleft())
             rows = total
-            if rows in self._preferred:
+            if rows in preferred:
                 best = len(taken)
         self._rows = rows
         return best, False
 
     def _cut(self, count: int, waiting: Waiting) -> list[QueuedRequest]:
         """The first ``count`` requests taken; the others go back, to be walked afresh."""
-        batch, rest = self._taken[:count], self._taken[count:]
-        waiting.extendleft(reversed(rest))
-        self._taken, self._rows = [], 0
+        batch, self._taken, self._rows = self._taken, [], 0
+        if count < len(batch):
+            waiting.extendleft(reversed(batch[count:]))
+            del batch[count:]
         return batch
 
 
@@ -238,6 +246,8 @@ class ModelScheduler:
         So are those that their policy refuses; those that it delays step back.
         """
         due: list[QueuedRequest] = []
+        if not self._queue.requests:
+            return due
         while (request := self._queue.first_due(now)) is not None:
             self._former.dissolve(self._queue.waiting)
             if self._queue.expire(request, now):
@@ -286,6 +296,8 @@ class ModelScheduler:
         has something to give. None: only another event can change anything. ``among``: nothing runs but
         on these instances.
         """
+        if not self._queue.requests:
+            return None
         deadline = self._queue.next_due()
         ready_at = self._former.ready_at(self._queue.waiting) if self._has_room(among) else None
         times = [time for time in (deadline, ready_at) if time is not None]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuserve.errors import RequestError, Unavailable, request_error
 from gpuserve.front.endpoint.sequence_check import SequenceCheck
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
+from gpuserve.front.endpoint.v2 import InferRequest
 from gpuserve.front.endpoint.validation import ModelCheck
 from gpuserve.front.links import WorkerLink, no_such_message
 from gpuserve.front.metrics import ModelMetrics
@@ -24,8 +24,9 @@ from gpuserve.front.plane.sequence_rows import SequenceRows
 from gpuserve.front.scheduler import fates, refusals
 from gpuserve.front.scheduler.answers import Answers, phases_of
 from gpuserve.front.scheduler.choice import scheduler_of
-from gpuserve.front.scheduler.flights import Flight, Flights, OnResponse, PendingRequest
+from gpuserve.front.scheduler.flights import Flight, Flights
 from gpuserve.front.scheduler.instances import Instances
+from gpuserve.front.scheduler.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.scheduler.queue import QueuedRequest
 from gpuserve.front.scheduler.rate_limiter import RateLimiter
 from gpuserve.front.scheduler.response_cache import ResponseCache
@@ -96,33 +97,25 @@ class ModelDriver:
         except OutOfMemory:
             return None
 
-    async def infer(self, request: InferRequest) -> InferResponse:
-        """Run one request through a batch. Its blocks become the driver's to free, also on errors.
-
-        Cancelling this coroutine takes the request out of the queue, or drops its result.
-
-        Raises:
-            RequestError: the request is wrong, refused, late, or the callable failed.
-        """
-        pending = self.submit(request)
-        try:
-            response: InferResponse = await pending.answer
-        except asyncio.CancelledError:
-            pending.take_back()
-            raise
-        return response
-
-    def submit(self, request: InferRequest, on_response: OnResponse | None = None) -> PendingRequest:
-        """Queue one request; its ``answer`` is awaited, and ``take_back()`` gives it up.
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> PendingRequest:
+        """Queue one request; ``on_answer`` takes what became of it, or else its ``answer`` is awaited, and
+        ``take_back()`` gives it up.
 
         ``on_response`` takes the responses of a decoupled model; any other gives its one as the answer.
 
         Raises:
             RequestError: the request is wrong or refused.
         """
-        blocks = [one.data for one in request.inputs if isinstance(one.data, Block)]
-        if blocks and any(block.arena is not self.arena for block in blocks):
-            blocks = bring_home(request, self.arena)
+        blocks: Sequence[Block] = ()
+        for one in request.inputs:
+            if isinstance(one.data, Block):
+                blocks = bring_home(request, self.arena)
+                break
         try:
             if self.spec.decoupled and on_response is None:
                 raise refusals.no_stream(self.spec.name)
@@ -132,33 +125,29 @@ class ModelDriver:
             # A body in place is seen by the callable itself: it can be run again only if the
             # callable could not write to it.
             retriable = not blocks or self.spec.read_only_inputs
-            answer = self._loop.create_future()
-            pending = PendingRequest(self, request, checked, answer, blocks, retriable, on_response)
+            pending = PendingRequest(self, request, checked, blocks, retriable, on_response, on_answer)
             if self.tracer is not None:
                 self.tracer.begin(pending)
-            if self._answers.recall(pending):
+            answers = self._answers
+            if answers.recalls and answers.recall(pending):
                 self._settle(pending)
                 return pending
             self.scheduler.submit(pending, time.monotonic())
-            self._answers.expect(pending)
+            if answers.in_order:
+                answers.expect(pending)
         except RequestError as error:
             self.free(blocks)
             self.metrics.refused(error)
             raise
         if pending.timeout_s is not None:
             pending.timer = self._loop.call_later(pending.timeout_s, self._on_deadline, pending)
-        self._pump_soon()
+        if not self._pump_due:
+            self._pump_soon()
         return pending
 
     def take_back(self, pending: PendingRequest) -> None:
         """Its client went away: out of the queue, or its result is dropped."""
-        answer = pending.answer
-        if answer.done() and not answer.cancelled():
-            # It was answered, and counted, in the very turn of the loop in which its client left.
-            if answer.exception() is None and answer.result() is not None:
-                answer.result().close()
-            return
-        if not self._answers.take_back(pending):
+        if not pending.give_up() or not self._answers.take_back(pending):
             return
         if self.scheduler.cancel(pending):
             self._settle(pending)
@@ -168,7 +157,7 @@ class ModelDriver:
 
     def _on_deadline(self, pending: PendingRequest) -> None:
         pending.timer = None
-        if pending.answer.done():
+        if pending.is_over:
             return
         was_queued = self.scheduler.cancel(pending)
         late = refusals.too_late(self.spec.name, pending.request.timeout_s, was_queued=was_queued)
@@ -178,19 +167,20 @@ class ModelDriver:
         else:
             self._flights.call_off(pending)
 
-    def _settle(self, pending: QueuedRequest) -> None:
+    def _settle(self, pending: PendingRequest) -> None:
         """A request that is in no batch any more lets go of its body and its timer."""
-        assert isinstance(pending, PendingRequest)
         if pending.timer is not None:
             pending.timer.cancel()
             pending.timer = None
-        self.free(pending.blocks)
-        pending.blocks = []
+        if pending.blocks:
+            self.free(pending.blocks)
+            pending.blocks = ()
+        request = pending.request
         # The scheduler may refer to a request for a while after it is through; not to its body.
-        pending.request.inputs.clear()
-        if pending.request.regions and self._regions is not None:
-            self._regions.unpin(pending.request)
-            pending.request.regions = ()
+        request.inputs.clear()
+        if request.regions and self._regions is not None:
+            self._regions.unpin(request)
+            request.regions = ()
 
     def free(self, blocks: Iterable[Block]) -> None:
         """Take back blocks of the arena that nothing refers to any more."""
@@ -252,13 +242,15 @@ class ModelDriver:
     def on_message(self, link: WorkerLink, message: wire.Message) -> bool:
         """What a worker of this model says; anything out of place is a breach of the protocol.
 
-        True: it was the first response of a stream, which should go out before more is read.
+        True: what it led to should go out before more is read. So it is with the first response of a stream,
+        and with the end of a batch: that nothing has come behind it would take a system call to find out.
         """
         match message:
-            case wire.Yield():
-                return self._on_yield(link, message)
             case wire.Done():
                 self._on_done(link, message)
+                return True
+            case wire.Yield():
+                return self._on_yield(link, message)
             case wire.Failed(batch_id, failure, inputs_free):
                 flight = self._land(link, batch_id, inputs_free)
                 error = request_error(*failure)
@@ -287,8 +279,10 @@ class ModelDriver:
         if not self.spec.decoupled:
             answers = self._scatter(link, flight.batch, done)
         self._answers.executed(flight, phases, answers)
-        for pending, answer in zip(flight.batch.requests, answers, strict=True):
-            self._answer(pending, answer)
+        settle, give = self._settle, self._answers.give
+        for pending, answer in zip(flight.requests, answers, strict=True):
+            settle(pending)
+            give(pending, answer)
 
     def _on_yield(self, link: WorkerLink, message: wire.Yield) -> bool:
         flight = self._flights.at(link, message.batch_id)

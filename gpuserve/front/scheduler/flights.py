@@ -1,5 +1,5 @@
-"""Requests with an answer to come, batches at workers, and which blocks of the input arena each of
-them holds. A block is freed here or by ``PendingRequest``'s driver, exactly once. No scheduling.
+"""Batches at workers, and which blocks of the input arena each of them holds. A block is freed here or by
+``PendingRequest``'s driver, exactly once. No scheduling.
 
 ::
 
@@ -10,107 +10,20 @@ them holds. A block is freed here or by ``PendingRequest``'s driver, exactly onc
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, Sequence
-from gpuserve.front.endpoint.validation import CheckedRequest
 from gpuserve.front.links import WorkerLink
-from gpuserve.front.scheduler.batcher import Batch, QueuedRequest
-from gpuserve.front.scheduler.response_cache import CacheKey
-from gpuserve.spec import ModelSpec
+from gpuserve.front.scheduler.batcher import Batch
+from gpuserve.front.scheduler.pending import PendingRequest
 from gpuserve_worker.memory import Block
 from gpuserve_worker.wire import YIELD_WINDOW, Cancel, Credit, WireError
 
 if TYPE_CHECKING:
     from gpuserve.front.scheduler.stream_account import StreamAccount
-    from gpuserve.front.tracing.trace import Trace
 
-#: Takes a response, which it closes when the bytes are copied out.
-OnResponse: TypeAlias = Callable[[InferResponse], None]
 #: The worker hears that responses have gone out when there are so many, not of each.
 _CREDIT_YIELDS: Final = YIELD_WINDOW // 4
-
-
-class Submitter(Protocol):
-    """Who queued a request, for its model, and can take it back."""
-
-    spec: ModelSpec
-
-    def take_back(self, pending: PendingRequest) -> None:
-        """Nobody waits for this request any more."""
-
-
-class PendingRequest(QueuedRequest):
-    """A request in the scheduler, with its answer to come and the blocks that its body lies in.
-
-    The ``answer`` of a decoupled model's request is None, at the end of its stream; each of its responses
-    is given to ``on_response`` before. ``cache_key`` is what its answer is to be kept under; ``counted``
-    that what became of it is in the statistics, where it must be once. ``trace`` is there only where the
-    request is traced.
-    """
-
-    __slots__ = (
-        "_submitter",
-        "answer",
-        "blocks",
-        "cache_key",
-        "counted",
-        "on_response",
-        "request",
-        "timer",
-        "trace",
-    )
-
-    trace: Trace
-
-    def __init__(
-        self,
-        submitter: Submitter,
-        request: InferRequest,
-        checked: CheckedRequest,
-        answer: asyncio.Future[Any],
-        blocks: list[Block],
-        retriable: bool,
-        on_response: OnResponse | None = None,
-    ) -> None:
-        super().__init__(
-            checked.rows,
-            checked.nbytes,
-            checked.merge_key,
-            None,
-            retriable,
-            request.priority,
-            request.timeout_s,
-        )
-        self._submitter = submitter
-        self.request = request
-        self.answer = answer
-        self.blocks = blocks
-        self.timer: asyncio.TimerHandle | None = None
-        self.on_response = on_response
-        self.cache_key: CacheKey | None = None
-        self.counted = False
-
-    @property
-    def correlation(self) -> Sequence | None:
-        """The sequence that it belongs to."""
-        return self.request.sequence
-
-    @property
-    def is_inner(self) -> bool:
-        """Whether it is a step of an ensemble's."""
-        return self.request.depth > 0
-
-    @property
-    def spec(self) -> ModelSpec:
-        """The model that runs it."""
-        return self._submitter.spec
-
-    def take_back(self) -> None:
-        """Nobody waits for the answer any more."""
-        self._submitter.take_back(self)
 
 
 class Flight:
@@ -196,7 +109,7 @@ class Flights:
             # The body outlives its request: the callable kept an array over it.
             for pending in flight.requests:
                 flight.blocks += pending.blocks
-                pending.blocks = []
+                pending.blocks = ()
         if flight.blocks:
             self._lent[batch_id] = (link, flight.blocks)
         return flight

@@ -70,6 +70,7 @@ TRANSITIONS: Final[dict[RequestEvent, tuple[RequestState, RequestState]]] = {
     "lose": (RequestState.RUNNING, RequestState.FINISHED),
 }
 # Compared once a request: a look-up on an Enum class costs ten times one of a global.
+_NEW: Final = RequestState.NEW
 _QUEUED: Final = RequestState.QUEUED
 
 
@@ -158,10 +159,16 @@ def advance(requests: Iterable[QueuedRequest], event: RequestEvent) -> None:
     source, target = TRANSITIONS[event]
     for request in requests:
         if request.state is not source:
-            raise IllegalTransition(
-                f"request in state {request.state.name} cannot {event}: only {source.name} allows it"
-            )
+            raise illegal(request, event)
         request.state = target
+
+
+def illegal(request: QueuedRequest, event: RequestEvent) -> IllegalTransition:
+    """The error of an event that the request's state does not know."""
+    source, _ = TRANSITIONS[event]
+    return IllegalTransition(
+        f"request in state {request.state.name} cannot {event}: only {source.name} allows it"
+    )
 
 
 class Deadlines:
@@ -255,12 +262,14 @@ class Admission:
             raise DeadlineExceeded("Request timeout expired before the request was queued")
         if self.requests >= self._max_requests:
             raise QueueFull(f"Exceeds maximum queue size of {self._max_requests} requests")
-        if self.requests and self.nbytes + request.nbytes > self._max_nbytes:
+        if self.nbytes + request.nbytes > self._max_nbytes and self.requests:
             raise QueueFull(
                 f"Exceeds maximum queue size of {self._max_nbytes} bytes: {self.nbytes} bytes are queued "
                 f"and the request has {request.nbytes}"
             )
-        advance((request,), "submit")
+        if request.state is not _NEW:
+            raise illegal(request, "submit")
+        request.state = _QUEUED
         request.enqueued_at = now
         request.sequence = self.accepted
         self.accepted += 1
@@ -292,15 +301,13 @@ class Admission:
             self.deadlines.add(request, request.deadline)
 
     def _uncount(self, requests: Collection[QueuedRequest]) -> None:
-        rows = nbytes = 0
-        for request in requests:
-            rows += request.rows
-            nbytes += request.nbytes
-            if request.deadline is not None:
-                self.deadlines.discard(request)
         self.requests -= len(requests)
-        self.rows -= rows
-        self.nbytes -= nbytes
+        self.rows -= sum([request.rows for request in requests])
+        self.nbytes -= sum([request.nbytes for request in requests])
+        if self.deadlines.heap:
+            for request in requests:
+                if request.deadline is not None:
+                    self.deadlines.discard(request)
 
 
 class RequestQueue(Admission):

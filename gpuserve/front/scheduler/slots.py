@@ -136,10 +136,10 @@ class InstanceSlots:
 
         ``secluded``: nothing else runs there meanwhile; needs ``has_room(secluded=True)``.
         """
-        # min() keeps the first of equals, which is the least recently used.
-        taken = min(self._by_use, key=_LOAD) if instance is None else self._instances[instance]
-        self._by_use.remove(taken)
-        self._by_use.append(taken)
+        taken = self._least_loaded() if instance is None else self._instances[instance]
+        if taken is not self._by_use[-1]:
+            self._by_use.remove(taken)
+            self._by_use.append(taken)
         slots = taken.capacity if secluded and taken.at_once > 1 else 1
         taken.running += slots
         self.room -= slots
@@ -147,6 +147,10 @@ class InstanceSlots:
         self._next_batch_id += 1
         self._running[batch.batch_id] = batch
         return batch
+
+    def _least_loaded(self) -> _Instance:
+        """The one with the most room; of equals, the least recently used, since min() keeps the first."""
+        return self._by_use[0] if len(self._by_use) == 1 else min(self._by_use, key=_LOAD)
 
     def release(self, batch_id: int) -> Batch:
         """Free the slot of a batch that ended.

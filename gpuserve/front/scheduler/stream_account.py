@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.scheduler.flights import PendingRequest
+from gpuserve.front.scheduler.pending import PendingRequest
 from gpuserve.front.statistics import ResponseFate
 
 
@@ -36,9 +36,9 @@ class StreamAccount:
         """The batch ended, as a whole; told before its requests are counted."""
         now = time.monotonic()
         for position, pending in enumerate(requests):
-            if pending.cancelled or pending.answer.cancelled():
+            if pending.cancelled or pending.is_given_up:
                 self._add(position, ResponseFate.CANCEL, now)
-            elif not pending.answer.done():
+            elif not pending.is_over:
                 self._add(position, ResponseFate.FAIL if failed else ResponseFate.EMPTY, now)
 
     def _add(self, position: int, fate: ResponseFate, now: float, output_s: float = 0.0) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 
+from gpuserve.errors import RequestError
 from gpuserve.front.endpoint.v2 import InferResponse
+from gpuserve.front.plane.scatter import Answer
 from gpuserve.front.scheduler.batcher import Batch, QueuedRequest
-from gpuserve.front.scheduler.flights import OnResponse, PendingRequest
+from gpuserve.front.scheduler.pending import OnResponse, PendingRequest
 from gpuserve.front.tracing.reception import CURRENT, Deliver, Reception
 from gpuserve.front.tracing.sampler import Sampler
 from gpuserve.front.tracing.trace import Trace, TracedTensor
@@ -28,6 +31,12 @@ MAX_STREAM_NBYTES: Final = 16 << 20
 _NOTED_NBYTES: Final = 512
 #: What an unfinished front had given out as numbers is not given out by its successor.
 IDS_OF_A_FRONT: Final = 1 << 32
+
+
+class OnEnd(Protocol):
+    """Takes what became of a request."""
+
+    def __call__(self, answer: Answer, *, taken_back: bool = False) -> None: ...
 
 
 class ModelTracer:
@@ -74,10 +83,10 @@ class ModelTracer:
         pending.trace = trace
         trace.note("QUEUE_START")
 
-        def on_answer(answer: asyncio.Future[Any]) -> None:
-            self._end(trace, caller, reception, answer)
+        def on_end(answer: Answer, *, taken_back: bool = False) -> None:
+            self._end(trace, caller, reception, answer, taken_back)
 
-        pending.answer.add_done_callback(on_answer)
+        _watch(pending, on_end)
 
     def dispatched(self, batch: Batch) -> None:
         """A batch goes to a worker."""
@@ -115,18 +124,22 @@ class ModelTracer:
         )
 
     def _end(
-        self, trace: Trace, caller: Trace | None, reception: Reception | None, answer: asyncio.Future[Any]
+        self,
+        trace: Trace,
+        caller: Trace | None,
+        reception: Reception | None,
+        answer: Answer,
+        taken_back: bool,
     ) -> None:
         if "COMPUTE_START" in trace.moments and "COMPUTE_END" not in trace.moments:
             trace.note("COMPUTE_END")  # it failed, or was given up
         trace.note("INFER_RESPONSE_COMPLETE")
-        if answer.cancelled():
+        if taken_back:
             trace.error = "CANCELLED"
-        elif (error := answer.exception()) is not None:
-            code = getattr(error, "code", None)
-            trace.error = "INTERNAL" if code is None else code.value
-        elif Level.TENSORS in trace.level and answer.result() is not None:
-            trace.tensors += _outputs(answer.result())
+        elif isinstance(answer, RequestError):
+            trace.error = answer.code.value
+        elif Level.TENSORS in trace.level and answer is not None:
+            trace.tensors += _outputs(answer)
         trace.note("REQUEST_END")
         trace.finished = True
         if caller is not None and not caller.finished:
@@ -135,6 +148,29 @@ class ModelTracer:
             self._deliver(trace)
         else:
             reception.answered(trace)
+
+
+def _watch(pending: PendingRequest, on_end: OnEnd) -> None:
+    """Call back once the request is through, with its answer, before anybody else has that."""
+    on_answer = pending.on_answer
+    if on_answer is None:
+        pending.answer.add_done_callback(lambda answer: _resolved(answer, on_end))
+        return
+
+    def noted(pending: PendingRequest, answer: Answer) -> None:
+        on_end(answer)
+        on_answer(pending, answer)
+
+    pending.on_answer = noted
+    pending.on_taken_back = partial(on_end, None, taken_back=True)
+
+
+def _resolved(future: asyncio.Future[Any], on_end: OnEnd) -> None:
+    if future.cancelled():
+        on_end(None, taken_back=True)
+    else:
+        error = future.exception()
+        on_end(error if isinstance(error, RequestError) else future.result())
 
 
 def trace_ids(epoch: int) -> Iterator[int]:

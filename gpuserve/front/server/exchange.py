@@ -1,0 +1,182 @@
+"""What the two protocols and those who answer have in common: one request, its body, its response.
+
+Only types. ``http1`` and ``http2`` make a ``Head`` and an ``Exchange`` of what arrives and ask an ``Accept``
+for the ``Sink`` of its body; whoever is behind the sink answers by the exchange.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+Header: TypeAlias = tuple[bytes, bytes]
+Piece: TypeAlias = bytes | memoryview
+#: Called once when memory that was to be sent is not needed any more.
+Release: TypeAlias = Callable[[], None]
+
+TE: Final = (b"te", b"trailers")
+
+
+class Head:
+    """The head of a request. Equal bytes may share one: nobody changes it.
+
+    ``headers`` have names in lower case, in the order in which they came; over HTTP/2 without those that
+    begin with a colon, and with ``host``. ``target`` is the path and the query as they were sent.
+    ``content_length`` is None where it is not told; ``trailers``: the client takes trailers. ``memo`` is for
+    who answers, to keep what was worked out of the head.
+    """
+
+    __slots__ = (
+        "content_length",
+        "headers",
+        "http_version",
+        "memo",
+        "method",
+        "path",
+        "query",
+        "raw_path",
+        "scheme",
+        "target",
+        "trailers",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        target: bytes,
+        headers: Sequence[Header],
+        http_version: str,
+        content_length: int | None,
+        scheme: str = "http",
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.raw_path, _, self.query = target.partition(b"?")
+        self.path = urllib.parse.unquote(self.raw_path.decode("latin-1"))
+        self.headers = headers
+        self.http_version = http_version
+        self.content_length = content_length
+        self.scheme = scheme
+        self.trailers = http_version == "2" and TE in headers
+        self.memo: Any = None
+
+
+class Ends:
+    """The two ends of a connection, as ASGI words them; ``client`` is None on a unix socket."""
+
+    __slots__ = ("client", "server", "tls")
+
+    def __init__(
+        self, client: tuple[str, int] | None, server: tuple[str, int | None], tls: bool
+    ) -> None:
+        self.client = client
+        self.server = server
+        self.tls = tls
+
+
+class Sink(Protocol):
+    """Takes the body of one request. Called by the connection, in the loop; must not raise."""
+
+    def take(self, data: Piece, end: bool) -> None:
+        """The next part of the body, possibly empty; ``end``: the last. A view is valid in the call only."""
+
+    def abandon(self) -> None:
+        """The client is gone, or gave the request up: nothing more comes, and what is sent is dropped.
+
+        Also called when the response is through before the request: nobody reads the rest then.
+        """
+
+
+class Exchange(Protocol):
+    """One request at its connection, to be answered. After the client has gone, calls do nothing."""
+
+    head: Head
+    ends: Ends
+
+    def start(self, status: int, headers: Iterable[Header], end: bool = False) -> None:
+        """Begin the response; ``end``: it has no body."""
+
+    def send(self, data: bytes, end: bool = False) -> None:
+        """The next part of the body."""
+
+    def finish(self, trailers: Iterable[Header] = ()) -> None:
+        """End the response after its body. HTTP/1.1 drops the trailers."""
+
+    def reset(self) -> None:
+        """Break the response off: its end cannot be told any more. A client sees it as an error."""
+
+    def consumed(self, nbytes: int) -> None:
+        """So much of what the sink took is used up: the client may send as much again."""
+
+    async def room(self) -> None:
+        """Wait until there is not too much to be sent.
+
+        Raises:
+            ConnectionResetError: the client is gone.
+        """
+
+
+#: Takes a request whose head is complete and gives the sink of its body. Must not raise.
+Accept: TypeAlias = Callable[[Exchange], Sink]
+
+
+class Way(Protocol):
+    """The way out of a protocol: its connection."""
+
+    ends: Ends
+
+    def write(self, data: bytes) -> None:
+        """Send, in order; small writes of one turn of the loop leave together."""
+
+    def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
+        """Send pieces as they are, without copying large ones.
+
+        ``release`` is called once everything so far is with the kernel, or copied; perhaps in this call.
+        """
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be sent that no more should be made; ``Spoken.drained`` ends it."""
+
+    def pause_reading(self) -> None:
+        """Read no more until ``resume_reading``; both may be called any number of times."""
+
+    def resume_reading(self) -> None:
+        """Read on."""
+
+    @property
+    def unsent_nbytes(self) -> int:
+        """How much of what was written is not with the kernel yet."""
+
+    def end_writing(self) -> None:
+        """Nothing more is written: the client is told once everything is sent. Reading goes on."""
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+
+    def abort(self) -> None:
+        """Close now, whatever is unsent."""
+
+
+class Spoken(Protocol):
+    """A protocol on one connection. Called in the loop; none of these raises."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is not answered yet."""
+
+    def feed(self, data: Piece) -> None:
+        """What has arrived. A view is valid in the call only."""
+
+    def drained(self) -> None:
+        """The way is not full any more."""
+
+    def lost(self) -> None:
+        """The connection is gone: every sink is abandoned."""
+
+    def shut_down(self) -> None:
+        """Take no new request; the way is closed when those that are there are answered."""
+
+    def check(self, now: float) -> None:
+        """Called about once a second with the loop's time: close what takes too long."""

@@ -1,0 +1,32 @@
+"""How long an HTTP/2 connection may take over its end, or over what was sent to it. Pure: times come in."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuserve.front.server.http1_timeouts import Watch
+
+#: Without a byte being taken by the client's end.
+SENDING_S: Final = 60.0
+#: The same, after everything is said; then what was not taken will not be.
+LAST_WORDS_S: Final = 1.0
+#: After everything is said, for a client that takes it but does not go.
+LINGER_S: Final = 30.0
+
+
+class Ending:
+    """Watches one connection."""
+
+    __slots__ = ("_over", "_sending")
+
+    def __init__(self) -> None:
+        self._sending = Watch()
+        self._over = Watch()
+
+    def is_late(self, now: float, unsent_nbytes: int, *, over: bool) -> bool:
+        """Whether the connection is to be given up. ``over``: everything is said."""
+        stuck_s = self._sending.unchanged_s((unsent_nbytes, over), now)
+        over_s = self._over.unchanged_s(over, now)
+        if over:
+            return stuck_s > LAST_WORDS_S or over_s > LINGER_S
+        return unsent_nbytes > 0 and stuck_s > SENDING_S

@@ -1,0 +1,139 @@
+"""The listeners of the endpoint's own server, and the connections made on them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from gpuserve.front.endpoint.asgi import Application
+from gpuserve.front.server.asgi_requests import AsgiRequests
+from gpuserve.front.server.connection import READ_NBYTES, Connection
+from gpuserve.front.server.exchange import Exchange, Sink
+from gpuserve.front.server.http1 import Http1
+from gpuserve.front.server.http2 import Http2
+from gpuserve.tls import TlsFiles
+
+logger = logging.getLogger(__name__)
+
+#: Answers a request without the application, or says None.
+Direct = Callable[[Exchange], Sink | None]
+
+_BACKLOG: Final = 4096
+#: How often connections are looked at that take too long.
+_CHECK_S: Final = 5.0
+_TLS_HANDSHAKE_S: Final = 15.0
+#: After our own drain every request is answered, and what idles is closed at once. What is waited for are
+#: answers to clients that are slow to read them.
+CLOSE_TIMEOUT_S: Final = 3.0
+_CLOSE_POLL_S: Final = 0.01
+_PROTOCOLS: Final = ["h2", "http/1.1"]
+
+
+class NativeTransport:
+    """HTTP/1.1, HTTP/2 and gRPC on every listener, in the loop of the front.
+
+    ``listeners`` are descriptors, each with what may answer its requests before the application is asked.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        listeners: Mapping[int, Direct | None],
+        tls: TlsFiles | None = None,
+    ) -> None:
+        self._listeners = listeners
+        self._requests = AsgiRequests(application)
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[Connection] = set()
+        self._buffer = memoryview(bytearray(READ_NBYTES))
+        self._check: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Accept connections on every listener."""
+        self._servers = await self._listen()
+        self._check = self._loop.call_later(_CHECK_S, self._on_check)
+
+    async def renew(self) -> None:
+        """Use the files of TLS anew, for connections from now on.
+
+        Raises:
+            OSError, ValueError: they cannot be used; those in use stay.
+        """
+        if self._tls is not None:
+            former, self._servers = self._servers, await self._listen()
+            for server in former:
+                server.close()
+
+    async def stop(self) -> None:
+        """Accept no more, finish what is there, and close the connections."""
+        for server in self._servers:
+            server.close()
+        if self._check is not None:
+            self._check.cancel()
+        for connection in list(self._connections):
+            connection.shut_down()
+        deadline = self._loop.time() + CLOSE_TIMEOUT_S
+        while self._connections and self._loop.time() < deadline:
+            await asyncio.sleep(_CLOSE_POLL_S)
+            self._check_all()
+        for connection in list(self._connections):
+            connection.abort()
+        for task in list(self._requests.tasks):
+            task.cancel()
+        await asyncio.gather(*self._requests.tasks, return_exceptions=True)
+
+    async def _listen(self) -> list[asyncio.Server]:
+        context = None if self._tls is None else _tls_context(self._tls)
+        return [await self._listen_on(fd, self._made(door), context) for fd, door in self._listeners.items()]
+
+    async def _listen_on(
+        self, fd: int, made: Callable[[], Connection], context: ssl.SSLContext | None
+    ) -> asyncio.Server:
+        listener = socket.socket(fileno=os.dup(fd))
+        listener.setblocking(False)
+        is_unix = listener.family == socket.AF_UNIX
+        create: Any = self._loop.create_unix_server if is_unix else self._loop.create_server
+        timeout_s = None if context is None else _TLS_HANDSHAKE_S
+        server: asyncio.Server = await create(
+            made, sock=listener, backlog=_BACKLOG, ssl=context, ssl_handshake_timeout=timeout_s
+        )
+        return server
+
+    def _made(self, direct: Direct | None) -> Callable[[], Connection]:
+        """What makes the connections of a listener."""
+        requests = self._requests
+
+        def accept(exchange: Exchange) -> Sink:
+            return (None if direct is None else direct(exchange)) or requests.accept(exchange)
+
+        speaks = partial(Http1, accept=accept), partial(Http2, accept=accept)
+        return lambda: Connection(*speaks, self._buffer, self._connections, self._loop)
+
+    def _on_check(self) -> None:
+        self._check = self._loop.call_later(_CHECK_S, self._on_check)
+        self._check_all()
+
+    def _check_all(self) -> None:
+        now = self._loop.time()
+        for connection in list(self._connections):
+            connection.check(now)
+
+
+def _tls_context(files: TlsFiles) -> ssl.SSLContext:
+    """What both ends agree on: TLS 1.2 at least, and a certificate of the client's where there is a CA."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(files.certfile, files.keyfile)
+    context.set_alpn_protocols(_PROTOCOLS)
+    if files.client_ca:
+        context.load_verify_locations(files.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

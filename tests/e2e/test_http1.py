@@ -1,0 +1,357 @@
+"""HTTP/1 by sockets on the server of our own: what is answered without ASGI is answered as with it, and what
+clients do besides asking one good request after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import model, models, tensor, write_config
+from operated import OperatedServer
+from processes import wait_until
+
+LIMIT_NBYTES = 4 << 20
+TIMEOUT_S = 10.0
+MODELS = Path(__file__).parents[1] / "models"
+SERVED = {"echo_FP32", "echo_UINT8", "echo_BYTES", "echo_BF16", "parameters"}
+FOUR = np.arange(4, dtype=np.float32).tobytes()
+#: Means nothing, but is not taken by the direct door, which knows the word in lower case only.
+BY_ASGI = b"Content-Encoding: Identity\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def fifo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gate") / "gate"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(fifo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
+    """A few models, one that raises, and one that runs until its FIFO is opened and closed."""
+    flat = [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)]
+    raises = model("raises", "", *flat) | {"callable": f"{MODELS}/raises.py:always"}
+    gate = model("gate", "", *flat, 1, kwargs={"fifo": str(fifo)}) | {"callable": f"{MODELS}/blocks.py:Gate"}
+    entries = [one for one in models() if one["name"] in SERVED] + [raises, gate]
+    config = write_config(
+        tmp_path_factory.mktemp("http1"),
+        entries,
+        host="127.0.0.1",
+        transport="native",
+        max_request_nbytes=LIMIT_NBYTES,
+        http_header_forward_pattern="^x-|triton_",
+    )
+    with OperatedServer(config) as started:
+        yield started.wait_ready()
+        assert started.end() == 0
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_it_is_left(server: OperatedServer) -> Iterator[None]:
+    said = len(server.log)
+    yield
+    wait_until(lambda: server.metric("gpuserve_arena_blocks") == 0, "the arena is empty", TIMEOUT_S)
+    told = [line for line in server.log[said:] if "spoiled" not in line]  # by the model that raises
+    assert told == []
+
+
+def connected(server: OperatedServer) -> socket.socket:
+    host, _, port = server.addresses["HTTP"].rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+
+
+def response(connection: socket.socket, arrived: bytes = b"") -> tuple[bytes, bytes]:
+    """The head, without its date, and the body of one response."""
+    while b"\r\n\r\n" not in arrived:
+        piece = connection.recv(65536)
+        assert piece, arrived
+        arrived += piece
+    head, _, body = arrived.partition(b"\r\n\r\n")
+    found = re.search(rb"content-length: (\d+)", head)
+    nbytes = int(found[1]) if found else 0
+    while len(body) < nbytes:
+        piece = connection.recv(1 << 20)
+        assert piece
+        body += piece
+    assert len(body) == nbytes
+    return re.sub(rb"\r\ndate: [^\r]*", b"", head), body
+
+
+def infer(
+    body: bytes, *fields: bytes, to: bytes = b"echo_FP32", line: bytes = b"POST /v2/models/%b/infer HTTP/1.1"
+) -> bytes:
+    head = b"\r\n".join((line % to, b"Host: x", b"Content-Length: %d" % len(body), *fields))
+    return head + b"\r\n\r\n" + body
+
+
+def binary(raw: bytes, datatype: str = "FP32", *shape: int, **more: Any) -> tuple[bytes, bytes]:
+    """A body whose only tensor is binary, and the header that says where it begins."""
+    one = {"name": "x", "datatype": datatype, "shape": shape or [1, 4]}
+    one["parameters"] = {"binary_data_size": len(raw)}
+    text = json.dumps({"inputs": [one], "parameters": {"binary_data_output": True}, **more}).encode()
+    return text + raw, b"Inference-Header-Content-Length: %d" % len(text)
+
+
+def document(**fields: Any) -> bytes:
+    one = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 1, 2, 3]}
+    return json.dumps({"inputs": [one | fields]}).encode()
+
+
+def running(server: OperatedServer) -> float:
+    return server.metric("gpuserve_running_requests", model="gate")
+
+
+def cancelled(server: OperatedServer) -> float:
+    return server.metric("gpuserve_cancelled_total", model="gate")
+
+
+# ---- without ASGI as with it ----------------------------------------------------------------
+
+BIG = bytes(range(256)) * 1024
+REQUESTS = {
+    "json": infer(document()),
+    "binary": infer(*binary(FOUR)),
+    "large": infer(*binary(BIG, "UINT8", 1, len(BIG)), to=b"echo_UINT8"),
+    "id and version": infer(*binary(FOUR, id="a"), to=b"echo_FP32/versions/1"),
+    "raw": infer(FOUR, b"Inference-Header-Content-Length: 0"),
+    "json outputs": infer(binary(FOUR, outputs=[{"name": "y"}])[0], binary(FOUR, outputs=[{"name": "y"}])[1]),
+    "forwarded": infer(document(shape=[1, 1], data=[0]), b"X-A: 1", b"x-a: 2", to=b"parameters"),
+    "forwarded and reserved": infer(*binary(FOUR), b"triton_a: 1"),
+    "forwarded, reserved and large": infer(
+        *binary(BIG, "UINT8", 1, len(BIG)), b"triton_a: 1", to=b"echo_UINT8"
+    ),
+    "no json form": infer(
+        binary(FOUR[:8], "BF16", outputs=[{"name": "y"}])[0],
+        binary(FOUR[:8], "BF16", outputs=[{"name": "y"}])[1],
+        to=b"echo_BF16",
+    ),
+    "no classes": infer(
+        document()[:-1] + b', "outputs": [{"name": "y", "parameters": {"classification": 2}}]}'
+    ),
+    "classes of bytes": infer(
+        json.dumps(
+            {
+                "inputs": [{"name": "x", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]}],
+                "outputs": [{"name": "y", "parameters": {"classification": 2}}],
+            }
+        ).encode(),
+        to=b"echo_BYTES",
+    ),
+    "no json": infer(b"{"),
+    "nothing": infer(b""),
+    "no such model": infer(document(), to=b"nope"),
+    "no such version": infer(document(), to=b"echo_FP32/versions/9"),
+    "no such input": infer(document(name="z")),
+    "no such output": infer(document()[:-1] + b', "outputs": [{"name": "z"}]}'),
+    "too short": infer(binary(FOUR)[0][:-1], binary(FOUR)[1]),
+    "too long": infer(binary(FOUR)[0] + b"a", binary(FOUR)[1]),
+    "large and too short": infer(binary(BIG, "UINT8", 1, len(BIG))[0][:-1], binary(BIG)[1], to=b"echo_UINT8"),
+    "a length that lies": infer(binary(FOUR)[0], b"Inference-Header-Content-Length: 99999"),
+    "a length that is none": infer(binary(FOUR)[0], b"Inference-Header-Content-Length: x"),
+    "negative": infer(document(shape=[1, -4])),
+    "raises": infer(document(shape=[4]), to=b"raises"),
+    "another method": infer(document(), line=b"PUT /v2/models/%b/infer HTTP/1.1"),
+    "a query": infer(document(), line=b"POST /v2/models/%b/infer?a=b HTTP/1.1"),
+    "old": infer(document(), line=b"POST /v2/models/%b/infer HTTP/1.0"),
+    "closing": infer(document(), b"Connection: close"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _the_gate_is_open_in_the_end(server: OperatedServer, fifo: Path) -> Iterator[None]:
+    yield
+
+    def is_idle() -> bool:
+        with contextlib.suppress(OSError):  # nobody is at it now
+            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        return running(server) == 0
+
+    wait_until(is_idle, "the gate is open", TIMEOUT_S)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_answers_without_asgi_are_those_with_it(server: OperatedServer, name: str) -> None:
+    sent = REQUESTS[name]
+    answers = []
+    for one in (sent, sent.replace(b"\r\n", b"\r\n" + BY_ASGI, 1), sent):
+        with connected(server) as connection:
+            connection.sendall(one)
+            answers.append(response(connection))
+    assert answers[0] == answers[1] == answers[2]
+    assert json.loads(answers[0][1].partition(b"}]}")[0] + b"}]}") if b" 200 " in answers[0][0] else True
+
+
+def test_a_late_answer_without_asgi_is_that_with_it(server: OperatedServer) -> None:
+    late = infer(document()[:-1] + b', "parameters": {"timeout": 1000}}', to=b"gate")
+    with connected(server) as first:
+        first.sendall(infer(document(), to=b"gate"))
+        wait_until(lambda: running(server) == 1, "the model runs", TIMEOUT_S)
+        answers = []
+        for one in (late, late.replace(b"\r\n", b"\r\n" + BY_ASGI, 1)):
+            with connected(server) as connection:
+                connection.sendall(one)
+                answers.append(response(connection))
+    assert answers[0] == answers[1]
+    assert b" 504 " in answers[0][0]
+
+
+def test_a_body_over_the_limit(server: OperatedServer) -> None:
+    too_large = binary(bytes(LIMIT_NBYTES), "UINT8", 1, LIMIT_NBYTES)
+    connection = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)
+    for _ in range(2):  # the connection goes on
+        name, _, length = too_large[1].decode().partition(": ")
+        connection.request("POST", "/v2/models/echo_UINT8/infer", too_large[0], {name: length})
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert f"exceeds the maximum allowed input size of {LIMIT_NBYTES} bytes" in answer.read().decode()
+    connection.close()
+
+
+def test_many_sizes_on_one_connection(server: OperatedServer) -> None:
+    with connected(server) as connection:
+        for nbytes in (1, 1000, 65535, 65536, 100_000, 1 << 20, 3, LIMIT_NBYTES - 1000):
+            raw = os.urandom(nbytes)
+            body, length = binary(raw, "UINT8", 1, nbytes)
+            connection.sendall(infer(body, length, to=b"echo_UINT8"))
+            head, answer = response(connection)
+            assert b" 200 OK" in head
+            assert answer.endswith(raw)
+
+
+# ---- how requests come ----------------------------------------------------------------------
+
+
+def test_a_request_that_comes_byte_by_byte(server: OperatedServer) -> None:
+    with connected(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in REQUESTS["binary"]:
+            connection.send(bytes((byte,)))
+        assert b" 200 OK" in response(connection)[0]
+
+
+def test_inference_requests_that_come_together(server: OperatedServer) -> None:
+    bodies = [binary(np.full(4, n, np.float32).tobytes()) for n in range(50)]
+    with connected(server) as connection:
+        connection.sendall(b"".join(infer(*one) for one in bodies) + LIVE)
+        arrived = b""
+        while not arrived.endswith(b'{"live":true}'):
+            arrived += connection.recv(65536)
+    found = [arrived.find(np.full(4, n, np.float32).tobytes()) for n in range(1, 50)]
+    assert -1 not in found
+    assert found == sorted(found)
+
+
+def test_a_body_in_chunks_with_trailers(server: OperatedServer) -> None:
+    body, length = binary(FOUR)
+    chunks = b"".join(
+        b"%x\r\n%b\r\n" % (len(body[at : at + 7]), body[at : at + 7]) for at in range(0, len(body), 7)
+    )
+    head = b"POST /v2/models/echo_FP32/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n" + length
+    with connected(server) as connection:
+        connection.sendall(head + b"\r\n\r\n" + chunks + b"0\r\nX-A: b\r\n\r\n")
+        answer = response(connection)
+        assert (b" 200 OK" in answer[0], answer[1].endswith(FOUR)) == (True, True)
+
+
+def test_who_waits_to_be_told_is_told(server: OperatedServer) -> None:
+    body, length = binary(FOUR)
+    with connected(server) as connection:
+        connection.sendall(infer(body, length, b"Expect: 100-continue")[: -len(body)])
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(body)
+        assert b" 200 OK" in response(connection)[0]
+
+
+def test_an_old_client(server: OperatedServer) -> None:
+    with connected(server) as connection:
+        connection.sendall(b"GET /v2/health/live HTTP/1.0\r\n\r\n")
+        assert response(connection) == (
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 13\r\nconnection: close",
+            b'{"live":true}',
+        )
+        assert connection.recv(1) == b""
+
+
+def test_a_head_only(server: OperatedServer) -> None:
+    with connected(server) as connection:
+        connection.sendall(LIVE.replace(b"GET", b"HEAD") + LIVE)
+        arrived = b""
+        while not arrived.endswith(b'{"live":true}'):
+            arrived += connection.recv(65536)
+    assert arrived.startswith(b"HTTP/1.1 405 Method Not Allowed\r\n")
+    assert arrived.count(b"{") == 1
+
+
+def test_curl_sees_why_its_upload_is_refused(server: OperatedServer) -> None:
+    done = subprocess.run(
+        [
+            *("curl", "-s", "-m", "10", "-w", "%{http_code}", "-H", "Expect:", "--data-binary", "@-"),
+            f"http://{server.addresses['HTTP']}/v2/models/echo_UINT8/infer",
+        ],
+        input=bytes(80 << 20),
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout.endswith(b"413")
+
+
+# ---- clients that go away -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waits", ["at a worker", "in the queue"])
+def test_a_client_that_leaves_while_it_waits_is_noticed_at_once(
+    server: OperatedServer, fifo: Path, waits: str
+) -> None:
+    ask = infer(document(), to=b"gate")
+    with connected(server) as first:
+        first.sendall(ask)
+        wait_until(lambda: running(server) == 1, "the model runs", TIMEOUT_S)
+        before = cancelled(server)
+        second = connected(server)
+        second.sendall(ask)
+        wait_until(
+            lambda: server.metric("gpuserve_queue_requests", model="gate") == 1, "one waits", TIMEOUT_S
+        )
+        (first if waits == "at a worker" else second).close()
+        wait_until(lambda: cancelled(server) == before + 1, "it is taken back", TIMEOUT_S)
+        if waits == "in the queue":
+            with open(fifo, "wb"):
+                pass
+            assert b" 200 OK" in response(first)[0]
+        else:
+            with open(fifo, "wb"):
+                pass
+            wait_until(lambda: running(server) == 1, "the other one runs", TIMEOUT_S)
+            with open(fifo, "wb"):
+                pass
+            assert b" 200 OK" in response(second)[0]
+        second.close()
+
+
+def test_a_client_that_leaves_with_large_answers_unread(server: OperatedServer) -> None:
+    nbytes = LIMIT_NBYTES - 1000
+    body, length = binary(bytes(nbytes), "UINT8", 1, nbytes)
+    with connected(server) as connection:
+        connection.settimeout(1.0)
+        connection.sendall(infer(body, length, to=b"echo_UINT8"))
+        with pytest.raises(TimeoutError):  # what is not read is not answered, and then not taken
+            connection.sendall(infer(body, length, to=b"echo_UINT8") * 8)
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_large_body(server: OperatedServer) -> None:
+    body, length = binary(bytes(1 << 20), "UINT8", 1, 1 << 20)
+    with connected(server) as connection:
+        connection.sendall(infer(body, length, to=b"echo_UINT8")[:-1])
+        wait_until(lambda: server.metric("gpuserve_arena_blocks") == 1, "the body arrives", TIMEOUT_S)

@@ -1,0 +1,273 @@
+"""HTTP/2 of the server's own, by clients that speak it right, badly, slowly, or not to the end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import models, write_config
+from hpack.hpack import encode_integer
+from http2_peer import (
+    CANCEL,
+    CONTINUATION,
+    END_HEADERS,
+    ENHANCE_YOUR_CALM,
+    HEADERS,
+    NO_ERROR,
+    PING_FRAME,
+    PROTOCOL_ERROR,
+    Peer,
+    data,
+    frame,
+    grow,
+    reset,
+    settings,
+)
+from http2_wire import GRPC, TIMEOUT_S, Wire
+from operated import OperatedServer
+from processes import wait_until
+from sending import FOUR, Sender, message
+from sending import frame as framed
+from tls import Authority
+
+MIB = 1 << 20
+SMALL = framed(message().SerializeToString())
+GET = ((":method", "GET"), (":scheme", "http"), (":path", "/v2/models/echo_FP32"), (":authority", "x"))
+
+
+def large(nbytes: int) -> bytes:
+    return framed(message("echo_FP32", 1, nbytes // 4, raw=bytes(nbytes)).SerializeToString())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
+    entries = [one for one in models() if one["name"] == "echo_FP32"]
+    config = write_config(tmp_path_factory.mktemp("http2"), entries, host="127.0.0.1", transport="native")
+    with OperatedServer(config) as started:
+        yield started.wait_ready()
+        assert started.end() == 0
+
+
+@pytest.fixture(autouse=True)
+def _the_server_goes_on(server: OperatedServer) -> Iterator[None]:
+    said = len(server.log)
+    yield
+    wait_until(lambda: server.metric("gpuserve_arena_blocks") == 0, "the arena is empty", TIMEOUT_S)
+    sender = Sender(server)
+    sender.assert_serves()
+    sender.close()
+    assert server.log[said:] == []
+
+
+def ask(wire: Wire, stream_id: int, body: bytes = SMALL) -> bytes:
+    """A call of ModelInfer, as bytes."""
+    parts = [body[at : at + 16384] for at in range(0, len(body), 16384)]
+    frames = [data(stream_id, part, end=n == len(parts) - 1) for n, part in enumerate(parts)]
+    return wire.peer.headers(stream_id, GRPC) + b"".join(frames)
+
+
+def assert_answered(wire: Wire, *stream_ids: int) -> None:
+    wire.read_until(lambda: all(wire.peer.response(one).ended for one in stream_ids))
+    for stream_id in stream_ids:
+        response = wire.peer.responses[stream_id]
+        assert response.trailers["grpc-status"] == "0"
+        assert FOUR in response.body
+
+
+def rss_nbytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) << 10
+
+
+# ---- clients that speak it right ------------------------------------------------------------
+
+
+def test_a_call_byte_by_byte(server: OperatedServer) -> None:
+    with Wire(server.addresses["gRPC"]) as wire:
+        wire.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in ask(wire, 1):
+            wire.send(bytes((byte,)))
+        assert_answered(wire, 1)
+
+
+def test_the_rest_of_the_protocol_on_both_ports(server: OperatedServer) -> None:
+    for port in ("HTTP", "gRPC"):
+        with Wire(server.addresses[port]) as wire:
+            wire.send(wire.peer.headers(1, GET, end=True))
+            wire.send(wire.peer.headers(3, [(":method", "HEAD"), *GET[1:]], end=True))
+            wire.read_until(lambda wire=wire: wire.peer.response(1).ended and wire.peer.response(3).ended)
+            assert wire.peer.responses[1].status == "200"
+            assert b'"echo_FP32"' in wire.peer.responses[1].body
+            assert wire.peer.responses[3].body == b""
+
+
+def test_as_many_streams_as_are_allowed(server: OperatedServer) -> None:
+    with Wire(server.addresses["gRPC"], Peer(window=MIB)) as wire:
+        wire.send(wire.peer.grow(0, 64 * MIB))
+        ids = range(1, 2 * 4096, 2)
+        wire.send(b"".join(wire.peer.headers(one, GRPC) for one in ids))
+        wire.ping()
+        wire.send(b"".join(data(one, SMALL, end=True) for one in ids))
+        assert_answered(wire, *ids)
+
+
+def test_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    pair = authority.issue("server")
+    entries = [one for one in models() if one["name"] == "echo_FP32"]
+    files = {"tls_certfile": str(pair.certificate), "tls_keyfile": str(pair.key)}
+    config = write_config(tmp_path, entries, host="127.0.0.1", transport="native", **files)
+    with OperatedServer(config) as started:
+        started.wait_log('"ready: ')
+        line = next(one["msg"] for one in started.messages() if one["msg"].startswith("ready: "))
+        address = line.partition("gRPC ")[2].split(",")[0].rpartition("/")[2]
+        with Wire(address, Peer(window=4 * MIB, frame_nbytes=MIB), trusted=authority.certificate) as wire:
+            wire.send(wire.peer.grow(0, 64 * MIB) + ask(wire, 1) + ask(wire, 3, large(3 * MIB)))
+            assert_answered(wire, 1)
+            wire.read_until(lambda: wire.peer.response(3).ended)
+            assert len(wire.peer.responses[3].body) > 3 * MIB
+        with Wire(address, trusted=authority.certificate) as wire:
+            wire.send(grow(1, 1))
+            wire.read_to_the_end()
+            assert wire.peer.error == PROTOCOL_ERROR
+        assert started.end() == 0
+
+
+def test_large_answers_through_small_windows(server: OperatedServer) -> None:
+    """With a window that shrinks on the way, and pings and settings while the server is full."""
+    with Wire(server.addresses["gRPC"], Peer(window=100_000), buffer_nbytes=32 << 10) as wire:
+        wire.send(ask(wire, 1, large(2 * MIB)))
+        n_seen = 0
+        while not wire.peer.response(1).ended:
+            wire.read_some()
+            response = wire.peer.responses[1]
+            if n_new := len(response.body) - n_seen:
+                n_seen += n_new
+                wire.send(wire.peer.grow(1, n_new) + wire.peer.grow(0, n_new) + PING_FRAME)
+        assert len(response.body) > 2 * MIB
+        assert response.trailers == {"grpc-status": "0"}
+
+
+def test_a_shut_down_in_the_middle_of_a_large_answer(tmp_path: Path) -> None:
+    """The client goes on to send window updates: no answer may be lost for them."""
+    entries = [one for one in models() if one["name"] == "echo_FP32"]
+    config = write_config(tmp_path, entries, host="127.0.0.1", transport="native")
+    with OperatedServer(config) as started:
+        started.wait_ready()
+        address, peer = started.addresses["gRPC"], Peer(window=200_000)
+        with Wire(address) as idle, Wire(address, peer, buffer_nbytes=32 << 10) as wire:
+            idle.ping()
+            wire.send(ask(wire, 1, large(4 * MIB)))
+            wire.read_until(lambda: len(wire.peer.response(1).body) > 50_000)
+            started.process.terminate()
+            idle.read_to_the_end()
+            assert idle.peer.error == NO_ERROR
+            n_seen = 0
+            while not wire.peer.response(1).ended:
+                if n_new := len(wire.peer.responses[1].body) - n_seen:
+                    n_seen += n_new
+                    wire.send(wire.peer.grow(1, n_new) + wire.peer.grow(0, n_new) + PING_FRAME)
+                wire.read_some()
+            assert wire.peer.error == NO_ERROR
+        assert started.process.wait(TIMEOUT_S) == 0
+
+
+# ---- clients that speak it badly ------------------------------------------------------------
+
+
+def test_rapid_resets(server: OperatedServer) -> None:
+    with Wire(server.addresses["gRPC"]) as wire:
+        rounds = [wire.peer.headers(one, GRPC) + reset(one, CANCEL) for one in range(1, 40_000, 2)]
+        wire.flood(b"".join(rounds), sum(map(len, rounds)))
+        wire.read_to_the_end()
+        assert wire.peer.error == ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("flood", [PING_FRAME, settings({4: 70_000}), settings()])
+def test_floods_of_a_client_that_does_not_read(server: OperatedServer, flood: bytes) -> None:
+    before = rss_nbytes(server.front)
+    with Wire(server.addresses["gRPC"], buffer_nbytes=4096) as wire:
+        assert wire.flood(flood * 5000, 256 * MIB) < 256 * MIB
+        assert rss_nbytes(server.front) - before < 8 * MIB
+        with Wire(server.addresses["gRPC"]) as other:
+            other.send(ask(other, 1))
+            assert_answered(other, 1)
+
+
+def test_floods_of_refused_calls_that_are_not_read(server: OperatedServer) -> None:
+    refused = framed(message("nobody" * 20).SerializeToString())
+    before = rss_nbytes(server.front)
+    with Wire(server.addresses["gRPC"], buffer_nbytes=4096) as wire:
+        calls = b"".join(ask(wire, one, refused) for one in range(1, 200_000, 2))
+        assert wire.flood(calls, len(calls)) < len(calls)
+        assert rss_nbytes(server.front) - before < 16 * MIB
+        wire.read_until(lambda: len(wire.peer.responses) > 1000)
+
+
+def test_header_blocks_in_small_parts(server: OperatedServer) -> None:
+    with Wire(server.addresses["gRPC"]) as wire:
+        wire.send(frame(HEADERS, 0, 1, b"\x20"))
+        wire.flood(frame(CONTINUATION, 0, 1, b"\x20") * 5000, MIB)
+        wire.read_to_the_end()
+        assert wire.peer.error == ENHANCE_YOUR_CALM
+
+
+def test_huge_header_blocks(server: OperatedServer) -> None:
+    """A string as long as a head may be is decoded in milliseconds; a longer one is not."""
+    for nbytes, code in ((40_000, PROTOCOL_ERROR), (70_000, ENHANCE_YOUR_CALM)):
+        coded = b"\x1f" * nbytes
+        length = encode_integer(nbytes, 7)
+        length[0] |= 0x80
+        with Wire(server.addresses["gRPC"]) as wire:
+            wire.send(frame(HEADERS, END_HEADERS, 1, b"\x00\x01a" + bytes(length) + coded))
+            wire.read_until(lambda wire=wire: wire.peer.goaways or wire.peer.response(1).reset is not None)
+            assert ((wire.peer.goaways and wire.peer.error) or wire.peer.responses[1].reset) == code
+
+
+# ---- clients that do not read, or leave -----------------------------------------------------
+
+
+def test_large_answers_that_nobody_reads(server: OperatedServer) -> None:
+    """They wait in the shared memory of the workers or for its room; the front has no copy, others go on."""
+    with Wire(server.addresses["gRPC"], Peer(window=64 * MIB), buffer_nbytes=4096) as wire:
+        wire.send(wire.peer.grow(0, 1 << 30))
+        before = rss_nbytes(server.front)
+        wire.send(b"".join(ask(wire, one, large(MIB)) for one in range(1, 65, 2)))
+        with Wire(server.addresses["gRPC"]) as other:
+            for stream_id in range(1, 21, 2):
+                other.send(ask(other, stream_id))
+                assert_answered(other, stream_id)
+        assert rss_nbytes(server.front) - before < 160 * MIB  # with what it looked at of the shared memory
+    wait_until(lambda: server.metric("gpuserve_arena_blocks") == 0, "the answers are given up", TIMEOUT_S)
+
+
+@pytest.mark.parametrize("leave", ["close", "reset", "half"])
+def test_clients_that_leave_in_the_middle(server: OperatedServer, leave: str) -> None:
+    """Of a request, of an answer, of a frame's head, and of a header block."""
+    for sent in (SMALL, large(MIB)):
+        with Wire(server.addresses["gRPC"], buffer_nbytes=4096) as wire:
+            whole = ask(wire, 1, sent) + ask(wire, 3, sent)
+            for nbytes in (len(whole), len(whole) - 10, len(whole) // 2, 60, 12, 4):
+                with Wire(server.addresses["gRPC"], buffer_nbytes=4096) as one:
+                    one.send(whole[:nbytes])
+                    if leave == "reset":
+                        one.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    elif leave == "half":
+                        one.socket.shutdown(socket.SHUT_WR)
+                        one.read_to_the_end()
+
+
+def test_a_greeting_in_parts_and_connections_without_one(server: OperatedServer) -> None:
+    with Wire(server.addresses["gRPC"]) as wire:
+        host, _, port = server.addresses["gRPC"].rpartition(":")
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as slow:
+            slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for byte in Peer().greeting():
+                slow.send(bytes((byte,)))
+            assert slow.recv(9)[3] == 4
+        with socket.create_connection((host, int(port)), TIMEOUT_S):
+            pass
+        wire.send(ask(wire, 1))
+        assert_answered(wire, 1)

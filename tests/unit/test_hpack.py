@@ -1,0 +1,184 @@
+"""Header blocks, against another implementation; tables, limits, and blocks made to break something."""
+
+from __future__ import annotations
+
+import hpack
+import pytest
+from hpack.hpack import encode_integer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.front.server.exchange import Header
+from gpuserve.front.server.hpack import (
+    FIELD_OVERHEAD_NBYTES,
+    TABLE_NBYTES,
+    Decoder,
+    HeadTooLarge,
+    HpackError,
+    encode,
+    status_field,
+)
+
+LIMIT = 64 << 10
+NAMES = st.sampled_from(
+    [b":path", b":method", b":status", b"te", b"cookie", b"grpc-timeout", b"x-a", b"x-long-er"]
+)
+VALUES = st.one_of(st.sampled_from([b"", b"GET", b"200", b"/", b"trailers"]), st.binary(max_size=300))
+FIELDS = st.lists(st.tuples(NAMES, VALUES), max_size=12)
+
+
+def theirs(block: bytes) -> list[Header]:
+    return [(bytes(name), bytes(value)) for name, value in hpack.Decoder().decode(block, raw=True)]
+
+
+@given(st.lists(st.tuples(FIELDS, st.booleans(), st.none() | st.integers(0, TABLE_NBYTES)), max_size=12))
+def test_blocks_of_one_connection_decode_to_what_was_encoded(
+    blocks: list[tuple[list[Header], bool, int | None]],
+) -> None:
+    encoder, decoder = hpack.Encoder(), Decoder(LIMIT)
+    for fields, huffman, size in blocks:
+        if size is not None:
+            encoder.header_table_size = size
+        assert decoder.decode(encoder.encode(fields, huffman=huffman)) == fields
+
+
+@given(st.lists(FIELDS, max_size=4))
+def test_our_blocks_decode_with_any_table(blocks: list[list[Header]]) -> None:
+    for fields in blocks:
+        assert theirs(encode(fields)) == fields
+
+
+@given(st.integers(0, 70_000))
+def test_lengths_of_every_size(nbytes: int) -> None:
+    fields = [(b"x", bytes(nbytes))]
+    assert Decoder(1 << 20).decode(encode(fields)) == fields
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_or_decode_as_elsewhere(block: bytes) -> None:
+    try:
+        fields = Decoder(LIMIT).decode(block)
+    except HpackError:
+        return
+    assert fields == theirs(block)
+
+
+def test_whole_fields_of_the_static_table_take_a_byte() -> None:
+    assert encode([status_field(200), (b":method", b"POST")]) == b"\x88\x83"
+
+
+# ---- the dynamic table ----------------------------------------------------------------------
+
+
+def kept(name: bytes, value: bytes) -> bytes:
+    """A literal field that goes into the table."""
+    return b"\x40" + bytes(encode_integer(len(name), 7)) + name + bytes(encode_integer(len(value), 7)) + value
+
+
+def indexed(index: int) -> bytes:
+    block = encode_integer(index, 7)
+    block[0] |= 0x80
+    return bytes(block)
+
+
+def resized(nbytes: int) -> bytes:
+    block = encode_integer(nbytes, 5)
+    block[0] |= 0x20
+    return bytes(block)
+
+
+NEWEST = 62
+
+
+def test_the_newest_entry_has_the_first_index() -> None:
+    decoder = Decoder(LIMIT)
+    decoder.decode(kept(b"a", b"1") + kept(b"b", b"2"))
+    assert decoder.decode(indexed(NEWEST) + indexed(NEWEST + 1)) == [(b"b", b"2"), (b"a", b"1")]
+    with pytest.raises(HpackError, match="index 64"):
+        decoder.decode(indexed(NEWEST + 2))
+
+
+def test_entries_go_when_the_table_is_over_its_size() -> None:
+    decoder = Decoder(LIMIT)
+    value = bytes(TABLE_NBYTES // 4 - FIELD_OVERHEAD_NBYTES - 1)
+    decoder.decode(b"".join(kept(b"%d" % n, value) for n in range(4)))
+    assert decoder.decode(indexed(NEWEST + 3))[0][0] == b"0"
+    decoder.decode(kept(b"4", value))
+    assert decoder.decode(indexed(NEWEST + 3))[0][0] == b"1"
+
+
+def test_an_entry_that_is_larger_than_the_table_empties_it() -> None:
+    decoder = Decoder(LIMIT)
+    decoder.decode(kept(b"a", b"1"))
+    large = bytes(TABLE_NBYTES)
+    assert decoder.decode(kept(b"b", large)) == [(b"b", large)]
+    with pytest.raises(HpackError, match="no table has"):
+        decoder.decode(indexed(NEWEST))
+
+
+def test_a_smaller_size_evicts_and_a_larger_one_brings_nothing_back() -> None:
+    decoder = Decoder(LIMIT)
+    decoder.decode(kept(b"a", b"1") + kept(b"b", b"2"))
+    assert decoder.decode(resized(34) + indexed(NEWEST)) == [(b"b", b"2")]
+    assert decoder.decode(resized(0) + resized(TABLE_NBYTES) + kept(b"c", b"3")) == [(b"c", b"3")]
+    assert decoder.decode(indexed(NEWEST)) == [(b"c", b"3")]
+    with pytest.raises(HpackError, match="no table has"):
+        decoder.decode(indexed(NEWEST + 1))
+
+
+def test_the_revision_changes_with_the_table_and_with_nothing_else() -> None:
+    decoder = Decoder(LIMIT)
+    decoder.decode(encode([(b"a", b"1"), (b":method", b"POST")]))
+    assert decoder.revision == 0
+    decoder.decode(kept(b"a", b"1"))
+    decoder.decode(resized(0))
+    assert decoder.revision == 2
+
+
+# ---- blocks that are none -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (indexed(0), "index 0"),
+        (indexed(NEWEST), "index 62"),
+        (indexed(1 << 30), "no table has"),
+        (b"\xff" + b"\xff" * 9 + b"\x01", "too large"),
+        (b"\xff" + b"\x80" * 9, "too large"),
+        (b"\x7f", "ends in the middle"),
+        (b"\x40", "ends in the middle"),
+        (b"\x40\x01", "longer than its block"),
+        (b"\x40\x01a", "ends in the middle"),
+        (b"\x40\x01a\x02b", "longer than its block"),
+        (b"\x40\x01a\x81\xff", "Huffman"),
+        (b"\x00\xff\xff\xff\xff\x0f", "longer than its block"),
+        (resized(TABLE_NBYTES + 1), "set to 4097"),
+        (b"\x82" + resized(0), "set to 0"),
+    ],
+)
+def test_malformed_blocks(block: bytes, text: str) -> None:
+    with pytest.raises(HpackError, match=text):
+        Decoder(LIMIT).decode(block)
+
+
+def test_a_block_that_is_cut_off_anywhere_is_refused() -> None:
+    block = kept(b"name", b"v" * 200)
+    for nbytes in range(1, len(block)):
+        with pytest.raises(HpackError):
+            Decoder(LIMIT).decode(block[:nbytes])
+
+
+def test_a_small_block_of_a_large_head_is_refused() -> None:
+    """One large entry, and its index again and again."""
+    decoder = Decoder(LIMIT)
+    block = kept(b"a", bytes(4000)) + indexed(NEWEST) * 16_000
+    with pytest.raises(HeadTooLarge, match="65536 bytes"):
+        decoder.decode(block)
+
+
+def test_empty_fields_count() -> None:
+    empty = b"\x00\x00\x00"
+    assert len(Decoder(320).decode(empty * 10)) == 10
+    with pytest.raises(HeadTooLarge):
+        Decoder(320).decode(empty * 11)

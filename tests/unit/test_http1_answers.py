@@ -1,0 +1,194 @@
+"""Responses over HTTP/1: how they are framed, and what becomes of the rest of a request."""
+
+from __future__ import annotations
+
+import pytest
+from http1_talk import (
+    CHUNKED,
+    GET,
+    OK,
+    OK_HEAD,
+    OLD_GET,
+    RecordingSink,
+    Talk,
+    answer_ok,
+    early,
+    post,
+)
+
+from gpuserve.front.server.exchange import Exchange
+from gpuserve.front.server.http1 import DRAIN_NBYTES
+from gpuserve.front.server.http1_exchange import JOINED_NBYTES
+
+# ---- answers --------------------------------------------------------------------------------
+
+
+def test_answers_are_framed_by_their_length() -> None:
+    talk = Talk().feed(GET + GET + GET + GET)
+    talk.exchange.start(200, [(b"a", b"b"), (b"content-length", b"3")])
+    talk.exchange.send(b"ab")
+    talk.exchange.send(b"c", end=True)
+    talk.exchange.start(404, [(b"connection", b"upgrade")])
+    talk.exchange.send(b"abcd", end=True)
+    talk.exchange.start(500, [], end=True)
+    talk.exchange.start(799, [])
+    talk.exchange.finish([(b"trailer", b"x")])
+    assert talk.responses() == [
+        (b"HTTP/1.1 200 OK\na: b\ncontent-length: 3", b"abc"),
+        (b"HTTP/1.1 404 Not Found\ncontent-length: 4", b"abcd"),
+        (b"HTTP/1.1 500 Internal Server Error\ncontent-length: 0", b""),
+        (b"HTTP/1.1 799 \ncontent-length: 0", b""),
+    ]
+    assert b"\r\ndate: " in talk.way.sent
+
+
+def test_an_answer_of_unknown_length_is_sent_in_chunks() -> None:
+    talk = Talk().feed(GET)
+    talk.exchange.start(200, [])
+    assert talk.way.n_writes == 0
+    for part in (b"ab", b"", b"c" * 17):
+        talk.exchange.send(part)
+    talk.exchange.finish()
+    head, _, body = talk.way.sent.partition(b"\r\n\r\n")
+    assert head.endswith(b"\r\ntransfer-encoding: chunked") or b"\r\ntransfer-encoding: chunked\r\n" in head
+    assert body == b"2\r\nab\r\n11\r\n" + b"c" * 17 + b"\r\n0\r\n\r\n"
+    assert not talk.http1.busy
+
+
+def test_an_answer_of_unknown_length_to_1_0_ends_with_the_connection() -> None:
+    talk = Talk().feed(OLD_GET.replace(b"\r\n\r\n", b"\r\nConnection: keep-alive\r\n\r\n"))
+    talk.exchange.start(200, [])
+    talk.exchange.send(b"ab")
+    talk.exchange.send(b"c", end=True)
+    head, _, body = talk.way.sent.partition(b"\r\n\r\n")
+    assert (b"\r\nconnection: close" in head, b"chunked" in head) == (True, False)
+    assert (body, talk.way.said) == (b"abc", ["close"])
+
+
+@pytest.mark.parametrize(
+    ("request_line", "fields", "connection", "said"),
+    [
+        (b"GET / HTTP/1.1", b"", b"", []),
+        (b"GET / HTTP/1.1", b"Connection: close\r\n", b"connection: close\r\n", ["close"]),
+        (b"GET / HTTP/1.0", b"", b"connection: close\r\n", ["close"]),
+        (b"GET / HTTP/1.0", b"Connection: keep-alive\r\n", b"connection: keep-alive\r\n", []),
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_an_answer_says_of_the_connection(
+    request_line: bytes, fields: bytes, connection: bytes, said: list[str], whole: bool
+) -> None:
+    talk = Talk().feed(request_line + b"\r\nHost: x\r\n" + fields + b"\r\n")
+    if whole:
+        answer_ok(talk.exchange)
+    else:
+        talk.exchange.start(200, [(b"content-length", b"2")])
+        talk.exchange.send(b"ok", end=True)
+    head, _, body = talk.way.sent.partition(b"\r\n\r\n")
+    assert (b"connection:" in head, body, talk.way.said) == (bool(connection), b"ok", said)
+    assert connection in head + b"\r\n"
+
+
+@pytest.mark.parametrize("status", [204, 304, 200])
+def test_answers_without_a_body(status: int) -> None:
+    method = b"HEAD" if status == 200 else b"GET"
+    talk = Talk().feed(GET.replace(b"GET", method) + GET)
+    talk.exchange.start(status, [(b"content-length", b"5")])
+    talk.exchange.send(b"hello", end=True)
+    answer_ok(talk.exchange)
+    head, _, rest = talk.way.sent.partition(b"\r\n\r\n")
+    assert (rest, b"content-length: 5" in head) == (OK, status != 204)
+
+
+def test_a_whole_answer_to_head_has_no_body() -> None:
+    assert Talk(answer_ok).feed(GET.replace(b"GET", b"HEAD")).way.sent == OK_HEAD
+
+
+@pytest.mark.parametrize(("parts", "end"), [((b"abcd",), False), ((b"ab",), True), ((b"ab", b"cd"), True)])
+def test_an_answer_that_is_not_as_long_as_it_said(parts: tuple[bytes, ...], end: bool) -> None:
+    talk = Talk().feed(GET)
+    talk.exchange.start(200, [(b"content-length", b"3")])
+    for part in parts:
+        talk.exchange.send(part, end=end and part is parts[-1])
+    assert (talk.way.said, talk.sinks[0].abandoned, talk.http1.busy) == (["close"], 1, False)
+
+
+def test_a_header_cannot_make_a_second_answer() -> None:
+    talk = Talk().feed(GET)
+    talk.exchange.start(200, [(b"a", b"b\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK")])
+    with pytest.raises(ValueError, match="line's end"):
+        talk.exchange.send(b"", end=True)
+    assert talk.way.sent == b""
+
+
+@pytest.mark.parametrize("nbytes", [2, JOINED_NBYTES + 1])
+def test_memory_is_let_go_exactly_once(nbytes: int) -> None:
+    released: list[int] = []
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % nbytes
+    pieces = (memoryview(bytes(nbytes // 2)), memoryview(bytes(nbytes // 2)))
+    talk = Talk().feed(GET)
+    talk.exchange.answer(head, pieces, lambda: released.append(1))
+    large = nbytes > JOINED_NBYTES
+    assert (len(released), len(talk.way.releases)) == (not large, large)
+    talk.exchange.answer(head, pieces, lambda: released.append(2))  # there is one answer only
+    assert released[not large :] == [2]
+    assert talk.way.n_writes == 1
+
+
+def test_memory_is_let_go_where_nobody_waits() -> None:
+    released: list[int] = []
+    talk = Talk().feed(GET)
+    talk.http1.lost()
+    talk.exchange.answer(OK_HEAD, (b"ok",), lambda: released.append(1))
+    assert (released, talk.way.sent) == ([1], b"")
+
+
+# ---- answers before the end of the request --------------------------------------------------
+
+
+def test_the_rest_of_an_answered_request_goes_by() -> None:
+    talk = early(100_000, b"x" * 1000).feed(b"x" * 99_000 + GET)
+    answer_ok(talk.exchange)
+    assert (talk.way.sent, len(talk.sinks), talk.way.said) == (OK * 2, 2, [])
+
+
+def test_a_request_that_is_answered_before_it_was_taken() -> None:
+    class Hasty(Talk):
+        def accept(self, exchange: Exchange) -> RecordingSink:
+            sink = super().accept(exchange)
+            answer_ok(sink.exchange)
+            return sink
+
+    talk = Hasty().feed(post(b"abc") + GET + post(b"abc")[:-1]).feed(b"c" + GET)
+    assert talk.way.sent == OK * 4
+    assert [sink.abandoned for sink in talk.sinks] == [1] * 4
+
+
+def test_too_much_of_an_answered_request_ends_the_connection() -> None:
+    talk = early(DRAIN_NBYTES * 2, b"x")
+    assert b"connection: close\r\n" in talk.way.sent
+    assert talk.feed(b"x" * 1000 + GET).way.said == ["end"]
+
+
+def test_too_many_chunks_of_an_answered_request_end_the_connection() -> None:
+    talk = Talk().feed(CHUNKED)
+    answer_ok(talk.exchange)
+    part = b"fffff\r\n" + bytes(0xFFFFF) + b"\r\n"
+    for _ in range(DRAIN_NBYTES // len(part) - 1):
+        talk.feed(part)
+    assert talk.way.said == []
+    talk.feed(part * 2)
+    assert talk.way.said == ["end"]
+
+
+def test_who_was_not_told_to_send_its_body_need_not() -> None:
+    class Refusing(Talk):
+        def accept(self, exchange: Exchange) -> RecordingSink:
+            sink = super().accept(exchange)
+            answer_ok(sink.exchange)
+            return sink
+
+    talk = Refusing().feed(b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+    assert b"100 Continue" not in talk.way.sent
+    assert b"connection: close\r\n" in talk.way.sent
+    assert talk.way.said == ["end"]

@@ -1,0 +1,111 @@
+"""How HTTP/2 connections end: told to, lost, or late."""
+
+from __future__ import annotations
+
+from http2_peer import (
+    END_HEADERS,
+    GOAWAY,
+    NO_ERROR,
+    PROTOCOL_ERROR,
+    REFUSED_STREAM,
+    data,
+    grow,
+)
+from http2_scene import RecordingWay, Talk
+
+from gpuserve.front.server.http2_blocks import BLOCK_TIMEOUT_S, BlockReader
+from gpuserve.front.server.http2_ending import LAST_WORDS_S, LINGER_S, SENDING_S, Ending
+
+
+def test_a_shut_down_answers_what_is_there_and_refuses_the_rest() -> None:
+    talk = Talk()
+    talk.feed(talk.peer.request(1) + talk.peer.headers(3))
+    talk.http2.shut_down()
+    talk.http2.shut_down()
+    talk.feed(talk.peer.request(5))
+    assert talk.peer.goaways == [(3, NO_ERROR)]
+    assert talk.peer.responses[5].reset == REFUSED_STREAM
+    talk.sinks[0].exchange.answer(b"\x88", (b"a",), 1, b"\x00\x01x\x01y")
+    assert not talk.is_over
+    talk.feed(data(3, b"x", end=True))
+    talk.sinks[1].exchange.start(200, [], end=True)
+    talk.read()
+    assert talk.way.said == ["end"]
+    assert talk.peer.responses[1].ended
+    assert talk.peer.responses[3].ended
+
+
+def test_a_client_that_goes_on_after_the_end_is_cut_off() -> None:
+    talk = Talk()
+    talk.feed(grow(0, 0) + bytes(3 << 20))
+    assert talk.way.said == ["end"]
+    talk.feed(bytes(2 << 20))
+    assert "abort" in talk.way.said
+
+
+def test_a_shut_down_of_a_connection_without_requests() -> None:
+    talk = Talk()
+    talk.http2.shut_down()
+    assert talk.way.said == ["end"]
+    assert [one.kind for one in talk.read()] == [GOAWAY]
+    talk.http2.shut_down()
+    talk.http2.lost()
+    assert talk.way.said == ["end"]
+
+
+def test_what_was_promised_stays_promised() -> None:
+    """A second GOAWAY names no later stream than the first."""
+    talk = Talk()
+    talk.feed(talk.peer.headers(1))
+    talk.http2.shut_down()
+    talk.feed(talk.peer.headers(3) + grow(0, 0))
+    assert talk.peer.goaways == [(1, NO_ERROR), (1, PROTOCOL_ERROR)]
+
+
+def test_over_tls_the_end_is_a_close() -> None:
+    talk = Talk(way=RecordingWay(tls=True))
+    talk.http2.shut_down()
+    assert talk.way.said == ["close"]
+
+
+def test_a_lost_connection_abandons_every_request() -> None:
+    talk = Talk()
+    talk.feed(talk.peer.request(1) + talk.peer.headers(3))
+    talk.http2.lost()
+    talk.http2.lost()
+    assert [sink.n_abandoned for sink in talk.sinks] == [1, 1]
+    talk.sinks[0].exchange.answer(b"\x88", (b"a",), 1, b"\x00\x01x\x01y")
+    talk.sinks[1].exchange.start(200, [])
+    talk.sinks[1].exchange.reset()
+    assert talk.read() == []
+
+
+def test_a_header_block_must_come_in_time() -> None:
+    now = 0.0
+    blocks = BlockReader(lambda: now)
+    assert blocks.begin(1, 0, b"\x83") is None
+    assert not blocks.late
+    now = BLOCK_TIMEOUT_S + 1
+    assert blocks.late
+    assert blocks.go_on(1, END_HEADERS, b"") is not None
+    assert not blocks.late
+
+
+def test_a_client_that_takes_nothing_is_given_up_in_the_end() -> None:
+    ending = Ending()
+    assert not ending.is_late(0, 0, over=False)
+    assert not ending.is_late(SENDING_S * 9, 0, over=False)
+    assert not ending.is_late(SENDING_S * 10, 5, over=False)
+    assert not ending.is_late(SENDING_S * 10.9, 5, over=False)
+    assert ending.is_late(SENDING_S * 11 + 1, 5, over=False)
+    assert not ending.is_late(SENDING_S * 11 + 2, 4, over=False)
+
+
+def test_a_client_that_does_not_go_is_left() -> None:
+    ending = Ending()
+    assert not ending.is_late(0, 5, over=True)
+    assert not ending.is_late(LAST_WORDS_S, 4, over=True)
+    assert ending.is_late(2 * LAST_WORDS_S + 0.1, 4, over=True)
+    slow = Ending()
+    late = [slow.is_late(now, 1000 - now, over=True) for now in range(int(LINGER_S) + 2)]
+    assert late.index(True) == LINGER_S + 1

@@ -1,0 +1,116 @@
+"""Floods over HTTP/2, and clients that do not read what they asked for."""
+
+from __future__ import annotations
+
+import pytest
+from http2_peer import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    ENHANCE_YOUR_CALM,
+    GOAWAY,
+    HEADERS,
+    PADDED,
+    PING_FRAME,
+    POST,
+    PRIORITY,
+    Peer,
+    data,
+    frame,
+    reset,
+    settings,
+)
+from http2_scene import RecordingWay, Talk
+
+from gpuserve.front.server.http2_frames import ConnectionFailed
+from gpuserve.front.server.http2_patience import BURST, PER_S, Patience
+
+BLOCK = Peer().encoder.encode(POST)
+UNFINISHED = frame(HEADERS, 0, 1, BLOCK[:3])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(HEADERS, END_HEADERS, 1, BLOCK) + data(1, b"") * 30_000,
+        frame(HEADERS, END_HEADERS, 1, BLOCK) + frame(DATA, PADDED, 1, b"\x00") * 30_000,
+        frame(99) * 30_000,
+        frame(PRIORITY, 0, 3, bytes(5)) * 30_000,
+        settings() * 30_000,
+        frame(GOAWAY, 0, 0, bytes(8)) * 30_000,
+        UNFINISHED + frame(CONTINUATION, 0, 1, b"\x20") * 30_000,
+        UNFINISHED + frame(CONTINUATION, 0, 1, b"") * 30_000,
+    ],
+)
+def test_floods_of_useless_frames(sent: bytes) -> None:
+    talk = Talk()
+    talk.feed(sent)
+    assert talk.peer.error == ENHANCE_YOUR_CALM
+
+
+def test_rapid_resets() -> None:
+    talk = Talk()
+    rounds = (talk.peer.headers(2 * n + 1) + reset(2 * n + 1) for n in range(3 * BURST))
+    talk.feed(b"".join(rounds))
+    assert talk.peer.error == ENHANCE_YOUR_CALM
+    assert BURST <= len(talk.sinks) < 3 * BURST
+    assert all(sink.n_abandoned == 1 for sink in talk.sinks)
+
+
+def test_cancels_of_an_honest_client() -> None:
+    talk = Talk()
+    for n in range(200):
+        talk.feed(talk.peer.request(2 * n + 1, b"body") + reset(2 * n + 1))
+    assert not talk.is_over
+
+
+def test_patience_comes_back_with_time() -> None:
+    now = 0.0
+    patience = Patience(lambda: now)
+    patience.spend(BURST)
+    with pytest.raises(ConnectionFailed):
+        patience.spend()
+    now = 1.0
+    for _ in range(int(PER_S) - 1):
+        patience.spend()
+    with pytest.raises(ConnectionFailed):
+        patience.spend()
+
+
+def test_a_window_that_changes_costs_by_the_streams_that_are_there() -> None:
+    talk = Talk()
+    talk.feed(b"".join(talk.peer.headers(2 * n + 1) for n in range(4000)))
+    talk.feed(b"".join(talk.peer.resize(70_000 + n % 2) for n in range(40)))
+    assert talk.peer.error == ENHANCE_YOUR_CALM
+    talk = Talk()
+    talk.feed(b"".join(talk.peer.headers(2 * n + 1) for n in range(4000)))
+    talk.feed(settings([(4, 70_000 + n % 2) for n in range(10_000)]))
+    assert not talk.is_over
+
+
+def test_a_client_that_does_not_read_is_not_read() -> None:
+    """Until then it may ask for more, slow as it is; and nothing is lost."""
+    talk = Talk(way=RecordingWay(1000))
+    talk.feed(settings() * 100 + PING_FRAME * 20)
+    assert talk.way.full
+    assert talk.way.reading
+    talk.feed(PING_FRAME * 200)
+    assert not talk.way.reading
+    assert not talk.is_over
+    talk.peer.read(talk.way.take(2000))
+    assert not talk.way.reading
+    talk.peer.read(talk.way.take())
+    assert talk.way.reading
+    assert talk.peer.n_acks == 101
+    assert len(talk.peer.pongs) == 220
+
+
+def test_refusals_that_are_not_read_are_bounded() -> None:
+    refuse = [(b"grpc-status", b"5"), (b"grpc-message", b"x" * 100)]
+    talk = Talk(lambda sink, end: sink.exchange.start(200, refuse, end=True), way=RecordingWay(1000))
+    for n in range(10_000):
+        if talk.way.reading:
+            talk.feed(talk.peer.request(2 * n + 1))
+    assert talk.way.unsent_nbytes < 100_000
+    talk.way.take()
+    assert talk.way.reading

@@ -1,0 +1,65 @@
+"""Huffman-coded strings, against another implementation."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.front.server.huffman import HuffmanError, decode
+
+ENCODER = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+
+
+@given(st.binary(max_size=600))
+def test_what_was_encoded_is_decoded(text: bytes) -> None:
+    assert decode(ENCODER.encode(text)) == text
+
+
+def test_every_byte_in_every_phase() -> None:
+    """Blocks of a long string end within codes of every length."""
+    text = bytes(range(256)) * 3
+    for shift in range(16):
+        shifted = b"0" * shift + text
+        assert decode(ENCODER.encode(shifted)) == shifted
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_decode_to_what_encodes_to_them_or_not_at_all(coded: bytes) -> None:
+    try:
+        text = decode(coded)
+    except HuffmanError:
+        return
+    assert ENCODER.encode(text) == coded
+
+
+@pytest.mark.parametrize(
+    "coded",
+    [
+        b"\xff",  # eight bits of padding
+        b"\x1c\x64\xff",
+        b"\x18",  # padding of zeros
+        b"\xff\xff\xff\xff",  # the end of string
+        b"\xff\xff\xff\xfc" * 100,
+        b"\xff" * 129,
+    ],
+)
+def test_strings_that_are_none(coded: bytes) -> None:
+    with pytest.raises(HuffmanError):
+        decode(coded)
+
+
+def test_a_long_string_costs_its_length_and_no_more() -> None:
+    short, long = (ENCODER.encode(b"a0" * n) for n in (2_000, 32_000))
+
+    def cost_s(coded: bytes) -> float:
+        began = time.process_time()
+        decode(coded)
+        return time.process_time() - began
+
+    ratio = min(cost_s(long) for _ in range(3)) / min(cost_s(short) for _ in range(5))
+    assert ratio < 16 * 2.5
