@@ -34,3 +34,7 @@ class GpuServe(Server):
         config = MODELS_FOLDER / ("echo.yaml" if tuple(models) == (ECHO,) else "all.yaml")
         flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
         return [str(self._program), "serve", str(config), *map(str, flags)]
+
+    def environment(self) -> dict[str, str]:
+        # An installed package, as the peers are, has its byte code; a checkout gets it by the first start.
+        return {"PYTHONDONTWRITEBYTECODE": ""}

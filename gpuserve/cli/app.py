@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuserve import logs
+from gpuserve.cli.bench import bench
 from gpuserve.cli.check import check
 from gpuserve.cli.exit_codes import ExitCode, help_text
 from gpuserve.cli.option_blocks import BlockCommand
 from gpuserve.cli.run import RUN_SETTINGS, run_program
 from gpuserve.cli.schema import schema
 from gpuserve.cli.serve import serve
+from gpuserve.cli.tune import tune
 from gpuserve.cli.version import print_version, version
 from gpuserve.errors import ConfigError, DeviceError, GpuserveError, ModelUnrecoverable, StartupError
+
+if TYPE_CHECKING:
+    from gpuserve.supervisor.front_process import EarlyFront
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
@@ -25,6 +30,7 @@ _EXAMPLES = """Examples:
   gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
   gpuserve run program.py
   gpuserve check config.yaml
+  gpuserve bench echo --shape x:16
   gpuserve schema > gpuserve.schema.json
 
 The options of a verb: gpuserve serve --help"""
@@ -43,15 +49,18 @@ def build_app() -> typer.Typer:
     app.callback()(_top_level)
     app.command(epilog=help_text(), cls=BlockCommand)(serve)
     app.command("run", context_settings=RUN_SETTINGS)(run_program)
-    for verb in (check, schema, version):
+    for verb in (check, bench, tune, schema, version):
         app.command(epilog=help_text())(verb)
     return app
 
 
-def run(arguments: list[str] | None = None) -> int:
-    """Run one command line, ``sys.argv`` by default, and return its exit status."""
+def run(arguments: list[str] | None = None, front: EarlyFront | None = None) -> int:
+    """Run one command line, ``sys.argv`` by default, and return its exit status.
+
+    ``front`` is one for ``serve`` that is already starting.
+    """
     try:
-        build_app()(arguments, prog_name="gpuserve")
+        build_app()(arguments, prog_name="gpuserve", obj=front)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.USAGE
     except GpuserveError as error:

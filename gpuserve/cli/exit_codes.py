@@ -19,7 +19,7 @@ class ExitCode(enum.IntEnum):
 
 MEANINGS = {
     ExitCode.OK: "success; also a clean stop by SIGTERM or SIGINT",
-    ExitCode.RUNTIME_FAILURE: "the server failed while it ran",
+    ExitCode.RUNTIME_FAILURE: "the server failed while it ran; of bench and tune: what they measured did",
     ExitCode.USAGE: "wrong command line",
     ExitCode.STARTUP_FAILURE: "a model did not load, or a port is taken",
     ExitCode.BAD_CONFIG: "the configuration is wrong",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
     from gpuserve.config.precedence import Override
     from gpuserve.config.repository import FileRepository
+    from gpuserve.supervisor.front_process import EarlyFront
     from gpuserve.supervisor.supervisor import Supervisor
 
 _PANEL = "Model, when the target is a callable"
@@ -31,6 +32,7 @@ _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
 @server_options.with_server_options
 def serve(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
@@ -89,7 +91,8 @@ def serve(
     model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
     server_flags = server_options.overrides(flags)
     configuration = _load(target, model_flags, server_flags)
-    raise typer.Exit(_serve(configuration, _repository(configuration, target, server_flags)))
+    repository = _repository(configuration, target, server_flags)
+    raise typer.Exit(serve_configuration(configuration, repository, context.obj))
 
 
 def _load(target: str, model_flags: CallableFlags, server: Sequence[Override]) -> Configuration:
@@ -124,8 +127,12 @@ def _repository(
     return FileRepository(target, os.environ, server, [one.name for one in configuration.models])
 
 
-def _serve(configuration: Configuration, repository: FileRepository | None) -> int:
-    """Run the supervisor in this thread.
+def serve_configuration(
+    configuration: Configuration, repository: FileRepository | None, early: EarlyFront | None = None
+) -> int:
+    """Run the supervisor in this thread until a signal ends it; returns the exit status.
+
+    ``early`` is a front that is already starting.
 
     Raises:
         DeviceError: a device that this machine does not have.
@@ -134,6 +141,7 @@ def _serve(configuration: Configuration, repository: FileRepository | None) -> i
     from gpuserve import logs
     from gpuserve.cli.preflight import require_devices, require_trace_output
     from gpuserve.cli.startup_view import startup_view
+    from gpuserve.supervisor.front_process import front_process
     from gpuserve.supervisor.repository import loaded_at_start
     from gpuserve.supervisor.supervisor import Supervisor
 
@@ -145,7 +153,12 @@ def _serve(configuration: Configuration, repository: FileRepository | None) -> i
         shown = loaded_at_start(configuration.models, settings.load_at_start)
         with startup_view(settings.log_format, shown, sys.stderr) as view:
             supervisor = Supervisor(
-                settings, configuration.models, view, relay_output=True, repository=repository
+                settings,
+                configuration.models,
+                view,
+                relay_output=True,
+                start_front=front_process if early is None else early.take,
+                repository=repository,
             )
             _stop_on_signals(supervisor)
             return ExitCode.RUNTIME_FAILURE if supervisor.run() else ExitCode.OK

@@ -27,7 +27,7 @@ class Channel:
     ) -> None:
         self._sock = sock
         self._vocabulary = vocabulary
-        self._buffer = memoryview(bytearray(datagram.MAX_DATAGRAM_NBYTES))
+        self._buffer = datagram.receive_buffer()
         sock.settimeout(send_timeout_s)
 
     def fileno(self) -> int:

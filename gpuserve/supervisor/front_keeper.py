@@ -17,7 +17,7 @@ from gpuserve.supervisor import messages
 from gpuserve.supervisor.channel import Channel
 from gpuserve.supervisor.listeners import Listeners
 from gpuserve.supervisor.live_instance import LiveInstance
-from gpuserve.supervisor.processes import Child, spawn
+from gpuserve.supervisor.processes import Child
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.relay import OutputRelay
 from gpuserve_worker.wire import WireError
@@ -32,16 +32,6 @@ _FIELDS = {"model": "", "instance": "front"}
 
 #: Starts a front, whose output is relayed or not; it, and our end of its control socket.
 StartFront: TypeAlias = Callable[[bool], tuple[Child, socket.socket]]
-
-
-def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
-    """The usual front: a process of its own.
-
-    Raises:
-        StartupError: the process could not be started.
-    """
-    process, (control,) = spawn("gpuserve.front", channels=1, relay_output=relay_output)
-    return process, control
 
 
 #: Tells the client how it went: nothing where it went well.

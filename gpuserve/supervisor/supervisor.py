@@ -20,7 +20,8 @@ from gpuserve.rates import check_rates
 from gpuserve.settings import ServerSettings
 from gpuserve.spec import RESTART_WORKER, ModelSpec
 from gpuserve.supervisor.attached_models import AttachedModels
-from gpuserve.supervisor.front_keeper import Answer, FrontKeeper, StartFront, front_process
+from gpuserve.supervisor.front_keeper import Answer, FrontKeeper, StartFront
+from gpuserve.supervisor.front_process import front_process
 from gpuserve.supervisor.listeners import Listeners
 from gpuserve.supervisor.load_requests import LoadRequests
 from gpuserve.supervisor.model_operations import Load, failed_start

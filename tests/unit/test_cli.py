@@ -92,7 +92,8 @@ def test_schema_is_data_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["-h"], ["serve", "-h"], ["check", "--help"], ["schema", "-h"], ["version", "-h"]]
+    "arguments",
+    [["-h"], ["check", "--help"], *([one, "-h"] for one in ("serve", "schema", "version", "bench", "tune"))],
 )
 def test_help_has_examples_and_exit_codes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == ExitCode.OK

@@ -1,0 +1,141 @@
+"""The tensors of requests: made up, or out of a file. Pure; files are read in ``input_files``."""
+
+from __future__ import annotations
+
+import enum
+import string
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuserve.bench.errors import BenchOptionError
+from gpuserve.bench.model_metadata import ModelMetadata, TensorMetadata
+from gpuserve_worker.tensor import BYTES, encode_bytes, numpy_dtype
+
+Array: TypeAlias = NDArray[Any]
+_LETTERS = np.array(list(string.ascii_letters))
+#: Random integers are small enough for any type, and for most tables that they index.
+_MAX_INTEGER = 100
+
+
+class Fill(enum.Enum):
+    """What made-up tensors hold."""
+
+    RANDOM = "random"  #: floats from 0 to 1, integers from 0 to 99, letters
+    ZERO = "zero"  #: zeros, empty strings
+
+
+def made_up(
+    model: ModelMetadata, shapes: Mapping[str, tuple[int, ...]], fill: Fill, string_length: int, seed: int
+) -> dict[str, Array]:
+    """One request's tensors.
+
+    Raises:
+        BenchOptionError: an input has a datatype that is not known.
+    """
+    source = np.random.default_rng(seed)
+    return {
+        one.name: _tensor(one, shapes[one.name], fill, string_length, source)
+        for one in model.inputs
+        if one.name in shapes
+    }
+
+
+def _tensor(
+    tensor: TensorMetadata,
+    shape: tuple[int, ...],
+    fill: Fill,
+    string_length: int,
+    source: np.random.Generator,
+) -> Array:
+    dtype = dtype_of(tensor)
+    if tensor.datatype == BYTES:
+        length = string_length if fill is Fill.RANDOM else 0
+        count = int(np.prod(shape, dtype=np.int64))
+        letters = source.choice(_LETTERS, (count, length))
+        made = np.empty(count, object)
+        made[:] = ["".join(row).encode() for row in letters]
+        return made.reshape(shape)
+    if fill is Fill.ZERO:
+        return np.zeros(shape, dtype)
+    if dtype.kind == "b":
+        return source.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu":
+        return source.integers(0, _MAX_INTEGER, shape).astype(dtype)
+    return source.random(shape, np.float32).astype(dtype)
+
+
+def dtype_of(tensor: TensorMetadata) -> np.dtype[Any]:
+    """The numpy type of an input.
+
+    Raises:
+        BenchOptionError: the server's datatype is not one of v2.
+    """
+    try:
+        return numpy_dtype(tensor.datatype)
+    except ValueError:
+        raise BenchOptionError(
+            "MODEL",
+            f"input {tensor.name!r} has the datatype {tensor.datatype}, which is not one of the protocol",
+        ) from None
+
+
+def fitted(model: ModelMetadata, given: Mapping[str, Any], batch_size: int, option: str) -> dict[str, Array]:
+    """One request's tensors out of values of a file.
+
+    Where the model batches, a tensor has the batch axis, or is one row that is repeated to the batch size.
+
+    Raises:
+        BenchOptionError: a tensor is missing, unknown, or does not fit.
+    """
+    known = {one.name: one for one in model.inputs}
+    for name in given:
+        if name not in known:
+            raise BenchOptionError(option, f"model {model.name!r} has no input {name!r}")
+    for one in model.inputs:
+        if one.name not in given and not one.optional:
+            raise BenchOptionError(option, f"the input {one.name!r} is missing")
+    found = {name: _fitted(model, known[name], value, batch_size, option) for name, value in given.items()}
+    rows = {len(array) for array in found.values()} if model.max_batch_size else set()
+    if len(rows) > 1:
+        raise BenchOptionError(
+            option, f"the inputs of a request have different numbers of rows: {sorted(rows)}"
+        )
+    return found
+
+
+def _fitted(model: ModelMetadata, tensor: TensorMetadata, value: Any, batch_size: int, option: str) -> Array:
+    array = _array(tensor, value, option)
+    wanted = tensor.shape
+    if model.max_batch_size and array.ndim == len(wanted) - 1:
+        array = np.repeat(array[None], batch_size, axis=0)
+    fits = array.ndim == len(wanted) and all(
+        dim in {-1, got} for dim, got in zip(wanted, array.shape, strict=True)
+    )
+    if not fits:
+        raise BenchOptionError(
+            option, f"input {tensor.name!r} has the shape {list(wanted)}, given {list(array.shape)}"
+        )
+    return array
+
+
+def _array(tensor: TensorMetadata, value: Any, option: str) -> Array:
+    dtype = dtype_of(tensor)
+    try:
+        array = np.array(value)
+        if tensor.datatype == BYTES:
+            return array.astype(object)
+        if array.dtype.kind not in "biufcV" or array.dtype.hasobject:
+            raise ValueError
+        return np.ascontiguousarray(array, dtype)
+    except (TypeError, ValueError):
+        raise BenchOptionError(option, f"input {tensor.name!r} is no array of {tensor.datatype}") from None
+
+
+def content(array: Array, datatype: str) -> bytes:
+    """The tensor as it lies on the wire."""
+    if datatype == BYTES:
+        return encode_bytes(array.ravel().tolist())
+    return array.tobytes()

@@ -1,0 +1,113 @@
+"""What is seen while a server is measured, and the table at the end. rich draws; nothing is computed here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from gpuserve.bench.levels import Level
+from gpuserve.bench.output import markdown
+from gpuserve.bench.plan import Plan
+from gpuserve.bench.report import Report
+from gpuserve.bench.results import LevelResult
+from gpuserve.bench.session import Observer
+from gpuserve.bench.stability import Window
+from gpuserve.bench.table import notes, table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+class LineView:
+    """One line for each level, where nobody looks at a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def level_started(self, level: Level, position: int, levels: int) -> None:
+        """See ``Observer``."""
+
+    def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
+        """See ``Observer``."""
+
+    def level_ended(self, result: LevelResult) -> None:
+        """See ``Observer``."""
+        self._stream.write(f"{_level_line(result)}\n")
+        self._stream.flush()
+
+
+class LiveView:
+    """A bar for the level that is measured, with what its last second gave."""
+
+    def __init__(self, progress: Progress, plan: Plan) -> None:
+        self._progress = progress
+        self._plan = plan
+        self._task: TaskID | None = None
+
+    def level_started(self, level: Level, position: int, levels: int) -> None:
+        """See ``Observer``."""
+        title = f"{level.kind.value} {level} ({position + 1}/{levels})"
+        self._task = self._progress.add_task(title, total=self._plan.duration_s, figures="warming up")
+
+    def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
+        """See ``Observer``."""
+        figures = f"{window.throughput:,.0f} req/s  p50 {window.p50_ms:.3g} ms  p99 {window.p99_ms:.3g} ms"
+        if failed:
+            figures += f"  [red]{failed} failed[/red]"
+        if self._task is not None:
+            self._progress.update(self._task, completed=elapsed_s, figures=figures)
+
+    def level_ended(self, result: LevelResult) -> None:
+        """See ``Observer``."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._progress.console.print(_level_line(result), highlight=False, markup=False)
+
+
+@contextlib.contextmanager
+def progress_view(plan: Plan, stream: TextIO) -> Iterator[Observer]:
+    """The view that suits the stream."""
+    if not stream.isatty():
+        yield LineView(stream)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, console=Console(file=stream), transient=True) as progress:
+        yield LiveView(progress, plan)
+
+
+def show(report: Report, baseline: Report | None, stream: TextIO) -> None:
+    """The table of a report: drawn on a terminal, Markdown elsewhere."""
+    if not stream.isatty():
+        stream.write(markdown(report, baseline))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    made = table(report, baseline)
+    drawn = Table(box=None, pad_edge=False, title=f"{report.model} at {report.url}", title_justify="left")
+    for position, title in enumerate(made.titles):
+        drawn.add_column(title, justify="right" if position else "left")
+    for row in made.rows:
+        drawn.add_row(*row)
+    console = Console(file=stream)
+    console.print(drawn)
+    for one in notes(report):
+        console.print(f"- {one}", highlight=False, markup=False)
+
+
+def _level_line(result: LevelResult) -> str:
+    latency = result.latency
+    failed = f", {result.failed} failed" if result.failed else ""
+    return (
+        f"{result.level.kind.value} {result.level}: {result.throughput:,.0f} req/s, "
+        f"p50 {latency.p50_ms:.3g} ms, p99 {latency.p99_ms:.3g} ms{failed}"
+    )

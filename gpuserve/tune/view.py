@@ -1,0 +1,107 @@
+"""What is seen of a search: a line for each trial, and at the end the front as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from gpuserve.bench.levels import Level
+from gpuserve.bench.results import LevelResult
+from gpuserve.bench.session import Observer
+from gpuserve.bench.stability import Window
+from gpuserve.tune.axes import Axis, Settings
+from gpuserve.tune.limits import LatencyLimit
+from gpuserve.tune.pareto import Point, best, front
+
+
+class TrialLines:
+    """A line for each trial; on a terminal the level that is measured comes and goes."""
+
+    def __init__(self, axes: Sequence[Axis], limit: LatencyLimit, stream: TextIO) -> None:
+        self._axes = axes
+        self._limit = limit
+        self._stream = stream
+        self._number = 0
+
+    def trial_started(self, number: int, settings: Settings) -> Observer:
+        """See ``TuningObserver``."""
+        self._number = number
+        return self
+
+    def trial_ended(self, settings: Settings, points: Sequence[Point], failure: str) -> None:
+        """See ``TuningObserver``."""
+        self._passing("")
+        text = failure or _result(points, self._limit)
+        self._stream.write(f"{self._number:>3}  {settings_text(self._axes, settings)}: {text}\n")
+        self._stream.flush()
+
+    def level_started(self, level: Level, position: int, levels: int) -> None:
+        """See ``bench.session.Observer``."""
+        self._passing(f"{self._number:>3}  {level} in flight …")
+
+    def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
+        """See ``bench.session.Observer``."""
+        self._passing(f"{self._number:>3}  {window.throughput:,.0f} req/s, p99 {window.p99_ms:.3g} ms …")
+
+    def level_ended(self, result: LevelResult) -> None:
+        """See ``bench.session.Observer``."""
+
+    def _passing(self, text: str) -> None:
+        """A line that the next one replaces."""
+        if self._stream.isatty():
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+
+
+def show_front(
+    model: str, axes: Sequence[Axis], points: Sequence[Point], limit: LatencyLimit, stream: TextIO
+) -> None:
+    """The front, with the best under the limit marked: drawn on a terminal, Markdown elsewhere."""
+    chosen = best(points, limit)
+    titles = [*(axis.title for axis in axes), "in flight", "req/s", f"{limit.figure} ms", ""]
+    rows = [
+        [
+            *map(str, one.settings),
+            f"{one.concurrency:g}",
+            f"{one.throughput:,.0f}",
+            f"{one.latency_ms:.3g}",
+            "best" if one is chosen else "",
+        ]
+        for one in front(points)
+    ]
+    if stream.isatty():
+        _draw(model, titles, rows, stream)
+        return
+    rule = ["---:"] * (len(titles) - 1) + ["---"]
+    lines = [f"| {' | '.join(row)} |" for row in (titles, rule, *rows)]
+    stream.write("\n".join([f"# {model}", "", *lines]) + "\n")
+
+
+def settings_text(axes: Sequence[Axis], settings: Settings) -> str:
+    """Keys and values, as in the config file."""
+    return ", ".join(
+        f"{'.'.join(str(key) for key in axis.keys if not isinstance(key, int))} {value}"
+        for axis, value in zip(axes, settings, strict=True)
+    )
+
+
+def _draw(model: str, titles: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*titles, box=None, pad_edge=False, title=model, title_justify="left")
+    for column in table.columns:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row, style="bold" if row[-1] else "")
+    Console(file=stream).print(table)
+
+
+def _result(points: Sequence[Point], limit: LatencyLimit) -> str:
+    found = best(points, limit)
+    if found is None:
+        return f"{limit.figure} is over the limit"
+    return (
+        f"{found.throughput:,.0f} req/s, {limit.figure} {found.latency_ms:.3g} ms, "
+        f"{found.concurrency:g} in flight"
+    )

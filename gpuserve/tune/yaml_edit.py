@@ -1,0 +1,52 @@
+"""Values changed in the text of a config file; comments and order stay. Pure: text in, text out."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from gpuserve.config.positions import Path
+
+_FIRST_ITEM = re.compile(r"^models:[^\n]*\n(?:[ ]*(?:#[^\n]*)?\n)*([ ]*)- ", re.MULTILINE)
+_WIDE = 10_000
+
+
+def with_values(text: str, values: Mapping[Path, Any]) -> str:
+    """The text with these values at these paths; what is missing on the way is made."""
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = _WIDE
+    first = _FIRST_ITEM.search(text)
+    offset = len(first[1]) if first else 0
+    yaml.indent(mapping=2, sequence=offset + 2, offset=offset)
+    document = yaml.load(text)
+    for path, value in values.items():
+        _put(document, path, value)
+    buffer = io.StringIO()
+    yaml.dump(document, buffer)
+    return buffer.getvalue()
+
+
+def _put(whole: Any, path: Path, value: Any) -> None:
+    *parents, last = path
+    for step, following in zip(parents, path[1:], strict=True):
+        whole = _child(whole, step, following)
+    if isinstance(whole, list) and last == len(whole):
+        whole.append(value)
+    else:
+        whole[last] = value
+
+
+def _child(whole: Any, step: str | int, following: str | int) -> Any:
+    """What is at this step, made where it is missing."""
+    empty: Any = [] if isinstance(following, int) else {}
+    if isinstance(whole, list):
+        if step == len(whole):
+            whole.append(empty)
+    elif whole.get(step) is None:
+        whole[step] = empty
+    return whole[step]

@@ -1,0 +1,192 @@
+"""From counted durations to figures, warnings and reports."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.bench.comparison import compared
+from gpuserve.bench.errors import BenchOptionError
+from gpuserve.bench.latencies import Latencies, percentile_curve
+from gpuserve.bench.levels import Level, LoadKind
+from gpuserve.bench.output import check_output, csv_text, markdown
+from gpuserve.bench.report import Report, from_json, to_json
+from gpuserve.bench.results import LevelResult, Tally
+from gpuserve.bench.samples import Interval, counted
+from gpuserve.bench.server_time import ServerTime, ServerTotals, difference, totals
+from gpuserve.bench.stability import Window, is_stable
+from gpuserve.bench.table import notes, table
+
+CLOSED = Level(LoadKind.CONCURRENCY, 8)
+OPEN = Level(LoadKind.RATE, 100)
+
+
+def interval(*latencies_s: float, **more: object) -> Interval:
+    fields: dict[str, object] = {
+        "duration_s": 2.0,
+        "cpu_s": 0.2,
+        "sent": len(latencies_s),
+        "completed": len(latencies_s),
+        "responses": len(latencies_s),
+        "latencies": counted(latencies_s),
+    }
+    return Interval(**{**fields, **more})  # type: ignore[arg-type]
+
+
+def result(level: Level = CLOSED, *intervals: Interval, server: ServerTime | None = None) -> LevelResult:
+    tally = Tally()
+    for process, one in enumerate(intervals or (interval(0.001, 0.002, 0.003),)):
+        tally.add(process, one)
+    return tally.result(level, server)
+
+
+def report(*levels: LevelResult, **more: object) -> Report:
+    fields = {"model": "echo", "url": "grpc://h:1", "began_at": "now", "gpuserve": "0", "cores": 2}
+    return Report(**fields, settings={"data": "random"}, levels=levels, **more)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=300))
+def test_percentiles_are_those_of_the_values(latencies_s: list[float]) -> None:
+    found = Latencies()
+    found.add(counted(latencies_s))
+    summary = found.summary()
+    ordered = sorted(latencies_s)
+    assert summary.count == len(ordered)
+    for percentile, value in ((50, summary.p50_ms), (99, summary.p99_ms), (100, summary.max_ms)):
+        rank = max(1, -(-percentile * len(ordered) // 100))
+        assert value == pytest.approx(1000 * ordered[rank - 1], rel=0.003)
+
+
+def test_processes_are_added_up() -> None:
+    one = interval(0.001, 0.001, cpu_s=1.0)
+    other = interval(0.003, 0.003, 0.003, 0.003, cpu_s=1.9, lags=counted([0.5]))
+    found = result(CLOSED, one, other)
+    assert found.throughput == pytest.approx(3.0)
+    assert (found.completed, found.latency.count) == (6, 6)
+    assert found.latency.max_ms == pytest.approx(3.0, rel=0.002)
+    assert found.client_cpu == pytest.approx(0.95)
+    assert len(found.warnings) == 1
+    assert "may be the limit" in found.warnings[0]
+
+
+def test_warnings_of_an_open_loop() -> None:
+    late = interval(*[0.001] * 9, lags=counted([0.01] * 9), waited=counted([5.0, 6.0]))
+    found = result(OPEN, late)
+    assert [text.split(" ")[0] for text in found.warnings] == ["of", "1", "2"]
+    assert found.unanswered == 2
+    assert found.latency.max_ms == pytest.approx(6000, rel=0.002)
+    assert result(OPEN, interval(*[0.001] * 200)).warnings == ()
+
+
+def test_failures_are_counted_by_kind() -> None:
+    found = result(
+        CLOSED, interval(failures={"A": (2, "first")}), interval(failures={"A": (1, "other"), "B": (1, "")})
+    )
+    assert found.failures == {"A": (3, "first"), "B": (1, "")}
+    assert found.failed == 4
+    assert "8 in flight: 3 times A (first)" in notes(report(found))
+
+
+def test_stability() -> None:
+    same = Window(100, 1, 5)
+    assert not is_stable([same, same])
+    assert is_stable([Window(1, 9, 9), same, same, same])
+    assert is_stable([same, Window(104, 1.02, 5.2), same])
+    assert not is_stable([same, same, Window(100, 1, 9)])
+    assert not is_stable([Window(0, 0, 0)] * 3)
+
+
+def test_the_servers_time_is_the_difference() -> None:
+    before = ServerTotals(10, 100, 100, 100, 100, 10, 0, 10, 10)
+    statistics = {
+        "inference_stats": {
+            "success": {"count": "14", "ns": "1"},
+            "queue": {"count": 14, "ns": 8_000_100},
+            "compute_input": {"count": 14, "ns": 4_000_100},
+            "compute_infer": {"count": 14, "ns": 2_000_100},
+            "compute_output": {"count": 14, "ns": 100},
+        },
+        "inference_count": "18",
+        "execution_count": 12,
+    }
+    found = difference(before, totals(statistics))
+    assert found == ServerTime(4, 2.0, 1.0, 0.5, 0.0, 2, 4.0, 0)
+    assert difference(before, before) is None
+    assert difference(None, before) is None
+    assert difference(totals(statistics), before) is None
+
+
+def test_a_report_is_kept_and_read_again() -> None:
+    server = ServerTime(4, 2.0, 1.0, 0.5, 0.0, 2, 4.0, 0)
+    made = report(result(server=server), result(OPEN, interval(0.1, failures={"A": (1, "x")})))
+    assert from_json(to_json(made), "--baseline") == made
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "gpuserve bench 1"}', '{"format": "x"}'])
+def test_what_is_no_report(text: str) -> None:
+    with pytest.raises(BenchOptionError, match=r"expected a \.json report"):
+        from_json(text, "--baseline")
+
+
+def test_ratios_to_a_baseline() -> None:
+    old = report(result())
+    new = report(replace(result(), throughput=3.0), result(OPEN))
+    first, second = compared(new, old)
+    assert first is not None
+    assert (first.throughput, first.p99) == (pytest.approx(2.0), 1.0)
+    assert second is None
+    titles, rows = table(new, old)
+    assert titles[-3:] == ["req/s ratio", "p50 ratio", "p99 ratio"]
+    assert [row[-3:] for row in rows] == [["2.00", "1.00", "1.00"], ["", "", ""]]
+    assert "req/s ratio" not in table(new, None).titles
+
+
+def test_markdown_and_csv() -> None:
+    streams = result(CLOSED, interval(0.1, first=counted([0.01]), gaps=counted([0.02])))
+    made = report(streams, interrupted=True)
+    text = markdown(made, None)
+    assert text.startswith("# echo\n\ngrpc://h:1, now")
+    assert "| first p50 ms |" in text
+    assert "- the run was interrupted" in text
+    (row,) = csv.DictReader(io.StringIO(csv_text(made, None)))
+    assert float(row["concurrency"]) == 8
+    assert float(row["latency_p99_ms"]) == pytest.approx(100, rel=0.002)
+    assert row["failed"] == "0"
+    assert json.loads(to_json(made))["interrupted"] is True
+
+
+def test_a_page_fetches_nothing_and_escapes() -> None:
+    made = replace(report(result(), result(replace(CLOSED, value=16))), model="<script>")
+    program = (
+        "import sys; from gpuserve.bench.output import page; from gpuserve.bench.report import from_json; "
+        "print(page(from_json(sys.stdin.read(), ''), None))"
+    )  # in a process of its own: matplotlib keeps its fonts open
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=to_json(made), stdout=subprocess.PIPE, text=True, check=True
+    )
+    text = done.stdout
+    assert text.count("<svg") == 3
+    assert "<script" not in text
+    assert 'src="' not in text
+
+
+def test_a_curve_goes_up_to_the_last_percentiles() -> None:
+    curve = percentile_curve(result().histogram)
+    assert [at for at, _ in curve] == sorted(at for at, _ in curve)
+    assert curve[0] == (0.0, pytest.approx(1.0, rel=0.002))
+    assert curve[-1][1] == pytest.approx(3.0, rel=0.002)
+
+
+def test_outputs_are_checked_before_the_run() -> None:
+    check_output("report.html")
+    for path, said in (("report.pdf", "ends in .md, .csv"), ("absent/report.md", "no folder 'absent'")):
+        with pytest.raises(BenchOptionError, match=said):
+            check_output(path)

@@ -1,0 +1,167 @@
+"""The search, the front, the limits, the axes, and the text of the config."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.bench.errors import BenchOptionError
+from gpuserve.bench.latencies import Summary
+from gpuserve.config.load import load_data
+from gpuserve.config.positions import parse
+from gpuserve.spec import ModelSpec
+from gpuserve.tune.axes import Wishes, axes_of, parse_wishes
+from gpuserve.tune.limits import LatencyLimit, parse_limit, parse_seconds
+from gpuserve.tune.pareto import Point, best, front, score
+from gpuserve.tune.search import Position, coordinate_search, is_better
+from gpuserve.tune.yaml_edit import with_values
+
+POINTS = st.lists(
+    st.builds(Point, st.just(()), st.just(1), st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=40
+)
+
+
+def searched(sizes: list[int], start: Position, hill: Position) -> tuple[Position, list[Position]]:
+    """The end of a search over one hill, and what was tried on the way."""
+    search = coordinate_search(sizes, start)
+    tried = [next(search)]
+    try:
+        while True:
+            distance = sum(abs(at - top) for at, top in zip(tried[-1], hill, strict=True))
+            tried.append(search.send(1000.0 * 0.5**distance))
+    except StopIteration as end:
+        return end.value, tried
+
+
+@given(st.data(), st.lists(st.integers(1, 6), min_size=1, max_size=4))
+def test_the_search_finds_a_hill(data: st.DataObject, sizes: list[int]) -> None:
+    start = tuple(data.draw(st.integers(0, size - 1)) for size in sizes)
+    hill = tuple(data.draw(st.integers(0, size - 1)) for size in sizes)
+    found, tried = searched(sizes, start, hill)
+    assert found == hill
+    assert tried[0] == start
+    assert len(tried) == len(set(tried))
+    assert all(0 <= at < size for one in tried for at, size in zip(one, sizes, strict=True))
+
+
+def test_noise_is_no_step() -> None:
+    assert not is_better(102.0, 100.0)
+    assert is_better(104.0, 100.0)
+    assert is_better(1.0, -50.0)
+    assert is_better(-40.0, -50.0)
+    assert not is_better(-49.5, -50.0)
+    assert is_better(-50.0, -float("inf"))
+    assert not is_better(-float("inf"), -float("inf"))
+
+
+@given(POINTS)
+def test_the_front_has_what_no_other_beats(points: list[Point]) -> None:
+    found = front(points)
+    for one in points:
+        beaten = any(
+            other.throughput >= one.throughput
+            and other.latency_ms <= one.latency_ms
+            and (other.throughput, other.latency_ms) != (one.throughput, one.latency_ms)
+            for other in points
+        )
+        same = [(other.throughput, other.latency_ms) == (one.throughput, one.latency_ms) for other in found]
+        assert sum(same) == (not beaten)
+    assert found == sorted(found, key=lambda one: one.throughput)
+
+
+@given(POINTS, st.floats(1, 100))
+def test_the_best_is_under_the_limit(points: list[Point], most_ms: float) -> None:
+    limit = LatencyLimit("p99", most_ms)
+    found = best(points, limit)
+    within = [one.throughput for one in points if one.latency_ms <= most_ms]
+    if found is None:
+        assert not within
+        assert score(points, limit) == -min(one.latency_ms for one in points)
+    else:
+        assert found.throughput == max(within) == score(points, limit)
+        assert found.latency_ms <= most_ms
+
+
+def test_limits() -> None:
+    summary = Summary(9, 1, 2, 3, 4, 5, 6, 7)
+    assert parse_limit("p99=50ms") == LatencyLimit("p99", 50.0)
+    assert parse_limit("p99.9=1.5s") == LatencyLimit("p99.9", 1500.0)
+    assert parse_limit("mean=200us").of(summary) == 1
+    assert parse_limit("p99.9=6ms").holds(summary)
+    assert not parse_limit("max=6ms").holds(summary)
+    assert LatencyLimit().holds(summary)
+    assert [parse_seconds("--x", text) for text in ("90", "90s", "1.5m", "1h")] == [90, 90, 90, 3600]
+
+
+@pytest.mark.parametrize("text", ["", "p99", "p99=50", "p98=5ms", "p99=-1ms", "50ms"])
+def test_wrong_limits(text: str) -> None:
+    with pytest.raises(BenchOptionError, match="such as p99=50ms, given"):
+        parse_limit(text)
+    with pytest.raises(BenchOptionError, match="such as 90s or 10m"):
+        parse_seconds("--time-budget", "soon")
+
+
+def spec(**more: object) -> ModelSpec:
+    entry = {"name": "m", "callable": "pkg.mod:f", "inputs": [], "outputs": [], **more}
+    return load_data({"models": [entry]}, "config", ".", {}).models[0]
+
+
+def test_axes_are_around_the_files_values() -> None:
+    model = spec(max_batch_size=8, batching={"max_queue_delay_us": 300})
+    axes = {one.option: one for one in axes_of(model, [3], 4, 1, Wishes())}
+    assert axes["--max-batch-sizes"].values == (2, 4, 8, 16, 32)
+    assert axes["--delays-us"].values == (0, 100, 300, 500, 1000, 2000, 5000)
+    assert axes["--instances"].values == (1, 2, 3, 4)
+    assert axes["--prefetch"].values == (0, 1, 2)
+    assert axes["--delays-us"].start == 300
+
+
+def test_axes_that_are_named() -> None:
+    wishes = parse_wishes({"max_batch_sizes": "16,2,1", "delays_us": "0", "instances": "2", "prefetch": "0"})
+    axes = axes_of(spec(max_batch_size=8), [1], 4, 2, wishes)
+    assert [(one.option, one.values, one.start) for one in axes] == [
+        ("--max-batch-sizes", (2, 16), 8),
+        ("--instances", (2,), 1),
+    ]
+
+
+def test_a_model_without_batches_or_with_several_devices() -> None:
+    assert [one.option for one in axes_of(spec(), [1, 1], 2, 1, Wishes())] == ["--prefetch"]
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,-2", "1.5"])
+def test_wrong_values(text: str) -> None:
+    with pytest.raises(BenchOptionError, match="--delays-us: expected whole numbers") as raised:
+        parse_wishes({"delays_us": text})
+    assert raised.value.option == "--delays-us"
+
+
+CONFIG = """\
+# head
+server: {http_port: 8000}
+models:
+  # the model
+  - name: m   # its name
+    callable: "pkg.mod:f"
+    max_batch_size: 8  # rows
+    inputs: [{name: x, dtype: FP32, shape: [-1]}]
+"""
+
+
+def test_comments_stay() -> None:
+    path = ("models", 0)
+    assert with_values(CONFIG, {}) == CONFIG
+    changed = with_values(CONFIG, {(*path, "max_batch_size"): 4})
+    assert changed == CONFIG.replace("max_batch_size: 8", "max_batch_size: 4")
+    added = with_values(
+        CONFIG, {(*path, "batching", "max_queue_delay_us"): 5, (*path, "instances", 0, "count"): 2}
+    )
+    assert added.startswith(CONFIG)
+    entry = parse(added).data["models"][0]
+    assert (entry["batching"], entry["instances"]) == ({"max_queue_delay_us": 5}, [{"count": 2}])
+
+
+def test_json_is_changed_too() -> None:
+    text = '{"models": [{"name": "m", "max_batch_size": 8}]}'
+    assert '"max_batch_size": 4' in with_values(text, {("models", 0, "max_batch_size"): 4})
