@@ -44,7 +44,7 @@ class Server(ModelHost):
         settings: all settings in one; the keyword arguments replace single ones:
         host: the address to listen on, "0.0.0.0" by default.
         http_port, grpc_port, metrics_port: 8000, 8001, 8002; 0 picks a free one, None switches it off.
-        transport: "native" or "h2corn" (both protocols on every port), or "grpcio" (grpc.aio has the gRPC port).
+        transport: "native" or "h2corn" (both protocols on every port), or "grpcio" (grpc.aio for gRPC).
         name: the server's name in its metadata.
         drain_timeout_s: how long ``stop()`` finishes what is queued, in seconds.
         load_timeout_s: how long a callable may take to load, in seconds; 0 is for ever.

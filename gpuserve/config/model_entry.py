@@ -185,7 +185,8 @@ class ModelEntry(Entry):
     )
     queue: QueueEntry = Field(default_factory=QueueEntry, description="How much may wait.")
     prefetch: Annotated[int, Field(ge=0, le=16)] | None = Field(
-        default=None, description="Batches that wait inside a worker; null: 1 on a GPU, 0 on the CPU."
+        default=None,
+        description="Full batches that wait inside a worker; null: 1 on a GPU, 0 on the CPU.",
     )
     decoupled: bool = Field(
         default=False, description="A request is answered by any number of responses, as they are produced."

@@ -22,6 +22,7 @@ Every request that was accepted is in exactly one place, at any time::
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection
 from typing import Final
@@ -53,6 +54,8 @@ __all__ = [
 
 # Looked at once a request: a look-up on an Enum class costs ten times one of a global.
 _QUEUED: Final = RequestState.QUEUED
+#: No delay has run out then, so that only a batch that cannot grow is formed.
+_BEFORE_EVER: Final = -math.inf
 _ENQUEUED_AT: Final = operator.attrgetter("enqueued_at")
 
 
@@ -160,7 +163,8 @@ class ModelScheduler:
     Args:
         max_batch_size: the most rows a batch may have; 0 for a model that does not batch. No request is
             ever cut, and one of more rows must not come here.
-        prefetch: how many batches an instance may hold besides the one it runs.
+        prefetch: how many batches an instance may hold besides those it runs. Only what cannot grow by
+            waiting is held: a full batch, or a request that is not merged.
         retry_on_death: whether a request may run again when a worker died under it.
     """
 
@@ -271,7 +275,7 @@ class ModelScheduler:
         elif not self._has_room(None if instance is None else (instance,)):
             return None
         retried = queue.take_retried()
-        requests = self._former.form(queue.waiting, now) if retried is None else [retried]
+        requests = self._form(now, instance) if retried is None else [retried]
         if requests is None:
             return None
         queue.dispatched(requests)
@@ -279,6 +283,12 @@ class ModelScheduler:
         again = retried is not None
         alone = again or not self._former.merges
         return self._slots.place(requests, rows, alone, secluded=again, instance=instance)
+
+    def _form(self, now: float, instance: str | None) -> list[QueuedRequest] | None:
+        """What an instance would hold and not yet run does not grow there, and cannot go elsewhere."""
+        if self._prefetch and not self._slots.begins_at_once(None if instance is None else (instance,)):
+            return self._former.form(self._queue.waiting, _BEFORE_EVER)
+        return self._former.form(self._queue.waiting, now)
 
     def _has_room(self, among: Collection[str] | None) -> bool:
         """Whether an instance can take what is next; what may have killed a worker gets one for itself."""
@@ -299,7 +309,10 @@ class ModelScheduler:
         if not self._queue.requests:
             return None
         deadline = self._queue.next_due()
-        ready_at = self._former.ready_at(self._queue.waiting) if self._has_room(among) else None
+        ready_at = None
+        # Where a batch would only be held, its age changes nothing.
+        if self._has_room(among) and (not self._prefetch or self._slots.begins_at_once(among)):
+            ready_at = self._former.ready_at(self._queue.waiting)
         times = [time for time in (deadline, ready_at) if time is not None]
         return max(now, min(times)) if times else None
 

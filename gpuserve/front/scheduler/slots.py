@@ -55,6 +55,11 @@ class _Instance:
         return self.running == 0 if self.at_once > 1 else self.running < self.capacity
 
     @property
+    def begins_at_once(self) -> bool:
+        """Whether one more batch would run now, and not wait behind another."""
+        return self.running < self.at_once
+
+    @property
     def load(self) -> float:
         """The part of its slots that is taken; 1 where there is no room."""
         return self.running / self.capacity
@@ -117,6 +122,11 @@ class InstanceSlots:
             return self.room > 0
         instances = self._by_use if among is None else [self._instances[name] for name in among]
         return any(one.has_seclusion if secluded else one.load < 1 for one in instances)
+
+    def begins_at_once(self, among: Collection[str] | None = None) -> bool:
+        """Whether one of some instances, or any, would run a batch now, and not only hold it."""
+        instances = self._by_use if among is None else [self._instances[name] for name in among]
+        return any(one.begins_at_once for one in instances)
 
     def with_room(self) -> list[str]:
         """The instances that can take a batch, the one with the most room first."""
