@@ -28,6 +28,7 @@ from gpuserve.supervisor.observer import SilentObserver
 from gpuserve.supervisor.supervisor import Supervisor
 from gpuserve.tls import check_tls, with_whole_paths
 from gpuserve.trace_output import check_trace
+from gpuserve.transports import check_transport
 
 
 class Server(ModelHost):
@@ -72,7 +73,8 @@ class Server(ModelHost):
 
     Raises:
         TypeError: a keyword argument is no setting.
-        ConfigError: the settings of headers, access, TLS, tracing, rates or model control cannot be.
+        ConfigError: the settings of headers, access, TLS, tracing, rates, the transport or
+            model control cannot be.
     """
 
     def __init__(self, settings: ServerSettings | None = None, **overrides: Any) -> None:
@@ -86,6 +88,7 @@ class Server(ModelHost):
         check_trace(self._settings.trace)
         _check_model_control(self._settings)
         _check_compression(self._settings)
+        check_transport(self._settings.transport)
 
     @classmethod
     def attach(cls, url: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> AttachedServer:

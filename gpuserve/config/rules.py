@@ -13,9 +13,11 @@ from gpuserve.access import NO_TOKEN
 from gpuserve.config import ensembles, queue_rules
 from gpuserve.config.plain import Violation, entries, is_int, mapping
 from gpuserve.config.positions import Path
+from gpuserve.errors import ConfigError
 from gpuserve.settings import ServerSettings, TraceSettings
 from gpuserve.tls import FILE_KEYS, pairing_problem
 from gpuserve.trace_output import NO_FILE, is_without_file
+from gpuserve.transports import TRANSPORTS, check_transport
 
 _PORT_KEYS = ("http_port", "grpc_port", "metrics_port")
 
@@ -26,6 +28,7 @@ def violations(data: Any) -> Iterator[Violation]:
     yield from _ports(server)
     yield from _access(server)
     yield from _tls(server)
+    yield from _transport(server)
     yield from _trace(mapping(server.get("trace")))
     models = entries(mapping(data).get("models"))
     yield from _repeated_models(models)
@@ -103,6 +106,15 @@ def _tls(server: dict[str, Any]) -> Iterator[Violation]:
     if problem is not None:
         key, text = problem
         yield Violation(("server", key), text)
+
+
+def _transport(server: dict[str, Any]) -> Iterator[Violation]:
+    name = server.get("transport")
+    if name in TRANSPORTS:  # any other is told by the schema
+        try:
+            check_transport(name)
+        except ConfigError as error:
+            yield Violation(("server", "transport"), str(error))
 
 
 def _trace(trace: dict[str, Any]) -> Iterator[Violation]:
