@@ -25,6 +25,6 @@ def _nothing_is_left() -> Iterator[None]:
     yield
     del os.environ[leaks.MARK]
     found = leaks.leaks(before)
-    for pid in leaks.processes(mark):
+    for pid in leaks.processes(before) if found else ():
         os.kill(pid, signal.SIGKILL)
     assert not found, "the test left behind:\n" + "\n".join(found)

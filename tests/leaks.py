@@ -31,6 +31,7 @@ class Census:
     """What there is at one moment. ``mark`` is the value of ``MARK`` that the test's children have."""
 
     mark: str
+    pids: frozenset[int]
     descriptors: frozenset[tuple[int, str]]
     shared_memory: frozenset[str]
     sockets: frozenset[str]
@@ -38,12 +39,12 @@ class Census:
 
 def census(mark: str) -> Census:
     """Count what is there now."""
-    return Census(mark, _descriptors(), frozenset(os.listdir(_SHM)), _sockets())
+    return Census(mark, frozenset(_pids()), _descriptors(), frozenset(os.listdir(_SHM)), _sockets())
 
 
 def leaks(before: Census, patience_s: float = PATIENCE_S) -> list[str]:
     """A line for everything that is left after ``patience_s`` and was not there before."""
-    found = [f"process {pid}: {command_line(pid)}" for pid in _leaked_processes(before.mark, patience_s)]
+    found = [f"process {pid}: {command_line(pid)}" for pid in wait_ended(processes(before), patience_s)]
     if not _leaked_files(before):
         return found
     gc.collect()  # what only a cycle keeps is not left behind, and this is too slow for every test
@@ -54,13 +55,11 @@ def leaks(before: Census, patience_s: float = PATIENCE_S) -> list[str]:
     return found
 
 
-def processes(mark: str) -> list[int]:
-    """Processes of gpuserve that descend from the test with this mark."""
-    return [pid for pid in _pids() if _has_mark(pid, mark) and "gpuserve" in command_line(pid)]
-
-
-def _leaked_processes(mark: str, patience_s: float) -> list[int]:
-    return wait_ended(processes(mark), patience_s)
+def processes(before: Census) -> list[int]:
+    """Processes of gpuserve that descend from the test, and were not there before it began."""
+    # To look into each of the others takes milliseconds, and there are thousands of tests.
+    new = [pid for pid in _pids() if pid not in before.pids]
+    return [pid for pid in new if _has_mark(pid, before.mark) and "gpuserve" in command_line(pid)]
 
 
 def _leaked_files(before: Census) -> list[str]:
