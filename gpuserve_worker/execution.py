@@ -102,7 +102,7 @@ class Execution:
         placed = [one for one in run.requests if not isinstance(one, int) and one[3]]
         answers = self._rules.check(result, taken.batch.requests, apart=bool(failures or placed))
         if taken.in_place:
-            answers = answers._replace(sources=taken.in_place)
+            answers = Answers(answers.whole, answers.each, answers.parameters, taken.in_place)
         if failures and self._model.context.decoupled:
             failures = dict.fromkeys(failures)
         return answers.refused(failures) if failures else answers

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpuserve_worker.copying import copy
 from gpuserve_worker.memory import Arena, Block
 from gpuserve_worker.outputs import Answers, Output
 from gpuserve_worker.payloads import requests_as_tuples
@@ -121,6 +122,8 @@ class OutputWriter:
                     return WireFailure("INVALID_ARGUMENT", str(error))
                 except _TooSmall as error:
                     return WireFailure("INTERNAL", str(error))
+        if len(placed) == len(outputs):
+            return tuple(placed.values())
         others = self._tensors([one for one in outputs if one.name not in places], inline, taken)
         by_name = placed | {one.name: one for one in others}
         return tuple([by_name[output.name] for output in outputs])
@@ -131,7 +134,7 @@ class OutputWriter:
                 f"shared memory size specified with the request for output '{output.name}' ({place.nbytes} "
                 f"bytes) should be at least {output.nbytes} bytes to hold the results"
             )
-        used = place._replace(nbytes=output.nbytes)
+        used = Place(place.region, place.offset, output.nbytes)
         self._regions.write(used, lambda memory: fill(memory, output))
         return WireTensor(output.name, output.datatype, output.shape, used)
 
@@ -193,11 +196,15 @@ def fill(memory: memoryview, output: Output) -> None:
             memory[position : position + len(part)] = part
             position += len(part)
         return
-    whole = np.ndarray(output.shape, output.dtype, memory)
+    parts, dtype = output.parts, output.dtype
+    whole = np.ndarray(output.shape, dtype, memory)
+    if len(parts) == 1 and parts[0].dtype == dtype:  # nearly always, and nothing is cast
+        copy(whole, parts[0])
+        return
     with np.errstate(all="ignore"):  # a NaN cast to an integer is the callable's business
-        if len(output.parts) == 1:
-            np.copyto(whole, output.parts[0], casting="unsafe")
+        if len(parts) == 1:
+            np.copyto(whole, parts[0], casting="unsafe")
             return
-        for part in output.parts:
+        for part in parts:
             np.copyto(whole[position : position + len(part)], part, casting="unsafe")
             position += len(part)

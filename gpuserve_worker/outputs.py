@@ -93,10 +93,10 @@ class OutputRules:
         Raises:
             OutputError: it is no set of outputs for them.
         """
-        if type(result) is BatchedOutputs and not apart:
+        if type(result) is BatchedOutputs and (not apart or len(requests) == 1):
             whole = self._whole(result, requests)
             if whole is not None:
-                return Answers(whole, None)
+                return Answers(None, [whole]) if apart else Answers(whole, None)
         elements = self._elements(result, len(requests))
         each = [self._element(one, request) for one, request in zip(elements, requests, strict=True)]
         parameters = self._parameters(elements)

@@ -220,7 +220,7 @@ def _repeats(data: memoryview | bytes, count: int, step: int) -> bool:
 
 
 def holds_elements(data: memoryview | bytes, count: int) -> bool:
-    """Whether ``data`` is the BYTES layout of exactly ``count`` elements. What is wrong else: ``check_bytes``."""
+    """Whether ``data`` is the BYTES layout of exactly ``count`` elements. Why it is not: ``check_bytes``."""
     nbytes = len(data)
     if nbytes < _PREFIX_NBYTES * count or not count:
         return count == nbytes == 0

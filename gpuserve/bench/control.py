@@ -140,8 +140,17 @@ class GrpcControl:
                 request, timeout=timeout_s, metadata=self._target.headers, wait_for_ready=False
             )
         except grpc.RpcError as error:
+            if (reason := _unreachable(str(error.details()))) is not None:
+                raise BenchError(f"{self._target.url} cannot be reached: {reason}") from None
             said = f"{error.code().name}: {error.details()}"
             raise BenchError(f"{self._target.url} answers {method} with {said}") from None
+
+
+def _unreachable(details: str) -> str | None:
+    """Why there is no connection, in what gRPC says; None where the server itself has answered."""
+    if details.startswith(("failed to connect", "errors resolving")):
+        return details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
+    return None
 
 
 def _channel(target: Target) -> grpc.Channel:

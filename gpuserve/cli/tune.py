@@ -85,6 +85,7 @@ def _tune(given: dict[str, Any]) -> int:
             chosen |= subject.changes(best.settings)
             values |= subject.values(best.settings)
         if tuning.interrupted:
+            sys.stderr.write("the search was interrupted: other settings may be better\n")
             break
     if found:
         _write(given, chosen)

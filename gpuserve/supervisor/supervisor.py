@@ -345,6 +345,8 @@ class Supervisor:
         self._move(ServerState.STOPPING)
         front = self._front
         front.quit()
+        # The front closes its own: who comes now finds nobody, and is not left waiting.
+        self._listeners.close()
         if front.process is None:
             self._stop_workers()
             return

@@ -193,18 +193,46 @@ def test_answers_without_asgi_are_those_with_it(server: OperatedServer, name: st
     assert json.loads(answers[0][1].partition(b"}]}")[0] + b"}]}") if b" 200 " in answers[0][0] else True
 
 
+def test_of_two_types_the_same_counts_without_asgi(server: OperatedServer) -> None:
+    types = b"Content-Type: application/grpc\r\nContent-Type: application/json"
+    sent = infer(document(), types)
+    answers = []
+    for one in (sent, sent.replace(b"\r\n", b"\r\n" + BY_ASGI, 1)):
+        with connected(server) as connection:
+            connection.sendall(one)
+            answers.append(response(connection))
+    assert answers[0] == answers[1]
+    assert b"grpc-status: 12" in answers[0][0]
+
+
 def test_a_late_answer_without_asgi_is_that_with_it(server: OperatedServer) -> None:
     late = infer(document()[:-1] + b', "parameters": {"timeout": 1000}}', to=b"gate")
     with connected(server) as first:
         first.sendall(infer(document(), to=b"gate"))
         wait_until(lambda: running(server) == 1, "the model runs", TIMEOUT_S)
         answers = []
-        for one in (late, late.replace(b"\r\n", b"\r\n" + BY_ASGI, 1)):
+        # The worker may take one ahead, which is told otherwise.
+        for one in (late, late, late.replace(b"\r\n", b"\r\n" + BY_ASGI, 1)):
             with connected(server) as connection:
                 connection.sendall(one)
                 answers.append(response(connection))
-    assert answers[0] == answers[1]
+    assert answers[1] == answers[2]
     assert b" 504 " in answers[0][0]
+
+
+def test_a_client_that_says_nothing_is_asked_whether_it_is_there(server: OperatedServer) -> None:
+    with connected(server) as connection:
+        connection.sendall(LIVE)
+        response(connection)
+        ours, theirs = (f":{one[1]:04X}" for one in (connection.getsockname(), connection.getpeername()))
+
+        def timer() -> list[str]:
+            """Of the server's end, as the kernel tells it: what it waits for, and for how many ticks."""
+            rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+            return [row[5] for row in rows if row[1].endswith(theirs) and row[2].endswith(ours)]
+
+        wait_until(lambda: timer()[0].startswith("02:"), "the keepalive timer runs", TIMEOUT_S)
+        assert int(timer()[0][3:], 16) <= 60 * os.sysconf("SC_CLK_TCK")
 
 
 def test_a_body_over_the_limit(server: OperatedServer) -> None:

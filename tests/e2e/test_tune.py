@@ -80,6 +80,7 @@ def test_ctrl_c_gives_the_best_so_far(config: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
+    assert "the search was interrupted" in err
     assert "| best |" in out
     assert "# kept" in best.read_text() or best.read_text() == config.read_text()
 

@@ -70,6 +70,8 @@ def test_an_answer_that_is_broken_off() -> None:
 def test_shutting_down() -> None:
     idle = Talk(answer_ok).feed(GET)
     idle.http1.shut_down()
+    assert idle.way.said == []  # a request may be on its way
+    idle.http1.shut_down()
     assert idle.way.said == ["close"]
     working = Talk().feed(GET + GET)
     working.http1.shut_down()
@@ -80,6 +82,17 @@ def test_shutting_down() -> None:
     early_one = early(1000, b"x")
     early_one.http1.shut_down()
     assert early_one.way.said == ["end"]
+
+
+def test_a_request_that_was_on_its_way_at_the_end() -> None:
+    talk = Talk(answer_ok).feed(GET)
+    talk.http1.shut_down()
+    before = len(talk.way.sent)
+    talk.feed(GET)
+    assert talk.way.sent[before:].startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close\r\n" in talk.way.sent[before:]
+    talk.http1.shut_down()
+    assert (talk.way.said, len(talk.sinks)) == (["close"], 2)
 
 
 # ---- time -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from http2_peer import (
     END_HEADERS,
+    ENHANCE_YOUR_CALM,
     GOAWAY,
     NO_ERROR,
     PROTOCOL_ERROR,
@@ -14,7 +15,7 @@ from http2_peer import (
 from http2_scene import RecordingWay, Talk
 
 from gpuserve.front.server.http2_blocks import BLOCK_TIMEOUT_S, BlockReader
-from gpuserve.front.server.http2_ending import LAST_WORDS_S, LINGER_S, SENDING_S, Ending
+from gpuserve.front.server.http2_ending import LAST_WORDS_S, LINGER_S, SENDING_S, WINDOW_S, Ending
 
 
 def test_a_shut_down_answers_what_is_there_and_refuses_the_rest() -> None:
@@ -109,3 +110,21 @@ def test_a_client_that_does_not_go_is_left() -> None:
     slow = Ending()
     late = [slow.is_late(now, 1000 - now, over=True) for now in range(int(LINGER_S) + 2)]
     assert late.index(True) == LINGER_S + 1
+
+
+def test_answers_that_no_window_lets_through_are_given_up_in_the_end() -> None:
+    talk, released = Talk(), list[int]()
+    talk.feed(talk.peer.request(1))
+    body = bytes(1 << 20)
+    talk.sinks[0].exchange.answer(b"\x88", (body,), len(body), b"\x00\x01x\x01y", lambda: released.append(1))
+    talk.http2.check(0)
+    talk.http2.check(WINDOW_S)
+    talk.feed(talk.peer.grow(0, 5) + talk.peer.grow(1, 5))
+    talk.http2.check(WINDOW_S + 1)  # it took something
+    talk.http2.check(2 * WINDOW_S)
+    assert (talk.way.said, released) == ([], [])
+    talk.http2.check(2 * WINDOW_S + 2)
+    talk.read()
+    assert talk.peer.error == ENHANCE_YOUR_CALM
+    assert (talk.way.said, released) == (["end"], [1])
+    assert not talk.http2.busy

@@ -33,8 +33,9 @@ from http2_scene import Sink, Talk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server.http2 import MAX_CONCURRENT_STREAMS
+from gpuserve.front.server.http2 import CONNECTION_WINDOW, MAX_CONCURRENT_STREAMS
 from gpuserve.front.server.http2_head import MalformedHead, request_head
+from gpuserve.front.server.http2_stream import RECEIVE_WINDOW
 
 HEAD, TAIL = b"\x88", b"\x00\x0bgrpc-status\x010"
 BODIES = st.lists(st.tuples(st.binary(max_size=80), st.booleans(), st.integers(0, 3)), max_size=6)
@@ -311,6 +312,46 @@ def test_a_response_before_the_end_of_the_request() -> None:
     assert talk.peer.send_window >= (64 << 20) + 3000 * 16384 - (32 << 20)
     talk.feed(reset(1) + grow(1, 1) + talk.peer.request(3))
     assert not talk.is_over
+
+
+@pytest.mark.parametrize("end", [data(1, b"bc", end=True), data(1, b"bc") + reset(1)])
+def test_a_response_before_the_end_of_a_request_that_is_nearly_there(end: bytes) -> None:
+    """Some clients that send on lose the answer when they are told to stop."""
+    talk = Talk(lambda sink, end: sink.exchange.start(403, [], end=True))
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", "/"), ("content-length", "3")]
+    talk.feed(talk.peer.headers(1, fields) + data(1, b"a"))
+    assert (talk.peer.responses[1].ended, talk.peer.responses[1].reset) == (True, None)
+    assert talk.sinks[0].n_abandoned == 1
+    talk.feed(end)
+    assert talk.peer.responses[1].reset is None
+    assert (talk.sinks[0].n_abandoned, talk.sinks[0].body) == (1, b"a")
+    assert not talk.http2.busy
+    talk.feed(talk.peer.request(3))
+    assert talk.peer.responses[3].ended
+
+
+@pytest.mark.parametrize("left_nbytes", [RECEIVE_WINDOW, RECEIVE_WINDOW + 1])
+def test_only_what_the_client_may_send_is_let_come(left_nbytes: int) -> None:
+    talk = Talk()
+    length = ("content-length", str(left_nbytes))
+    talk.feed(talk.peer.headers(1, [(":method", "POST"), (":scheme", "http"), (":path", "/"), length]))
+    talk.sinks[0].exchange.start(403, [], end=True)
+    talk.feed(b"")
+    assert talk.peer.responses[1].reset == (None if left_nbytes == RECEIVE_WINDOW else NO_ERROR)
+
+
+def test_what_came_of_requests_that_are_nearly_there_is_given_back() -> None:
+    talk = Talk(consume=False)
+    length = ("content-length", str(RECEIVE_WINDOW))
+    fields = [(":method", "POST"), (":scheme", "http"), (":path", "/"), length]
+    n_requests = 2 * CONNECTION_WINDOW // RECEIVE_WINDOW
+    for n in range(n_requests):
+        stream_id = 2 * n + 1
+        talk.feed(talk.peer.headers(stream_id, fields) + data(stream_id, bytes(256 << 10)) * 15)
+        talk.sink(stream_id).exchange.start(403, [], end=True)
+        talk.feed(b"")
+    assert not talk.is_over
+    assert talk.http2.busy
 
 
 def test_an_early_response_in_the_middle_of_a_frame() -> None:

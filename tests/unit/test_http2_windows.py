@@ -52,6 +52,16 @@ def test_what_is_used_up_may_be_sent_again() -> None:
     assert talk.peer.send_windows == {1: RECEIVE_WINDOW // 2 + RECEIVE_WINDOW}
 
 
+def test_padding_may_be_sent_again_on_its_stream_too() -> None:
+    talk = Talk()
+    padded = frame(DATA, PADDED, 1, bytes([200]) + b"a" + bytes(200))
+    talk.feed(talk.peer.headers(1))
+    n_sent = RECEIVE_WINDOW // 2 // 202 + 1
+    talk.feed(padded * n_sent)
+    assert talk.peer.send_windows[1] >= RECEIVE_WINDOW // 2
+    assert talk.sinks[0].body == b"a" * n_sent
+
+
 def test_a_connection_may_send_its_window_and_no_more() -> None:
     talk = Talk(consume=False)
     part = bytes(256 << 10)

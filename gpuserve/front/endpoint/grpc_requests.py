@@ -18,14 +18,13 @@ from gpuserve.front.endpoint.grpc_parameters import NO_PARAMETERS, request_param
 from gpuserve.front.endpoint.grpc_templates import request_by_template
 from gpuserve.front.endpoint.limits import MAX_INPUTS, MAX_OUTPUTS, check_count, shown
 from gpuserve.front.endpoint.tensor_parameters import (
-    Kinds,
+    KINDS_OF_GRPC,
     class_count,
     region_slice,
     regions_of,
 )
 from gpuserve.front.endpoint.v2 import NOTHING, Data, InferRequest, InputTensor, RegionSlice
 
-_KINDS: Final = Kinds("string_param", "int64_param")
 _ALL_OUTPUTS: Final[tuple[tuple[str, ...], Sequence[Any]]] = ((), ())
 
 
@@ -133,7 +132,7 @@ def _contents(tensor: Any, has_raws: bool, model_name: str) -> bytes:
 
 
 def _region_data(tensor: Any, model_name: str) -> Data | None:
-    data = region_slice(tensor_parameters(tensor.parameters), tensor.name, _KINDS)
+    data = region_slice(tensor_parameters(tensor.parameters), tensor.name, KINDS_OF_GRPC)
     if data is not None and tensor.HasField("contents"):
         raise InvalidArgument(
             "unexpected 'content' provided when using shared memory for input tensor "
@@ -158,9 +157,9 @@ def _special_outputs(outputs: Any, model_name: str) -> tuple[Mapping[str, Region
     placements, class_counts = {}, {}
     for output in outputs:
         given = tensor_parameters(output.parameters)
-        if (place := region_slice(given, output.name, _KINDS)) is not None:
+        if (place := region_slice(given, output.name, KINDS_OF_GRPC)) is not None:
             placements[output.name] = place
-        if count := class_count(given, output.name, _KINDS):
+        if count := class_count(given, output.name, KINDS_OF_GRPC):
             class_counts[output.name] = count
             if place is not None:
                 raise InvalidArgument(

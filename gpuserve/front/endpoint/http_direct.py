@@ -28,6 +28,7 @@ from gpuserve.front.server.http1_response import whole_head
 
 logger = logging.getLogger(__name__)
 
+_TYPE: Final = b"content-type"
 _GRPC: Final = b"application/grpc"
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 
@@ -215,7 +216,8 @@ def _read(head: Head) -> _Reading:
     if not isinstance(route, Route) or route.endpoint is not Endpoint.MODEL_INFER:
         return _Reading(None)
     headers: dict[bytes, bytes] = dict(head.headers)
-    if _is_coded(headers) or headers.get(b"content-type", b"").startswith(_GRPC):
+    # Where there are several types, the doors have a rule for which of them counts.
+    if _is_coded(headers) or any(one[0] == _TYPE and one[1].startswith(_GRPC) for one in head.headers):
         return _Reading(None)
     length = headers.get(_HEADER_LENGTH)
     return _Reading(route, None if length is None else length.decode("latin-1"))

@@ -29,6 +29,9 @@ class Kinds(NamedTuple):
     integer: str
 
 
+KINDS_OF_GRPC: Final = Kinds("string_param", "int64_param")
+
+
 class OutputsAsked(NamedTuple):
     """The outputs that a request lists: their names in order, and what is to become of them."""
 

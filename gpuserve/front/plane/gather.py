@@ -17,6 +17,8 @@ from gpuserve_worker.wire import INLINE_NBYTES, Fill, Loan, Payload, Place, Ref,
 
 #: Datatypes whose bytes have to be looked at before they are an input, for which they are copied first.
 _CHECKED: Final = frozenset({BYTES, "BOOL"})
+#: What the front does not copy: the worker does.
+_PUT_BY_WORKER: Final = (RegionSlice, LentBlock)
 
 
 class Gathered(NamedTuple):
@@ -130,7 +132,7 @@ def _join(parts: Sequence[Data], arena: Arena) -> Block:
     view, position = block.view, 0
     for part in parts:
         end = position + len(part)
-        if not isinstance(part, RegionSlice | LentBlock):  # which its worker puts there
+        if not isinstance(part, _PUT_BY_WORKER):
             view[position:end] = _view(part)
         position = end
     return block

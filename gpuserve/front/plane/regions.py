@@ -187,7 +187,8 @@ class RegionTable:
             region = self._by_number.get(one.number)
             if region is not None:  # else the table was closed meanwhile
                 region.uses -= 1
-                self._drop_if_unused(region)
+                if not region.uses:
+                    self._drop_if_unused(region)
 
     def introduce(self, link: WorkerLink, numbers: Iterable[int]) -> None:
         """Make sure that a worker has been told of the regions of these numbers, which are in use."""

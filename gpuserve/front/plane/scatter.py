@@ -190,9 +190,10 @@ def _data(tensor: wire.WireTensor, link: WorkerLink) -> bytes | memoryview:
 
 
 def _whole(tensor: wire.WireTensor, link: WorkerLink) -> OutputTensor:
-    if isinstance(tensor.payload, wire.Place):
-        return OutputTensor(tensor.name, tensor.datatype, tensor.shape, b"", placed=True)
-    return OutputTensor(tensor.name, tensor.datatype, tensor.shape, _data(tensor, link))
+    name, datatype, shape, payload = tensor
+    if isinstance(payload, wire.Place):
+        return OutputTensor(name, datatype, shape, b"", True)
+    return OutputTensor(name, datatype, shape, _data(tensor, link))
 
 
 def _cut(tensors: Sequence[wire.WireTensor], rows: list[int], link: WorkerLink) -> list[_Outputs]:

@@ -52,6 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         self._greeting = b""
         self._opened_at = loop.time()
         self._reading = True
+        self._leaving = False
         #: Nothing more is written: the client was told so, or is gone.
         self._mute = False
         self._lost = False
@@ -176,11 +177,12 @@ class Connection(asyncio.BufferedProtocol):
     # ---- the server's side ----------------------------------------------------------------
 
     def shut_down(self) -> None:
-        """Finish what is there and close."""
-        if self._spoken is None:
-            self.close()
-        else:
+        """Finish what is there and close. Called until it is closed: the first bytes may be on their way."""
+        again, self._leaving = self._leaving, True
+        if self._spoken is not None:
             self._spoken.shut_down()
+        elif again:
+            self.close()
 
     def abort(self) -> None:
         """Close now."""

@@ -67,9 +67,7 @@ class Ends:
 
     __slots__ = ("client", "server", "tls")
 
-    def __init__(
-        self, client: tuple[str, int] | None, server: tuple[str, int | None], tls: bool
-    ) -> None:
+    def __init__(self, client: tuple[str, int] | None, server: tuple[str, int | None], tls: bool) -> None:
         self.client = client
         self.server = server
         self.tls = tls
@@ -176,7 +174,10 @@ class Spoken(Protocol):
         """The connection is gone: every sink is abandoned."""
 
     def shut_down(self) -> None:
-        """Take no new request; the way is closed when those that are there are answered."""
+        """Take no new request; the way is closed when those that are there are answered.
+
+        Called until it is closed: what is on its way at the first time is answered as well.
+        """
 
     def check(self, now: float) -> None:
         """Called about once a second with the loop's time: close what takes too long."""

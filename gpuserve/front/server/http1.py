@@ -12,7 +12,6 @@ away is noticed at once; what it sends meanwhile is kept for later::
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,9 +24,11 @@ from gpuserve.front.server.http1_head import (
     RequestHead,
     RequestRefused,
     check_begun,
+    is_as_begun,
     parse,
 )
 from gpuserve.front.server.http1_response import CONTINUE, refusal
+from gpuserve.front.server.http1_stage import TRANSITIONS, Stage
 
 #: What comes before the request is answered is kept up to here; then reading pauses.
 KEPT_NBYTES: Final = 64 << 10
@@ -38,30 +39,6 @@ DRAIN_NBYTES: Final = 64 << 20
 #: Most heads are shorter; a longer one is looked for again.
 _USUAL_HEAD_NBYTES: Final = 4096
 _CARRIAGE_RETURN: Final = 0x0D
-
-
-class Stage(enum.Enum):
-    """What the next bytes are, and who is waited for."""
-
-    HEAD = "the head of a request, or nothing for a while"
-    BODY = "the body of the request that is with its sink"
-    ANSWER = "of a later request: this one is complete, and waits for its answer"
-    DRAIN = "the rest of a request that is answered"
-    LINGER = "of no interest: a client that still sends would lose the answer with the connection"
-    CLOSED = "not read"
-
-    #: Members are looked up all the time, and Enum's own is a Python function.
-    __hash__ = object.__hash__
-
-
-TRANSITIONS: Final[dict[Stage, frozenset[Stage]]] = {
-    Stage.HEAD: frozenset({Stage.BODY, Stage.ANSWER, Stage.LINGER, Stage.CLOSED}),
-    Stage.BODY: frozenset({Stage.ANSWER, Stage.DRAIN, Stage.LINGER, Stage.CLOSED}),
-    Stage.ANSWER: frozenset({Stage.HEAD, Stage.CLOSED}),
-    Stage.DRAIN: frozenset({Stage.HEAD, Stage.LINGER, Stage.CLOSED}),
-    Stage.LINGER: frozenset({Stage.CLOSED}),
-    Stage.CLOSED: frozenset(),
-}
 
 
 class Http1:
@@ -81,6 +58,8 @@ class Http1:
         self._unconsumed_nbytes = 0
         self._drained_nbytes = 0
         self._kept = bytearray()
+        #: How much of what is kept is the beginning of a head, as far as that was judged.
+        self._begun_nbytes = 0
         self._running = False
         self._paused = False
         #: The answer to come, or that is there, is the last.
@@ -102,11 +81,14 @@ class Http1:
     def feed(self, data: Piece) -> None:
         """What has arrived."""
         self._n_fed += 1
-        if self._kept:
-            self._kept += data
-            self._proceed()
-        else:
+        if not self._kept:
             self._run(data)
+            return
+        self._kept += data
+        if self._begun_nbytes and is_as_begun(self._kept, self._begun_nbytes):
+            self._begun_nbytes = len(self._kept)
+        else:
+            self._proceed()
 
     def _proceed(self) -> None:
         """Go on with what is kept, where it is its turn."""
@@ -134,6 +116,7 @@ class Http1:
 
     def _begin(self, data: Piece) -> Piece:
         """Give the request that the data begins with to its sink; what is left of the data."""
+        self._begun_nbytes = 0
         if self._way.full:
             return self._keep(data)
         text = data if type(data) is bytes else bytes(data[:_USUAL_HEAD_NBYTES])
@@ -178,6 +161,7 @@ class Http1:
             check_begun(text)
         except RequestRefused as error:
             return self._refuse(error)
+        self._begun_nbytes = len(text)
         return self._keep(data)
 
     def _begin_body(self, request: RequestHead, *, begun: bool) -> None:
@@ -337,11 +321,11 @@ class Http1:
         self._drop_request()
 
     def shut_down(self) -> None:
-        """Take no new request."""
-        self._closing = True
+        """Take no new request but one that is on its way: idle, it is closed the second time."""
+        again, self._closing = self._closing, True
         if self._exchange is not None:
             self._exchange.is_plain = False
-        elif self._stage is Stage.HEAD:
+        elif self._stage is Stage.HEAD and again:
             self._close()
         elif self._stage is Stage.DRAIN:
             self._linger()

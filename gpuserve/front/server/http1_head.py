@@ -36,6 +36,8 @@ _LENGTH: Final = re.compile(rb"[0-9]{1,20}")
 _HOST: Final = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")
 _ABSOLUTE: Final = re.compile(rb"[Hh][Tt][Tt][Pp][Ss]?://([^/?#]+)([^#]*)")
 _LONE_LINE_FEED: Final = re.compile(rb"(?<!\r)\n")
+#: The end of a head, or what cannot be in one.
+_TELLING: Final = re.compile(rb"\r\n\r\n|(?<!\r)\n")
 
 
 class RequestRefused(Exception):
@@ -94,6 +96,17 @@ def check_begun(text: bytes) -> None:
         raise _line_too_long()
     if len(text) > HEAD_NBYTES:
         raise _head_too_large()
+
+
+def is_as_begun(text: bytearray, judged_nbytes: int) -> bool:
+    """Whether ``check_begun`` would say of a head what it said of so much of it, and its end has not come.
+
+    Only what is new is looked at: one that comes byte by byte is not to cost the square of its size.
+    """
+    for limit in (LINE_NBYTES + len(b"\r\n"), HEAD_NBYTES + 1):
+        if judged_nbytes < limit <= len(text):
+            return False
+    return _TELLING.search(text, max(0, judged_nbytes - len(BLANK_LINE) + 1)) is None
 
 
 def parse_fields(lines: Sequence[bytes]) -> list[Header]:

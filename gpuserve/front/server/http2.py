@@ -265,7 +265,7 @@ class Http2:
             if not data:
                 self._patience.spend()
         if length != len(data):
-            self.credit(length - len(data))
+            stream.pad(length - len(data))
         try:
             stream.receive(data, end)
         except StreamFailed as failure:
@@ -347,6 +347,9 @@ class Http2:
         """Close what takes too long."""
         if self._blocks.late and not self._over:
             self._fail(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a header block takes too long"))
+        held_nbytes = sum(stream.unsent_nbytes for stream in self._streams.values())
+        if self._ending.is_stuck(now, held_nbytes):
+            self._fail(ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "the answers are not taken"))
         unsent_nbytes = self.way.unsent_nbytes
         if self._ending.is_late(now, unsent_nbytes, over=self._over):
             if unsent_nbytes:

@@ -12,16 +12,19 @@ SENDING_S: Final = 60.0
 LAST_WORDS_S: Final = 1.0
 #: After everything is said, for a client that takes it but does not go.
 LINGER_S: Final = 30.0
+#: Without a byte of the answers that its windows hold up: a client may be long at work on what it has.
+WINDOW_S: Final = 300.0
 
 
 class Ending:
     """Watches one connection."""
 
-    __slots__ = ("_over", "_sending")
+    __slots__ = ("_held", "_over", "_sending")
 
     def __init__(self) -> None:
         self._sending = Watch()
         self._over = Watch()
+        self._held = Watch()
 
     def is_late(self, now: float, unsent_nbytes: int, *, over: bool) -> bool:
         """Whether the connection is to be given up. ``over``: everything is said."""
@@ -30,3 +33,8 @@ class Ending:
         if over:
             return stuck_s > LAST_WORDS_S or over_s > LINGER_S
         return unsent_nbytes > 0 and stuck_s > SENDING_S
+
+    def is_stuck(self, now: float, held_nbytes: int) -> bool:
+        """Whether so many bytes of answers wait for the client's windows, and have for too long."""
+        stuck_s = self._held.unchanged_s(held_nbytes, now)
+        return held_nbytes > 0 and stuck_s > WINDOW_S

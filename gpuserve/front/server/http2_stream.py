@@ -168,6 +168,11 @@ class Stream:
                 self._connection.way.write(window_update(self.id, self._uncredited))
                 self._uncredited = 0
 
+    def pad(self, nbytes: int) -> None:
+        """So much of the windows went to padding, which is used up at once."""
+        self._held_nbytes += nbytes
+        self.consumed(nbytes)
+
     # ---- the response ---------------------------------------------------------------------
 
     def answer(
@@ -326,9 +331,20 @@ class Stream:
     # ---- ending ---------------------------------------------------------------------------
 
     def ended(self) -> None:
-        """The response is complete. What may still come of the request is not wanted."""
+        """The response is complete. What may still come of the request is not wanted.
+
+        Where the client may send all of it anyway it is let, and not told to stop: some clients that are
+        lose the answer.
+        """
         self._move(Event.RESPONSE_ENDED)
-        if self.state is State.HALF_CLOSED_LOCAL:
+        if self.state is not State.HALF_CLOSED_LOCAL:
+            return
+        if self._left_nbytes is not None and self._left_nbytes <= self.receive_window:
+            sink, self.sink = self.sink, _NOBODY
+            sink.abandon()
+            self._connection.credit(self._held_nbytes)
+            self._held_nbytes = 0
+        else:
             self._connection.way.write(rst_stream(self.id, ErrorCode.NO_ERROR))
             self._connection.forget_early(self.id)
             self.drop()

@@ -27,6 +27,13 @@ Direct = Callable[[Exchange], Sink | None]
 _BACKLOG: Final = 4096
 #: How often connections are looked at that take too long.
 _CHECK_S: Final = 5.0
+#: A client whose machine is gone without a word is noticed after a minute or two, however quiet it was.
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
 _TLS_HANDSHAKE_S: Final = 15.0
 #: After our own drain every request is answered, and what idles is closed at once. What is waited for are
 #: answers to clients that are slow to read them.
@@ -39,6 +46,7 @@ class NativeTransport:
     """HTTP/1.1, HTTP/2 and gRPC on every listener, in the loop of the front.
 
     ``listeners`` are descriptors, each with what may answer its requests before the application is asked.
+    They are closed by ``stop``.
     """
 
     def __init__(
@@ -74,14 +82,17 @@ class NativeTransport:
 
     async def stop(self) -> None:
         """Accept no more, finish what is there, and close the connections."""
+        await asyncio.sleep(0)  # who has connected meanwhile is accepted: closing would reset the connection
         for server in self._servers:
             server.close()
+        for fd in self._listeners:
+            os.close(fd)
         if self._check is not None:
             self._check.cancel()
-        for connection in list(self._connections):
-            connection.shut_down()
         deadline = self._loop.time() + CLOSE_TIMEOUT_S
         while self._connections and self._loop.time() < deadline:
+            for connection in list(self._connections):
+                connection.shut_down()
             await asyncio.sleep(_CLOSE_POLL_S)
             self._check_all()
         for connection in list(self._connections):
@@ -100,6 +111,8 @@ class NativeTransport:
         listener = socket.socket(fileno=os.dup(fd))
         listener.setblocking(False)
         is_unix = listener.family == socket.AF_UNIX
+        for option in () if is_unix else _KEEPALIVE:
+            listener.setsockopt(*option)  # what is accepted has them too
         create: Any = self._loop.create_unix_server if is_unix else self._loop.create_server
         timeout_s = None if context is None else _TLS_HANDSHAKE_S
         server: asyncio.Server = await create(

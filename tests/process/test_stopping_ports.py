@@ -1,0 +1,71 @@
+"""What clients see that come while a server stops: an answer, or nobody there; never a lost connection."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from operated import TIMEOUT_S, OperatedServer, Orders, config, model
+
+N_VALUES = 4 << 20
+SMALL_BUFFER_NBYTES = 4096
+
+
+def stalled(port: int) -> socket.socket:
+    """A client that has begun to read a large answer, and stops."""
+    head = {
+        "inputs": [
+            {
+                "name": "x",
+                "shape": [1, N_VALUES],
+                "datatype": "FP32",
+                "parameters": {"binary_data_size": 4 * N_VALUES},
+            }
+        ],
+        "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
+    }
+    text = json.dumps(head).encode()
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_NBYTES)
+    client.settimeout(TIMEOUT_S)
+    client.connect(("127.0.0.1", port))
+    client.sendall(
+        b"POST /v2/models/m/infer HTTP/1.1\r\nhost: a\r\ninference-header-content-length: %d\r\n"
+        b"content-length: %d\r\n\r\n%b" % (len(text), len(text) + 4 * N_VALUES, text)
+    )
+    client.sendall(bytes(4 * N_VALUES))
+    assert client.recv(12) == b"HTTP/1.1 200"
+    return client
+
+
+def comes_by(port: int) -> int | None:
+    """The status that a new client gets; None: nobody listens any more."""
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    try:
+        client.request("GET", "/v2/health/live")
+        return client.getresponse().status
+    except ConnectionRefusedError:
+        return None
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("role", ["HTTP", "gRPC", "metrics"])
+def test_a_port_refuses_as_soon_as_nobody_would_answer(tmp_path: Path, role: str) -> None:
+    orders = Orders(tmp_path / "orders")
+    with OperatedServer(config(tmp_path, model("m", orders, max_batch_size=1))) as server:
+        server.wait_ready()
+        ports = {name: int(address.rpartition(":")[2]) for name, address in server.addresses.items()}
+        with stalled(ports["HTTP"]):
+            server.process.send_signal(signal.SIGTERM)
+            statuses = []
+            while (status := comes_by(ports[role])) is not None:
+                statuses.append(status)
+            # The stalled client holds the server up: nobody listens, and it is not gone.
+            assert server.process.poll() is None
+            assert set(statuses) <= {200}
+        assert server.process.wait(TIMEOUT_S) == 0
