@@ -90,9 +90,15 @@ def serve(
 
     model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
     server_flags = server_options.overrides(flags)
-    configuration = _load(target, model_flags, server_flags)
-    repository = _repository(configuration, target, server_flags)
-    raise typer.Exit(serve_configuration(configuration, repository, context.obj))
+    raise typer.Exit(_serve_target(target, model_flags, server_flags, context.obj))
+
+
+def _serve_target(
+    target: str, model_flags: CallableFlags, server: Sequence[Override], front: EarlyFront | None
+) -> int:
+    """Serve what the target says; the exit code."""
+    configuration = _load(target, model_flags, server)
+    return serve_configuration(configuration, _repository(configuration, target, server), front)
 
 
 def _load(target: str, model_flags: CallableFlags, server: Sequence[Override]) -> Configuration:
