@@ -100,7 +100,8 @@ class ModelSpec:
 
     ``prefetch`` is how many batches may wait inside a worker besides those that run. ``concurrency`` is
     how many batches an async callable or a generator may have under way at once in one instance; 0
-    leaves it to the worker, which knows what kind its callable is. ``warmup`` is what
+    leaves it to the worker, which knows what kind its callable is. ``array`` is the kind of array that the
+    callable is given: "numpy", "cupy" or "torch". ``warmup`` is what
     ``wire.Init.warmup`` says. An ensemble has ``steps``, and no ``instances``.
     """
 
@@ -118,6 +119,7 @@ class ModelSpec:
     decoupled: bool = False
     response_cache: bool = False
     read_only_inputs: bool = False
+    array: str = "numpy"
     retry_on_worker_death: bool = True
     on_unrecoverable: str = SHUTDOWN
     warmup: tuple[Any, ...] = ()

@@ -20,6 +20,7 @@ INLINE_NBYTES: Final = 16 * 1024
 #: What tells a place in a region, and one in a loan, from other numbers.
 REGION: Final = "region"
 LOAN: Final = "loan"
+PARTS: Final = "parts"
 
 
 class Ref(NamedTuple):
@@ -51,8 +52,17 @@ class Loan(NamedTuple):
     kind: str = LOAN
 
 
+class Parts(NamedTuple):
+    """The rows of a batch that nobody has joined: the payload of each request, in their order. Only for an
+    input that goes to a device: the copy there joins them.
+    """
+
+    parts: tuple[bytes | Ref | Place | Loan, ...]
+    kind: str = PARTS
+
+
 #: The bytes of a tensor: themselves when small, a place in some memory otherwise.
-Payload: TypeAlias = bytes | Ref | Place | Loan
+Payload: TypeAlias = bytes | Ref | Place | Loan | Parts
 
 
 class WireTensor(NamedTuple):
@@ -114,6 +124,14 @@ def payload(raw: Any) -> Payload:
     Raises:
         ValueError: it is of no kind that there is.
     """
+    if isinstance(raw, bytes):
+        return raw
+    if len(raw) == len(Parts._fields):
+        return Parts(tuple([_simple(one) for one in raw[0]]))
+    return _simple(raw)
+
+
+def _simple(raw: Any) -> bytes | Ref | Place | Loan:
     if isinstance(raw, bytes):
         return raw
     if len(raw) == len(Ref._fields):

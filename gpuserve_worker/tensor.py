@@ -85,13 +85,15 @@ _LONGEST_CUT_NBYTES: Final = 1 << 16
 class TensorSpec(NamedTuple):
     """One declared input or output.
 
-    ``shape`` is without the batch dimension where the model batches; -1 stands for any size.
+    ``shape`` is without the batch dimension where the model batches; -1 stands for any size. An input whose
+    ``memory`` is "gpu" is given to the callable on the GPU of its instance, where that has one.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     optional: bool = False
+    memory: str = "cpu"
 
 
 @functools.lru_cache(maxsize=32)

@@ -1,4 +1,5 @@
-"""Every message that a worker process sends or receives. All of them, and nothing else.
+"""Every message that a worker process sends or receives: those about memory come from ``memory_messages.py``,
+all others are here, and nothing else is.
 
 A message is a small named tuple. On the wire it is a msgpack array ``[TAG, *fields]`` in one
 SOCK_SEQPACKET datagram (see ``link.py`` for datagrams that would be too large); file descriptors
@@ -26,10 +27,24 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from gpuserve_worker.memory_messages import (
+    CudaRegion,
+    DropRegion,
+    DropSegment,
+    Free,
+    Lend,
+    Region,
+    RegionOpened,
+    Released,
+    Return,
+    Segment,
+    Unlend,
+)
 from gpuserve_worker.payloads import (
     INLINE_NBYTES,
     Fill,
     Loan,
+    Parts,
     Payload,
     Place,
     Ref,
@@ -43,11 +58,24 @@ from gpuserve_worker.payloads import (
 )
 from gpuserve_worker.vocabulary import Vocabulary, WireError
 
-__all__ = ["INLINE_NBYTES", "Fill", "Loan", "Payload", "Place", "Ref", "Vocabulary", "WireError"]
+__all__ = ["INLINE_NBYTES", "Fill", "Loan", "Parts", "Payload", "Place", "Ref", "Vocabulary", "WireError"]
+__all__ += [
+    "CudaRegion",
+    "DropRegion",
+    "DropSegment",
+    "Free",
+    "Lend",
+    "Region",
+    "RegionOpened",
+    "Released",
+    "Return",
+    "Segment",
+    "Unlend",
+]
 __all__ += ["WireFailure", "WireRequest", "WireTensor", "payload", "requests", "responses", "tensors"]
 
 #: Raised whenever a field of a message changes meaning.
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 
 #: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``.
 YIELD_WINDOW: Final = 64
@@ -60,9 +88,12 @@ class Init(NamedTuple):
     ``{"pickle": b"…", "sys_path": […]}`` (cloudpickle, written by the ``bind()`` of the same user,
     never by a client; the paths are where that program finds its modules), or empty for a worker
     that is a thread and has its callable.
-    Tensors are ``[name, datatype, shape, optional]``. ``concurrency`` 0: as the kind of the callable
+    Tensors are ``[name, datatype, shape, optional, memory]``. ``concurrency`` 0: as the kind of the callable
     asks for. A warm-up is ``(name, batch size, count, inputs)``, with ``(name, datatype, shape, "zero",
     "random" or "file", path)`` for each input.
+    ``device`` is "cpu", or "cuda:0" in a process that sees one GPU. ``array`` is the kind of array that
+    inputs come as: "numpy", "cupy" or "torch". The worker keeps to ``cpus`` (all, where empty) and takes its
+    memory from ``numa_node`` (-1: from any).
     """
 
     protocol: int
@@ -80,6 +111,9 @@ class Init(NamedTuple):
     strict: bool
     read_only_inputs: bool
     warmup: tuple[Any, ...]
+    array: str = "numpy"
+    cpus: tuple[int, ...] = ()
+    numa_node: int = -1
 
 
 class Stop(NamedTuple):
@@ -120,19 +154,6 @@ class Log(NamedTuple):
     traceback: str
 
 
-class Segment(NamedTuple):
-    """The sender's arena has a new segment; its memfd rides beside this message."""
-
-    segment: int
-    nbytes: int
-
-
-class DropSegment(NamedTuple):
-    """The sender's arena gave a segment up; nothing will refer to it again."""
-
-    segment: int
-
-
 class Attach(NamedTuple):
     """A front (a new one, where the epoch is new) takes the link over."""
 
@@ -168,46 +189,6 @@ class Credit(NamedTuple):
     yields: int
 
 
-class Region(NamedTuple):
-    """A client's region of system shared memory; its file rides beside this.
-
-    The region is ``nbytes`` from ``offset`` of the file on; places in it count from there. The file is the
-    client's: it may be written or shrunk at any time.
-    """
-
-    region: int
-    offset: int
-    nbytes: int
-
-
-class CudaRegion(NamedTuple):
-    """A client's region of device memory, as a ``cudaIpcMemHandle_t`` of 64 bytes. See ``RegionOpened``."""
-
-    region: int
-    device_id: int
-    nbytes: int
-    raw_handle: bytes
-
-
-class DropRegion(NamedTuple):
-    """No batch will name this region any more."""
-
-    region: int
-
-
-class Lend(NamedTuple):
-    """A segment of another worker's arena, by a number of the front's; its memfd rides beside it."""
-
-    segment: int
-    nbytes: int
-
-
-class Unlend(NamedTuple):
-    """No batch will name this lent segment any more."""
-
-    segment: int
-
-
 class Answer(NamedTuple):
     """What became of a ``Call``: its response, or its failure; ``final`` says that no more will come.
 
@@ -223,23 +204,10 @@ class Answer(NamedTuple):
     final: bool
 
 
-class Free(NamedTuple):
-    """The front has read these blocks of the worker's output arena: (segment, offset) each."""
-
-    blocks: tuple[tuple[int, int], ...]
-
-
 class Attached(NamedTuple):
     """The worker heard ``Attach``; what follows belongs to that epoch."""
 
     epoch: int
-
-
-class RegionOpened(NamedTuple):
-    """A ``CudaRegion`` can be used; or why it cannot, in one sentence."""
-
-    region: int
-    problem: str
 
 
 class Call(NamedTuple):
@@ -263,12 +231,6 @@ class CallOff(NamedTuple):
     """Nobody waits for the answer to a call any more. If none was sent, an empty one is, as an echo."""
 
     call_id: int
-
-
-class Return(NamedTuple):
-    """The last array over what these answers lent has died; an answer of a stream is taken as well."""
-
-    leases: tuple[int, ...]
 
 
 class Yield(NamedTuple):
@@ -311,12 +273,6 @@ class Failed(NamedTuple):
     batch_id: int
     failure: WireFailure
     inputs_free: bool
-
-
-class Released(NamedTuple):
-    """The last array over the inputs of these batches died after their ``Done``."""
-
-    batch_ids: tuple[int, ...]
 
 
 Message: TypeAlias = (

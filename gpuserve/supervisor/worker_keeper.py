@@ -167,6 +167,7 @@ class WorkerKeeper:
             spec.strict,
             spec.read_only_inputs,
             spec.warmup,
+            spec.array,
         )
 
     def _move(self, event: LifeEvent, phase: str) -> None:

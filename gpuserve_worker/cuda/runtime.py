@@ -1,0 +1,260 @@
+"""The CUDA runtime as a worker uses it: plain numbers in, plain numbers out, and one kind of exception.
+
+The only module that imports cupy. What is done with streams, events and memory is not decided here. Every
+method that can wait lets other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any, Final, ParamSpec, TypeVar
+
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
+
+#: The stream on which frameworks compute unless told otherwise; others that may block wait for it.
+DEFAULT_STREAM: Final = 0
+#: ``cudaErrorMemoryAllocation``.
+_OUT_OF_MEMORY: Final = 2
+#: After these nothing works in the process any more (the CUDA runtime's documentation of ``cudaError``:
+#: "leaves the process in an inconsistent state", or a device that is gone).
+_STICKY: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999})
+
+
+class CudaUnavailable(Exception):
+    """There is no CUDA to work with. The text says what is missing, in one sentence."""
+
+
+class CudaError(Exception):
+    """CUDA refused. ``code`` is its ``cudaError`` number; the text is CUDA's own."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the device's memory did not suffice; nothing else is lost."""
+        return self.code == _OUT_OF_MEMORY
+
+    @property
+    def is_sticky(self) -> bool:
+        """Whether this process can use its device no more."""
+        return self.code in _STICKY
+
+
+class Copy(enum.IntEnum):
+    """From where to where; the numbers are ``cudaMemcpyKind``."""
+
+    HOST_TO_DEVICE = 1
+    DEVICE_TO_HOST = 2
+    DEVICE_TO_DEVICE = 3
+
+
+def _raising(call: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
+    """The same call with cupy's exceptions as ``CudaError``."""
+
+    @functools.wraps(call)
+    def wrapped(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+        try:
+            return call(*args, **kwargs)
+        except RuntimeError as error:
+            code = getattr(error, "status", None)
+            if code is None:
+                raise
+            raise CudaError(int(code), str(error)) from None
+
+    return wrapped
+
+
+class Runtime:
+    """CUDA in this process. ``cupy`` is the module. Made by ``load_runtime``."""
+
+    def __init__(self, cupy: Any, driver: Any) -> None:
+        self.cupy = cupy
+        self._cuda = cupy.cuda.runtime
+        self._driver = driver
+
+    # ---- the device -----------------------------------------------------------------------
+
+    @_raising
+    def device_count(self) -> int:
+        """How many devices this process sees."""
+        return int(self._cuda.getDeviceCount())
+
+    @_raising
+    def use_device(self, number: int) -> None:
+        """Make a device the current one of the calling thread, and open it where it is not yet."""
+        self._cuda.setDevice(number)
+
+    @_raising
+    def synchronize(self) -> None:
+        """Wait for all work of this process on the device; tells of whatever went wrong in it."""
+        self._cuda.deviceSynchronize()
+
+    @_raising
+    def memory_nbytes(self) -> tuple[int, int]:
+        """Free and total bytes of the device."""
+        free, total = self._cuda.memGetInfo()
+        return int(free), int(total)
+
+    @_raising
+    def peer_access(self, device: int, peer: int) -> bool:
+        """Whether ``device`` can read the memory of ``peer`` directly."""
+        return bool(self._cuda.deviceCanAccessPeer(device, peer))
+
+    # ---- memory ---------------------------------------------------------------------------
+
+    @_raising
+    def allocate(self, nbytes: int) -> int:
+        """The address of new memory of the device."""
+        return int(self._cuda.malloc(nbytes))
+
+    @_raising
+    def free(self, address: int) -> None:
+        """Give memory back. Waits for the work of the device."""
+        self._cuda.free(address)
+
+    @_raising
+    def page_lock(self, address: int, nbytes: int) -> None:
+        """Lock pages of the host in memory, so that copies from and to them need no staging."""
+        self._cuda.hostRegister(address, nbytes, 0)
+
+    @_raising
+    def page_unlock(self, address: int) -> None:
+        """The inverse; ``address`` is as it was locked."""
+        self._cuda.hostUnregister(address)
+
+    @_raising
+    def copy(self, to: int, source: int, nbytes: int, kind: Copy, stream: int) -> None:
+        """Copy after what is in the stream already; returns at once where the host's pages are locked."""
+        self._cuda.memcpyAsync(to, source, nbytes, int(kind), stream)
+
+    @_raising
+    def address_range(self, address: int) -> tuple[int, int]:
+        """Where the allocation that an address of the device is in begins, and how many bytes it has."""
+        base, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
+        status = self._driver.cuMemGetAddressRange_v2(
+            ctypes.byref(base), ctypes.byref(nbytes), ctypes.c_uint64(address)
+        )
+        if status:
+            raise CudaError(
+                int(status), f"the driver knows no allocation at this address (CUDA error {status})"
+            )
+        return base.value, nbytes.value
+
+    # ---- streams and events ---------------------------------------------------------------
+
+    @_raising
+    def create_stream(self) -> int:
+        """A stream that neither waits for the default stream nor is waited for by it."""
+        return int(self._cuda.streamCreateWithFlags(self._cuda.streamNonBlocking))
+
+    @_raising
+    def synchronize_stream(self, stream: int) -> None:
+        """Wait for all work of a stream."""
+        self._cuda.streamSynchronize(stream)
+
+    @_raising
+    def stream_waits(self, stream: int, event: int) -> None:
+        """Later work of the stream begins when the event, as last recorded, has come. The host goes on."""
+        self._cuda.streamWaitEvent(stream, event)
+
+    @_raising
+    def destroy_stream(self, stream: int) -> None:
+        """Give a stream back once its work is done."""
+        self._cuda.streamDestroy(stream)
+
+    @_raising
+    def create_event(self, *, timing: bool = False, between_processes: bool = False) -> int:
+        """An event. The host waits for it asleep; one ``between_processes`` keeps no time."""
+        flags = self._cuda.eventBlockingSync
+        if between_processes:
+            flags |= self._cuda.eventInterprocess
+        if not timing or between_processes:
+            flags |= self._cuda.eventDisableTiming
+        return int(self._cuda.eventCreateWithFlags(flags))
+
+    @_raising
+    def record(self, event: int, stream: int) -> None:
+        """The event comes when all that is in the stream now is done."""
+        self._cuda.eventRecord(event, stream)
+
+    @_raising
+    def has_come(self, event: int) -> bool:
+        """Whether an event has; raises what went wrong in the work before it."""
+        try:
+            self._cuda.eventQuery(event)
+        except RuntimeError as error:
+            if getattr(error, "status", None) == _NOT_READY:
+                return False
+            raise
+        return True
+
+    @_raising
+    def wait(self, event: int) -> None:
+        """Wait on the host for an event; raises what went wrong in the work before it."""
+        self._cuda.eventSynchronize(event)
+
+    @_raising
+    def elapsed_ns(self, start: int, end: int) -> int:
+        """Nanoseconds between two events with timing that have come."""
+        return int(self._cuda.eventElapsedTime(start, end) * 1e6)
+
+    @_raising
+    def destroy_event(self, event: int) -> None:
+        """Give an event back."""
+        self._cuda.eventDestroy(event)
+
+    # ---- other processes ------------------------------------------------------------------
+
+    @_raising
+    def export_memory(self, address: int) -> bytes:
+        """The ``cudaIpcMemHandle_t`` (64 bytes) of the whole allocation at this address."""
+        return bytes(self._cuda.ipcGetMemHandle(address))
+
+    @_raising
+    def open_memory(self, handle: bytes) -> int:
+        """The address, here, of the allocation of another process."""
+        return int(self._cuda.ipcOpenMemHandle(handle))
+
+    @_raising
+    def close_memory(self, address: int) -> None:
+        """The inverse; the other process keeps its memory."""
+        self._cuda.ipcCloseMemHandle(address)
+
+    @_raising
+    def export_event(self, event: int) -> bytes:
+        """The ``cudaIpcEventHandle_t`` (64 bytes) of an event made for it."""
+        return bytes(self._cuda.ipcGetEventHandle(event))
+
+    @_raising
+    def open_event(self, handle: bytes) -> int:
+        """The event of another process; to be destroyed here as one's own."""
+        return int(self._cuda.ipcOpenEventHandle(handle))
+
+
+#: ``cudaErrorNotReady``.
+_NOT_READY: Final = 600
+
+
+def load_runtime() -> Runtime:
+    """CUDA, by way of cupy. No device is opened.
+
+    Raises:
+        CudaUnavailable: cupy is not installed or cannot be loaded, or there is no driver.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise CudaUnavailable(
+            f"cupy cannot be imported ({error}): expected gpuserve[cuda12] or gpuserve[cuda13] to be installed"
+        ) from None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise CudaUnavailable("there is no NVIDIA driver: libcuda.so.1 was not found") from None
+    return Runtime(cupy, driver)
