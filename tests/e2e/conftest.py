@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc._cython import cygrpc
 from serving import GPUSERVE, Addresses, serving
 
 MODELS = Path(__file__).resolve().parents[1] / "models" / "v2_models.py"
@@ -27,6 +28,16 @@ DATATYPES = (
     "FP64",
     "BYTES",
 )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _grpc_aio() -> Iterator[None]:
+    """Keeps grpc.aio's poller for the whole run: it goes with its last channel, whenever that is collected,
+    and its sockets would be counted against whichever test runs then.
+    """
+    cygrpc.init_grpc_aio()
+    yield
+    cygrpc.shutdown_grpc_aio()
 
 
 def tensor(name: str, dtype: str, *shape: int, **more: Any) -> dict[str, Any]:
