@@ -199,6 +199,7 @@ def test_a_step_that_fails_fails_the_request(client: Any, server: Addresses) -> 
 
 
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+@pytest.mark.parametrize("client", ["grpc"], indirect=True)  # each death makes the next start wait longer
 def test_a_worker_that_dies_in_a_step_fails_the_request(client: Any, width: int) -> None:
     with pytest.raises(InferenceServerException, match="in ensemble 'careful', model 'picky': the worker"):
         ask(client, "careful", rows(width, 6.5))

@@ -52,10 +52,21 @@ def client(request: pytest.FixtureRequest, repository: tuple[Path, Addresses]) -
 
 @pytest.fixture(autouse=True)
 def _as_it_was(repository: tuple[Path, Addresses]) -> Iterator[None]:
+    """Loads again what a test has unloaded or changed. Most have not, and to load takes a second."""
+    names = ("simple", "two")
+    with Client("grpc", repository[1].grpc) as control:
+        before = [_state(control, name) for name in names]
     yield
     with Client("grpc", repository[1].grpc) as control:
-        for name in ("simple", "two"):
-            control.asked.load_model(name)
+        for name, state in zip(names, before, strict=True):
+            if _state(control, name) != state:
+                control.asked.load_model(name)
+
+
+def _state(control: Client, name: str) -> Any:
+    """Which process serves a model, a new one after each load, and which of its versions are ready."""
+    index = [one for one in control.asked.get_model_repository_index().models if one.name == name]
+    return control.infer(name).pid if control.asked.is_model_ready(name) else None, index
 
 
 def refusal(call: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[str, str]:
