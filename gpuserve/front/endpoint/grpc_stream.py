@@ -23,9 +23,10 @@ from gpuserve.front.scheduler.pending import PendingRequest
 
 #: As much is written in one go; what comes after it waits for the next.
 CHUNK_NBYTES: Final = 1 << 20
-#: No more requests are taken off the connection while a client has so much to read, or so many answers
-#: wait for an earlier one.
+#: No more requests are taken off the connection while a client has so much to read, while requests of so many
+#: bytes are under way, or so many answers wait for an earlier one.
 MAX_UNREAD_NBYTES: Final = 4 << 20
+MAX_PENDING_NBYTES: Final = 64 << 20
 MAX_ORDERED: Final = 4096
 #: The metadata with which a client asks for ``strict_errors``.
 STRICT_ERRORS: Final = "triton_grpc_error"
@@ -56,6 +57,7 @@ class InferStream:
         self._ordered: deque[_Ordered | list[Piece]] = deque()
         self._outbox: deque[tuple[list[Piece], InferResponse | None]] = deque()
         self._unread_nbytes = 0
+        self._pending_nbytes = 0
         self._has_room = asyncio.Event()
         self._no_more_requests = False
         self._ended = False
@@ -74,7 +76,7 @@ class InferStream:
             request = infer_request(message, message.raw_input_contents)
             if self._forwarded:
                 request.parameters.update(self._forwarded)
-            self._submit(request)
+            self._submit(request, len(body))
         except RequestError as error:
             if self._strict_errors:
                 self.fail(error)
@@ -85,7 +87,9 @@ class InferStream:
     async def wait_for_room(self) -> None:
         """Until the client has read enough of its answers to be asked for more requests."""
         while not self._ended and (
-            self._unread_nbytes > MAX_UNREAD_NBYTES or len(self._ordered) > MAX_ORDERED
+            self._unread_nbytes > MAX_UNREAD_NBYTES
+            or self._pending_nbytes > MAX_PENDING_NBYTES
+            or len(self._ordered) > MAX_ORDERED
         ):
             self._has_room.clear()
             await self._has_room.wait()
@@ -175,7 +179,7 @@ class InferStream:
 
     # ---- answers --------------------------------------------------------------------------
 
-    def _submit(self, request: InferRequest) -> None:
+    def _submit(self, request: InferRequest, nbytes: int) -> None:
         decoupled = self._service.model(request.model_name, request.model_version).spec.decoupled
 
         def on_response(response: InferResponse) -> None:
@@ -183,11 +187,14 @@ class InferStream:
 
         pending = self._service.submit(request, on_response if decoupled else None)
         self._pending.add(pending)
+        self._pending_nbytes += nbytes
         ordered = None if decoupled else _Ordered(pending)
         if ordered is not None:
             self._ordered.append(ordered)
 
         def on_answer(answer: asyncio.Future[Any]) -> None:
+            self._pending_nbytes -= nbytes
+            self._has_room.set()
             self._on_answer(pending, ordered, answer)
 
         pending.answer.add_done_callback(on_answer)
