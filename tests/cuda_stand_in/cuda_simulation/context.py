@@ -1,0 +1,173 @@
+"""CUDA in this process: its devices, its memory and streams, the current device of each thread, and the
+errors that stay. ``current()`` is all of it; the entry points of the runtime go through ``entry``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from cuda_simulation import captures, errors
+from cuda_simulation.errors import CUDARuntimeError
+from cuda_simulation.events import Events
+from cuda_simulation.host import PageLocked
+from cuda_simulation.machine import MachineView, queue_xid, view_from_environment
+from cuda_simulation.memory import AddressTable, Allocation, Bytes, MemoryFiles, Origin
+from cuda_simulation.scheduler import Engine, Operation, Scheduler
+from cuda_simulation.streams import Stream, Streams
+from cuda_simulation.visible import Device, visible
+
+P = ParamSpec("P")
+R = TypeVar("R")
+#: The driver reports it of a process that touched memory that is not there.
+_XID_MEMORY_FAULT: Final = 31
+#: A compute mode of GPUs.
+_PROHIBITED: Final = 2
+
+
+class Thread(threading.local):
+    """What CUDA keeps for each thread: its device, if a context is current, and its mode of captures."""
+
+    ordinal = 0
+    capture_mode = captures.GLOBAL
+    has_context = False
+    in_callback = False
+
+
+class Context:
+    """CUDA in this process."""
+
+    def __init__(self, view: MachineView) -> None:
+        self.pid = os.getpid()
+        self.view = view
+        self.thread = Thread()
+        self.init_failure = _init_failure(view)
+        self.devices = visible(view.now, os.environ) if not self.init_failure else ()
+        self.scheduler = Scheduler(lambda: view.now.launch_delay_s, view.now.seed)
+        self.streams = Streams(self.scheduler)
+        self.events = Events(view.directory)
+        self.captures = captures.Captures()
+        self.files = MemoryFiles(view.directory)
+        self.addresses = AddressTable()
+        self.page_locked = PageLocked()
+        self.peers: set[tuple[Device, Device]] = set()
+        #: Imported memory: name of its file -> (allocation, how often it was opened).
+        self.imported: dict[str, tuple[Allocation, int]] = {}
+
+    @property
+    def device(self) -> Device:
+        """The current device of this thread."""
+        return self.devices[self.thread.ordinal]
+
+    def numbered(self, ordinal: int) -> Device:
+        """Raises CUDARuntimeError: there is no such device."""
+        if not 0 <= ordinal < len(self.devices):
+            raise CUDARuntimeError(errors.INVALID_DEVICE)
+        return self.devices[ordinal]
+
+    def stream(self, handle: int) -> Stream:
+        """Raises CUDARuntimeError: there is no such stream."""
+        return self.streams.get(handle, self.device)
+
+    def allocate(self, nbytes: int, origin: Origin) -> Allocation:
+        """Raises CUDARuntimeError: the current device has not so much memory left."""
+        device, gpu = self.device, self.view.gpu(self.device.uuid)
+        name, content = self.files.create(device, nbytes, gpu.foreign_memory)
+        return self.addresses.add(device, origin, name, content, nbytes)
+
+    def release(self, allocation: Allocation) -> None:
+        """Memory of this process is gone from now on."""
+        self.addresses.remove(allocation)
+        self.files.remove(allocation.device.uuid, allocation.name)
+
+    def accessible(self, address: int, nbytes: int, device: Device) -> Bytes:
+        """Device memory for a kernel of a device. Raises CUDARuntimeError, which stays: it has none there."""
+        found = self.addresses.around(address, nbytes)
+        if found is None or not (found.device == device or (device, found.device) in self.peers):
+            queue_xid(self.view.directory, device.gpu_uuid, _XID_MEMORY_FAULT)
+            raise CUDARuntimeError(errors.ILLEGAL_ADDRESS)
+        return found.part(address, nbytes)
+
+    def launch(
+        self, stream: Stream, effect: Callable[[], None], begin: Callable[[], None] = lambda: None
+    ) -> Operation:
+        """Queue a kernel."""
+        kernel = Operation(stream.device.gpu_uuid, Engine.COMPUTE, self.view.now.kernel_s, begin, effect)
+        return self.streams.queue(stream, kernel)
+
+    def can_reach(self, device: Device, peer: Device) -> bool:
+        """Whether a device can use the memory of another."""
+        either_mig = any(one.uuid.startswith("MIG-") for one in (device, peer))
+        return device != peer and self.view.now.peer_access and not either_mig
+
+    def check(self, name: str) -> None:
+        """What every call finds first. Raises CUDARuntimeError."""
+        if sys.is_finalizing():  # the threads that would do anything do not run any more
+            raise CUDARuntimeError(errors.CUDART_UNLOADING)
+        if self.pid != os.getpid():  # CUDA cannot be used in a child by fork
+            raise CUDARuntimeError(errors.INITIALIZATION_ERROR)
+        failure = self.init_failure or self.scheduler.failure or self.view.now.failures.get(name, 0)
+        if failure:
+            raise CUDARuntimeError(failure)
+        if not self.devices:
+            raise CUDARuntimeError(errors.NO_DEVICE)
+        if self.thread.in_callback:
+            raise CUDARuntimeError(errors.NOT_PERMITTED)
+        self.captures.check(name, self.thread.capture_mode)
+
+    def use(self) -> None:
+        """A call that needs the current device's context. Raises CUDARuntimeError: the GPU is lost, or no
+        process may use it.
+        """
+        gpu = self.view.gpu(self.device.uuid)
+        if gpu.compute_mode == _PROHIBITED:
+            raise CUDARuntimeError(errors.DEVICES_UNAVAILABLE)
+        if gpu.lost:
+            self.scheduler.fail(gpu.lost_status)
+            raise CUDARuntimeError(gpu.lost_status)
+        self.thread.has_context = True
+
+
+def _init_failure(view: MachineView) -> int:
+    machine = view.now
+    return errors.INSUFFICIENT_DRIVER if machine.driver_version is None else machine.broken
+
+
+_making = threading.Lock()
+_context: Context | None = None
+
+
+def current() -> Context:
+    """CUDA in this process; made at the first call, as CUDA is."""
+    global _context
+    if _context is None:
+        with _making:
+            _context = _context or Context(view_from_environment())
+    return _context
+
+
+def entry(name: str = "", *, uses_device: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """An entry point of the runtime: fails by what is wrong with the process or with the machine, also when
+    that came up during the call. ``name`` is that of the function where it has another. Without
+    ``uses_device`` it makes no context and can be called on a lost GPU.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            context = current()
+            context.check(name or function.__name__)
+            if uses_device:
+                context.use()
+            result = function(*args, **kwargs)
+            if uses_device and context.scheduler.failure:
+                raise CUDARuntimeError(context.scheduler.failure)
+            return result
+
+        return call
+
+    return decorate

@@ -1,0 +1,264 @@
+"""The stand-in for ``cupy.cuda.memory``: owners of device memory, pointers into it, and the pool."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from cupy.cuda import runtime
+from cupy.cuda.device import Device
+from cupy.cuda.stream import get_current_stream
+
+#: cupy rounds what it takes from its pool to this.
+_UNIT: Final = 512
+_OUT_OF_MEMORY: Final = 2
+
+
+class OutOfMemoryError(MemoryError):
+    """The device, or the limit of the pool, has not so much memory left."""
+
+    def __init__(self, size: int, total: int, limit: int = 0) -> None:
+        tail = f", limit set to: {limit:,} bytes" if limit else ""
+        super().__init__(
+            f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes{tail})."
+        )
+
+
+class BaseMemory:
+    """Device memory of ``size`` bytes at ``ptr``."""
+
+    ptr: int = 0
+    size: int = 0
+    device_id: int = 0
+
+    @property
+    def device(self) -> Device:
+        return Device(self.device_id)
+
+
+class Memory(BaseMemory):
+    """Memory of its own, freed with the object."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.device_id = size, runtime.getDevice()
+        self.ptr = runtime.malloc(size) if size else 0
+
+    def __del__(self) -> None:
+        if self.ptr and _quietly is not None:  # it is None when the interpreter ends
+            _quietly(lambda: runtime.free(self.ptr))
+
+
+class MemoryAsync(BaseMemory):
+    """Memory from CUDA's own pool, in the order of a stream."""
+
+    def __init__(self, size: int, stream: Any) -> None:
+        self.size, self.device_id, self._stream = size, runtime.getDevice(), stream
+        self.ptr = runtime.mallocAsync(size, stream.ptr) if size else 0
+
+    def __del__(self) -> None:
+        if self.ptr and _quietly is not None:  # as above
+            _quietly(lambda: runtime.freeAsync(self.ptr, self._stream.ptr))
+
+
+class UnownedMemory(BaseMemory):
+    """Memory of somebody else, which ``owner`` keeps."""
+
+    def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
+        self.ptr, self.size, self._owner = int(ptr), int(size), owner
+        self.device_id = runtime.pointerGetAttributes(self.ptr).device if device_id < 0 else device_id
+
+
+class MemoryPointer:
+    """A place in device memory, which it keeps."""
+
+    def __init__(self, mem: BaseMemory, offset: int) -> None:
+        self.mem = mem
+        self.ptr = mem.ptr + offset
+
+    @property
+    def device(self) -> Device:
+        return self.mem.device
+
+    @property
+    def device_id(self) -> int:
+        return self.mem.device_id
+
+    def __int__(self) -> int:
+        return self.ptr
+
+    def __add__(self, offset: int) -> MemoryPointer:
+        return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
+
+    def __sub__(self, offset: int) -> MemoryPointer:
+        return self + -offset
+
+    def copy_from_device(self, src: MemoryPointer, size: int) -> None:
+        runtime.memcpy(self.ptr, src.ptr, size, runtime.memcpyDeviceToDevice)
+
+    def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any = None) -> None:
+        runtime.memcpyAsync(self.ptr, src.ptr, size, runtime.memcpyDeviceToDevice, _stream_ptr(stream))
+
+    def copy_from_host(self, mem: Any, size: int) -> None:
+        runtime.memcpy(self.ptr, _address(mem), size, runtime.memcpyHostToDevice)
+
+    def copy_from_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
+        runtime.memcpyAsync(self.ptr, _address(mem), size, runtime.memcpyHostToDevice, _stream_ptr(stream))
+
+    def copy_to_host(self, mem: Any, size: int) -> None:
+        runtime.memcpy(_address(mem), self.ptr, size, runtime.memcpyDeviceToHost)
+
+    def copy_to_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
+        runtime.memcpyAsync(_address(mem), self.ptr, size, runtime.memcpyDeviceToHost, _stream_ptr(stream))
+
+    def memset(self, value: int, size: int) -> None:
+        runtime.memset(self.ptr, value, size)
+
+    def memset_async(self, value: int, size: int, stream: Any = None) -> None:
+        runtime.memsetAsync(self.ptr, value, size, _stream_ptr(stream))
+
+
+class _Block(BaseMemory):
+    """What a pool lends; it goes back to the pool with the object, while work on it may still be queued: the
+    pool gives it again to the same stream only.
+    """
+
+    def __init__(self, pool: MemoryPool, memory: BaseMemory, arena: tuple[int, int]) -> None:
+        self._pool, self._memory, self._arena = pool, memory, arena
+        self.ptr, self.size, self.device_id = memory.ptr, memory.size, memory.device_id
+
+    def __del__(self) -> None:
+        self._pool._take_back(self._memory, self._arena)
+
+
+class MemoryPool:
+    """Keeps freed memory for the next of the same size, per device and stream."""
+
+    def __init__(self, allocator: Callable[[int], MemoryPointer] | None = None) -> None:
+        self._allocator = allocator or _from_device
+        self._lock = threading.RLock()
+        self._free: dict[tuple[int, int], dict[int, list[BaseMemory]]] = {}
+        self._used = 0
+        self._kept = 0
+        self._limit = 0
+
+    def malloc(self, size: int) -> MemoryPointer:
+        if not size:
+            return MemoryPointer(Memory(0), 0)
+        rounded = -(-size // _UNIT) * _UNIT
+        arena = (runtime.getDevice(), get_current_stream().ptr)
+        with self._lock:
+            kept = self._free.get(arena, {}).get(rounded)
+            memory = kept.pop() if kept else None
+            self._kept -= rounded if memory else 0
+        memory = memory or self._new(rounded)
+        with self._lock:
+            self._used += rounded
+        return MemoryPointer(_Block(self, memory, arena), 0)
+
+    def _take_back(self, memory: BaseMemory, arena: tuple[int, int]) -> None:
+        with self._lock:
+            self._used -= memory.size
+            self._kept += memory.size
+            self._free.setdefault(arena, {}).setdefault(memory.size, []).append(memory)
+
+    def free_all_blocks(self, stream: Any = None) -> None:
+        with self._lock:
+            arenas = [one for one in self._free if stream is None or one[1] == stream.ptr]
+            freed = [one for arena in arenas for blocks in self._free.pop(arena).values() for one in blocks]
+            self._kept -= sum(one.size for one in freed)
+
+    def free_bytes(self) -> int:
+        return self._kept
+
+    def used_bytes(self) -> int:
+        return self._used
+
+    def total_bytes(self) -> int:
+        return self._used + self._kept
+
+    def n_free_blocks(self) -> int:
+        return sum(len(blocks) for arena in self._free.values() for blocks in arena.values())
+
+    def get_limit(self) -> int:
+        return self._limit
+
+    def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
+        self._limit = size or int((fraction or 0) * runtime.memGetInfo()[1])
+
+    def _new(self, size: int) -> BaseMemory:
+        """Memory from the device; once more after all that is kept was given back, as cupy does."""
+        for attempt in range(2):
+            if not self._limit or self.total_bytes() + size <= self._limit:
+                try:
+                    return self._allocator(size).mem
+                except runtime.CUDARuntimeError as error:
+                    if error.status != _OUT_OF_MEMORY:
+                        raise
+            if not attempt:
+                self.free_all_blocks()
+        raise OutOfMemoryError(size, self.total_bytes(), self._limit)
+
+
+def _from_device(size: int) -> MemoryPointer:
+    return MemoryPointer(Memory(size), 0)
+
+
+def malloc_async(size: int) -> MemoryPointer:
+    """The allocator that takes from CUDA's own pool."""
+    try:
+        return MemoryPointer(MemoryAsync(size, get_current_stream()), 0)
+    except runtime.CUDARuntimeError as error:
+        if error.status == _OUT_OF_MEMORY:
+            raise OutOfMemoryError(size, 0) from None
+        raise
+
+
+class _Current(threading.local):
+    allocator: Callable[[int], MemoryPointer] | None = None
+
+
+default_pool: Final = MemoryPool()
+_current: Final = _Current()
+_allocator: Callable[[int], MemoryPointer] = default_pool.malloc
+
+
+def alloc(size: int) -> MemoryPointer:
+    """Memory from the current allocator."""
+    return get_allocator()(size)
+
+
+def get_allocator() -> Callable[[int], MemoryPointer]:
+    return _current.allocator or _allocator
+
+
+def set_allocator(allocator: Callable[[int], MemoryPointer] | None = None) -> None:
+    global _allocator
+    _allocator = allocator or _from_device
+
+
+@contextmanager
+def using_allocator(allocator: Callable[[int], MemoryPointer] | None = None) -> Iterator[None]:
+    """Have this thread allocate so."""
+    before, _current.allocator = _current.allocator, allocator or _from_device
+    try:
+        yield
+    finally:
+        _current.allocator = before
+
+
+def _stream_ptr(stream: Any) -> int:
+    return int((stream or get_current_stream()).ptr)
+
+
+def _address(memory: Any) -> int:
+    return int(getattr(memory, "value", None) or memory)
+
+
+def _quietly(free: Callable[[], None]) -> None:
+    """What cannot be freed when its object goes has gone with the device."""
+    try:
+        free()
+    except runtime.CUDARuntimeError:
+        pass
