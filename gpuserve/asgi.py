@@ -124,12 +124,16 @@ class HostedApplication:
             DeviceError: a device that this machine does not have.
             StartupError: a model could not be loaded; nothing is left running.
         """
+        from gpuserve.cli.preflight import with_devices
+        from gpuserve.devices.server_devices import ServerDevices
         from gpuserve.hosting import HostedServer, leave_embedding
 
         try:
             configuration = _configuration()
             leave_embedding(os.environ)
-            self._server = HostedServer(configuration, _repository(configuration))
+            devices = ServerDevices(numa_affinity=configuration.settings.numa_affinity)
+            configuration = with_devices(configuration, devices)
+            self._server = HostedServer(configuration, _repository(configuration), devices)
             await self._server.start()
         except BaseException as error:
             self._move(Stage.FAILED)
@@ -177,9 +181,9 @@ def _repository(configuration: Configuration) -> FileRepository:
 
 
 def _configuration() -> Configuration:
-    """What the CLI would serve: the same file, the same variables, the same look at the devices."""
+    """What the CLI would serve: the same file, the same variables."""
     from gpuserve import logs
-    from gpuserve.cli.preflight import require_devices, require_trace_output
+    from gpuserve.cli.preflight import require_trace_output
     from gpuserve.config.load import load_file
 
     path = os.environ.get(CONFIG_VARIABLE)
@@ -188,7 +192,6 @@ def _configuration() -> Configuration:
     configuration = load_file(path, _environ())
     if configuration.settings.tls_certfile is not None:
         raise ConfigError("tls_certfile does nothing here: TLS is for the ASGI server to speak; leave it out")
-    require_devices(configuration)
     require_trace_output(configuration)
     if not logging.getLogger(logs.ROOT).hasHandlers():  # else the host has its own way
         logs.configure(configuration.settings.log_format, configuration.settings.log_level)

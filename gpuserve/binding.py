@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from gpuserve.array_spec import device_problem
 from gpuserve.declared_batcher import batching_spec, boolean, integer, queue_spec
 from gpuserve.declared_rate import rate_spec
 from gpuserve.declared_sequences import check_sequences, sequence_spec, with_controls
 from gpuserve.declared_warmup import warmups
+from gpuserve.devices.names import CPU, check_device_name
 from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
-from gpuserve.model import DynamicBatcher, ModelConfig, Tensor, label_specs, tensor_specs
+from gpuserve.model import DynamicBatcher, ModelConfig, Tensor, array_kind, label_specs, tensor_specs
 from gpuserve.pickling import described, pickled_source
 from gpuserve.rate_spec import RateSpec
 from gpuserve.spec import (
@@ -37,6 +39,7 @@ def model_spec(
     isolation: str,
     concurrency: int | None = None,
     on_unrecoverable: str = SHUTDOWN,
+    device: str | Sequence[str] = CPU,
 ) -> ModelSpec:
     """What ``bind()`` was given, as a ``ModelSpec``.
 
@@ -48,10 +51,13 @@ def model_spec(
     integer("model_version", model_version, 1)
     _check_one_of("isolation", isolation, ("process", "thread"))
     _check_one_of("on_unrecoverable", on_unrecoverable, (SHUTDOWN, RESTART_WORKER))
-    callables = _callables(infer_func)
+    callables, devices = _paired(_callables(infer_func), _devices(device))
     _check_answers(config, callables)
+    array = array_kind(config.array, inputs)
+    _check_devices(array, devices)
     max_batch_size, batching, queue = _batching(config)
-    input_specs, output_specs = tensor_specs(inputs, "INPUT"), tensor_specs(outputs, "OUTPUT")
+    input_specs = tensor_specs(inputs, "INPUT", config.array)
+    output_specs = tensor_specs(outputs, "OUTPUT")
     sequence = sequence_spec(config.sequence_batching)
     check_sequences(
         sequence, batching, queue, input_specs, model=model_name, response_cache=config.response_cache
@@ -69,11 +75,13 @@ def model_spec(
         strict=bool(strict),
         decoupled=config.decoupled,
         response_cache=config.response_cache,
+        array=array,
         # Some of its responses may have been sent when the worker dies; or the callable's state is lost.
         retry_on_worker_death=not config.decoupled and not sequence.strategy,
         on_unrecoverable=on_unrecoverable,
         warmup=with_controls(warmup, sequence),
-        instances=_instances(model_name, callables, isolation, rate_spec(config.rate_limiter)),
+        instances=_instances(model_name, callables, devices, isolation, rate_spec(config.rate_limiter)),
+        prefetch=int(any(one != CPU for one in devices)),
         sequence=sequence,
         labels=label_specs(outputs, output_specs),
     )
@@ -112,14 +120,48 @@ def _check_one_of(name: str, value: object, words: tuple[str, str]) -> None:
 
 
 def _instances(
-    model_name: str, callables: Sequence[Callable[..., Any]], isolation: str, rate: RateSpec
+    model_name: str,
+    callables: Sequence[Callable[..., Any]],
+    devices: Sequence[str],
+    isolation: str,
+    rate: RateSpec,
 ) -> tuple[InstanceSpec, ...]:
     """One instance an element. A callable that is there several times is pickled, and held, once."""
     distinct = {id(one): one for one in callables}
     sources = {key: _source(model_name, one, isolation) for key, one in distinct.items()}
     return tuple(
-        InstanceSpec(f"{number}", "cpu", sources[id(one)], rate) for number, one in enumerate(callables)
+        InstanceSpec(f"{number}", device, sources[id(one)], rate)
+        for number, (one, device) in enumerate(zip(callables, devices, strict=True))
     )
+
+
+def _devices(device: Any) -> list[str]:
+    """What ``device`` names, one at least."""
+    given = [device] if isinstance(device, str) else device
+    if not isinstance(given, Sequence) or not given or not all(isinstance(one, str) for one in given):
+        raise BindError(f"device must be a string or a non-empty sequence of strings, got {device!r:.200}")
+    try:
+        return [check_device_name(one) for one in given]
+    except ValueError as error:
+        raise BindError(f"device: {error}") from None
+
+
+def _check_devices(array: str, devices: Sequence[str]) -> None:
+    if problem := device_problem(array, devices):
+        raise BindError(f"device: {problem}")
+
+
+def _paired(
+    callables: Sequence[Callable[..., Any]], devices: Sequence[str]
+) -> tuple[list[Callable[..., Any]], list[str]]:
+    """One callable and one device for each instance, where one of either may stand for several."""
+    if len(callables) != len(devices) and 1 not in (len(callables), len(devices)):
+        raise BindError(
+            f"there are {len(callables)} callables and {len(devices)} devices: give one device, or one for "
+            "each callable"
+        )
+    count = max(len(callables), len(devices))
+    return [*callables] * (count // len(callables)), [*devices] * (count // len(devices))
 
 
 def _callables(infer_func: Any) -> list[Callable[..., Any]]:

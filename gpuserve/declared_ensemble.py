@@ -27,6 +27,8 @@ def ensemble_spec(
         BindError: any of it cannot be served.
     """
     check_model_name(name)
+    if any(isinstance(one, Tensor) and one.memory is not None for one in inputs):
+        raise BadModelConfig(f"ensemble {name!r}: memory is for the inputs of the models of its steps")
     output_specs = tensor_specs(outputs, "OUTPUT")
     spec = ModelSpec(
         name=name,

@@ -10,14 +10,15 @@
     │   ├── AlreadyExists           what is to be made is there
     │   ├── PermissionDenied        not for this client
     │   ├── Unavailable             not now: full, draining, worker lost; another try may succeed
-    │   │   └── QueueFull
+    │   │   ├── QueueFull
+    │   │   └── Stopping            the server ends: another one may take it
     │   ├── ResourceExhausted       larger than a limit
     │   ├── DeadlineExceeded
     │   ├── Cancelled               the client went away
     │   ├── Unimplemented
     │   └── Internal                the callable raised, or answered nonsense
     ├── ConfigError             a config file, flag or environment variable is wrong (exit code 4)
-    ├── DeviceError             a device that this machine does not have (exit code 5)
+    ├── DeviceError             a device, or a library for it, that this machine does not have (exit code 5)
     ├── BindError               ``bind()`` was given something that cannot be served
     │   ├── DuplicateModel          a model of this name is bound already
     │   └── BadModelConfig          a value of ``ModelConfig`` that cannot be
@@ -96,6 +97,10 @@ class QueueFull(Unavailable):
     """The model's queue is at its limit of requests or bytes."""
 
 
+class Stopping(Unavailable):
+    """The server takes nothing new, because it ends: another server may, or this one when it is back."""
+
+
 class ResourceExhausted(RequestError):
     """The request is larger than a limit of the server."""
 
@@ -153,7 +158,7 @@ class ConfigError(GpuserveError):
 
 
 class DeviceError(GpuserveError):
-    """A model names a device that this machine does not have."""
+    """A model needs a device, or a library for it, that this machine does not have."""
 
 
 class BindError(GpuserveError):

@@ -25,6 +25,7 @@ from gpuserve.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
+    from gpuserve.devices.server_devices import ServerDevices
     from gpuserve.front.endpoint.asgi import Application
     from gpuserve.settings import ServerSettings
     from gpuserve.supervisor.repository import Repository
@@ -37,13 +38,25 @@ _PRELOADED: Final = re.compile(r"[ :]+")
 class HostedServer:
     """One run of a server, to be started and stopped in the event loop that its front is to live in."""
 
-    def __init__(self, configuration: Configuration, repository: Repository | None = None) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        repository: Repository | None = None,
+        devices: ServerDevices | None = None,
+    ) -> None:
         # The ports are the host's, and so is the transport.
         self._settings = dataclasses.replace(
-            configuration.settings, http_port=None, grpc_port=None, metrics_port=None, transport="native"
+            configuration.settings,
+            http_port=None,
+            grpc_port=None,
+            metrics_port=None,
+            health_port=None,
+            lame_duck_s=0.0,  # the host has stopped taking requests before it stops us
+            transport="native",
         )
         self._models = configuration.models
         self._repository = repository
+        self._devices = devices
         self._loop: asyncio.AbstractEventLoop | None = None
         self._supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
@@ -70,6 +83,7 @@ class HostedServer:
             relay_output=True,
             start_front=start_in(self._host),
             repository=self._repository,
+            devices=self._devices,
         )
         # Not wrap_future(): a cancellation of ours must not reach a future that the supervisor resolves.
         supervisor.started.add_done_callback(lambda _: loop.call_soon_threadsafe(decided.set))

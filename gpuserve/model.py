@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuserve.array_spec import array_of, array_problem, memory_of, memory_problem
 from gpuserve.errors import BindError
 from gpuserve.label_spec import LabelSpec, labels_from
 from gpuserve_worker.tensor import TensorSpec, datatype_of
@@ -26,6 +27,8 @@ class Tensor:
         name: INPUT_1…, OUTPUT_1… by position when left out.
         optional: a request may leave this input out.
         labels: names of the classes of an output, by position, for requests that ask for classification.
+        memory: where an input is given to the callable: "gpu", on the GPU of its instance, as an array of the
+            kind that ``ModelConfig.array`` says, or "cpu". None follows from that kind.
     """
 
     shape: tuple[int, ...]
@@ -33,6 +36,7 @@ class Tensor:
     name: str | None = None
     optional: bool | None = False
     labels: Sequence[str] | None = None
+    memory: str | None = None
 
 
 class TimeoutAction(enum.Enum):
@@ -181,6 +185,8 @@ class ModelConfig:
     ``decoupled`` models answer a request with any number of responses, each sent as it is produced.
     ``response_cache`` answers a request that was seen before from memory. ``sequence_batching`` says that
     requests belong to sequences, ``rate_limiter`` what each instance needs to run.
+    ``array`` is the kind of array that inputs come as: "numpy", on the host; "cupy" or "torch", on the GPU of
+    the instance; None is "cupy" where an input says memory="gpu", otherwise "numpy".
     """
 
     batching: bool = True
@@ -191,28 +197,46 @@ class ModelConfig:
     model_warmup: Sequence[ModelWarmup] | None = None
     sequence_batching: SequenceBatching | None = None
     rate_limiter: RateLimiter | None = None
+    array: str | None = None
 
 
-def tensor_specs(tensors: Sequence[Tensor], prefix: str) -> tuple[TensorSpec, ...]:
-    """The declared tensors with names and v2 datatypes. ``prefix`` is INPUT or OUTPUT.
+def tensor_specs(
+    tensors: Sequence[Tensor], prefix: str, array: str | None = None
+) -> tuple[TensorSpec, ...]:
+    """The declared tensors with names and v2 datatypes. ``prefix`` is INPUT or OUTPUT, ``array`` the model's.
 
     Raises:
-        BindError: no sequence of tensors, a bad name, dtype or shape, or two tensors of one name.
+        BindError: no sequence of tensors, a bad name, dtype, shape or memory, or two tensors of one name.
     """
     is_list = isinstance(tensors, Sequence) and not isinstance(tensors, str | bytes)
     if not is_list or not all(isinstance(one, Tensor) for one in tensors):
         raise BindError(f"{prefix.lower()}s must be a list of Tensor, got {tensors!r:.200}")
     specs: list[TensorSpec] = []
     for position, tensor in enumerate(tensors, 1):
-        spec = _tensor_spec(tensor, f"{prefix}_{position}")
+        spec = _tensor_spec(tensor, f"{prefix}_{position}", array if prefix == "INPUT" else None)
         if any(spec.name == earlier.name for earlier in specs):
             raise BindError(f"Tensor {spec.name!r} is declared twice")
         if prefix == "OUTPUT" and spec.optional:
             raise BindError(f"Tensor {spec.name!r}: output tensors cannot be optional")
         if prefix == "INPUT" and tensor.labels is not None:
             raise BindError(f"Tensor {spec.name!r}: only output tensors have labels")
+        if prefix == "OUTPUT" and tensor.memory is not None:
+            raise BindError(f"Tensor {spec.name!r}: only inputs have a memory; outputs may be anywhere")
         specs.append(spec)
     return tuple(specs)
+
+
+def array_kind(array: str | None, inputs: Sequence[Tensor]) -> str:
+    """The kind of array that the inputs of a model come as; ``array`` as its ``ModelConfig`` says.
+
+    Raises:
+        BindError: there is no such kind.
+    """
+    problem = array_problem(array)
+    if problem is not None:
+        raise BindError(problem)
+    declared = inputs if isinstance(inputs, Sequence) else ()  # ``tensor_specs`` refuses what is no tensor
+    return array_of(array, [one.memory for one in declared if isinstance(one, Tensor)])
 
 
 def label_specs(outputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[LabelSpec, ...]:
@@ -232,7 +256,7 @@ def label_specs(outputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple
     return tuple(found)
 
 
-def _tensor_spec(tensor: Tensor, default_name: str) -> TensorSpec:
+def _tensor_spec(tensor: Tensor, default_name: str, array: str | None) -> TensorSpec:
     name = default_name if tensor.name is None else tensor.name
     if not isinstance(name, str) or not name:
         raise BindError(f"Tensor {default_name}: name must be a non-empty string, got {name!r}")
@@ -249,4 +273,8 @@ def _tensor_spec(tensor: Tensor, default_name: str) -> TensorSpec:
             f"Tensor {name!r}: shape must be a tuple of integers of at least 0, or -1 for any size, "
             f"got {tensor.shape!r}"
         )
-    return TensorSpec(name, datatype, shape, bool(tensor.optional))
+    problem = memory_problem(tensor.memory, datatype, array)
+    if problem is not None:
+        raise BindError(f"Tensor {name!r}: {problem}")
+    memory = memory_of(tensor.memory, datatype, array)
+    return TensorSpec(name, datatype, shape, bool(tensor.optional), memory)

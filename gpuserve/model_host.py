@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from gpuserve.binding import check_new, model_spec
+from gpuserve.devices.server_devices import ServerDevices
 from gpuserve.errors import GpuserveError
 from gpuserve.model import ModelConfig, Tensor
 from gpuserve.spec import ModelSpec
@@ -47,6 +48,7 @@ class ModelHost(abc.ABC):
 
     def __init__(self) -> None:
         self._specs: dict[tuple[str, int], ModelSpec] = {}
+        self._devices = ServerDevices()
         self._runner: Runner | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -56,7 +58,7 @@ class ModelHost(abc.ABC):
 
     @abc.abstractmethod
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
-        """What is to run; nothing is started yet."""
+        """What is to run, with models that are placed; nothing is started yet."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +70,7 @@ class ModelHost(abc.ABC):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where the running server is reached, by "http", "grpc" and "metrics"."""
+        """Where the running server is reached, by "http", "grpc", "metrics" and "health"."""
         return dict(self._addresses)
 
     def bind(
@@ -81,6 +83,7 @@ class ModelHost(abc.ABC):
         config: ModelConfig | None = None,
         strict: bool = False,
         *,
+        device: str | Sequence[str] = "cpu",
         isolation: Literal["process", "thread"] = "process",
         concurrency: int | None = None,
         on_unrecoverable: Literal["shutdown", "restart_worker"] = "shutdown",
@@ -92,6 +95,8 @@ class ModelHost(abc.ABC):
             infer_func: a callable, or several: one instance each, requests go to whichever has room.
             inputs, outputs: without the batch axis where the model batches.
             strict: answers that do not fit ``outputs`` in name, dtype or shape are errors.
+            device: "cpu", "cuda:0", …, "cuda:*" for one instance on every GPU, or the UUID of a GPU or MIG
+                instance. A list gives each of several callables its own, or one callable an instance on each.
             isolation: "process" sends the callable to a worker process with cloudpickle; "thread"
                 keeps it in this process, for what cannot be pickled.
             concurrency: how many batches an async callable or a generator may have under way at once in
@@ -102,6 +107,7 @@ class ModelHost(abc.ABC):
         Raises:
             BindError: the name, a tensor, the config or the callable cannot be served.
             StartupError: where the server runs, the model could not be loaded.
+            DeviceError: where the server runs, this machine does not have the device.
             AttachError: the server of another program has ended meanwhile.
         """
         spec = model_spec(
@@ -115,6 +121,7 @@ class ModelHost(abc.ABC):
             isolation,
             concurrency,
             on_unrecoverable,
+            device,
         )
         self._add(spec)
 
@@ -122,7 +129,7 @@ class ModelHost(abc.ABC):
         """A model from now on; where the server runs, once it is loaded.
 
         Raises:
-            BindError, StartupError, AttachError: as ``bind``.
+            BindError, StartupError, DeviceError, AttachError: as ``bind``.
         """
         with self._lock:
             check_new(spec, self._specs.values(), one_version=self._one_version)
@@ -131,7 +138,8 @@ class ModelHost(abc.ABC):
         if runner is None:
             return
         try:
-            runner.add_model(spec).result()
+            (placed,) = self._devices.place([spec], again=True)
+            runner.add_model(placed).result()
         except GpuserveError:
             with self._lock:
                 self._specs.pop((spec.name, spec.version), None)
@@ -142,6 +150,7 @@ class ModelHost(abc.ABC):
 
         Raises:
             StartupError: a port is taken or a model could not be loaded; nothing is left running.
+            DeviceError: this machine does not have the device of a model.
             BindError: the server of another program refuses a model.
             AttachError: there is no server of another program to attach to.
         """
@@ -154,8 +163,8 @@ class ModelHost(abc.ABC):
         when this is called in the main thread.
 
         Raises:
-            StartupError, BindError, AttachError: see ``run``; AttachError also when the server of
-                another program ends.
+            StartupError, DeviceError, BindError, AttachError: see ``run``; AttachError also when the server
+                of another program ends.
             ModelUnrecoverable: a callable raised ``UnrecoverableError``, and all has ended.
         """
         self._raise_untold()
@@ -199,7 +208,7 @@ class ModelHost(abc.ABC):
         with self._lock:
             if self._runner is not None and self._thread is not None and self._thread.is_alive():
                 return self._runner, self._thread
-            runner = self._new_runner(list(self._specs.values()))
+            runner = self._new_runner(self._devices.place(self._specs.values(), again=True))
             # A daemon: a program that ends without stop() takes its children along, because they are
             # tied to this very thread by the parent-death signal.
             thread = threading.Thread(

@@ -17,6 +17,7 @@ from typing import Any
 from gpuserve.access import check_access
 from gpuserve.attaching import ATTACH_TIMEOUT_S, AttachedServer
 from gpuserve.declared_ensemble import ensemble_spec
+from gpuserve.devices.server_devices import ServerDevices
 from gpuserve.ensembles import check_members
 from gpuserve.errors import ConfigError
 from gpuserve.model import Step, Tensor
@@ -45,9 +46,15 @@ class Server(ModelHost):
         settings: all settings in one; the keyword arguments replace single ones:
         host: the address to listen on, "0.0.0.0" by default.
         http_port, grpc_port, metrics_port: 8000, 8001, 8002; 0 picks a free one, None switches it off.
+        health_port: a port that answers health alone, without TLS; None, the default, is none.
         transport: "native" or "h2corn" (both protocols on every port), or "grpcio" (grpc.aio for gRPC).
         name: the server's name in its metadata.
         drain_timeout_s: how long ``stop()`` finishes what is queued, in seconds.
+        lame_duck_s: how long ``stop()`` goes on taking requests before that, while the server is not ready.
+        max_connection_age_s: when a connection takes no more requests, in seconds; 0 is never.
+        min_ready_instances: how many instances of each model must be up for the server to be ready.
+        min_healthy_devices: how many of the GPUs that its models name must not be lost for that, too.
+        gpu_health_interval_s: how often the GPUs are looked at, in seconds; 0 is never.
         load_timeout_s: how long a callable may take to load, in seconds; 0 is for ever.
         max_request_nbytes: the largest request body, in bytes.
         max_arena_nbytes: shared memory that the inputs of one model may take, in bytes.
@@ -66,6 +73,7 @@ class Server(ModelHost):
         load_at_start: with "explicit", the names of the models that are loaded at the start; None is all.
         rate_limit, rate_limit_resources: "execution_count" lets instances run only while they have the
             resources that they declare; how much there is of them, as "name:count" or "name:count:device".
+        numa_affinity: whether workers of a GPU keep to the CPUs and the memory beside it.
         attachable: whether other programs of this user may serve models through this server.
         metrics_summaries: whether the metrics page has quantiles of latencies.
         log_format, log_level: how the front process logs: "text" or "json"; "debug" to "error".
@@ -89,6 +97,7 @@ class Server(ModelHost):
         _check_model_control(self._settings)
         _check_compression(self._settings)
         check_transport(self._settings.transport)
+        self._devices = ServerDevices(numa_affinity=self._settings.numa_affinity)
 
     @classmethod
     def attach(cls, url: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> AttachedServer:
@@ -135,7 +144,7 @@ class Server(ModelHost):
 
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
         check_members(models)
-        return Supervisor(self._settings, models, SilentObserver(), relay_output=False)
+        return Supervisor(self._settings, models, SilentObserver(), relay_output=False, devices=self._devices)
 
 
 def _check_model_control(settings: ServerSettings) -> None:

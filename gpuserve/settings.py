@@ -65,6 +65,8 @@ class ServerSettings:
     http_port: int | None = 8000
     grpc_port: int | None = 8001
     metrics_port: int | None = 8002
+    #: Answers health and nothing else, without TLS and without a token, whatever the other ports want.
+    health_port: int | None = None
     #: "native": our own server, both protocols on every port; so does "h2corn". "grpcio": the gRPC port is
     #: served by grpc.aio.
     transport: str = NATIVE
@@ -72,6 +74,12 @@ class ServerSettings:
     name: str = "triton"
     #: After SIGTERM the queue is finished within this time, then requests are refused.
     drain_timeout_s: float = 30.0
+    #: After SIGTERM the server says that it is not ready, but goes on as before for so long: until those who
+    #: send requests have heard of it. Then the drain begins.
+    lame_duck_s: float = 0.0
+    #: A connection of this age, give or take 10 %, takes no more requests, and is closed after those that it
+    #: has: clients connect anew, and find servers that were not there before. 0 is for ever.
+    max_connection_age_s: float = 0.0
     #: How long a callable may take to load before the start counts as failed; 0 is for ever.
     load_timeout_s: float = 0.0
     #: The largest request body that is taken.
@@ -110,6 +118,16 @@ class ServerSettings:
     rate_limit: str = "off"
     #: How much there is of resources, as "name:count" or "name:count:device"; of others, what is needed most.
     rate_limit_resources: tuple[str, ...] = ()
+    #: Whether worker processes of a GPU keep to the CPUs and the memory that are next to it.
+    numa_affinity: bool = True
+    #: The server is ready only while so many of the GPUs that its models name can be used, or all of them
+    #: where they are fewer.
+    min_healthy_devices: int = 1
+    #: The server is ready only while so many instances of each of its models are up, or all of them where a
+    #: model has fewer.
+    min_ready_instances: int = 1
+    #: From one reading of the GPUs' state to the next; 0 reads none.
+    gpu_health_interval_s: float = 1.0
     #: Whether the metrics page has quantiles of the latencies, which takes work for each request.
     metrics_summaries: bool = False
     #: How hard inference responses over gRPC are compressed: "none", "low", "medium", "high".

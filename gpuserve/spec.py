@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gpuserve.devices.placement import ANYWHERE, Placement
 from gpuserve.ensemble_spec import StepSpec
 from gpuserve.errors import BindError
 from gpuserve.label_spec import LabelSpec
@@ -85,6 +86,7 @@ class QueueSpec:
 class InstanceSpec:
     """One worker process: its name, its device, and where its callable comes from (``wire.Init.source``).
 
+    ``device`` is as it was written until the instance is placed, and "cpu" or "cuda:N" from then on.
     ``rate`` is what it needs before it may run, on a server that limits rates.
     """
 
@@ -92,6 +94,7 @@ class InstanceSpec:
     device: str
     source: dict[str, Any]
     rate: RateSpec = NO_RATE
+    placement: Placement = ANYWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +141,19 @@ class ModelSpec:
         return bool(self.sequence.strategy)
 
     def to_wire(self) -> dict[str, Any]:
-        """The spec as plain data for another process, without the instances' callables."""
+        """The spec as plain data for another process, without the instances' callables; of their placements
+        only the UUID of the GPU.
+        """
         plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         plain["batching"] = dataclasses.astuple(self.batching)
         plain["queue"] = dataclasses.astuple(self.queue)
         plain["sequence"] = dataclasses.astuple(self.sequence)
         plain["labels"] = [dataclasses.astuple(one) for one in self.labels]
         plain["steps"] = [dataclasses.astuple(one) for one in self.steps]
-        plain["instances"] = [(one.name, one.device, dataclasses.astuple(one.rate)) for one in self.instances]
+        plain["instances"] = [
+            (one.name, one.device, dataclasses.astuple(one.rate), one.placement.gpu_uuid)
+            for one in self.instances
+        ]
         return plain
 
     @classmethod
@@ -162,8 +170,8 @@ class ModelSpec:
                 "labels": tuple(LabelSpec(*one) for one in plain["labels"]),
                 "steps": tuple(StepSpec.from_wire(one) for one in plain["steps"]),
                 "instances": tuple(
-                    InstanceSpec(name, device, {}, RateSpec.from_wire(rate))
-                    for name, device, rate in plain["instances"]
+                    InstanceSpec(name, device, {}, RateSpec.from_wire(rate), Placement(uuid))
+                    for name, device, rate, uuid in plain["instances"]
                 ),
             }
         )

@@ -11,12 +11,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from gpuserve.array_spec import device_problem, memory_of
 from gpuserve.declared_batcher import batching_spec, boolean, integer, queue_spec
+from gpuserve.devices.placement import ANYWHERE
 from gpuserve.ensembles import check_ensemble
 from gpuserve.errors import BadModelConfig, Internal, InvalidArgument
 from gpuserve.model import DynamicBatcher, QueuePolicy, TimeoutAction
 from gpuserve.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import ITEMSIZE, TensorSpec
+from gpuserve_worker.tensor import BYTES, ITEMSIZE, TensorSpec
 
 
 def changed(specs: Sequence[ModelSpec], changes: Mapping[str, Any]) -> Sequence[ModelSpec]:
@@ -61,6 +63,8 @@ def _changed(spec: ModelSpec, changes: Mapping[str, Any]) -> ModelSpec:
             raise BadModelConfig(f"it is an ensemble, which has no {key}")
     if spec.is_ensemble:
         check_ensemble(spec)
+    if problem := device_problem(spec.array, [one.device for one in spec.instances]):
+        raise BadModelConfig(problem)
     if spec.decoupled:
         if spec.response_cache:
             raise BadModelConfig("response_cache does not go with decoupled")
@@ -76,7 +80,16 @@ def _max_batch_size(spec: ModelSpec, value: Any) -> ModelSpec:
 
 
 def _inputs(spec: ModelSpec, value: Any) -> ModelSpec:
-    return dataclasses.replace(spec, inputs=_tensors(value))
+    """Inputs that the model has already are given to the callable where they were before."""
+    before = {one.name: one.memory for one in spec.inputs}
+    inputs = tuple(_placed(one, before.get(one.name), spec.array) for one in _tensors(value))
+    return dataclasses.replace(spec, inputs=inputs)
+
+
+def _placed(tensor: TensorSpec, memory: str | None, array: str) -> TensorSpec:
+    if tensor.datatype == BYTES:
+        return tensor
+    return tensor._replace(memory=memory_of(memory, tensor.datatype, array))
 
 
 def _outputs(spec: ModelSpec, value: Any) -> ModelSpec:
@@ -144,7 +157,8 @@ def _numbered(devices: Sequence[str], alike: Sequence[InstanceSpec]) -> tuple[In
     instances: list[InstanceSpec] = []
     for device, one in zip(devices, alike, strict=True):
         number = sum(device == earlier.device for earlier in instances)
-        instances.append(dataclasses.replace(one, name=f"{device}#{number}", device=device))
+        name = f"{device}#{number}"
+        instances.append(dataclasses.replace(one, name=name, device=device, placement=ANYWHERE))
     return tuple(instances)
 
 

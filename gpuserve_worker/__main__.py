@@ -40,18 +40,40 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     supervision.start()
     report = Report(boot)
     started_s = time.monotonic()
+    _place(init, report)
     try:
         model = load_model(init, report)
     except LoadError as error:
         boot.send(LoadFailed(str(error), error.traceback))
-        return lifecycle.EXIT_FAILED
+        return _status_of_failed_load(init)
     loop = new_loop(link, model, report)
     warm_up(init, model, loop, report)
     gc.freeze()  # what was loaded stays; collections need not walk it again
     supervision.on_stop = loop.stop
     boot.send(Ready(time.monotonic() - started_s, model.slots))
     loop.run()
+    if loop.device_is_lost:
+        lifecycle.leave(lifecycle.EXIT_DEVICE)
     return lifecycle.EXIT_STOPPED
+
+
+def _status_of_failed_load(init: Init) -> int:
+    """Whether it was the device's fault is for the device to say: user code fails in words of its own."""
+    if init.device == "cpu":
+        return lifecycle.EXIT_FAILED
+    from gpuserve_worker.cuda.probe import Usability, usability  # most workers have no GPU
+
+    return lifecycle.EXIT_DEVICE if usability() is Usability.UNUSABLE else lifecycle.EXIT_FAILED
+
+
+def _place(init: Init, report: Report) -> None:
+    """Go beside the GPU, where there is one and the server wants it."""
+    if not init.cpus and init.numa_node < 0:
+        return
+    from gpuserve_worker.placement import stay_beside_gpu  # most workers have no GPU
+
+    for refusal in stay_beside_gpu(init.cpus, init.numa_node):
+        report.info(refusal)
 
 
 if __name__ == "__main__":

@@ -19,21 +19,27 @@ import os
 import select
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve_worker import wire
 from gpuserve_worker.call_port import LinkPort
-from gpuserve_worker.execution import Execution, Stopwatch
+from gpuserve_worker.execution import Execution
 from gpuserve_worker.intake import TakenIn
 from gpuserve_worker.link import Link
 from gpuserve_worker.memory import OutOfMemory
 from gpuserve_worker.model import Model
 from gpuserve_worker.outputs import Answers
 from gpuserve_worker.reporting import Report
-from gpuserve_worker.request import Batch, Request
+from gpuserve_worker.request import Batch
 from gpuserve_worker.results import await_only_result, next_response, try_async_result
 from gpuserve_worker.session import Reply, Session
+from gpuserve_worker.stopwatch import Stopwatch
+from gpuserve_worker.under_way import UnderWay, ended
 from gpuserve_worker.wire import WireFailure
+
+if TYPE_CHECKING:
+    from gpuserve_worker.cuda.recovery import Recovery
 
 _CANCELLED: Final = WireFailure("CANCELLED", "the request was cancelled")
 #: How long a callable has after a cancellation before it is cancelled again, at the end of the worker.
@@ -48,50 +54,6 @@ class _Stopped(Exception):
         self.failure = failure
 
 
-class _UnderWay:
-    """One batch: who still waits for it, and how many responses it may send."""
-
-    def __init__(self, session: Session, run: wire.Run) -> None:
-        self.session = session
-        self.run = run
-        self.task: asyncio.Task[None] | None = None
-        #: What its callable was called with.
-        self.taken: TakenIn | None = None
-        #: The list that the callable was given, as long as somebody may want to mark one of it.
-        self.requests: list[Request] = []
-        self.given_up = False
-        self._waiting = set(range(len(run.requests)))
-        self._credit = wire.YIELD_WINDOW
-        self._more_credit = asyncio.Event()
-
-    def cancel_request(self, position: int) -> None:
-        """Nobody waits for one of the requests."""
-        if position < len(self.requests):
-            self.requests[position].cancelled = True
-        self._waiting.discard(position)
-        if not self._waiting:
-            self.give_up()
-
-    def give_up(self) -> None:
-        """Nobody waits for any of them."""
-        if self.task is not None and not self.given_up:
-            self.given_up = True
-            self.task.cancel()
-
-    def add_credit(self, yields: int) -> None:
-        """So many responses have left the front."""
-        self._credit += yields
-        self._more_credit.set()
-
-    async def take_credit(self) -> None:
-        """Wait until a response may be sent, and at least until all others had their turn."""
-        self._credit -= 1
-        await asyncio.sleep(0)
-        while self._credit <= 0:
-            self._more_credit.clear()
-            await self._more_credit.wait()
-
-
 class AsyncLoop:
     """Runs the batches of one model, several at once."""
 
@@ -100,10 +62,11 @@ class AsyncLoop:
         self._model = model
         self._execution = Execution(model, report)
         self._session = self._new_session()
-        self._batches: dict[int, _UnderWay] = {}
+        self._batches: dict[int, UnderWay] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._thread = 0
+        self._recovery = _recovery(model, self._execution, report)
         self._answered = threading.Condition()
         self._calls = LinkPort(
             model.context.calls, lambda: self._session, self._wait, self._is_own_thread, on_event_loop=True
@@ -113,11 +76,17 @@ class AsyncLoop:
         #: Makes its event loop when it is first used; the warm-up and the service must share it.
         self._runner = asyncio.Runner()
 
+    @property
+    def device_is_lost(self) -> bool:
+        """After ``run``: whether it ended because this process can use its device no more."""
+        return self._recovery is not None and self._recovery.device_is_lost
+
     def try_out(self, batch: Batch) -> None:
         """Call the callable on a batch that nobody waits for; raises what it raises."""
         self._runner.run(self._try_out(batch))
 
     async def _try_out(self, batch: Batch) -> None:
+        batch = self._execution.warm(self._session, batch)
         await try_async_result(self._model.call(batch if self._execution.takes_batch else batch.as_list()))
 
     def run(self) -> None:
@@ -134,10 +103,14 @@ class AsyncLoop:
         """Give up the memory shared with the front, after ``run``, in a process that goes on."""
         self._calls.close()
         self._session.close()
+        if self._model.device is not None:
+            self._model.device.close()
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
+        if self._model.device is not None:  # the callable may compute in threads of its own
+            self._model.device.enter_beside()
         self._ended = loop.create_future()
         self._readable.register(self._link.fileno(), select.POLLIN)
         loop.add_reader(self._link.fileno(), self._on_readable)
@@ -223,7 +196,8 @@ class AsyncLoop:
                 self._session.take_memory(message, fds)
 
     def _new_session(self) -> Session:
-        return Session(self._link, read_only_inputs=self._model.read_only_inputs)
+        read_only_inputs = self._model.read_only_inputs
+        return Session(self._link, read_only_inputs=read_only_inputs, device=self._model.device)
 
     def _attach(self, epoch: int) -> None:
         """Who waited for what is under way waited at the front before: none of it is of use now."""
@@ -239,7 +213,7 @@ class AsyncLoop:
 
     def _begin(self, run: wire.Run) -> None:
         self._session.leases.begin(run.batch_id)
-        batch = _UnderWay(self._session, run)
+        batch = UnderWay(self._session, run)
         self._batches[run.batch_id] = batch
         task = asyncio.get_running_loop().create_task(self._run(batch))
         batch.task = task
@@ -251,27 +225,34 @@ class AsyncLoop:
         if not task.cancelled() and task.exception() is not None:
             self._end(task.exception())  # a fault of ours, or the front is gone
 
-    async def _run(self, batch: _UnderWay) -> None:
+    async def _run(self, batch: UnderWay) -> None:
         reply = await self._reply(batch)
         batch.requests = []
         batch.taken = None
         batch_id = batch.run.batch_id
         if self._batches.get(batch_id) is batch:
             del self._batches[batch_id]
+        if self._recovery is not None and isinstance(reply, wire.Failed):
+            judged = await self._recovery.judge(reply, was_alone=not self._batches)
+            if self._recovery.device_is_lost:
+                self._end(None)
+            if judged is None:
+                return
+            reply = judged
         batch.session.reply(reply)
         if self._execution.tell_unrecoverable():
             self.stop()
 
-    async def _reply(self, batch: _UnderWay) -> Reply:
-        watch = Stopwatch()
+    async def _reply(self, batch: UnderWay) -> Reply:
         batch_id = batch.run.batch_id
         try:
+            watch = self._execution.new_watch()
             if self._model.context.decoupled:
                 await self._stream(batch, watch)
                 watch.returned()
                 return wire.Done(batch_id, None, None, False, *watch.phases())
             answers = await self._answers(batch, watch)
-            return self._execution.done(batch.session, batch.run, answers, watch)
+            return await self._done(batch, answers, watch)
         except _Stopped as stopped:
             return wire.Failed(batch_id, stopped.failure, False)
         except asyncio.CancelledError as error:
@@ -286,14 +267,23 @@ class AsyncLoop:
         except (SystemExit, KeyboardInterrupt):  # which mean the process, and end it
             raise
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else
-            failure = self._execution.failure_of_call(error, batch.session, batch.taken)
+            known = self._recovery.failure(error, batch.run) if self._recovery is not None else None
+            failure = known or self._execution.failure_of_call(error, batch.session, batch.taken)
             return wire.Failed(batch_id, failure, False)
 
-    def _take_in(self, batch: _UnderWay) -> TakenIn:
+    async def _done(self, batch: UnderWay, answers: Answers, watch: Stopwatch) -> Reply:
+        """The one answer to a batch. While a device brings it, the other batches go on."""
+        if self._model.device is None:
+            return self._execution.done(batch.session, batch.run, answers, watch)
+        finishing = self._execution.begin_done(batch.session, batch.run, answers, watch)
+        return await ended(finishing)
+
+    def _take_in(self, batch: UnderWay) -> TakenIn:
         batch.taken = self._execution.take_in(batch.session, batch.run)
+        batch.taken.admit()
         return batch.taken
 
-    def _call(self, batch: _UnderWay, inputs: Batch, watch: Stopwatch) -> Any:
+    def _call(self, batch: UnderWay, inputs: Batch, watch: Stopwatch) -> Any:
         watch.called()
         if self._execution.takes_batch:
             return self._model.call(inputs)
@@ -301,19 +291,38 @@ class AsyncLoop:
         batch.requests = requests
         return self._model.call(requests)
 
-    async def _answers(self, batch: _UnderWay, watch: Stopwatch) -> Answers:
+    async def _answers(self, batch: UnderWay, watch: Stopwatch) -> Answers:
+        try:
+            return await self._attempt(batch, watch)
+        except Exception as error:
+            was_alone = batch.taken is not None and len(self._batches) == 1
+            recovery = self._recovery
+            if recovery is None or not recovery.is_worth_it(error, batch.run, was_alone=was_alone):
+                raise
+        batch.taken, batch.requests = None, []
+        answers = await recovery.run_again(batch.session, batch.run, partial(self._run_part, batch, watch))
+        if isinstance(answers, WireFailure):
+            raise _Stopped(answers)
+        return answers
+
+    async def _attempt(self, batch: UnderWay, watch: Stopwatch) -> Answers:
         taken = self._take_in(batch)
         if taken.failures and (refusals := taken.refusals()) is not None:
             return refusals
         result = await await_only_result(self._call(batch, taken.batch, watch))
         watch.returned()
-        return self._check(batch, result)
+        return self._execution.check(batch.session, result, batch.run, taken)
 
-    def _check(self, batch: _UnderWay, result: Any) -> Answers:
-        assert batch.taken is not None
-        return self._execution.check(batch.session, result, batch.run, batch.taken)
+    async def _run_part(self, batch: UnderWay, watch: Stopwatch, run: wire.Run, taken: TakenIn) -> Answers:
+        """Call the callable on a part of a batch."""
+        inputs = taken.batch
+        result = await await_only_result(
+            self._model.call(inputs if self._execution.takes_batch else inputs.as_list())
+        )
+        watch.returned()
+        return self._execution.check(batch.session, result, run, taken, apart=True)
 
-    async def _stream(self, batch: _UnderWay, watch: Stopwatch) -> None:
+    async def _stream(self, batch: UnderWay, watch: Stopwatch) -> None:
         taken = self._take_in(batch)
         if taken.failures:
             await self._refuse(batch, taken)
@@ -327,7 +336,7 @@ class AsyncLoop:
         else:
             await self._send(batch, result)
 
-    async def _refuse(self, batch: _UnderWay, taken: TakenIn) -> None:
+    async def _refuse(self, batch: UnderWay, taken: TakenIn) -> None:
         """Tell those requests of a stream that cannot be run; the others go on.
 
         Raises:
@@ -340,7 +349,7 @@ class AsyncLoop:
         if taken.refusals() is not None:
             raise _Stopped(taken.failures[0])
 
-    async def _drain_async(self, batch: _UnderWay, responses: AsyncIterator[Any]) -> None:
+    async def _drain_async(self, batch: UnderWay, responses: AsyncIterator[Any]) -> None:
         try:
             async for response in responses:
                 if batch.given_up:  # it swallowed the cancellation, and ends here instead
@@ -350,7 +359,7 @@ class AsyncLoop:
             if hasattr(responses, "aclose"):
                 await responses.aclose()
 
-    async def _drain(self, batch: _UnderWay, responses: Iterator[Any]) -> None:
+    async def _drain(self, batch: UnderWay, responses: Iterator[Any]) -> None:
         try:
             while True:
                 more, response = next_response(responses)
@@ -362,12 +371,18 @@ class AsyncLoop:
             if hasattr(responses, "close"):
                 responses.close()
 
-    async def _send(self, batch: _UnderWay, response: Any) -> None:
-        await self._send_answers(batch, self._check(batch, response))
+    async def _send(self, batch: UnderWay, response: Any) -> None:
+        assert batch.taken is not None
+        answers = self._execution.check(batch.session, response, batch.run, batch.taken)
+        await self._send_answers(batch, answers)
 
-    async def _send_answers(self, batch: _UnderWay, answers: Answers) -> None:
+    async def _send_answers(self, batch: UnderWay, answers: Answers) -> None:
         try:
-            written = batch.session.writer.write(answers, batch.run.requests)
+            if self._model.device is None:
+                written = batch.session.writer.write(answers, batch.run.requests)
+            else:
+                copies = batch.session.begin_outputs(answers, batch.run.requests)
+                written = await ended(copies)
         except OutOfMemory as error:
             raise _Stopped(self._execution.no_memory(error)) from None
         batch.session.send(wire.Yield(batch.run.batch_id, *written))
@@ -375,3 +390,11 @@ class AsyncLoop:
             if isinstance(answer, WireFailure):  # the last response of its request
                 batch.cancel_request(position)
         await batch.take_credit()
+
+
+def _recovery(model: Model, execution: Execution, report: Report) -> Recovery | None:
+    if model.device is None:
+        return None
+    from gpuserve_worker.cuda.recovery import Recovery  # only a worker with a device has any use for it
+
+    return Recovery(model.device, execution, model, report)

@@ -7,7 +7,7 @@ How a call is waited for is in ``calls.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -15,9 +15,12 @@ from gpuserve_worker import wire
 from gpuserve_worker.calls import Calls, ModelCallError, Question, Reply
 from gpuserve_worker.failure import client_text
 from gpuserve_worker.memory import OutOfMemory
-from gpuserve_worker.outputs import Output
+from gpuserve_worker.outputs import Output, is_on_device
 from gpuserve_worker.session import Session
 from gpuserve_worker.tensor import BYTES, datatype_of, encode_bytes
+
+if TYPE_CHECKING:
+    from gpuserve_worker.cuda.device_arrays import DeviceArrays
 
 _REPLACED: Final = "the server was interrupted while it answered; the call may be made again"
 _ENDED: Final = "this instance of the model ends, so no other model can be asked any more"
@@ -53,8 +56,9 @@ class LinkPort:
     def ask(self, call_id: int, question: Question) -> None:
         """Send a question; see ``CallPort``."""
         waits = question.blocks and self._is_own_thread()
-        outputs = [_tensor(question.model, name, value) for name, value in question.inputs.items()]
         session = self._session()
+        arrays = None if session.device is None else session.device.arrays
+        outputs = [_tensor(question.model, name, value, arrays) for name, value in question.inputs.items()]
         try:
             inputs = session.writer.tensors(outputs)
         except OutOfMemory:
@@ -109,8 +113,8 @@ class LinkPort:
             self.give_back(reply.lease)
 
 
-def _tensor(model: str, name: Any, value: Any) -> Output:
-    """An input of a call as it is to be written.
+def _tensor(model: str, name: Any, value: Any, device_arrays: DeviceArrays | None) -> Output:
+    """An input of a call as it is to be written, which brings it to the host.
 
     Raises:
         ModelCallError: it is no tensor.
@@ -119,12 +123,19 @@ def _tensor(model: str, name: Any, value: Any) -> Output:
         text = f"an input of a call to model {model!r} is named {name!r}: names must be str"
         raise ModelCallError("INVALID_ARGUMENT", text)
     try:
-        array = np.asarray(value)
+        array = _array(value, device_arrays)
         datatype = datatype_of(np.dtype(object) if array.dtype.kind in "SU" else array.dtype)
         if datatype != BYTES:
             return Output(name, datatype, array.shape, array.nbytes, array.dtype, [array])
         encoded = encode_bytes(array.ravel().tolist())
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, BufferError) as error:
         text = f"input {name!r} of a call to model {model!r}: {client_text(error)}"
         raise ModelCallError("INVALID_ARGUMENT", text) from None
     return Output(name, BYTES, array.shape, len(encoded), np.dtype(object), [encoded])
+
+
+def _array(value: Any, device_arrays: DeviceArrays | None) -> Any:
+    if device_arrays is None or type(value) is np.ndarray or not is_on_device(value):
+        return np.asarray(value)
+    array = device_arrays.read(value)
+    return device_arrays.as_dtype(array, array.dtype)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class ModelContext(NamedTuple):
-    """A model, and the instance of it that runs here. ``max_batch_size`` 0: it does not batch."""
+    """A model, and the instance of it that runs here. ``max_batch_size`` 0: it does not batch. ``array`` is
+    the kind of array that inputs come as: "numpy", "cupy" or "torch".
+    """
 
     name: str
     version: int
@@ -33,6 +35,7 @@ class ModelContext(NamedTuple):
     preferred_batch_sizes: tuple[int, ...]
     decoupled: bool
     calls: Calls = Calls()
+    array: str = "numpy"
 
     @property
     def batching(self) -> bool:

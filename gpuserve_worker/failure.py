@@ -42,6 +42,15 @@ class UnrecoverableError(Exception):
     """
 
 
+class DeviceError(Exception):
+    """The device of an instance refused something, or failed in it."""
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether its memory did not suffice; nothing else is lost."""
+        return False
+
+
 def client_text(error: BaseException) -> str:
     """One line of at most ``TEXT_LIMIT`` characters about ``error``, file paths cut to file names."""
     name = type(error).__name__

@@ -63,7 +63,10 @@ class Leases:
         self._unanswered.add(batch_id)
 
     def grant(self, batch_id: int) -> _Lease:
-        """A new lease on the inputs of a batch, one a batch."""
+        """The lease on the inputs of a batch, one a batch."""
+        known = self._watches.get(batch_id)
+        if known is not None and (granted := known()) is not None:
+            return granted
         lease = _Lease()
         self._watches[batch_id] = weakref.ref(lease, lambda _: self._end(batch_id))
         return lease

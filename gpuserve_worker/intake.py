@@ -7,7 +7,7 @@ strings) for the callable, so that the others of the batch run, and its answer i
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from gpuserve_worker.request import Batch
 from gpuserve_worker.tensor import BYTES, check_bytes
 from gpuserve_worker.wire import Run
 
+if TYPE_CHECKING:
+    from gpuserve_worker.cuda.staging import Arrival
+
 _BOOL: Final = "BOOL"
 _LENGTH_NBYTES: Final = 4
 _LONGEST_NBYTES: Final = 0xFFFF_FFFF
@@ -26,12 +29,21 @@ _LONGEST_NBYTES: Final = 0xFFFF_FFFF
 
 class TakenIn(NamedTuple):
     """A batch as arrays. ``failures`` are its requests that are refused, by position; ``in_place`` are the
-    places in regions that the arrays are over.
+    places in regions that the arrays are over. ``arrival`` is there where inputs are on their way to a
+    device: the callable is called after ``admit()``.
     """
 
     batch: Batch
     failures: dict[int, WireFailure]
     in_place: tuple[Place, ...]
+    arrival: Arrival | None = None
+
+    def admit(self) -> None:
+        """What is put into the default stream from now on finds the inputs on the device. The host does not
+        wait; without a device nothing is done.
+        """
+        if self.arrival is not None:
+            self.arrival.admit()
 
     def refusals(self) -> Answers | None:
         """The answers to a batch of which no request is left; None where one is."""
@@ -48,6 +60,7 @@ def fill_all(run: Run, mapping: Mapping, regions: Regions, loans: Mapping) -> di
         ValueError, KeyError: the front named memory that there is not.
     """
     failures: dict[int, WireFailure] = {}
+    begun: list[tuple[Fill, memoryview]] = []
     for raw in run.fills:
         one = Fill(*raw)
         source = payload(one.source)
@@ -56,11 +69,38 @@ def fill_all(run: Run, mapping: Mapping, regions: Regions, loans: Mapping) -> di
             target[:] = loans.view(*source[:3])
             continue
         assert isinstance(source, Place)
-        problem = _fill(one, source, target, regions)
-        if problem is not None:
-            failures[one.position] = WireFailure("INVALID_ARGUMENT", problem)
-            _neutralise(target, one)
+        try:
+            if regions.begin_read(source, target):
+                begun.append((one, target))
+                continue
+            problem = problem_of(one.datatype, one.elements, target)
+        except RegionError as error:
+            problem = str(error)
+        _judge(one, target, problem, failures)
+    if begun:
+        _end_fills(begun, regions, failures)
     return failures
+
+
+def _end_fills(
+    begun: list[tuple[Fill, memoryview]], regions: Regions, failures: dict[int, WireFailure]
+) -> None:
+    """Wait for the copies from a device, which are all under way, and look at what they brought."""
+    lost = ""
+    try:
+        regions.end_reads()
+    except RegionError as error:
+        lost = str(error)
+    for one, target in begun:
+        problem = lost or problem_of(one.datatype, one.elements, target)
+        _judge(one, target, problem, failures)
+
+
+def _judge(one: Fill, target: memoryview, problem: str | None, failures: dict[int, WireFailure]) -> None:
+    """A request of which a copy is no good is refused, and the others of its batch run beside zeros."""
+    if problem is not None:
+        failures[one.position] = WireFailure("INVALID_ARGUMENT", problem)
+        _neutralise(target, one)
 
 
 def places_of(run: Run) -> tuple[Place, ...]:
@@ -71,16 +111,12 @@ def places_of(run: Run) -> tuple[Place, ...]:
     )
 
 
-def _fill(one: Fill, place: Place, target: memoryview, regions: Regions) -> str | None:
-    """Copy, and look at the copy: the original may change. What is wrong; None where nothing is."""
-    try:
-        regions.read(place, target)
-    except RegionError as error:
-        return str(error)
-    if one.datatype == BYTES:
-        problem = check_bytes(target, one.elements)
+def problem_of(datatype: str, elements: int, target: memoryview) -> str | None:
+    """What is wrong with the copy of an input of so many elements; None where nothing is."""
+    if datatype == BYTES:
+        problem = check_bytes(target, elements)
         return None if problem is None else f"a BYTES input in shared memory is malformed: {problem}"
-    if one.datatype == _BOOL and np.frombuffer(target, np.uint8).max(initial=0) > 1:
+    if datatype == _BOOL and np.frombuffer(target, np.uint8).max(initial=0) > 1:
         return "a BOOL input in shared memory holds other bytes than 0 and 1"
     return None
 

@@ -17,7 +17,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
+from typing import Final, NoReturn
 
 from gpuserve_worker.link import Link
 from gpuserve_worker.wire import Stop
@@ -25,6 +26,8 @@ from gpuserve_worker.wire import Stop
 EXIT_STOPPED: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+#: The device cannot be used by this process: a successor may be able to, this one never will.
+EXIT_DEVICE: Final = 3
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _TITLE_NBYTES: Final = 15
@@ -62,6 +65,16 @@ def set_title(title: str) -> None:
 def _prctl(option: int, argument: ctypes.c_char_p | int) -> None:
     value = argument if isinstance(argument, ctypes.c_char_p) else ctypes.c_ulong(argument)
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process at once, but for what it has yet to print. What the libraries of a lost device would do
+    at an orderly end is to wait for it, or to abort.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # it may be the user's own by now
+            stream.flush()
+    os._exit(status)
 
 
 def keep_from_children(*links: Link) -> None:

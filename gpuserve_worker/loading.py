@@ -6,7 +6,7 @@ The same for a worker process and for a worker thread; what only a process owes 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gpuserve_worker.callable import Kind, LoadError, build, kind_of, locate
 from gpuserve_worker.calls import Calls
@@ -22,6 +22,10 @@ from gpuserve_worker.wire import PROTOCOL, Init
 
 if TYPE_CHECKING:
     from gpuserve_worker.async_loop import AsyncLoop
+    from gpuserve_worker.cuda.device import Device
+    from gpuserve_worker.cuda.device_loop import DeviceLoop
+
+    AnyLoop: TypeAlias = Loop | AsyncLoop | DeviceLoop
 
 #: Batches that a callable which awaits or yields has under way at once, where nothing else is said.
 DEFAULT_CONCURRENCY: Final = 16
@@ -38,25 +42,49 @@ def load_model(init: Init, report: Report) -> Model:
         raise LoadError(f"the supervisor speaks protocol {init.protocol}, this worker protocol {PROTOCOL}")
     context = _context(init)
     enter_model(context)
+    device = _device(init, report)
     report.phase("importing")
     target = locate(init.source)
     report.phase("loading")
     made = build(target, init.source, init.device, decoupled=init.decoupled)
     plain = kind_of(made) is Kind.PLAIN
     slots = 1 if plain else init.concurrency or DEFAULT_CONCURRENCY
-    return Model(context, made, init.strict, init.read_only_inputs, slots, init.decoupled or not plain)
+    concurrent = init.decoupled or not plain
+    return Model(context, made, init.strict, init.read_only_inputs, slots, concurrent, device)
 
 
-def new_loop(link: Link, model: Model, report: Report) -> Loop | AsyncLoop:
+def _device(init: Init, report: Report) -> Device | None:
+    """The worker's device, opened before user code can be in its way; None where it has none.
+
+    Raises:
+        LoadError: the model's inputs cannot be what they are declared to be without it.
+    """
+    if init.device == "cpu":
+        if init.array == "cupy":
+            raise LoadError(
+                f"the inputs of model {init.model!r} are to be CuPy arrays, which instance {init.instance!r} "
+                "on the CPU cannot have: expected an instance on a GPU, or array torch or numpy"
+            )
+        return None
+    from gpuserve_worker.cuda.opening import device_of  # only a worker with a device has any use for it
+
+    return device_of(init, report)
+
+
+def new_loop(link: Link, model: Model, report: Report) -> AnyLoop:
     """The loop for the kind of the model's callable."""
     if not model.concurrent:
-        return Loop(link, model, report)
+        if model.device is None:
+            return Loop(link, model, report)
+        from gpuserve_worker.cuda.device_loop import DeviceLoop  # only a worker with a device
+
+        return DeviceLoop(link, model, model.device, report)
     from gpuserve_worker.async_loop import AsyncLoop  # brings asyncio, which most workers never need
 
     return AsyncLoop(link, model, report)
 
 
-def warm_up(init: Init, model: Model, loop: Loop | AsyncLoop, report: Report) -> None:
+def warm_up(init: Init, model: Model, loop: AnyLoop, report: Report) -> None:
     """Run the declared warm-ups. One that fails is logged, and the model is served all the same.
 
     Raises:
@@ -86,4 +114,5 @@ def _context(init: Init) -> ModelContext:
         init.preferred_batch_sizes,
         init.decoupled,
         Calls(),
+        init.array,
     )

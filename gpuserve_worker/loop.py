@@ -1,6 +1,6 @@
 """The loop of a worker whose callable just returns: receive, run the batch, reply. One batch at a time,
 in one thread, and nothing but system calls between the link and the callable. Callables that await or
-yield have ``async_loop.py``.
+yield have ``async_loop.py``; a worker with a device has ``cuda/device_loop.py``.
 
 Three phases, three ways to fail. A transport error ends the loop: without its peer a worker has no
 work. Whatever user code raises becomes a reply. A fault of gpuserve itself, on either side of the link,
@@ -8,62 +8,69 @@ is caught nowhere and ends the process with its traceback.
 
 ::
 
-    front -> Attach, Segment, DropSegment     the front's memory is mapped
+    front -> Attach, Segment, DropSegment     the front's memory is mapped         (reception.py)
     front -> Run       inputs.py -> the callable -> outputs.py       -> Done | Failed
     front -> Free      blocks of the output arena are taken back
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from gpuserve_worker import wire
-from gpuserve_worker.call_port import LinkPort
-from gpuserve_worker.execution import Execution, Stopwatch
+from gpuserve_worker.execution import Execution
 from gpuserve_worker.link import Link
 from gpuserve_worker.model import Model
 from gpuserve_worker.outputs import Answers
+from gpuserve_worker.reception import Reception
 from gpuserve_worker.regions import RegionError
 from gpuserve_worker.reporting import Report
 from gpuserve_worker.request import Batch, BatchedOutputs
 from gpuserve_worker.results import only_result, try_result
 from gpuserve_worker.session import Reply, Session
-from gpuserve_worker.turns import Turns
-from gpuserve_worker.wire import WireError, WireFailure
+from gpuserve_worker.stopwatch import Stopwatch
+from gpuserve_worker.wire import WireFailure
 
 #: What most callables return, and nothing has to be asked of.
 _AT_HAND: Final = (BatchedOutputs, list)
 
 
+class _Waiting(deque[tuple[Session, wire.Run]]):
+    """Batches, each with whose it is. More than one came while the callable, or a thread of it, waited for an
+    answer of another model.
+    """
+
+    def keep(self, session: Session, run: wire.Run) -> None:
+        self.append((session, run))
+
+    def take(self) -> tuple[Session, wire.Run] | None:
+        try:
+            return self.popleft()
+        except IndexError:  # another thread has just obeyed an ``Attach``
+            return None
+
+
 class Loop:
     """Runs the batches of one model."""
 
+    #: It has none.
+    device_is_lost: Final = False
+
     def __init__(self, link: Link, model: Model, report: Report) -> None:
-        self._link = link
         self._model = model
         self._execution = Execution(model, report)
-        self._session = self._new_session()
-        self._stopping = False
-        self._ended = False
-        #: What a message did that must not have come.
-        self._fault: Exception | None = None
-        self._thread = 0
-        self._running = False
-        self._turns = Turns()
-        #: Batches, each with whose it is. Some came while the callable, or a thread of it, waited for an
-        #: answer of another model.
-        self._backlog: deque[tuple[Session, wire.Run]] = deque()
-        #: Sessions whose memory the batch at hand may still be using.
-        self._retired: deque[Session] = deque()
-        self._calls = LinkPort(model.context.calls, lambda: self._session, self._wait, self._is_own_thread)
+        self._reception: Reception[tuple[Session, wire.Run]] = Reception(
+            link,
+            model.context.calls,
+            _Waiting(),
+            lambda: Session(link, read_only_inputs=model.read_only_inputs),
+            _nothing,
+        )
 
     def try_out(self, batch: Batch) -> None:
         """Call the callable on a batch that nobody waits for; raises what it raises."""
+        batch = self._execution.warm(self._reception.session, batch)
         try_result(self._model.call(batch if self._execution.takes_batch else batch.as_list()))
 
     def run(self) -> None:
@@ -73,103 +80,21 @@ class Loop:
             OSError: the peer went away while something was sent to it.
             WireError, ValueError, KeyError: the peer broke the protocol.
         """
-        self._thread = threading.get_ident()
-        while (batch := self._next_batch()) is not None:
-            self._running = True
+        reception = self._reception
+        reception.begin()
+        while (batch := reception.next_batch()) is not None:
+            reception.running = True
             self._run(*batch)
-            self._running = False
-        if self._fault is not None:
-            raise self._fault
-
-    def _next_batch(self) -> tuple[Session, wire.Run] | None:
-        """The next batch; all else that comes before it is obeyed. None at the end."""
-        while not self._stopping and self._fault is None:
-            if self._retired:
-                self._close_retired()
-            if self._backlog:
-                with suppress(IndexError):  # another thread has just obeyed an ``Attach``
-                    return self._backlog.popleft()
-            if self._ended:
-                return None
-            if self._turns.try_take():
-                try:
-                    if not self._backlog:  # else who had the turn has just put one there
-                        self._receive()
-                finally:
-                    self._turns.give()
-            else:
-                self._wait(lambda: bool(self._backlog) or self._stopping)
-        return None
-
-    def _is_own_thread(self) -> bool:
-        return threading.get_ident() == self._thread
-
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        """Receive, or let another thread do so, until something is true or the peer is gone."""
-        self._turns.receive_until(lambda: self._ended or ready(), self._receive)
-
-    def _receive(self) -> None:
-        """Take one message. A batch is for the loop to run, whichever thread it was that received it."""
-        try:
-            received = self._link.receive()
-            if received is not None:
-                self._obey(*received)
-                return
-        except (WireError, ValueError, KeyError) as error:  # not for the callable that may be waiting here
-            self._fault = error
-        self._ended = True
-        self._calls.close()
-
-    def _obey(self, message: wire.Message, fds: list[int]) -> None:
-        try:
-            self._take(message, fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
+            reception.running = False
+        reception.raise_fault()
 
     def stop(self) -> None:
         """Return from ``run`` once the batch at hand is answered. Called from another thread."""
-        self._stopping = True
-        self._link.stop_receiving()
+        self._reception.stop()
 
     def close(self) -> None:
         """Give up the memory shared with the front, after ``run``, in a process that goes on."""
-        self._calls.close()
-        self._close_retired()
-        self._session.close()
-
-    def _take(self, message: wire.Message, fds: list[int]) -> None:
-        match message:
-            case wire.Run():
-                self._backlog.append((self._session, message))
-            case wire.Answer():
-                self._calls.take(message)
-            case wire.Cancel():
-                pass  # the batch ran before this was read: a plain function cannot be interrupted
-            case wire.Attach(epoch):
-                self._attach(epoch)
-            case _:
-                self._session.take_memory(message, fds)
-
-    def _new_session(self) -> Session:
-        return Session(self._link, read_only_inputs=self._model.read_only_inputs)
-
-    def _attach(self, epoch: int) -> None:
-        """Another front takes over. Who asks on the old session from now on is refused, and who has, failed:
-        no question is left without an answer.
-        """
-        self._session.retire()
-        self._retired.append(self._session)
-        if self._is_own_thread() and not self._running:
-            self._close_retired()
-        self._backlog.clear()  # it was the front before that wanted them
-        self._link.send(wire.Attached(epoch))
-        self._session = self._new_session()
-        self._calls.attached()
-
-    def _close_retired(self) -> None:
-        while self._retired:
-            self._retired.popleft().close()
+        self._reception.close()
 
     def _run(self, session: Session, run: wire.Run) -> None:
         watch = Stopwatch()
@@ -205,3 +130,7 @@ class Loop:
             raise
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else
             return execution.failure_of_call(error, session, taken)
+
+
+def _nothing() -> None:
+    """No thread but the loop's own uses a front's memory."""

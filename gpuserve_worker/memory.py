@@ -19,7 +19,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from gpuserve_worker.available import available_nbytes
 
@@ -39,6 +39,14 @@ _SEALS: Final = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW
 
 class OutOfMemory(Exception):
     """The arena's limit, or the machine's memory, does not allow this block."""
+
+
+class PageLocks(Protocol):
+    """Who is told of every mapping while it is there, to lock its pages for a device."""
+
+    def lock(self, memory: memoryview) -> None: ...
+
+    def unlock(self, memory: memoryview) -> None: ...
 
 
 class Allocator:
@@ -158,10 +166,12 @@ class Arena:
         limit_nbytes: int,
         on_segment: Callable[[int, int, int], None],
         on_drop: Callable[[int], None],
+        locks: PageLocks | None = None,
     ) -> None:
         self._limit_nbytes = limit_nbytes
         self._on_segment = on_segment
         self._on_drop = on_drop
+        self._locks = locks
         self._segments: dict[int, _Segment] = {}
         self._next_segment = 0
         self._nbytes = 0
@@ -252,6 +262,8 @@ class Arena:
         self._next_segment += 1
         self._segments[number] = segment
         self._nbytes += nbytes
+        if self._locks is not None:
+            self._locks.lock(segment.view)
         self._on_segment(number, segment.fd, nbytes)
         return number
 
@@ -264,6 +276,8 @@ class Arena:
         segment = self._segments.pop(number)
         self._nbytes -= segment.nbytes
         self._on_drop(number)
+        if self._locks is not None:
+            self._locks.unlock(segment.view)
         _unmap(segment.map, segment.view)
         os.close(segment.fd)
 
@@ -271,8 +285,9 @@ class Arena:
 class Mapping:
     """Shared memory that another process owns, mapped here. It can be read and written, never freed."""
 
-    def __init__(self) -> None:
+    def __init__(self, locks: PageLocks | None = None) -> None:
         self._maps: dict[int, tuple[mmap.mmap, memoryview]] = {}
+        self._locks = locks
 
     def attach(self, segment: int, fd: int, nbytes: int) -> None:
         """Map a segment; ``fd`` stays the caller's to close.
@@ -283,7 +298,10 @@ class Mapping:
         if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK or os.fstat(fd).st_size < nbytes:
             raise ValueError(f"segment {segment} is not a sealed memory of {nbytes} bytes")
         mapped = mmap.mmap(fd, nbytes)
-        self._maps[segment] = (mapped, memoryview(mapped))
+        view = memoryview(mapped)
+        if self._locks is not None:
+            self._locks.lock(view)
+        self._maps[segment] = (mapped, view)
 
     def view(self, segment: int, offset: int, nbytes: int) -> memoryview:
         """A new view of exactly those bytes.
@@ -299,6 +317,8 @@ class Mapping:
     def detach(self, segment: int) -> None:
         """Unmap a segment as soon as nothing views it."""
         mapped, whole = self._maps.pop(segment)
+        if self._locks is not None:
+            self._locks.unlock(whole)
         _unmap(mapped, whole)
 
     def close(self) -> None:

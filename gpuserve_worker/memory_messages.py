@@ -1,5 +1,6 @@
 """The messages that make memory known between the processes, and give it back: segments of arenas, clients'
-regions, loans between workers. Messages of the link, as those in ``wire.py``, which names them all.
+regions, loans between workers, exports of a device's memory. Messages of the link, as those in ``wire.py``,
+which names them all.
 """
 
 from __future__ import annotations
@@ -64,6 +65,50 @@ class Free(NamedTuple):
     """The front has read these blocks of the worker's output arena: (segment, offset) each."""
 
     blocks: tuple[tuple[int, int], ...]
+
+
+class StartExports(NamedTuple):
+    """Outputs are to be kept on the device for other workers: have memory for them, and say where it is.
+
+    A worker that cannot says nothing.
+    """
+
+
+class ExportSegment(NamedTuple):
+    """The sender has memory of its device for outputs that other workers read, and all of this may be seen by
+    them: ``handle`` is its ``cudaIpcMemHandle_t``. It is not given up while the sender lives.
+    """
+
+    segment: int
+    nbytes: int
+    handle: bytes
+
+
+class FreeExports(NamedTuple):
+    """Nobody reads these blocks of the worker's exports any more: (segment, offset) each."""
+
+    blocks: tuple[tuple[int, int], ...]
+
+
+class LendExport(NamedTuple):
+    """An ``ExportSegment`` of another worker, by a number of the front's. See ``ExportOpened``."""
+
+    segment: int
+    nbytes: int
+    handle: bytes
+
+
+class ExportOpened(NamedTuple):
+    """What a ``LendExport`` lent can be read; or why it cannot, in one sentence."""
+
+    segment: int
+    problem: str
+
+
+class UnlendExport(NamedTuple):
+    """No batch will name what this ``LendExport`` lent any more."""
+
+    segment: int
 
 
 class RegionOpened(NamedTuple):

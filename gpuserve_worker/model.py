@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuserve_worker.callable import InferenceCallable
 from gpuserve_worker.context import ModelContext
 from gpuserve_worker.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from gpuserve_worker.cuda.device import Device
 
 
 class Model(NamedTuple):
     """A model as its worker knows it.
 
     ``slots`` is how many batches it takes at once. ``concurrent``: it is run by ``async_loop.py``,
-    because its callable awaits or yields; otherwise by ``loop.py``.
+    because its callable awaits or yields; otherwise by ``loop.py``. ``device`` is None in a worker that has
+    none, or cannot use it.
     """
 
     context: ModelContext
@@ -22,6 +26,7 @@ class Model(NamedTuple):
     read_only_inputs: bool
     slots: int = 1
     concurrent: bool = False
+    device: Device | None = None
 
     @property
     def name(self) -> str:

@@ -54,7 +54,7 @@ class OutputWriter:
 
     def _write(self, answers: Answers, requests: Sequence[WireRequest | int]) -> Written:
         taken: list[Block] = []
-        inline = _Budget(INLINE_NBYTES)
+        inline = Budget(INLINE_NBYTES)
         try:
             if answers.whole is not None:
                 whole = self._tensors(answers.whole, inline, taken)
@@ -64,15 +64,19 @@ class OutputWriter:
                 [
                     one
                     if one is None or isinstance(one, WireFailure)
-                    else self._response(one, request[3], inline, taken)
+                    else self._response(one, request, inline, taken)
                     for one, request in zip(answers.each or (), requests_as_tuples(requests), strict=True)
                 ]
             )
             self._check(answers.sources)
             return Written(None, responses, answers.parameters)
         except BaseException:
-            self._free((block.segment, block.offset) for block in taken)
+            self._abandon(taken)
             raise
+
+    def _abandon(self, taken: list[Block]) -> None:
+        """Take back what was begun to be written."""
+        self._free((block.segment, block.offset) for block in taken)
 
     def tensors(self, outputs: list[Output]) -> tuple[WireTensor, ...]:
         """Tensors that are no answer, but come back by ``Free`` as those of an answer do.
@@ -107,17 +111,17 @@ class OutputWriter:
             self._regions.check(place)
 
     def _response(
-        self, outputs: list[Output], placements: Sequence[Any], inline: _Budget, taken: list[Block]
+        self, outputs: list[Output], request: WireRequest, inline: Budget, taken: list[Block]
     ) -> tuple[WireTensor, ...] | WireFailure:
         """The outputs of one request, some of which may be for the client's own memory."""
-        if not placements:
+        if not request[3]:
             return self._tensors(outputs, inline, taken)
-        places = {name: Place(*place) for name, place in placements}
+        places = {name: Place(*place) for name, place in request[3]}
         placed: dict[str, WireTensor] = {}
         for output in outputs:
             if output.name in places:
                 try:
-                    placed[output.name] = self._placed(output, places[output.name])
+                    placed[output.name] = self._placed(output, places[output.name], taken)
                 except RegionError as error:
                     return WireFailure("INVALID_ARGUMENT", str(error))
                 except _TooSmall as error:
@@ -128,42 +132,56 @@ class OutputWriter:
         by_name = placed | {one.name: one for one in others}
         return tuple([by_name[output.name] for output in outputs])
 
-    def _placed(self, output: Output, place: Place) -> WireTensor:
-        if output.nbytes > place.nbytes:
-            raise _TooSmall(
-                f"shared memory size specified with the request for output '{output.name}' ({place.nbytes} "
-                f"bytes) should be at least {output.nbytes} bytes to hold the results"
-            )
-        used = Place(place.region, place.offset, output.nbytes)
+    def _placed(self, output: Output, place: Place, taken: list[Block]) -> WireTensor:
+        used = used_place(output, place)
         self._regions.write(used, lambda memory: fill(memory, output))
         return WireTensor(output.name, output.datatype, output.shape, used)
 
-    def _tensors(self, outputs: list[Output], inline: _Budget, taken: list[Block]) -> tuple[WireTensor, ...]:
+    def _tensors(self, outputs: list[Output], inline: Budget, taken: list[Block]) -> tuple[WireTensor, ...]:
         return tuple(
             [
                 WireTensor(
                     one.name,
                     one.datatype,
                     one.shape,
-                    _inline(one) if inline.take(one.nbytes) else self._block(one, taken),
+                    as_bytes(one) if inline.take(one.nbytes) else self._in_block(one, taken),
                 )
                 for one in outputs
             ]
         )
 
-    def _block(self, output: Output, taken: list[Block]) -> Payload:
+    def _in_block(self, output: Output, taken: list[Block]) -> Payload:
+        block = self._block(output, taken)
+        fill(block.view, output)
+        return Ref(block.segment, block.offset, output.nbytes)
+
+    def _block(self, output: Output, taken: list[Block]) -> Block:
+        """A block for an output, not filled."""
         block = self._arena.allocate(output.nbytes)
         self._blocks[block.segment, block.offset] = block
         taken.append(block)
-        fill(block.view, output)
-        return Ref(block.segment, block.offset, output.nbytes)
+        return block
 
 
 class _TooSmall(Exception):
     """A client's region has no room for an output; the text is for the client."""
 
 
-class _Budget:
+def used_place(output: Output, place: Place) -> Place:
+    """The part of a client's place that an output fills.
+
+    Raises:
+        _TooSmall: it has no room for it, which the response says.
+    """
+    if output.nbytes > place.nbytes:
+        raise _TooSmall(
+            f"shared memory size specified with the request for output '{output.name}' ({place.nbytes} "
+            f"bytes) should be at least {output.nbytes} bytes to hold the results"
+        )
+    return Place(place.region, place.offset, output.nbytes)
+
+
+class Budget:
     """Bytes that may still be taken."""
 
     def __init__(self, nbytes: int) -> None:
@@ -176,7 +194,8 @@ class _Budget:
         return True
 
 
-def _inline(output: Output) -> bytes:
+def as_bytes(output: Output) -> bytes:
+    """The bytes of an output on the host, to travel in a message."""
     parts = output.parts
     if output.datatype == BYTES:
         return b"".join(parts)

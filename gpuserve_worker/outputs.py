@@ -8,22 +8,27 @@ All that touches objects of the user happens there, so whatever it raises is the
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve_worker.failure import client_text, failure, failure_of
+from gpuserve_worker.failure import DeviceError, client_text, failure, failure_of
 from gpuserve_worker.request import BatchedOutputs, Request
 from gpuserve_worker.response import PARAMETER, Response, is_parameter
 from gpuserve_worker.tensor import BYTES, TensorSpec, encode_bytes, numpy_dtype
 from gpuserve_worker.wire import Place, WireFailure, WireRequest
+
+if TYPE_CHECKING:
+    from gpuserve_worker.cuda.device_arrays import DeviceArrays
 
 #: Kinds of numpy types that become a numeric tensor, a BYTES tensor.
 _NUMERIC_KINDS: Final = "biuf"
 _BYTES_KINDS: Final = "OSU"
 _PLAIN_VALUES: Final = (list, tuple, bool, int, float, str, bytes, bytearray, memoryview)
 
+#: ``DLDeviceType``: memory of a CUDA device, memory that it shares with the host.
+_DLPACK_CUDA: Final = frozenset({2, 13})
 #: Of a value that is wrong, so much is told.
 _SHOWN: Final = 64
 
@@ -37,7 +42,8 @@ class OutputError(Exception):
 
 class Output(NamedTuple):
     """One output, checked. ``parts``, one after the other along axis 0, are its elements: arrays that
-    only need a numeric cast, or BYTES already encoded.
+    only need a numeric cast, or BYTES already encoded. Of those on a device, ``is_kept`` says that the
+    callable may write to them again, and ``source`` is what has to live until they are copied.
     """
 
     name: str
@@ -46,6 +52,8 @@ class Output(NamedTuple):
     nbytes: int
     dtype: np.dtype[Any]
     parts: list[Any]
+    is_kept: bool = False
+    source: Any = None
 
 
 class Answers(NamedTuple):
@@ -76,8 +84,10 @@ class OutputRules:
         batching: bool,
         strict: bool,
         decoupled: bool = False,
+        device_arrays: DeviceArrays | None = None,
     ) -> None:
         self._model = model
+        self._device_arrays = device_arrays
         self._specs = tuple(specs)
         self._names = tuple(spec.name for spec in specs)
         self._dtypes = {spec.name: numpy_dtype(spec.datatype) for spec in specs}
@@ -203,7 +213,12 @@ class OutputRules:
 
     def _output(self, spec: TensorSpec, value: Any, rows: int | None) -> Output:
         """One output, with ``rows`` rows on its first axis; None: as many as it has."""
-        array = value if type(value) is np.ndarray else self._as_array(spec, value)
+        is_kept = False
+        if type(value) is np.ndarray:
+            array: Any = value
+        else:  # before anything else refers to the value
+            is_kept = self._device_arrays is not None and self._device_arrays.is_kept(value)
+            array = self._as_array(spec, value)
         shape = array.shape
         if rows is not None and (not shape or shape[0] != rows):
             raise OutputError(
@@ -218,10 +233,33 @@ class OutputRules:
             return Output(spec.name, BYTES, shape, len(encoded), dtype, [encoded])
         if array.dtype != dtype:
             array = self._castable(spec, array, dtype)
+        if self._device_arrays is not None and not isinstance(array, np.ndarray):
+            return self._device_output(spec, array, is_kept)
         return Output(spec.name, spec.datatype, shape, array.size * dtype.itemsize, dtype, [array])
 
-    def _as_array(self, spec: TensorSpec, value: Any) -> NDArray[Any]:
-        """The array in a value that is none itself: of another library, a list, a scalar."""
+    def _device_output(self, spec: TensorSpec, array: Any, is_kept: bool) -> Output:
+        """The same of an array on the device, where it is made contiguous and cast."""
+        assert self._device_arrays is not None, "else no array on a device comes as far as this"
+        dtype = self._dtypes[spec.name]
+        part = self._device_arrays.as_dtype(array, dtype)
+        nbytes = part.size * dtype.itemsize
+        is_same = part is array
+        # The shape is not the part's: CuPy gives what has no axis one when it copies it.
+        return Output(
+            spec.name,
+            spec.datatype,
+            array.shape,
+            nbytes,
+            dtype,
+            [part],
+            is_kept and is_same,
+            None if is_same else array,
+        )
+
+    def _as_array(self, spec: TensorSpec, value: Any) -> Any:
+        """The array in a value that is no plain one itself: of another library, a list, a scalar."""
+        if not isinstance(value, _PLAIN_VALUES) and is_on_device(value):
+            return self._from_device(spec, value)
         foreign = hasattr(value, "__array__")
         if not foreign and not isinstance(value, _PLAIN_VALUES):
             hint = ", which was not awaited" if hasattr(value, "__await__") else ""
@@ -230,13 +268,27 @@ class OutputRules:
             )
         try:
             if foreign:
-                return np.asarray(value)
+                return _from_library(value)
             if spec.datatype == BYTES:
                 return np.array(value, dtype=object)
             return self._from_python(spec, np.asarray(value))
         except OutputError:
             raise
         except Exception as error:  # the conversion is the value's own code, and may raise anything
+            raise OutputError(f"{self._of(spec)} cannot be made an array: {client_text(error)}") from error
+
+    def _from_device(self, spec: TensorSpec, value: Any) -> Any:
+        """The array in a value of any library, on the device still."""
+        if self._device_arrays is None:
+            raise OutputError(
+                f"{self._of(spec)} is on a GPU, from where its instance cannot copy it: expected an array on "
+                "the host, or gpuserve[cuda12] or gpuserve[cuda13] installed and an instance on that GPU"
+            )
+        try:
+            return self._device_arrays.read(value)
+        except DeviceError:
+            raise
+        except Exception as error:  # reading it is the value's own code, and may raise anything
             raise OutputError(f"{self._of(spec)} cannot be made an array: {client_text(error)}") from error
 
     def _from_python(self, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
@@ -303,8 +355,34 @@ def _combined(each: Sequence[list[Output] | WireFailure | None]) -> list[Output]
         rows = sum([one.shape[0] for one in column])
         parts = [part for one in column for part in one.parts]
         nbytes = sum([one.nbytes for one in column])
-        columns.append(first._replace(shape=(rows, *inner), nbytes=nbytes, parts=parts))
+        is_kept = any(one.is_kept for one in column)
+        source = [one.source for one in column]
+        columns.append(
+            Output(first.name, first.datatype, (rows, *inner), nbytes, first.dtype, parts, is_kept, source)
+        )
     return columns
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether a value of any library says that its elements are on a CUDA device."""
+    device = getattr(type(value), "__dlpack_device__", None)
+    if device is None:
+        return hasattr(value, "__cuda_array_interface__")
+    try:
+        return int(device(value)[0]) in _DLPACK_CUDA
+    except Exception:  # the value's own code, which may raise anything
+        return False
+
+
+def _from_library(value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except TypeError:  # torch's word for the type that numpy itself does not have
+        if str(getattr(value, "dtype", "")) != "torch.bfloat16":
+            raise
+        from gpuserve_worker.torch_tensors import bfloat16_array
+
+        return bfloat16_array(value)
 
 
 def _type_name(value: Any) -> str:

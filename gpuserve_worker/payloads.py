@@ -1,9 +1,10 @@
 """What the messages between front and worker say of tensors, requests and memory, and how it is read back.
 
-Pure, as ``wire.py``, which holds the messages themselves. Memory of three kinds is referred to, by numbers
+Pure, as ``wire.py``, which holds the messages themselves. Memory of several kinds is referred to, by numbers
 that its sender gave out: a segment of an arena of the sender (``Ref``), a region that a client registered
 (``Place``), and a segment of another worker's arena that the front lends (``Loan``), so that what one
-model gave another takes without a copy.
+model gave another takes without a copy. What stays on a device is ``Exported`` by the worker that made it,
+and lent to others as a ``DeviceLoan``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ INLINE_NBYTES: Final = 16 * 1024
 REGION: Final = "region"
 LOAN: Final = "loan"
 PARTS: Final = "parts"
+EXPORTED: Final = "exported"
+DEVICE_LOAN: Final = "device loan"
 
 
 class Ref(NamedTuple):
@@ -52,17 +55,39 @@ class Loan(NamedTuple):
     kind: str = LOAN
 
 
+class Exported(NamedTuple):
+    """Where an output lies in the sender's exports, on its device; it is complete by now."""
+
+    segment: int
+    offset: int
+    nbytes: int
+    kind: str = EXPORTED
+
+
+class DeviceLoan(NamedTuple):
+    """Where bytes lie in the exports of another worker, by the number they were lent under.
+
+    ``in_place``: the callable may be given these very bytes, which are on its own device; otherwise a copy.
+    """
+
+    segment: int
+    offset: int
+    nbytes: int
+    kind: str = DEVICE_LOAN
+    in_place: bool = False
+
+
 class Parts(NamedTuple):
     """The rows of a batch that nobody has joined: the payload of each request, in their order. Only for an
     input that goes to a device: the copy there joins them.
     """
 
-    parts: tuple[bytes | Ref | Place | Loan, ...]
+    parts: tuple[bytes | Ref | Place | Loan | DeviceLoan, ...]
     kind: str = PARTS
 
 
 #: The bytes of a tensor: themselves when small, a place in some memory otherwise.
-Payload: TypeAlias = bytes | Ref | Place | Loan | Parts
+Payload: TypeAlias = bytes | Ref | Place | Loan | Parts | Exported | DeviceLoan
 
 
 class WireTensor(NamedTuple):
@@ -88,7 +113,7 @@ class WireRequest(NamedTuple):
 
     ``placements`` are the outputs that are to be written into a client's region, by name: a response then has
     them with a ``Place`` of as many bytes as were written. ``sequence`` is (id, start, end) of a request
-    that belongs to a sequence.
+    that belongs to a sequence. ``kept`` are the outputs that other workers read, and may stay on the device.
     """
 
     rows: int
@@ -96,6 +121,7 @@ class WireRequest(NamedTuple):
     requested_outputs: tuple[str, ...]
     placements: tuple[tuple[str, Place], ...] = ()
     sequence: tuple[int | str, bool, bool] | None = None
+    kept: tuple[str, ...] = ()
 
 
 class WireFailure(NamedTuple):
@@ -115,7 +141,7 @@ class Fill(NamedTuple):
     elements: int
     segment: int
     offset: int
-    source: Place | Loan
+    source: Place | Loan | DeviceLoan
 
 
 def payload(raw: Any) -> Payload:
@@ -128,10 +154,11 @@ def payload(raw: Any) -> Payload:
         return raw
     if len(raw) == len(Parts._fields):
         return Parts(tuple([_simple(one) for one in raw[0]]))
-    return _simple(raw)
+    simple: Payload = _simple(raw)
+    return simple
 
 
-def _simple(raw: Any) -> bytes | Ref | Place | Loan:
+def _simple(raw: Any) -> Any:
     if isinstance(raw, bytes):
         return raw
     if len(raw) == len(Ref._fields):
@@ -140,6 +167,10 @@ def _simple(raw: Any) -> bytes | Ref | Place | Loan:
         return Place(*raw)
     if raw[3] == LOAN:
         return Loan(*raw)
+    if raw[3] == DEVICE_LOAN:
+        return DeviceLoan(*raw)
+    if raw[3] == EXPORTED:
+        return Exported(*raw)
     raise ValueError(f"a payload of kind {raw[3]!r}")
 
 

@@ -2,7 +2,8 @@
 and written in place. A region's file is the client's, who may write to it or shrink it at any time: that
 may spoil what it asked for, and nothing else.
 
-A borrower: who registers, and who may, is the front's business. Device memory is in ``cuda_regions.py``.
+A borrower: who registers, and who may, is the front's business. Device memory is in
+``cuda/client_regions.py``, which only a worker with a device ever imports.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -18,18 +19,33 @@ from gpuserve_worker.copying import copy_bytes
 from gpuserve_worker.payloads import Place
 from gpuserve_worker.shrink_guard import GUARD, Watch
 
+if TYPE_CHECKING:
+    from gpuserve_worker.cuda.client_regions import ClientRegion, OpenMemories
+    from gpuserve_worker.cuda.device import Device
+
+_NO_DEVICE: Final = (
+    "the server has no cupy that can use this device, which it needs to open device memory: expected "
+    "gpuserve[cuda12] or gpuserve[cuda13] installed"
+)
 #: Where a file can be mapped from.
 _GRANULARITY: Final = mmap.ALLOCATIONGRANULARITY
 
 
 class RegionError(Exception):
-    """A client's region is not what it was registered as. The text is one sentence for the client."""
+    """A client's region is not what it was registered as. The text is one sentence for the client.
+
+    ``code`` is the name of the ``errors.Code`` that the client is told.
+    """
+
+    code = "INVALID_ARGUMENT"
 
 
 class _Region(Protocol):
     """What can be done with a region of either kind."""
 
     def read(self, place: Place, target: memoryview) -> None: ...
+
+    def begin_read(self, place: Place, target: memoryview) -> bool: ...
 
     def write(self, place: Place, put: Callable[[memoryview], None]) -> None: ...
 
@@ -77,6 +93,11 @@ class SystemRegion:
         """Copy the bytes of a place; raises as ``view``, also where it shrank meanwhile."""
         copy_bytes(target, self.view(place))
         self.check(place)
+
+    def begin_read(self, place: Place, target: memoryview) -> bool:
+        """As ``read``: there is nothing to wait for."""
+        self.read(place, target)
+        return False
 
     def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
         """Have the bytes of a place put there; raises as ``read``."""
@@ -127,6 +148,9 @@ class _NoRegion:
     def read(self, place: Place, target: memoryview) -> None:
         raise RegionError(self._problem)
 
+    def begin_read(self, place: Place, target: memoryview) -> bool:
+        raise RegionError(self._problem)
+
     def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
         raise RegionError(self._problem)
 
@@ -138,25 +162,38 @@ class _NoRegion:
 
 
 class Regions:
-    """Every region that the front has told this worker of, by number."""
+    """Every region that the front has told this worker of, by number. ``device`` is the worker's, or None."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device | None = None) -> None:
+        self._device = device
+        self._memories: OpenMemories | None = None
         self._regions: dict[int, _Region] = {}
 
     def attach(self, number: int, fd: int, offset: int, nbytes: int) -> None:
         """A client registered a region of system memory; ``fd`` stays the caller's."""
         self._regions[number] = SystemRegion(fd, offset, nbytes)
 
-    def attach_cuda(self, number: int, device_id: int, nbytes: int, raw_handle: bytes) -> str:
-        """A client registered a region of device memory: why it cannot be used, or nothing."""
-        from gpuserve_worker.cuda_regions import open_cuda_region
+    def attach_cuda(self, number: int, nbytes: int, raw_handle: bytes) -> str:
+        """A client registered a region of memory of the worker's device: why it cannot be used, or nothing.
 
+        Raises:
+            CudaError: the device cannot be used any more.
+        """
         try:
-            self._regions[number] = open_cuda_region(device_id, nbytes, raw_handle)
+            self._regions[number] = self._opened(nbytes, raw_handle)
         except RegionError as error:
             self._regions[number] = _NoRegion(f"a region of CUDA memory is not there: {error}")
             return str(error)
         return ""
+
+    def _opened(self, nbytes: int, raw_handle: bytes) -> _Region:
+        if self._device is None:
+            raise RegionError(_NO_DEVICE)
+        from gpuserve_worker.cuda.client_regions import OpenMemories, open_region
+
+        if self._memories is None:
+            self._memories = OpenMemories(self._device)
+        return open_region(self._device, self._memories, nbytes, raw_handle)
 
     def detach(self, number: int) -> None:
         """No batch will name this region any more."""
@@ -181,6 +218,31 @@ class Regions:
             RegionError: they are not there, or were not until the end.
         """
         self._regions[place.region].read(place, target)
+
+    def begin_read(self, place: Place, target: memoryview) -> bool:
+        """As ``read``. True: the bytes are there only after ``end_reads``, which many reads may share."""
+        return self._regions[place.region].begin_read(place, target)
+
+    def end_reads(self) -> None:
+        """Wait for what was begun; raises as ``read``."""
+        if self._device is not None:
+            from gpuserve_worker.cuda.client_regions import end_reads
+
+            end_reads(self._device)
+
+    @property
+    def any_on_device(self) -> bool:
+        """Whether a region of device memory is open."""
+        return self._memories is not None and len(self._memories) > 0
+
+    def on_device(self, number: int) -> ClientRegion | None:
+        """The region of that number, if it is open and of device memory."""
+        if self._memories is None:  # nearly always: no client ever registered one
+            return None
+        from gpuserve_worker.cuda.client_regions import ClientRegion
+
+        region = self._regions.get(number)
+        return region if isinstance(region, ClientRegion) else None
 
     def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
         """Have the bytes of a place put where they belong; raises as ``read``."""

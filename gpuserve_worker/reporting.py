@@ -7,8 +7,10 @@ from typing import Final
 from gpuserve_worker.link import Link
 from gpuserve_worker.wire import Log, Phase, Unrecoverable
 
-#: ``logging.WARNING``; the module itself is not needed here.
+#: ``logging.INFO`` and so on; the module itself is not needed here.
+_INFO: Final = 20
 _WARNING: Final = 30
+_ERROR: Final = 40
 
 
 class Report:
@@ -29,9 +31,17 @@ class Report:
         """A record, which is dropped rather than let inference wait for a log."""
         self._boot.try_send(Log(level, text, traceback))
 
+    def error(self, text: str) -> None:
+        """A record of level ERROR."""
+        self.log(_ERROR, text, "")
+
     def warning(self, text: str, traceback: str = "") -> None:
         """A record of level WARNING."""
         self.log(_WARNING, text, traceback)
+
+    def info(self, text: str) -> None:
+        """A record of level INFO."""
+        self.log(_INFO, text, "")
 
     def unrecoverable(self, text: str) -> None:
         """No further inference is possible here.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpuserve_worker import wire
 from gpuserve_worker.inputs import Inputs, Leases
@@ -20,28 +20,52 @@ from gpuserve_worker.memory import Arena, Mapping
 from gpuserve_worker.output_writer import OutputWriter
 from gpuserve_worker.regions import Regions
 
+if TYPE_CHECKING:
+    from gpuserve_worker.cuda.device import Device
+    from gpuserve_worker.cuda.exchange import Exchange
+    from gpuserve_worker.cuda.output_copies import DeviceWriter, OutputCopies
+    from gpuserve_worker.cuda.staging import Arrival
+    from gpuserve_worker.outputs import Answers
+
 Reply: TypeAlias = wire.Done | wire.Failed
 
 
 class Session:
-    """One front on the link. Any thread may send: an array may die, or a question be asked, in each."""
+    """One front on the link. Any thread may send: an array may die, or a question be asked, in each.
 
-    def __init__(self, link: Link, *, read_only_inputs: bool) -> None:
+    With a ``device`` the memory on both sides is page-locked for its copies.
+    """
+
+    def __init__(self, link: Link, *, read_only_inputs: bool, device: Device | None = None) -> None:
         self._link = link
+        self.device = device
+        #: Inputs that may still be on their way to the device, by batch.
+        self._arrivals: dict[int, Arrival] = {}
         self._read_only_inputs = read_only_inputs
         self._retired = False
         # Arrays die in any line, also in those below that are under way in this very thread.
         self._lock = threading.RLock()
-        self.mapping = Mapping()
+        locks = None if device is None else device.pins
+        self.mapping = Mapping(locks)
         self.leases = Leases(self._released)
-        self.regions = Regions()
-        self.loans = Mapping()
+        self.regions = Regions(device)
+        self.loans = Mapping(locks)
         self.inputs = Inputs(self.mapping, self.regions, self.loans, self.leases, read_only=read_only_inputs)
         self._borrowed = Leases(self._returned)
         self._answers = Inputs(self.mapping, self.regions, self.loans, self._borrowed, read_only=False)
         # The front bounds what is in flight; this only stops an answer no machine could hold.
-        arena = Arena(_machine_nbytes(), self._announce, self._drop)
+        arena = Arena(_machine_nbytes(), self._announce, self._drop, locks)
         self.writer = OutputWriter(arena, self.regions)
+        #: What is kept on the device for other workers, and lent of theirs.
+        self.exchange: Exchange | None = None
+        self._device_writer: DeviceWriter | None = None
+        if device is not None:
+            from gpuserve_worker.cuda.exchange import Exchange  # only a worker with a device needs them
+            from gpuserve_worker.cuda.output_copies import DeviceWriter
+
+            self.exchange = Exchange(device, self.send)
+            writer = DeviceWriter(arena, self.regions, device, self.exchange)
+            self.writer = self._device_writer = writer
 
     def take_memory(self, message: wire.Message, fds: list[int]) -> None:
         """Obey a message about memory.
@@ -58,8 +82,8 @@ class Session:
                 self.mapping.detach(segment)
             case wire.Region(region, offset, nbytes):
                 self.regions.attach(region, fds[0], offset, nbytes)
-            case wire.CudaRegion(region, device_id, nbytes, raw_handle):
-                problem = self.regions.attach_cuda(region, device_id, nbytes, raw_handle)
+            case wire.CudaRegion(region, _, nbytes, raw_handle):  # the front knows which device is ours
+                problem = self.regions.attach_cuda(region, nbytes, raw_handle)
                 self.send(wire.RegionOpened(region, problem))
             case wire.DropRegion(region):
                 self.regions.detach(region)
@@ -67,8 +91,11 @@ class Session:
                 self.loans.attach(segment, fds[0], nbytes)
             case wire.Unlend(segment):
                 self.loans.detach(segment)
+            case wire.StartExports() if self.exchange is None:
+                pass  # a worker without cupy keeps nothing on its device
             case _:
-                raise wire.WireError(f"{type(message).__name__} is not for a worker's link")
+                if self.exchange is None or not self.exchange.take(message):
+                    raise wire.WireError(f"{type(message).__name__} is not for a worker's link")
 
     def take_in(self, run: wire.Run) -> tuple[dict[int, wire.WireFailure], tuple[wire.Place, ...]]:
         """Copy what a batch needs from clients' regions: which requests cannot have it, by position, and the
@@ -76,6 +103,15 @@ class Session:
         """
         failures = fill_all(run, self.mapping, self.regions, self.loans) if run.fills else {}
         return failures, places_of(run) if self._read_only_inputs else ()
+
+    def begin_outputs(self, answers: Answers, requests: Sequence[wire.WireRequest | int]) -> OutputCopies:
+        """Begin to copy the answers to these requests from the device; raises as ``DeviceWriter.begin``."""
+        assert self._device_writer is not None, "only of a session with a device"
+        return self._device_writer.begin(answers, requests)
+
+    def under_way(self, batch_id: int, arrival: Arrival) -> None:
+        """The inputs of a batch are on their way to the device: the front has its memory back after that."""
+        self._arrivals[batch_id] = arrival
 
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> bool:
         """Send, unless another front has the link by now: what is for this one must not reach that one.
@@ -104,6 +140,9 @@ class Session:
         Whoever calls this refers to nothing of the batch any more: what still is, the user keeps.
         """
         batch_id = reply.batch_id
+        if self._arrivals and (arrival := self._arrivals.pop(batch_id, None)) is not None:
+            arrival.settle()
+            del arrival
         if self.send(_with_inputs(reply, free=self.leases.is_free(batch_id))):
             self.leases.answered(batch_id)
 
@@ -111,11 +150,15 @@ class Session:
         """Send nothing any more."""
         with self._lock:
             self._retired = True
+        if self.exchange is not None:
+            self.exchange.retire()
 
     def close(self) -> None:
         """Give up the memory on both sides, as far as no array of the user's is over it."""
         self.retire()
         self.leases.close()
+        if self.exchange is not None:
+            self.exchange.close()
         self.mapping.close()
         self.regions.close()
         self._borrowed.close()

@@ -11,8 +11,9 @@ Who says what::
     worker -> supervisor   Phase, Ready, LoadFailed, Unrecoverable, Log
     front -> worker        Attach, Segment, DropSegment, Run, Cancel, Credit, Free     (the link)
                            Region, CudaRegion, DropRegion, Lend, Unlend, Answer
-    worker -> front        Attached, Segment, DropSegment, Yield, Done, Failed, Released
-                           RegionOpened, Call, CallOff, Return
+                           StartExports, FreeExports, LendExport, UnlendExport
+    worker -> front        Attached, Segment, DropSegment, Yield, Computed, Split, Done, Failed
+                           Released, RegionOpened, Call, CallOff, Return, ExportSegment, ExportOpened
 
 A batch is answered by one ``Done`` or ``Failed``; that of a decoupled model by any number of ``Yield`` and
 then by one ``Done`` without outputs, or by ``Failed``.
@@ -31,17 +32,25 @@ from gpuserve_worker.memory_messages import (
     CudaRegion,
     DropRegion,
     DropSegment,
+    ExportOpened,
+    ExportSegment,
     Free,
+    FreeExports,
     Lend,
+    LendExport,
     Region,
     RegionOpened,
     Released,
     Return,
     Segment,
+    StartExports,
     Unlend,
+    UnlendExport,
 )
 from gpuserve_worker.payloads import (
     INLINE_NBYTES,
+    DeviceLoan,
+    Exported,
     Fill,
     Loan,
     Parts,
@@ -59,20 +68,10 @@ from gpuserve_worker.payloads import (
 from gpuserve_worker.vocabulary import Vocabulary, WireError
 
 __all__ = ["INLINE_NBYTES", "Fill", "Loan", "Parts", "Payload", "Place", "Ref", "Vocabulary", "WireError"]
-__all__ += [
-    "CudaRegion",
-    "DropRegion",
-    "DropSegment",
-    "Free",
-    "Lend",
-    "Region",
-    "RegionOpened",
-    "Released",
-    "Return",
-    "Segment",
-    "Unlend",
-]
-__all__ += ["WireFailure", "WireRequest", "WireTensor", "payload", "requests", "responses", "tensors"]
+__all__ += ["CudaRegion", "DropRegion", "DropSegment", "ExportOpened", "ExportSegment", "Free", "FreeExports"]
+__all__ += ["Lend", "LendExport", "Region", "RegionOpened", "Released", "Return", "Segment", "StartExports"]
+__all__ += ["DeviceLoan", "Exported", "Unlend", "UnlendExport", "WireFailure", "WireRequest", "WireTensor"]
+__all__ += ["payload", "requests", "responses", "tensors"]
 
 #: Raised whenever a field of a message changes meaning.
 PROTOCOL: Final = 6
@@ -247,6 +246,20 @@ class Yield(NamedTuple):
     parameters: tuple[dict[str, Any], ...] = ()
 
 
+class Computed(NamedTuple):
+    """The work of these batches is done, and only the copies of their outputs from the device are under way:
+    they hold nothing back. Each is answered by its ``Done`` or ``Failed`` as ever.
+    """
+
+    batch_ids: tuple[int, ...]
+
+
+class Split(NamedTuple):
+    """The memory of the device did not suffice for a batch, which is run again in two halves."""
+
+    batch_id: int
+
+
 class Done(NamedTuple):
     """A batch ran.
 
@@ -298,6 +311,8 @@ Message: TypeAlias = (
     | Answer
     | Attached
     | Yield
+    | Computed
+    | Split
     | Done
     | Failed
     | Released
@@ -305,6 +320,12 @@ Message: TypeAlias = (
     | Call
     | CallOff
     | Return
+    | StartExports
+    | ExportSegment
+    | FreeExports
+    | LendExport
+    | ExportOpened
+    | UnlendExport
 )
 
 
@@ -335,10 +356,18 @@ WORKER: Final = Vocabulary(
         43: Released,
         44: Yield,
         45: RegionOpened,
+        46: Computed,
+        47: Split,
         50: Call,
         51: CallOff,
         52: Answer,
         53: Return,
+        60: StartExports,
+        61: ExportSegment,
+        62: FreeExports,
+        63: LendExport,
+        64: ExportOpened,
+        65: UnlendExport,
     }
 )
 

@@ -73,7 +73,7 @@ def decoupled_models() -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def client_server(folder: Path, models: list[dict[str, Any]], **settings: Any) -> Iterator[ClientServer]:
     """A server of these models. The gate is a FIFO in ``folder``."""
-    from conftest import write_config
+    from config_file import write_config
 
     config = write_config(folder, models, host="127.0.0.1", **settings)
     gate = os.open(gate_of(folder), os.O_RDWR)

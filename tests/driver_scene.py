@@ -97,6 +97,14 @@ class Worker:
         run = self.runs.pop(0)
         self._link.send(wire.Done(run.batch_id, None, None, True, *PHASES))
 
+    def compute(self, number: int) -> None:
+        """The call of one of the batches at hand is over."""
+        self.say(wire.Computed((self.runs[number].batch_id,)))
+
+    def say(self, message: wire.Message) -> None:
+        """Say anything."""
+        self._link.send(message)
+
     def claim(self, phase: Any) -> None:
         """Answer the batch at hand, and say that it took this long."""
         run = self.runs.pop(0)
@@ -116,9 +124,16 @@ class Scene:
     client does in such a call.
     """
 
-    def __init__(self, spec: ModelSpec, cache: ResponseCache | None = None, *, direct: bool = False) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        cache: ResponseCache | None = None,
+        *,
+        direct: bool = False,
+        arena_nbytes: int = 1 << 20,
+    ) -> None:
         self.metrics = ModelMetrics("m", "1", dict)
-        self.driver = ModelDriver(spec, 1 << 20, self.metrics, cache)
+        self.driver = ModelDriver(spec, arena_nbytes, self.metrics, cache)
         self.workers = [Worker(self.driver, one.name) for one in spec.instances]
         self.pending: list[PendingRequest] = []
         self.direct = direct

@@ -67,10 +67,18 @@ class Worker:
                     case wire.Attach() | wire.Cancel():
                         pass
                     case _:
-                        self.session.take_memory(message, fds)
+                        self.obey(message, fds)
                 for fd in fds:
                     os.close(fd)
         self._socket.setblocking(True)
+
+    def obey(self, message: wire.Message, fds: list[int]) -> None:
+        """Take a message about memory."""
+        self.session.take_memory(message, fds)
+
+    def say(self, message: wire.Message) -> None:
+        """Send anything."""
+        self._link.send(message)
 
     def answer(self, *, well: bool) -> None:
         """Answer the batch at hand: with sums, or as a failure."""
@@ -81,9 +89,18 @@ class Worker:
         else:
             self.session.reply(wire.Failed(run.batch_id, FAILURE, True))
 
-    def _done(self, run: wire.Run) -> wire.Done:
+    def arrays(self, run: wire.Run) -> list[Any]:
+        """The inputs of a batch."""
         self.session.take_in(run)
-        arrays = list(self.session.inputs.arrays(run.batch_id, wire.tensors(run.inputs)).values())
+        return list(self.session.inputs.arrays(run.batch_id, wire.tensors(run.inputs)).values())
+
+    def done(self, run: wire.Run, outputs: list[Output], requests: tuple[wire.WireRequest, ...]) -> wire.Done:
+        """The answer to a batch."""
+        written = self.session.writer.write(Answers(outputs, None), requests)
+        return wire.Done(run.batch_id, written.outputs, None, True, 1, 1, 1)
+
+    def _done(self, run: wire.Run) -> wire.Done:
+        arrays = self.arrays(run)
         total = sum(arrays) + np.float32(1)
         for one in arrays:
             one[:] = -1  # whoever else reads this must not see it
@@ -94,8 +111,7 @@ class Worker:
         requests = wire.requests(run.requests)
         wanted = {name for one in requests for name in one.requested_outputs}
         outputs = [one for one in outputs if one.name in wanted]
-        written = self.session.writer.write(Answers(outputs, None), requests)
-        return wire.Done(run.batch_id, written.outputs, None, True, 1, 1, 1)
+        return self.done(run, outputs, requests)
 
     def blocks(self) -> int:
         """What it has not been given back."""
@@ -112,12 +128,16 @@ class Worker:
 class Scene:
     """An ensemble, its models with a worker each, and every request that there was."""
 
-    def __init__(self, spec: ModelSpec, members: Sequence[ModelSpec] = tuple(MEMBERS.values())) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        members: Sequence[ModelSpec] = tuple(MEMBERS.values()),
+        worker: Callable[[ModelDriver], Worker] = Worker,
+    ) -> None:
         self.spec = spec
-        self.drivers: dict[str, Any] = {
-            one.name: ModelDriver(one, ARENA_NBYTES, ModelMetrics(one.name, "1", dict)) for one in members
-        }
-        self.workers = {name: Worker(driver) for name, driver in self.drivers.items()}
+        self.new_worker = worker
+        self.drivers: dict[str, Any] = {one.name: _driver(one) for one in members}
+        self.workers = {name: worker(driver) for name, driver in self.drivers.items()}
         self.metrics = ModelMetrics(spec.name, "1", dict)
         self.ensemble = EnsembleDriver(spec, ARENA_NBYTES, self.metrics, self.model, RegionTable())
         self.drivers[spec.name] = self.ensemble
@@ -222,6 +242,11 @@ class Scene:
             driver.close()
         for worker in self.workers.values():
             worker.die()
+
+
+def _driver(spec: ModelSpec) -> ModelDriver:
+    metrics = ModelMetrics(spec.name, "1", dict)
+    return ModelDriver(spec, ARENA_NBYTES, metrics, on_other=lambda link, message: link.exports.take(message))
 
 
 def play(spec: ModelSpec, story: Callable[[Scene], Awaitable[None]], **more: Any) -> None:

@@ -119,6 +119,8 @@ class Peer:
         self.settings: list[dict[int, int]] = []
         self.n_acks = 0
         self.pongs: list[bytes] = []
+        #: What the server wants to have back.
+        self.pings: list[bytes] = []
         self._rest = b""
         self._block: tuple[Frame, bytes] | None = None
 
@@ -146,6 +148,11 @@ class Peer:
         parts = [body[at : at + 16384] for at in range(0, len(body), 16384)] or [b""]
         frames = [data(stream_id, part, end=end and part is parts[-1]) for part in parts]
         return b"".join([self.headers(stream_id), *frames])
+
+    def echo(self) -> bytes:
+        """The acknowledgements of the PINGs that have come."""
+        pings, self.pings = self.pings, []
+        return b"".join(frame(PING, ACK, 0, one) for one in pings)
 
     def resize(self, window: int) -> bytes:
         """SETTINGS with another window for streams."""
@@ -200,9 +207,10 @@ class Peer:
                 self.n_acks += 1
             case 4:
                 self.settings.append(dict(struct.iter_unpack(">HI", one.payload)))
-            case 6:
-                assert one.flags == ACK
+            case 6 if one.flags == ACK:
                 self.pongs.append(one.payload)
+            case 6:
+                self.pings.append(one.payload)
             case 7:
                 assert one.stream_id == 0
                 self.goaways.append(struct.unpack(">II", one.payload[:8]))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import tritonclient.grpc
 import tritonclient.http
 from operated import MODELS
 from processes import wait_until
+from tritonclient.utils import InferenceServerException
 
 TIMEOUT_S = 30.0
 
@@ -140,3 +141,15 @@ class Traffic:
 
     def wait_for(self, tag: float) -> None:
         wait_until(lambda: self.told[-1].tag == tag, f"an answer of {tag}")
+
+
+def refusal(call: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[str, str]:
+    """The status and the text of what tritonclient raises."""
+    with pytest.raises(InferenceServerException) as raised:
+        call(*arguments, **named)
+    return str(raised.value.status()).removeprefix("StatusCode."), str(raised.value.message())
+
+
+def either(client: Client, code: str, status: int) -> str:
+    """The status of an error over the client's protocol."""
+    return str(status) if client.module.__name__.endswith("http") else code

@@ -69,6 +69,7 @@ class WorkerProcess:
     """The process, and both roles of its peers.
 
     With ``under_a_parent`` the worker is a child of another process, ``process``, that holds nothing.
+    ``environ`` is added to its environment.
     """
 
     def __init__(
@@ -78,11 +79,13 @@ class WorkerProcess:
         stdout: int | None = None,
         stderr: int | None = None,
         under_a_parent: bool = False,
+        environ: dict[str, str] | None = None,
     ) -> None:
         self.init = init
         self._launcher = [sys.executable, "-c", _PARENT] if under_a_parent else []
         self._stdout = subprocess.PIPE if under_a_parent else stdout
         self._stderr = stderr
+        self._environ = {**os.environ, **(environ or {})}
         self._front_is_alive = True
         self.arena = Arena(1 << 30, self._send_segment, self._send_drop)
         self.outputs = Mapping()
@@ -100,6 +103,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self._stdout,
                 stderr=self._stderr,
+                env=self._environ,
             )
         self.boot, self.link = Link(self.boot_socket), Link(self.link_socket)
         self.boot.send(self.init)
@@ -213,6 +217,11 @@ class WorkerProcess:
         """What lies in our arena where ``in_arena`` put this tensor."""
         assert isinstance(tensor.payload, wire.Ref)
         return bytes(self._views[tensor.payload[:2]])
+
+    def overwrite(self, tensor: wire.WireTensor) -> None:
+        """Put something else where ``in_arena`` put this tensor, as the front does with a free block."""
+        assert isinstance(tensor.payload, wire.Ref)
+        self._views[tensor.payload[:2]][:] = bytes(tensor.payload.nbytes)
 
     def is_deaf(self) -> bool:
         """Whether the worker has shut its link for receiving."""

@@ -11,7 +11,9 @@ import typer
 from gpuserve import logs
 from gpuserve.cli.bench import bench
 from gpuserve.cli.check import check
+from gpuserve.cli.devices import devices
 from gpuserve.cli.exit_codes import ExitCode, help_text
+from gpuserve.cli.export import export_app
 from gpuserve.cli.option_blocks import BlockCommand
 from gpuserve.cli.run import RUN_SETTINGS, run_program
 from gpuserve.cli.schema import schema
@@ -30,7 +32,9 @@ _EXAMPLES = """Examples:
   gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
   gpuserve run program.py
   gpuserve check config.yaml
+  gpuserve devices
   gpuserve bench echo --shape x:16
+  gpuserve export kubernetes config.yaml --image my/models:1 --out cluster
   gpuserve schema > gpuserve.schema.json
 
 The options of a verb: gpuserve serve --help"""
@@ -49,8 +53,9 @@ def build_app() -> typer.Typer:
     app.callback()(_top_level)
     app.command(epilog=help_text(), cls=BlockCommand)(serve)
     app.command("run", context_settings=RUN_SETTINGS)(run_program)
-    for verb in (check, bench, tune, schema, version):
+    for verb in (check, devices, bench, tune, schema, version):
         app.command(epilog=help_text())(verb)
+    app.add_typer(export_app())
     return app
 
 

@@ -1,8 +1,8 @@
 """``gpuserve serve model.py:callable``: a configuration without a file.
 
 The tensors come from the callable's own attributes (``inputs = [Tensor(…)]``, ``outputs``,
-``max_batch_size``), or from flags. Where flags give both inputs and outputs nothing is imported here;
-otherwise a child process does it.
+``max_batch_size``, ``array``), or from flags. Where flags give both inputs and outputs nothing is imported
+here; otherwise a child process does it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from gpuserve.cli.exit_codes import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuserve.config.load import Configuration
     from gpuserve.config.messages import Problem
     from gpuserve.spec import ModelSpec
 
@@ -35,6 +34,7 @@ def check(
     from gpuserve.cli.preflight import device_problems, import_problems, trace_problems
     from gpuserve.config.load import load_file
     from gpuserve.config.messages import ConfigProblems
+    from gpuserve.devices.server_devices import ServerDevices
 
     try:
         configuration = load_file(config, os.environ)
@@ -42,8 +42,10 @@ def check(
         _report(as_json, config, error.problems, [])
         raise typer.Exit(ExitCode.BAD_CONFIG) from None
     wrong = [*trace_problems(configuration), *import_problems(configuration)]
-    absent = device_problems(configuration)
-    _report(as_json, config, [*wrong, *absent], _summaries(configuration))
+    devices = ServerDevices()
+    absent = device_problems(configuration, devices)
+    models = configuration.models if absent else devices.place(configuration.models)
+    _report(as_json, config, [*wrong, *absent], [_summary(model) for model in models])
     if wrong:
         raise typer.Exit(ExitCode.BAD_CONFIG)
     if absent:
@@ -64,10 +66,6 @@ def _report(as_json: bool, config: str, problems: Sequence[Problem], models: lis
         of = [f"ensemble of {', '.join(model['steps'])}"] if model["steps"] else model["instances"]
         sys.stdout.write(f"{model['name']}: {', '.join(of)}\n")
     sys.stdout.write(f"{config} is valid\n")
-
-
-def _summaries(configuration: Configuration) -> list[dict[str, Any]]:
-    return [_summary(model) for model in configuration.models]
 
 
 def _summary(model: ModelSpec) -> dict[str, Any]:

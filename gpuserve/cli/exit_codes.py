@@ -23,7 +23,7 @@ MEANINGS = {
     ExitCode.USAGE: "wrong command line",
     ExitCode.STARTUP_FAILURE: "a model did not load, or a port is taken",
     ExitCode.BAD_CONFIG: "the configuration is wrong",
-    ExitCode.NO_SUCH_DEVICE: "a model names a device that this machine does not have",
+    ExitCode.NO_SUCH_DEVICE: "a model needs a device, or a library for it, that is not there",
     ExitCode.MODEL_UNRECOVERABLE: "a model said that it cannot go on (UnrecoverableError)",
 }
 

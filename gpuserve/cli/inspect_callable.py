@@ -17,6 +17,7 @@ from typing import Any
 from gpuserve.errors import BindError
 from gpuserve.model import Tensor, tensor_specs
 from gpuserve_worker.callable import YIELDING, Kind, LoadError, kind_of, locate
+from gpuserve_worker.tensor import TensorSpec
 
 
 def main() -> None:
@@ -86,7 +87,9 @@ def _kind(target: Any) -> Kind:
 
 def _declaration(target: Any) -> dict[str, Any]:
     max_batch_size = getattr(target, "max_batch_size", None)
+    array = getattr(target, "array", None)
     return {
+        "array": array if isinstance(array, str) else None,
         "inputs": _tensors(getattr(target, "inputs", None), "INPUT"),
         "outputs": _tensors(getattr(target, "outputs", None), "OUTPUT"),
         "max_batch_size": max_batch_size if isinstance(max_batch_size, int) else None,
@@ -98,11 +101,16 @@ def _tensors(declared: Any, prefix: str) -> list[dict[str, Any]] | None:
     """Tensors in the form of a config file. Another attribute of that name is none of ours."""
     if not isinstance(declared, (list, tuple)) or not all(isinstance(one, Tensor) for one in declared):
         return None
-    entries = []
-    for spec in tensor_specs(declared, prefix):
-        entry: dict[str, Any] = {"name": spec.name, "dtype": spec.datatype, "shape": list(spec.shape)}
-        entries.append(entry | {"optional": True} if spec.optional else entry)
-    return entries
+    return [_tensor(one, spec) for one, spec in zip(declared, tensor_specs(declared, prefix), strict=True)]
+
+
+def _tensor(declared: Tensor, spec: TensorSpec) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": spec.name, "dtype": spec.datatype, "shape": list(spec.shape)}
+    if spec.optional:
+        entry["optional"] = True
+    if declared.memory is not None:
+        entry["memory"] = declared.memory
+    return entry
 
 
 if __name__ == "__main__":

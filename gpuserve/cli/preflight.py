@@ -6,44 +6,60 @@ its crash reach the caller.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from gpuserve.devices import available_devices, check_device
+from gpuserve.devices.libraries import missing_library
 from gpuserve.errors import ConfigError, DeviceError
 from gpuserve.trace_output import missing
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
     from gpuserve.config.messages import Problem
+    from gpuserve.config.model_entry import ModelEntry
+    from gpuserve.config.positions import Path
+    from gpuserve.devices.server_devices import ServerDevices
 
 
-def device_problems(configuration: Configuration) -> list[Problem]:
-    """The instances whose device this machine does not have."""
-    devices = available_devices()
+def device_problems(configuration: Configuration, devices: ServerDevices) -> list[Problem]:
+    """The instances whose device this machine does not have, and the models that lack a library for it."""
     problems = []
-    for index, model in enumerate(configuration.entries.models):
-        for position, instance in enumerate(model.instances):
+    pairs = zip(configuration.entries.models, configuration.models, strict=True)
+    for index, (entry, spec) in enumerate(pairs):
+        for position, instance in enumerate(entry.instances if spec.instances else ()):
             try:
-                check_device(instance.device, devices)
+                devices.devices_named(instance.device)
             except DeviceError as error:
-                path = ("models", index, "instances", position, "device")
-                problems.append(configuration.sources.problem(path, f"model {model.name!r}: {error}"))
+                path: Path = ("models", index, "instances", position, "device")
+                problems.append(configuration.sources.problem(path, f"model {spec.name!r}: {error}"))
+        if problem := missing_library(spec):
+            path = ("models", index, *_library_key(entry))
+            problems.append(configuration.sources.problem(path, f"model {spec.name!r}: {problem}"))
     return problems
 
 
-def require_devices(configuration: Configuration) -> None:
-    """Do nothing if this machine has every device.
+def _library_key(entry: ModelEntry) -> Path:
+    """The key of a model that asks for a library: its ``array``, or else that of an input on the device."""
+    if entry.array is not None:
+        return ("array",)
+    places = [place for place, one in enumerate(entry.inputs) if one.memory == "gpu"]
+    return ("inputs", places[0], "memory")
+
+
+def with_devices(configuration: Configuration, devices: ServerDevices) -> Configuration:
+    """The configuration with every instance on its device.
 
     Raises:
-        DeviceError: it has not; the text is every problem, ready to print.
+        DeviceError: this machine has not every device; the text is every problem, ready to print.
     """
-    problems = device_problems(configuration)
+    problems = device_problems(configuration, devices)
     if problems:
         raise DeviceError("\n".join(map(str, problems)))
+    return dataclasses.replace(configuration, models=tuple(devices.place(configuration.models)))
 
 
 def trace_problems(configuration: Configuration) -> list[Problem]:

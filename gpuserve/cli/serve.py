@@ -63,7 +63,10 @@ def serve(
     devices: Annotated[
         list[str] | None,
         typer.Option(
-            "--device", metavar="DEVICE", help="cpu (default), cuda:0, …; repeatable.", rich_help_panel=_PANEL
+            "--device",
+            metavar="DEVICE",
+            help="cpu (default), cuda:0, …, cuda:* for every GPU, or a UUID; repeatable.",
+            rich_help_panel=_PANEL,
         ),
     ] = None,
     instances: Annotated[
@@ -81,7 +84,7 @@ def serve(
       gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
       gpuserve serve model.py:predict --device cuda:0 --device cuda:1 --instances 2
 
-    The callable of the third form may bring its own tensors and batch size, as attributes:
+    The callable of the third form may bring its own inputs, outputs, max_batch_size and array, as attributes:
       predict.inputs = [Tensor(name="x", dtype="float32", shape=(-1,))]
 
     The first signal finishes what is queued, a second one ends at once.
@@ -145,15 +148,17 @@ def serve_configuration(
         StartupError: a model did not load, or a port is taken.
     """
     from gpuserve import logs
-    from gpuserve.cli.preflight import require_devices, require_trace_output
+    from gpuserve.cli.preflight import require_trace_output, with_devices
     from gpuserve.cli.startup_view import startup_view
+    from gpuserve.devices.server_devices import ServerDevices
     from gpuserve.supervisor.front_process import front_process
     from gpuserve.supervisor.repository import loaded_at_start
     from gpuserve.supervisor.supervisor import Supervisor
 
     settings = configuration.settings
     logs.configure(settings.log_format, settings.log_level)
-    require_devices(configuration)
+    devices = ServerDevices(numa_affinity=settings.numa_affinity)
+    configuration = with_devices(configuration, devices)
     require_trace_output(configuration)
     try:
         shown = loaded_at_start(configuration.models, settings.load_at_start)
@@ -165,6 +170,7 @@ def serve_configuration(
                 relay_output=True,
                 start_front=front_process if early is None else early.take,
                 repository=repository,
+                devices=devices,
             )
             _stop_on_signals(supervisor)
             return ExitCode.RUNTIME_FAILURE if supervisor.run() else ExitCode.OK

@@ -27,7 +27,7 @@ _READY: Final = "READY"
 #: States that a start goes through. Of the others the supervisor's own log says more: the reason.
 _STARTING: Final = frozenset({"LOADING", _READY})
 _REFRESHES_PER_SECOND: Final = 8
-_TITLES: Final = {"http": "HTTP", "grpc": "gRPC", "metrics": "metrics"}
+_TITLES: Final = {"http": "HTTP", "grpc": "gRPC", "metrics": "metrics", "health": "health"}
 
 
 class LogView:

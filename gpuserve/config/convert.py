@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from gpuserve.array_spec import array_of, memory_of
 from gpuserve.config.ensembles import step_specs
 from gpuserve.config.labels import label_specs
 from gpuserve.config.model_entry import (
@@ -37,7 +38,7 @@ def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
     prefetch = entry.prefetch
     if prefetch is None:
         prefetch = int(any(instance.device != CPU for instance in instances))
-    inputs = tensors(entry.inputs)
+    inputs = tensors(entry.inputs, entry.array)
     sequence = sequence_spec(entry.sequence_batching)
     return ModelSpec(
         name=entry.name,
@@ -54,6 +55,7 @@ def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
         decoupled=entry.decoupled,
         response_cache=entry.response_cache,
         read_only_inputs=entry.read_only_inputs,
+        array=array_of(entry.array, [one.memory for one in entry.inputs]),
         retry_on_worker_death=entry.retry_on_worker_death and not (entry.decoupled or sequence.strategy),
         on_unrecoverable=entry.on_unrecoverable,
         warmup=with_controls(warmups(entry, inputs, base_dir), sequence),
@@ -99,14 +101,13 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
     return tuple(instances)
 
 
-def tensors(entries: Sequence[TensorEntry]) -> tuple[TensorSpec, ...]:
-    """Tensors as they are declared."""
-    return tuple(
-        TensorSpec(
-            entry.name,
-            datatype_of(entry.dtype),
-            tuple(entry.shape),
-            isinstance(entry, InputEntry) and entry.optional,
-        )
-        for entry in entries
-    )
+def tensors(entries: Sequence[TensorEntry], array: str | None = None) -> tuple[TensorSpec, ...]:
+    """Tensors as they are declared, for a model with this ``array``."""
+    return tuple(_tensor(entry, datatype_of(entry.dtype), array) for entry in entries)
+
+
+def _tensor(entry: TensorEntry, datatype: str, array: str | None) -> TensorSpec:
+    if not isinstance(entry, InputEntry):
+        return TensorSpec(entry.name, datatype, tuple(entry.shape))
+    memory = memory_of(entry.memory, datatype, array)
+    return TensorSpec(entry.name, datatype, tuple(entry.shape), entry.optional, memory)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gpuserve.access import header_pattern
+from gpuserve.devices.names import check_device_name, meant
 from gpuserve.errors import BindError
 from gpuserve.rate_spec import ResourceLimit
 from gpuserve.spec import check_model_name
@@ -20,7 +21,6 @@ from gpuserve_worker.tensor import ITEMSIZE, datatype_of
 _CALLABLE = re.compile(
     r"(?P<place>[^:]+\.py|[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)"
 )
-_DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d{0,3})")
 _MSGPACK_INTEGERS = range(-(2**63), 2**64)
 #: The words offered when a dtype is misspelt.
 DTYPE_WORDS = (
@@ -55,9 +55,12 @@ def _callable_path(path: str) -> str:
 
 
 def _device(device: str) -> str:
-    if _DEVICE.fullmatch(device) is None:
-        raise ValueError(f"expected 'cpu' or 'cuda:0', 'cuda:1', …, given {device!r}")
-    return device
+    try:
+        return check_device_name(device)
+    except ValueError as error:
+        likely = meant(device)
+        hint = f"; did you mean {likely!r}?" if likely else ""
+        raise ValueError(f"{error}{hint}") from None
 
 
 def _dtype(dtype: str) -> str:

@@ -60,15 +60,40 @@ class InputEntry(TensorEntry):
     """A tensor that a request brings."""
 
     optional: bool = Field(default=False, description="Whether a request may leave this input out.")
+    memory: Literal["cpu", "gpu"] | None = Field(
+        default=None,
+        description="Where the callable is given it: gpu, that of its instance, or cpu; null: as array.",
+    )
+
+
+class ResourcesEntry(Entry):
+    """What one process takes, for ``gpuserve export``; the server itself holds it to nothing of it."""
+
+    cpus: int = Field(default=1, ge=1, description="Cores that it keeps busy.")
+    memory_nbytes: Annotated[int, Field(gt=0)] | None = Field(
+        default=None,
+        description="Memory of the host: libraries, weights; without tensors of requests. null: assumed.",
+    )
+    gpu_memory_nbytes: Annotated[int, Field(gt=0)] | None = Field(
+        default=None, description="Memory of its GPU; null: not known, and not checked."
+    )
 
 
 class InstanceEntry(Entry):
     """Worker processes on one device."""
 
-    device: Device = Field(default="cpu", description="cpu, or cuda:0, cuda:1, …", examples=["cpu", "cuda:0"])
+    device: Device = Field(
+        default="cpu",
+        description="cpu; cuda:0, cuda:1, …; cuda:* for every GPU; or the UUID of a GPU (GPU-…) or of a MIG "
+        "instance (MIG-…).",
+        examples=["cpu", "cuda:0", "cuda:*"],
+    )
     count: int = Field(default=1, ge=1, le=MAX_INSTANCES, description="How many processes on this device.")
     rate_limiter: RateLimiterEntry | None = Field(
         default=None, description="What each needs to run, where the server has a rate_limit."
+    )
+    resources: ResourcesEntry = Field(
+        default_factory=ResourcesEntry, description="What one process takes, for gpuserve export."
     )
 
 
@@ -207,6 +232,11 @@ class ModelEntry(Entry):
         description="What UnrecoverableError ends: the whole server, or the instance, which is replaced.",
     )
     strict: bool = Field(default=False, description="Check the outputs against their declaration.")
+    array: Literal["numpy", "cupy", "torch"] | None = Field(
+        default=None,
+        description="Arrays that inputs come as: numpy, on the host; cupy or torch, on the GPU of the "
+        "instance; null: cupy where an input has memory: gpu, otherwise numpy.",
+    )
     read_only_inputs: bool = Field(default=False, description="The callable never writes to its inputs.")
     retry_on_worker_death: bool = Field(
         default=True,

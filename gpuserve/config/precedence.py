@@ -25,6 +25,8 @@ _SEPARATOR = "__"
 _SERVICE_NAME = re.compile(r"[A-Z0-9_]*(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?)")
 _SERVICE_LINK = re.compile(r"[A-Z0-9_]*PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
+#: For a worker that is profiled, and for the tests of a machine with a GPU; no keys of the schema.
+_NO_KEYS = frozenset({"GPUSERVE_CUDA_TIMELINE", "GPUSERVE_TEST_REAL_GPU"})
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def from_environment(
     overrides: list[Override] = []
     problems: list[Problem] = []
     for name in sorted(environ):
-        if not name.startswith(PREFIX) or _is_service_link(name, environ):
+        if not name.startswith(PREFIX) or name in _NO_KEYS or _is_service_link(name, environ):
             continue
         found = _path_of(name.removeprefix(PREFIX), model_names)
         if isinstance(found, str):

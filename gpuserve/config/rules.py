@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpuserve.access import NO_TOKEN
+from gpuserve.array_spec import CUPY, GPU, MEMORIES, array_of, device_problem, memory_problem
 from gpuserve.config import ensembles, queue_rules
 from gpuserve.config.plain import Violation, entries, is_int, mapping
 from gpuserve.config.positions import Path
+from gpuserve.devices.names import CPU
 from gpuserve.errors import ConfigError
 from gpuserve.settings import ServerSettings, TraceSettings
 from gpuserve.tls import FILE_KEYS, pairing_problem
 from gpuserve.trace_output import NO_FILE, is_without_file
 from gpuserve.transports import TRANSPORTS, check_transport
+from gpuserve_worker.tensor import datatype_of
 
-_PORT_KEYS = ("http_port", "grpc_port", "metrics_port")
+_PORT_KEYS = ("http_port", "grpc_port", "metrics_port", "health_port")
 
 
 def violations(data: Any) -> Iterator[Violation]:
@@ -38,6 +41,8 @@ def violations(data: Any) -> Iterator[Violation]:
         yield from ensembles.key_violations(model, path)
         yield from queue_rules.violations(model, path)
         yield from _answers(model, path)
+        yield from _memories(model, path)
+        yield from _devices(model, path)
         for key in ("inputs", "outputs"):
             yield from _repeated_tensors(entries(model.get(key)), (*path, key))
 
@@ -135,3 +140,43 @@ def _answers(model: dict[str, Any], path: Path) -> Iterator[Violation]:
             (*path, "retry_on_worker_death"),
             "retry_on_worker_death does not go with decoupled: some responses may have been sent already",
         )
+
+
+def _memories(model: dict[str, Any], path: Path) -> Iterator[Violation]:
+    """Inputs that cannot be given to the callable where they are to be."""
+    for index, entry in entries(model.get("inputs")):
+        if entry.get("memory") not in MEMORIES:  # told by the schema, or left out
+            continue
+        try:
+            datatype = datatype_of(entry.get("dtype"))
+        except ValueError:
+            continue
+        problem = memory_problem(entry["memory"], datatype, model.get("array"))
+        if model.get("ensemble") is not None:
+            problem = "memory does not go with ensemble: it is for the models of the steps"
+        if problem is not None:
+            yield Violation((*path, "inputs", index, "memory"), problem)
+
+
+def _devices(model: dict[str, Any], path: Path) -> Iterator[Violation]:
+    """The first instance that is on the CPU, where inputs come as arrays that are only on a GPU."""
+    if model.get("ensemble") is not None:
+        return
+    inputs = entries(model.get("inputs"))
+    array = array_of(model.get("array"), [entry.get("memory") for _, entry in inputs])
+    for key, device in _declared_devices(model, inputs):
+        if problem := device_problem(array, [device]):
+            yield Violation((*path, *key), problem)
+            return
+
+
+def _declared_devices(
+    model: dict[str, Any], inputs: list[tuple[int, dict[str, Any]]]
+) -> Iterator[tuple[Path, Any]]:
+    """Each device with the key that says it; without instances the CPU, with the key that asks for a GPU."""
+    if "instances" in model:
+        for index, entry in entries(model["instances"]):
+            yield ("instances", index, *(["device"] if "device" in entry else [])), entry.get("device", CPU)
+        return
+    on_gpu = [index for index, entry in inputs if entry.get("memory") == GPU]
+    yield ("array",) if model.get("array") == CUPY else ("inputs", *on_gpu[:1], "memory"), CPU

@@ -31,6 +31,10 @@ class ServerEntry(Entry):
         default=_DEFAULTS.metrics_port,
         description="Port of /metrics; 0 picks a free one, null switches it off.",
     )
+    health_port: Port | None = Field(
+        default=_DEFAULTS.health_port,
+        description="Port of health alone, never with TLS; 0 picks a free one, null switches it off.",
+    )
     transport: Literal["native", "h2corn", "grpcio"] = Field(
         default=_DEFAULTS.transport,  # type: ignore[arg-type]  # the default is one of the words
         description="native, the server's own, and h2corn serve both protocols on both ports; "
@@ -43,6 +47,19 @@ class ServerEntry(Entry):
         default=_DEFAULTS.drain_timeout_s,
         ge=0,
         description="Seconds that queued requests have after SIGTERM.",
+    )
+    lame_duck_s: float = Field(
+        default=_DEFAULTS.lame_duck_s,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds that requests are still taken after SIGTERM, while the server is not ready.",
+    )
+    max_connection_age_s: float = Field(
+        default=_DEFAULTS.max_connection_age_s,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds after which a connection takes no more requests, give or take 10 %; "
+        "0 is no limit.",
     )
     load_timeout_s: float = Field(
         default=_DEFAULTS.load_timeout_s,
@@ -123,6 +140,25 @@ class ServerEntry(Entry):
         default=_DEFAULTS.rate_limit_resources,
         strict=False,
         description="How much there is of resources: name:count, or name:count:device for one device.",
+    )
+    numa_affinity: bool = Field(
+        default=_DEFAULTS.numa_affinity,
+        description="Whether workers of a GPU keep to the CPUs and the memory that are next to it.",
+    )
+    min_healthy_devices: int = Field(
+        default=_DEFAULTS.min_healthy_devices,
+        ge=0,
+        description="The server is ready while so many of the GPUs that its models name are not lost.",
+    )
+    min_ready_instances: int = Field(
+        default=_DEFAULTS.min_ready_instances,
+        ge=0,
+        description="The server is ready while so many instances of each model are up.",
+    )
+    gpu_health_interval_s: float = Field(
+        default=_DEFAULTS.gpu_health_interval_s,
+        ge=0,
+        description="Seconds from one reading of the GPUs' state to the next; 0 reads none.",
     )
     metrics_summaries: bool = Field(
         default=_DEFAULTS.metrics_summaries,

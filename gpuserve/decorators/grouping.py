@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gpuserve.decorators.array_libraries import concatenated, library_of, on_host, reordered
 from gpuserve.decorators.context import check_model_batches, has_batch_axis, model_or_none
 from gpuserve.decorators.errors import BatchError, StackError
 from gpuserve.decorators.outputs import SomeRows, check_rows, named, rows_of
@@ -72,7 +73,7 @@ def group_by_values(
     the order of the rows. Groups whose outputs have different shapes need ``pad_fn``, which is given the
     outputs of all groups and makes their shapes equal, as ``ConstantPadder`` does. An optional input that
     is not there groups nothing. Where the function is a generator, each of its answers is one for the
-    rows of its group alone.
+    rows of its group alone. The values of an input on a GPU are brought to the host to group the rows by.
 
     Raises:
         TypeError: no names are given, or the decorated is no function.
@@ -133,7 +134,7 @@ def _put_back(groups: Sequence[Group], answers: Sequence[Any], count: int) -> li
 
 def _groups_of_rows(inputs: Mapping[str, Any], keys: Sequence[str]) -> list[Group]:
     """The groups in the order of their values."""
-    present = [inputs[key] for key in keys if _is_present(key, inputs)]
+    present = [on_host(inputs[key]) for key in keys if _is_present(key, inputs)]
     groups = _groups(zip(*map(_labels, present), strict=True))
     return sorted(groups, key=lambda group: [_values(array[group[0]]) for array in present])
 
@@ -194,7 +195,9 @@ def _outputs(answer: Any, rows: int) -> dict[str, Any]:
     model = model_or_none()
     outputs = named(answer, [one.name for one in model.outputs] if model is not None else ())
     check_rows(outputs, rows)
-    return {name: np.asarray(value) for name, value in outputs.items()}
+    return {
+        name: value if library_of(value) != "numpy" else np.asarray(value) for name, value in outputs.items()
+    }
 
 
 def _joined(groups: Sequence[Group], answers: Sequence[Any], pad_fn: PadFunction | None) -> dict[str, Any]:
@@ -219,7 +222,16 @@ def _column(name: str, groups: Sequence[Group], parts: Sequence[Any]) -> Any:
             f"The rows of output {name!r} have the shapes {shapes} in the groups of @group_by_values: pass a "
             "pad_fn that makes them equal, as ConstantPadder(0)"
         )
+    if any(library_of(part) != "numpy" for part in parts):
+        return _column_elsewhere(groups, parts)
     whole = np.empty((sum(map(len, groups)), *inner), np.result_type(*parts))
     for group, part in zip(groups, parts, strict=True):
         whole[group] = part
     return whole
+
+
+def _column_elsewhere(groups: Sequence[Group], parts: Sequence[Any]) -> Any:
+    """The same of arrays of another library, which stay where they are."""
+    where = [position for group in groups for position in group]
+    places = sorted(range(len(where)), key=where.__getitem__)
+    return reordered(concatenated(parts), places)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuserve.decorators.array_libraries import concatenated, library_of, on_host, repeated
 from gpuserve.decorators.context import has_batch_axis, model_of, not_batching
 from gpuserve.decorators.errors import StackError, ValuesError
 from gpuserve.decorators.outputs import SomeRows, each_changed
@@ -58,11 +59,13 @@ class ConstantPadder:
         self.pad_value = pad_value
 
     def __call__(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The outputs, one mapping for each group, with equal shapes but for the first axis.
+        """The outputs, one mapping for each group, with equal shapes but for the first axis. Outputs on a GPU
+        are brought to the host.
 
         Raises:
             ValuesError: an output differs in its number of axes, or in its dtype.
         """
+        groups = [{name: on_host(value) for name, value in group.items()} for group in groups]
         names = {name for group in groups for name in group}
         targets = {
             name: self._target(name, [group[name] for group in groups if name in group]) for name in names
@@ -121,7 +124,9 @@ def _padded_size(rows: int, model: ModelContext) -> int:
 
 
 def _padded(array: Any, size: int) -> Any:
-    return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
+    if library_of(array) == "numpy":
+        return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
+    return concatenated([array, repeated(array[-1:], size - len(array))])
 
 
 def _cut(answer: Any, rows: int, size: int) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gpuserve.decorators.array_libraries import concatenated
 from gpuserve.decorators.errors import BatchError
 from gpuserve_worker.payloads import WireRequest
 from gpuserve_worker.request import Batch, Request, RequestBatch
@@ -109,7 +110,7 @@ def _concatenated(data: Sequence[Data]) -> dict[str, Any]:
 
 def _column(name: str, arrays: list[Any]) -> Any:
     try:
-        return np.concatenate(arrays)
+        return concatenated(arrays)
     except ValueError:
         shapes = " and ".join(sorted({str(np.shape(one)) for one in arrays}))
         raise BatchError(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuserve.decorators.array_libraries import as_inputs_of, library_of, on_host
 from gpuserve.decorators.context import check_model_batches, model_of, not_batching
 from gpuserve.decorators.errors import DefaultsError, ValuesError
 from gpuserve.decorators.requests import Data, changed, is_batching, is_request_list, last_of, row_count
@@ -30,7 +31,8 @@ def first_value(
 
     Below ``batch`` it changes the arrays; without ``batch``, each request's own. A row of one element
     becomes a numpy scalar unless ``squeeze_single_values`` is False. Inputs that a request lacks are
-    skipped. With ``strict`` all rows must be equal.
+    skipped. With ``strict`` all rows must be equal. To compare rows on a GPU, or to squeeze one, its values
+    are brought to the host.
 
     Raises:
         TypeError: no names are given, or the decorated is no function.
@@ -97,7 +99,7 @@ def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[InferenceCalla
             if model is not checked:  # the first time, mostly: a model does not change while it is served
                 values = _checked(defaults, model)
                 checked = model
-            return function(*bound, _filled(requests, values, model.batching), **given)
+            return function(*bound, _filled(requests, values, model), **given)
 
         return call
 
@@ -105,12 +107,14 @@ def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[InferenceCalla
 
 
 def _first(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
-    shape = np.shape(array)
+    shape = array.shape if hasattr(array, "shape") else np.shape(array)
     if not shape or shape[0] == 0:
         raise ValuesError(
             f"@first_value needs input {name!r} to have rows, but its shape is {shape}; "
             "use it with a model that batches"
         )
+    if library_of(array) != "numpy" and (strict or squeeze):
+        return _first_elsewhere(name, array, squeeze=squeeze, strict=strict)
     first = array[0]
     if strict and not np.all(array == first):
         raise ValuesError(
@@ -118,6 +122,13 @@ def _first(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
             "takes the first one all the same"
         )
     return np.reshape(first, ())[()] if squeeze and np.size(first) == 1 else first
+
+
+def _first_elsewhere(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
+    """The first row of an array of another library, in which it stays unless it becomes a scalar."""
+    values = on_host(array if strict else array[:1])
+    first = _first(name, values, squeeze=squeeze, strict=strict)
+    return first if isinstance(first, np.generic) else array[0]
 
 
 def _check_arrays(defaults: Mapping[str, Any]) -> None:
@@ -165,25 +176,31 @@ def _fitting(spec: TensorSpec, value: Any) -> Any:
     return value.astype(object) if datatype == BYTES else value
 
 
-def _filled(requests: Any, values: Mapping[str, Any], batching: bool) -> Any:
+def _filled(requests: Any, values: Mapping[str, Any], model: ModelContext) -> Any:
+    batching = model.batching
     if isinstance(requests, Batch):
         missing = [name for name in values if name not in requests.arrays]
         if not missing:
             return requests
-        arrays = _with(requests.arrays, values, missing, sum(requests.rows) if batching else None)
+        arrays = _with(requests.arrays, values, missing, sum(requests.rows) if batching else None, model)
         return Batch(arrays, requests.requests, requests.output_names, requests.batching)
 
     def fill(data: Data) -> dict[str, Any]:
         missing = [name for name in values if name not in data]
-        return _with(data, values, missing, row_count(data) if batching else None)
+        return _with(data, values, missing, row_count(data) if batching else None, model)
 
     return changed(requests, fill)
 
 
-def _with(data: Data, values: Mapping[str, Any], missing: list[str], rows: int | None) -> dict[str, Any]:
+def _with(
+    data: Data, values: Mapping[str, Any], missing: list[str], rows: int | None, model: ModelContext
+) -> dict[str, Any]:
     """The data and what it lacks, each a new array: functions may write to their inputs."""
     filled = dict(data)
     for name in missing:
         value = values[name]
         filled[name] = value.copy() if rows is None else np.repeat(value[np.newaxis], rows, axis=0)
+    if model.array != "numpy":
+        specs = {spec.name: spec for spec in model.inputs}
+        filled |= {name: as_inputs_of(model, specs[name], filled[name]) for name in missing}
     return filled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
+import logging
 import os
 import signal
 import socket
@@ -63,6 +64,9 @@ async def _run(control: socket.socket) -> None:
     from gpuserve.front.front import Front
 
     await Front(control, _log_as_told, lambda: os._exit(1)).run()
+    # Nothing is left to be done; and grpc's server, taken apart, would cancel calls that have just come.
+    logging.shutdown()
+    os._exit(0)
 
 
 def _log_as_told(settings: ServerSettings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ from gpuserve.tls import TlsFiles, tls_files
 if TYPE_CHECKING:
     from gpuserve.front.endpoint.direct import DirectDoors
     from gpuserve.front.endpoint.grpc_aio import GrpcAioTransport
+
+logger = logging.getLogger(__name__)
 
 
 def doors(service: InferenceService, settings: ServerSettings, metrics_port: int | None) -> Doors:
@@ -79,7 +82,8 @@ def _native(
     direct = direct_doors(service, settings, doors)
     # What the metrics port answers, the doors decide.
     ports = {role: None if role == "metrics" else direct for role in fds}
-    return [NativeTransport(doors, {fds[role]: door for role, door in ports.items()}, tls)]
+    by_fd = {fds[role]: door for role, door in ports.items()}
+    return [NativeTransport(doors, by_fd, tls, settings.max_connection_age_s)]
 
 
 def _h2corn(
@@ -91,7 +95,16 @@ def _h2corn(
 ) -> list[Transport]:
     from gpuserve.front.h2corn_transport import H2cornTransport
 
+    if settings.max_connection_age_s:
+        logger.warning("max_connection_age_s does nothing with transport h2corn: its connections stay open")
     return [H2cornTransport(doors, list(fds.values()), settings.log_format, tls)]
+
+
+def health_port(service: InferenceService, listener_fd: int) -> Transport:
+    """The server of the health port, whatever the others are."""
+    from gpuserve.front.health_port import HealthPort
+
+    return HealthPort(service, listener_fd)
 
 
 def grpc_aio_transport(service: InferenceService, settings: ServerSettings, port: int) -> GrpcAioTransport:
@@ -108,6 +121,7 @@ def grpc_aio_transport(service: InferenceService, settings: ServerSettings, port
         _policy(settings),
         settings.grpc_response_compression,
         None if tls is None else GrpcCertificates(tls),
+        settings.max_connection_age_s,
     )
 
 

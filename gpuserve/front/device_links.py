@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gpuserve.front.links import WorkerLink
 
-_CUDA = "cuda:"
-
 
 class DeviceLinks:
     """The links of the workers that are up, by their device."""
@@ -19,6 +17,6 @@ class DeviceLinks:
         links.append(link)
         link.on_close.append(links.remove)
 
-    def on_cuda(self, device_id: int) -> list[WorkerLink]:
-        """The workers on that CUDA device."""
-        return self._links.get(f"{_CUDA}{device_id}", [])
+    def on(self, device: str) -> list[WorkerLink]:
+        """The workers on that device, the longest there first."""
+        return self._links.get(device, [])

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpuserve.front.endpoint.v2 import InferRequest
 from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.plane.device_inputs import DeviceInputs
+from gpuserve.front.scheduler.instances import Instances
 from gpuserve.front.scheduler.interface import SchedulerStatistics
 from gpuserve.front.scheduler.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.spec import ModelSpec
@@ -29,6 +31,8 @@ class Driver(Protocol):
     spec: ModelSpec
     metrics: ModelMetrics
     arena: Arena
+    instances: Instances
+    device_inputs: DeviceInputs
     tracer: ModelTracer | None
 
     @property

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 from gpuserve.front import assembly
 from gpuserve.front.certificates import CertificateWatch
 from gpuserve.front.device_links import DeviceLinks
+from gpuserve.front.draining import Drain
 from gpuserve.front.driver import Driver
 from gpuserve.front.endpoint.asgi import Doors
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.ensemble.driver import EnsembleDriver
 from gpuserve.front.generations import Generations
+from gpuserve.front.gpu_health.fleet import LostGpu
+from gpuserve.front.gpu_health.watch import GpuWatch
 from gpuserve.front.links import WorkerLink, no_such_message
 from gpuserve.front.log_control import LogControl
 from gpuserve.front.metrics import ModelMetrics
@@ -48,8 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often a drain looks whether everything is finished.
-_DRAIN_POLL_S = 0.005
+#: How often it is looked whether a generation has finished what it has.
+_RETIRE_POLL_S = 0.005
 
 
 class Front:
@@ -96,6 +99,7 @@ class Front:
         # Whoever was not finished in time is told so while there still is a connection.
         self._generations.close()
         self._service.regions.close()
+        self._service.gpus.stop()
         self._service.end()
         for transport in self._transports:
             await transport.stop()
@@ -139,12 +143,12 @@ class Front:
                 self._instance_up(message, fds)
             case messages.InstanceDown(generation, instance, reason, restart_in_s):
                 self._instance_down(generation, instance, reason, restart_in_s)
-            case messages.Changed(kind, changed):
-                (self._service.log if kind == LOG else self._service.trace).restore(changed)
+            case messages.Changed() | messages.LostGpus() | messages.CudaState():
+                self._restore(message)
             case messages.Serving():
                 self._service.serving()
-            case messages.Drain(timeout_s):
-                self._spawn(self._drain(timeout_s))
+            case messages.Drain(timeout_s, lame_duck_s):
+                self._spawn(self._drain(timeout_s, lame_duck_s))
             case messages.Quit():
                 self.quit()
 
@@ -156,12 +160,31 @@ class Front:
         self._service.watch(self._service.trace.refresh)
         self._service.repository = self._repository_control()
         owners = self._settings.shared_memory_owners
-        self._service.regions = RegionTable(self._devices.on_cuda, owners)
+        self._service.regions = RegionTable(self._devices.on, self._generations.devices, owners)
         self._service.name = self._settings.name
         self._cache = ResponseCache(self._settings.response_cache_nbytes)
         limits = resource_limits(self._settings)
         self._limiter = None if limits is None else RateLimiter(limits)
         self._on_setup(self._settings)
+        self._watch_gpus()
+
+    def _restore(self, message: messages.Changed | messages.LostGpus | messages.CudaState) -> None:
+        """What is so whichever front there is."""
+        match message:
+            case messages.Changed(kind, changed):
+                (self._service.log if kind == LOG else self._service.trace).restore(changed)
+            case messages.LostGpus(gpus):
+                self._service.gpus.restore(LostGpu(*one) for one in gpus)
+            case messages.CudaState(works):
+                self._service.cuda_state(works)
+
+    def _watch_gpus(self) -> None:
+        interval_s, service = self._settings.gpu_health_interval_s, self._service
+        service.min_healthy_devices = self._settings.min_healthy_devices
+        service.min_ready_instances = self._settings.min_ready_instances
+        service.gpus = GpuWatch(interval_s, lambda lost: self._say(messages.LostGpus(lost)), service.changed)
+        if interval_s:
+            service.gpus.start()
 
     def _spawn(self, coroutine: Any) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
@@ -186,7 +209,10 @@ class Front:
             self._grpc_server = assembly.grpc_aio_transport(self._service, settings, port)
             self._transports.append(self._grpc_server)
         self._trace_calls(self._deliver)
+        health_fd = listeners.pop("health", None)
         self._transports += assembly.transports(self._service, doors, settings, listeners)
+        if health_fd is not None:
+            self._transports.append(assembly.health_port(self._service, health_fd))
         for transport in self._transports:
             await transport.start()
         files = tls_files(settings)
@@ -244,6 +270,8 @@ class Front:
         match message:
             case wire.RegionOpened(region, problem):
                 self._service.regions.opened(link, region, problem)
+            case wire.ExportSegment() | wire.ExportOpened():
+                link.exports.take(message)
             case wire.Call() | wire.CallOff() | wire.Return():
                 self._calls.take(link, message)
             case _:
@@ -254,7 +282,7 @@ class Front:
         driver = self._generations.get(generation)
         deadline = time.monotonic() + timeout_s
         while driver is not None and driver.unfinished and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(_DRAIN_POLL_S)
+            await asyncio.sleep(_RETIRE_POLL_S)
         self._generations.remove(generation)
         self._say(messages.Retired(generation))
 
@@ -274,11 +302,15 @@ class Front:
         device = next((one.device for one in driver.spec.instances if one.name == instance), "")
         self._devices.add(device, link)
         self._calls.add(link, driver)
+        self._service.gpus.worker_up(message.pid, driver.spec.name, driver.metrics.version)
+        link.on_close.append(lambda _: self._service.gpus.worker_down(message.pid))
         driver.instance_up(link)
         self._service.instance_changed(driver)
 
     def _add_model(self, message: messages.AddModel) -> None:
         driver = self._new_driver(ModelSpec.from_wire(message.spec))
+        placed = {one.placement.gpu_uuid: one.device for one in driver.spec.instances}
+        self._service.gpus.call({uuid: device for uuid, device in placed.items() if uuid})
         if message.served:
             self._cache.drop_model(driver.spec.name)  # another program may have had the name
         attached, served = message.attached, message.served
@@ -292,17 +324,13 @@ class Front:
     def _instance_down(self, generation: int, instance: str, reason: str, restart_in_s: float) -> None:
         driver = self._generations.of_workers(generation)
         if driver is not None:
+            driver.fault = self._service.fault_of(driver.spec)
             driver.instance_down(instance, reason, restart_in_s)
             self._service.instance_changed(driver)
 
-    async def _drain(self, timeout_s: float) -> None:
-        self._service.drain()
-        deadline = time.monotonic() + timeout_s
-        while (unfinished := self._unfinished()) and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(_DRAIN_POLL_S)
-        # A turn more for the answers that were just given to be written.
-        await asyncio.sleep(_DRAIN_POLL_S)
-        self._say(messages.Drained(unfinished))
+    async def _drain(self, timeout_s: float, lame_duck_s: float) -> None:
+        drain = Drain(self._service, self._transports, self._unfinished)
+        self._say(messages.Drained(await drain.run(lame_duck_s, timeout_s)))
 
     def _unfinished(self) -> int:
         return sum(driver.unfinished for driver in self._generations.all())

@@ -11,6 +11,7 @@ from gpuserve.front.driver import Driver
 from gpuserve.front.endpoint.service import InferenceService
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.scheduler.driver import ModelDriver
+from gpuserve.front.scheduler.saturation import saturation
 
 
 class Generations:
@@ -29,6 +30,10 @@ class Generations:
         """The same, where it has workers, as all but ensembles have."""
         driver = self._drivers.get(number)
         return driver if isinstance(driver, ModelDriver) else None
+
+    def devices(self) -> set[str]:
+        """Those that any of them has instances on."""
+        return {one.device for driver in self._drivers.values() for one in driver.spec.instances}
 
     def add(self, number: int, driver: Driver, *, attached: bool, served: bool) -> None:
         """A generation exists from now on."""
@@ -84,10 +89,12 @@ class Generations:
 
 
 def gauges(driver: Driver) -> dict[str, float]:
-    """What a driver's scheduler and arena know at this moment."""
+    """What a driver's scheduler and arena know at this moment; what they do not know is left out."""
     counts = driver.scheduler.statistics()
     arena = driver.arena.statistics()
+    part = saturation(driver.spec, counts)
     return {
+        **({} if part is None else {"gpuserve_saturation": part}),
         "gpuserve_queue_requests": counts.queued,
         "gpuserve_running_requests": counts.running_requests,
         "gpuserve_arena_bytes": arena.nbytes,

@@ -57,6 +57,14 @@ class H2cornTransport:
         await started
         self._serving.add_done_callback(self._on_ended)
 
+    def announce(self) -> None:
+        """h2corn tells its clients when it is shut down, not before."""
+
+    @property
+    def n_unaware(self) -> int:
+        """Nobody is told."""
+        return 0
+
     async def renew(self) -> None:
         """Put a successor with the new files on the same listeners; the old server finishes what it has."""
         if self._tls is None or self._serving is None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gpuserve.front.plane.export_memory import Exports
 from gpuserve.front.plane.output_memory import OutputMemory
 from gpuserve_worker import datagram, wire
 
@@ -48,6 +49,7 @@ class WorkerLink:
         self.instance = instance
         self.slots = slots
         self.outputs = OutputMemory()
+        self.exports = Exports(self)
         self._loans = itertools.count(1)
         self.attached = False
         #: Called when this end lets go, by whoever keeps something for the worker.
@@ -107,6 +109,7 @@ class WorkerLink:
         self._sock.close()
         os.close(self._pidfd)
         self.outputs.close()
+        self.exports.close()
         for callback in tuple(self.on_close):  # which may make others unnecessary
             callback(self)
 
@@ -190,8 +193,7 @@ class WorkerLink:
         if not self.attached:
             # What a worker still had to say to the front before this one concerns nobody now.
             self.attached = isinstance(message, wire.Attached) and message.epoch == self.epoch
-            if not self.attached:
-                return False
+            return False
         if isinstance(message, wire.Segment):
             self.outputs.attach(message.segment, fds[0], message.nbytes)
         elif isinstance(message, wire.DropSegment):

@@ -1,19 +1,14 @@
-"""How busy the machine is, under Triton's names: its CPU and memory from ``/proc``, its GPUs from NVML where
-``nvidia-ml-py`` is installed and there are any. CUDA is never touched: NVML reads counters of the driver.
+"""How busy the machine is, under Triton's names: its CPU and memory from ``/proc``. Its GPUs are in
+``gpu_health``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gpuserve.front.triton_metrics import Family, sample
-
-logger = logging.getLogger(__name__)
 
 _KIB: Final = 1024
 #: The columns of the first line of /proc/stat that are no work: idle, and waiting for a disk.
@@ -72,93 +67,3 @@ class CpuMetrics:
 
 def _gauge(name: str, text: str, value: float) -> Family:
     return Family(name, "gauge", text, [sample(name, {}, value)])
-
-
-#: name, kind, text, and how NVML is asked for a device's value.
-_OF_GPU: Final[tuple[tuple[str, str, str, Callable[[Any, Any], float]], ...]] = (
-    (
-        "nv_gpu_utilization",
-        "gauge",
-        "Part of the time that the GPU worked, 0 to 1",
-        lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
-    ),
-    (
-        "nv_gpu_memory_total_bytes",
-        "gauge",
-        "Memory of the GPU in bytes",
-        lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total,
-    ),
-    (
-        "nv_gpu_memory_used_bytes",
-        "gauge",
-        "Memory of the GPU in use in bytes",
-        lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
-    ),
-    (
-        "nv_gpu_power_usage",
-        "gauge",
-        "Power that the GPU draws in watts",
-        lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-    ),
-    (
-        "nv_gpu_power_limit",
-        "gauge",
-        "Power that the GPU may draw in watts",
-        lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
-    ),
-    (
-        "nv_energy_consumption",
-        "counter",
-        "Energy that the GPU has used in joules, since its driver was loaded",
-        lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
-    ),
-)
-
-
-class GpuMetrics:
-    """The GPUs. ``load`` gives the NVML module, or raises ImportError."""
-
-    def __init__(self, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")) -> None:
-        self._load = load
-        self._nvml: Any = None
-        #: (uuid, handle); None before the first time.
-        self._gpus: list[tuple[str, Any]] | None = None
-
-    async def families(self) -> list[Family]:
-        """The metrics now. NVML may take milliseconds, so it is asked in a thread."""
-        if self._gpus is not None and not self._gpus:
-            return []
-        return await asyncio.to_thread(self._read)
-
-    def _read(self) -> list[Family]:
-        if self._gpus is None:
-            self._gpus = self._find()
-        return [Family(name, kind, text, list(self._samples(name, ask))) for name, kind, text, ask in _OF_GPU]
-
-    def _find(self) -> list[tuple[str, Any]]:
-        try:
-            nvml = self._load()
-        except ImportError:
-            return []
-        try:
-            nvml.nvmlInit()
-            gpus = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-            found = [(_text(nvml.nvmlDeviceGetUUID(gpu)), gpu) for gpu in gpus]
-        except nvml.NVMLError as error:
-            logger.info("no metrics of GPUs: %s", error)
-            return []
-        self._nvml = nvml
-        return found
-
-    def _samples(self, name: str, ask: Callable[[Any, Any], float]) -> Iterator[str]:
-        for uuid, gpu in self._gpus or ():
-            try:
-                value = ask(self._nvml, gpu)
-            except self._nvml.NVMLError:  # this device does not tell
-                continue
-            yield sample(name, {"gpu_uuid": uuid}, value)
-
-
-def _text(given: str | bytes) -> str:
-    """Some versions of the module give bytes."""
-    return given.decode() if isinstance(given, bytes) else given

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from gpuserve.errors import Code, QueueFull, RequestError
@@ -75,14 +75,17 @@ class Histogram:
 
 
 class InstanceMetrics:
-    """One instance: its batches, whether it is up, and how long (s) its callable took to load."""
+    """One instance: its batches, whether it is up, and how long (s) its callable took to load. ``oom_splits``
+    are the batches that were run in two halves because the memory of its device did not suffice.
+    """
 
-    __slots__ = ("compute", "executions", "load_s", "restarts", "up")
+    __slots__ = ("compute", "executions", "load_s", "oom_splits", "restarts", "up")
 
     def __init__(self, executions: BySize) -> None:
         self.executions = executions
         self.compute = Histogram(DURATION_BUCKETS)
         self.restarts = 0
+        self.oom_splits = 0
         self.load_s = 0.0
         #: How many workers of this name are in rotation: two while one is replaced by another.
         self.up = 0
@@ -126,6 +129,8 @@ class ModelMetrics:
         self.rejections: dict[str, int] = {"queue_full": 0, "invalid": 0, "unavailable": 0}
         self.cancellations = 0
         self.cache_misses = 0
+        #: Of an ensemble: bytes that its steps passed on without the host. None of any other model.
+        self.device_nbytes: int | None = None
         self.request_duration = Histogram(DURATION_BUCKETS)
         self.queue_duration = Histogram(DURATION_BUCKETS)
         self.first_response = Histogram(FIRST_RESPONSE_BUCKETS)
@@ -138,10 +143,10 @@ class ModelMetrics:
             found = self.instances[name] = InstanceMetrics(self.statistics.instance(name))
         return found
 
-    def statistics_entry(self) -> StatisticsEntry:
-        """The account, for the statistics endpoints."""
+    def statistics_entry(self, gpu_memory_nbytes: Mapping[int, int]) -> StatisticsEntry:
+        """The account, for the statistics endpoints, with the memory on each GPU by its number."""
         memory_nbytes = int(self.gauges().get("gpuserve_arena_bytes", 0))
-        return StatisticsEntry(self.model, self.version, self.statistics, memory_nbytes)
+        return StatisticsEntry(self.model, self.version, self.statistics, memory_nbytes, gpu_memory_nbytes)
 
     def queued(self, requests: Iterable[Any], now: float) -> None:
         """Requests (``Accepted``) left the queue for a worker."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gpuserve.front import triton_metrics
-from gpuserve.front.machine_metrics import CpuMetrics, GpuMetrics
+from gpuserve.front.machine_metrics import CpuMetrics
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.statistics import total
 from gpuserve.front.triton_metrics import Family
@@ -19,7 +19,8 @@ from gpuserve.front.triton_metrics import Family
 class MetricsPage:
     """The text of every model's metrics; a collector in the sense of ``prometheus_client``.
 
-    ``cache_nbytes`` reads what the response cache holds at the time of a scrape.
+    ``cache_nbytes`` reads what the response cache holds at the time of a scrape, ``gpus`` what is known of
+    the GPUs.
     """
 
     def __init__(
@@ -27,17 +28,17 @@ class MetricsPage:
         models: Callable[[], Iterable[ModelMetrics]],
         version: str,
         cache_nbytes: Callable[[], int] = lambda: 0,
+        gpus: Callable[[], Iterable[Family]] = tuple,
     ) -> None:
         self._models = models
         self._version = version
         self._cache_nbytes = cache_nbytes
         self._cpu = CpuMetrics()
-        self._gpu = GpuMetrics()
+        self._gpus = gpus
 
-    async def page(self) -> bytes:
+    def page(self) -> bytes:
         """The whole page as it is now, in the Prometheus text format."""
-        gpus = await self._gpu.families()
-        return self.render([*self._cpu.families(), *gpus])
+        return self.render([*self._cpu.families(), *self._gpus()])
 
     def render(self, machine: Iterable[Family] = ()) -> bytes:
         """The page, with these metrics of the machine."""
@@ -64,6 +65,7 @@ class MetricsPage:
         yield from _durations(models, HistogramMetricFamily)
         yield from _instances(models, GaugeMetricFamily, CounterMetricFamily)
         yield from _work(models, CounterMetricFamily)
+        yield _between_steps(models, CounterMetricFamily)
         yield from _gauges(models, GaugeMetricFamily)
 
 
@@ -123,13 +125,17 @@ def _instances(models: Sequence[ModelMetrics], gauge: Any, counter: Any) -> Iter
     up = gauge("gpuserve_worker_up", "1 when the instance takes batches.", labels=labels)
     restarts = counter("gpuserve_worker_restarts", "Deaths of the instance's worker.", labels=labels)
     loads = gauge("gpuserve_worker_load_seconds", "How long the callable took to load.", labels=labels)
+    splits = counter(
+        "gpuserve_oom_splits", "Batches run in halves for want of memory on the device.", labels=labels
+    )
     for one in models:
         for name, instance in sorted(one.instances.items()):
             at = [one.model, one.version, name]
             up.add_metric(at, int(instance.up > 0))
             restarts.add_metric(at, instance.restarts)
             loads.add_metric(at, instance.load_s)
-    yield from (up, restarts, loads)
+            splits.add_metric(at, instance.oom_splits)
+    yield from (up, restarts, loads, splits)
 
 
 def _work(models: Sequence[ModelMetrics], counter: Any) -> Iterator[Any]:
@@ -157,10 +163,23 @@ def _work(models: Sequence[ModelMetrics], counter: Any) -> Iterator[Any]:
     yield from (requests, rows, batches, failed, spent)
 
 
+def _between_steps(models: Sequence[ModelMetrics], counter: Any) -> Any:
+    passed = counter(
+        "gpuserve_ensemble_device_bytes",
+        "Bytes between steps that stayed on GPUs.",
+        labels=["model", "version"],
+    )
+    for one in models:
+        if one.device_nbytes is not None:
+            passed.add_metric([one.model, one.version], one.device_nbytes)
+    return passed
+
+
 def _gauges(models: Sequence[ModelMetrics], gauge: Any) -> Iterator[Any]:
     texts = {
         "gpuserve_queue_requests": "Requests that wait for a worker.",
         "gpuserve_running_requests": "Requests at a worker.",
+        "gpuserve_saturation": "Work at hand, as a part of what keeps all instances that are up fully busy.",
         "gpuserve_arena_bytes": "Shared memory reserved for inputs.",
         "gpuserve_arena_blocks": "Input blocks in use.",
     }

@@ -19,7 +19,8 @@ takes on the whole duration of its execution, however many share it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 #: Responses of one request from this index on are counted together: a stream may have millions of them.
@@ -226,12 +227,16 @@ class ModelStatistics:
 
 
 class StatisticsEntry(NamedTuple):
-    """One version of a model: its account, and the shared memory that it takes."""
+    """One version of a model: its account, and the shared memory that it takes.
+
+    ``gpu_memory_nbytes``: what its workers have on each GPU, by the GPU's number.
+    """
 
     name: str
     version: str
     statistics: ModelStatistics
     memory_nbytes: int
+    gpu_memory_nbytes: Mapping[int, int] = MappingProxyType({})
 
 
 def _ns(time_s: float) -> int:

@@ -71,7 +71,7 @@ class UnbindModel(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The server takes models. Its name, and its addresses by "http", "grpc" and "metrics"."""
+    """The server takes models. Its name, and its addresses by "http", "grpc", "metrics" and "health"."""
 
     name: str
     addresses: dict[str, str]

@@ -62,6 +62,9 @@ class FrontEvents(Protocol):
     def unload_asked(self, model: str, answer: Answer) -> None:
         """A client wants a model unloaded."""
 
+    def gpus_lost(self, gpus: Sequence[tuple[str, str, str]]) -> None:
+        """These GPUs cannot be used, and no others: (UUID, device, reason)."""
+
 
 class FrontKeeper:
     """The front and its successors. ``announce`` repeats to a new front what the old one knew."""
@@ -144,13 +147,21 @@ class FrontKeeper:
         """A worker is gone."""
         self._send(messages.InstanceDown(generation, instance, reason, restart_in_s))
 
+    def lost_gpus(self, gpus: Sequence[tuple[str, str, str]]) -> None:
+        """What the front before it said of GPUs."""
+        self._send(messages.LostGpus(tuple(gpus)))
+
+    def cuda_state(self, works: bool) -> None:
+        """Whether a new process can use CUDA."""
+        self._send(messages.CudaState(works))
+
     def serving(self) -> None:
         """All models of the start are loaded."""
         self._send(messages.Serving())
 
-    def drain(self, timeout_s: float) -> None:
-        """Ask it to finish what it has; ``front_drained`` answers."""
-        self._send(messages.Drain(timeout_s))
+    def drain(self, timeout_s: float, lame_duck_s: float) -> None:
+        """Ask it to finish what it has, once the lame duck is over; ``front_drained`` answers."""
+        self._send(messages.Drain(timeout_s, lame_duck_s))
 
     def quit(self) -> None:
         """Ask it to exit; ``front_ended`` answers. There will be no other."""
@@ -204,6 +215,8 @@ class FrontKeeper:
                 self._events.load_asked(model, changes, self._answer_to(ticket))
             case messages.UnloadModel(int(ticket), str(model)):
                 self._events.unload_asked(model, self._answer_to(ticket))
+            case messages.LostGpus(tuple(gpus)):
+                self._events.gpus_lost(gpus)
             case messages.Changed(str(kind), dict(settings)):
                 self._settings_changed(kind, settings)
             case other:

@@ -19,6 +19,8 @@ class HostedFront:
     output: int | None = None
     #: No signal ends it without the process.
     killed = False
+    #: Nor is there a status without one.
+    exit_status: int | None = None
 
     def __init__(self, theirs: socket.socket) -> None:
         self.pidfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -4,9 +4,11 @@
 
             spawned            loaded             stop
     DOWN ────────────► LOADING ────────► READY ──────────► STOPPING
-      ▲                   │ died           │ died             │ died
-      │   restart is due  ▼                ▼                  ▼
-      └───────────────  WAITING ◄──────────┘               STOPPED
+     ▲ ▲                  │ died           │ died             │ died
+     │ │  restart is due  ▼                ▼                  ▼
+     │ └──────────────  WAITING ◄──────────┘               STOPPED
+     │ its GPU is back    │ its GPU is lost
+     └───────────────   FENCED
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ class InstanceState(enum.Enum):
     LOADING = "LOADING"
     READY = "READY"
     WAITING = "WAITING"
+    FENCED = "FENCED"
     STOPPING = "STOPPING"
     STOPPED = "STOPPED"
 
@@ -33,12 +36,15 @@ class LifeEvent(enum.Enum):
     LOADED = "LOADED"
     DIED = "DIED"
     DUE = "DUE"
+    FENCE = "FENCE"
+    RELEASE = "RELEASE"
     STOP = "STOP"
 
 
 TRANSITIONS: Final[dict[tuple[InstanceState, LifeEvent], InstanceState]] = {
     (InstanceState.DOWN, LifeEvent.SPAWNED): InstanceState.LOADING,
     (InstanceState.DOWN, LifeEvent.DIED): InstanceState.WAITING,  # not even a process was to be had
+    (InstanceState.DOWN, LifeEvent.FENCE): InstanceState.FENCED,
     (InstanceState.DOWN, LifeEvent.STOP): InstanceState.STOPPED,
     (InstanceState.LOADING, LifeEvent.LOADED): InstanceState.READY,
     (InstanceState.LOADING, LifeEvent.DIED): InstanceState.WAITING,
@@ -46,7 +52,10 @@ TRANSITIONS: Final[dict[tuple[InstanceState, LifeEvent], InstanceState]] = {
     (InstanceState.READY, LifeEvent.DIED): InstanceState.WAITING,
     (InstanceState.READY, LifeEvent.STOP): InstanceState.STOPPING,
     (InstanceState.WAITING, LifeEvent.DUE): InstanceState.DOWN,
+    (InstanceState.WAITING, LifeEvent.FENCE): InstanceState.FENCED,
     (InstanceState.WAITING, LifeEvent.STOP): InstanceState.STOPPED,
+    (InstanceState.FENCED, LifeEvent.RELEASE): InstanceState.DOWN,
+    (InstanceState.FENCED, LifeEvent.STOP): InstanceState.STOPPED,
     (InstanceState.STOPPING, LifeEvent.DIED): InstanceState.STOPPED,
     (InstanceState.STOPPING, LifeEvent.STOP): InstanceState.STOPPING,
     (InstanceState.STOPPED, LifeEvent.STOP): InstanceState.STOPPED,

@@ -20,11 +20,12 @@ _FORMS: Final = {
     ("grpc", True): "grpcs://{}",
     ("metrics", False): "http://{}/metrics",
     ("metrics", True): "https://{}/metrics",
+    ("health", False): "http://{}",
 }
 
 
 class Listeners:
-    """The open listeners by role ("http", "grpc", "metrics"). Owner: ``close()`` ends them."""
+    """The open listeners by role ("http", "grpc", "metrics", "health"). Owner: ``close()`` ends them."""
 
     def __init__(self) -> None:
         self.sockets: dict[str, socket.socket] = {}
@@ -39,6 +40,7 @@ class Listeners:
             ("http", settings.http_port),
             ("grpc", settings.grpc_port),
             ("metrics", settings.metrics_port),
+            ("health", settings.health_port),
         ):
             if port is not None:
                 # grpc.aio takes no descriptor: it binds the port itself, beside a socket of ours

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpuserve.errors import GpuserveError, InvalidArgument, RequestError, Unavailable
+from gpuserve.devices.server_devices import ServerDevices
+from gpuserve.errors import DeviceError, GpuserveError, InvalidArgument, RequestError, Unavailable
 from gpuserve.spec import ModelSpec
 from gpuserve.spec_changes import changed
 from gpuserve.supervisor import front_keeper, model_operations
@@ -18,11 +19,16 @@ class LoadRequests:
     """Loads and unloads by name; the models of attached programs are theirs alone."""
 
     def __init__(
-        self, models: ServedModels, is_attached: Callable[[str], bool], repository: Repository
+        self,
+        models: ServedModels,
+        is_attached: Callable[[str], bool],
+        repository: Repository,
+        devices: ServerDevices,
     ) -> None:
         self._models = models
         self._is_attached = is_attached
         self._repository = repository
+        self._devices = devices
 
     def load(self, model: str, changes: dict[str, Any], answer: front_keeper.Answer) -> None:
         """Load every version of a model as it is declared now, with these changes.
@@ -51,9 +57,20 @@ class LoadRequests:
 
     def _load(self, model: str, changes: dict[str, Any], tell: model_operations.Answer) -> None:
         def read() -> Sequence[ModelSpec]:
-            return changed(self._repository.read(model), changes)
+            return self._placed(changed(self._repository.read(model), changes))
 
         self._models.begin(Load(model, tell, read, refused_load, replaces=True))
+
+    def _placed(self, specs: Sequence[ModelSpec]) -> Sequence[ModelSpec]:
+        """The versions with their devices, by another look at the machine.
+
+        Raises:
+            InvalidArgument: a device is not there.
+        """
+        try:
+            return self._devices.place(specs, again=True)
+        except DeviceError as error:
+            raise refused_load(specs[0], "", str(error)) from None
 
     def _missing_members(self, model: str) -> list[str]:
         """The models of an ensemble's steps, and theirs, that are not loaded."""

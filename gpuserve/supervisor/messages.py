@@ -3,9 +3,9 @@
 ::
 
     supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, LoadResult,
-                          InstanceUp, InstanceDown, Serving, Drain, Quit
+                          InstanceUp, InstanceDown, Serving, Drain, Quit, CudaState
     front -> supervisor   FrontReady, Retired, LoadModel, UnloadModel, Drained
-    either way            Changed
+    either way            Changed, LostGpus
 
 A *generation* is one load of one version of a model. Its number is never used again by the same server, so
 that of two generations of one version, of which one replaces the other, it is clear which is meant.
@@ -25,7 +25,7 @@ class Setup(NamedTuple):
     """The first message: the settings, and the listeners' descriptors beside it, in this order.
 
     ``epoch`` counts the fronts of this server; links are taken over with it.
-    ``listeners`` are the roles of the descriptors: "http", "grpc", "metrics".
+    ``listeners`` are the roles of the descriptors: "http", "grpc", "metrics", "health".
     """
 
     epoch: int
@@ -108,9 +108,12 @@ class Serving(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Say not ready, take nothing new, finish what is queued, then answer ``Drained``."""
+    """Say not ready; after ``lame_duck_s`` take nothing new, and finish what is queued within ``timeout_s``.
+    Then answer ``Drained``.
+    """
 
     timeout_s: float
+    lame_duck_s: float = 0.0
 
 
 class Quit(NamedTuple):
@@ -161,6 +164,21 @@ class Changed(NamedTuple):
     settings: dict[str, Any]
 
 
+class LostGpus(NamedTuple):
+    """The GPUs that cannot be used, and no others: (UUID, device, reason) of each. No worker runs on them.
+
+    From a front: whenever these are others. To a front: what its predecessor said last.
+    """
+
+    gpus: tuple[tuple[str, str, str], ...]
+
+
+class CudaState(NamedTuple):
+    """Whether a new process can use CUDA. Where it cannot, no worker on a GPU can start again."""
+
+    works: bool
+
+
 ControlMessage: TypeAlias = (
     Setup
     | AddModel
@@ -179,6 +197,8 @@ ControlMessage: TypeAlias = (
     | LoadModel
     | UnloadModel
     | Changed
+    | LostGpus
+    | CudaState
 )
 
 CONTROL: Final = Vocabulary(
@@ -199,6 +219,8 @@ CONTROL: Final = Vocabulary(
         22: Retired,
         23: LoadModel,
         24: UnloadModel,
+        12: CudaState,
         30: Changed,
+        31: LostGpus,
     }
 )

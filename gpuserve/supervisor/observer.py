@@ -12,7 +12,7 @@ class Observer(Protocol):
         """An instance is in a new state (``InstanceState`` name) or a new phase of loading."""
 
     def server_ready(self, addresses: dict[str, str]) -> None:
-        """Every model is loaded and the ports answer. Keys are "http", "grpc" and "metrics"."""
+        """Every model is loaded and the ports answer. Keys are "http", "grpc", "metrics" and "health"."""
 
 
 class SilentObserver:

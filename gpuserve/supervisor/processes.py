@@ -34,6 +34,10 @@ class Child(Protocol):
     def killed(self) -> bool:
         """After ``exit_reason()``: whether a signal ended it."""
 
+    @property
+    def exit_status(self) -> int | None:
+        """After ``exit_reason()``: its status; None or negative where it did not exit by itself."""
+
     def exit_reason(self) -> str:
         """After its end: why. Waits for it where that takes no time."""
 
@@ -65,6 +69,11 @@ class ChildProcess:
     def killed(self) -> bool:
         """Whether a signal ended it."""
         return (self._process.returncode or 0) < 0
+
+    @property
+    def exit_status(self) -> int | None:
+        """The status after death, negative for a signal."""
+        return self._process.returncode
 
     def exit_reason(self) -> str:
         """After death: "exit status 1" or "signal SIGKILL". Reaps the process."""

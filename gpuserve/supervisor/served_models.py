@@ -84,7 +84,7 @@ class ServedModels:
             if (live := worker.live()) is not None:
                 front.instance_up(worker.generation, live)
             elif worker.life.state is not InstanceState.LOADING:
-                reason = "it died before this front"
+                reason = worker.why_lost() or "it died before this front"
                 front.instance_down(worker.generation, worker.instance.name, reason, worker.restart_in_s())
         for name in self.names():
             front.model_states(name, self._index.states(name, self._generations.values()))
@@ -117,6 +117,11 @@ class ServedModels:
         """Whether no worker runs, and none will."""
         return all(one.group.is_stopped for one in self._generations.values())
 
+    def workers(self) -> Iterator[WorkerKeeper]:
+        """Every worker of every generation."""
+        for generation in self._generations.values():
+            yield from generation.group.workers
+
     def workers_of(self, worker: WorkerKeeper) -> Sequence[WorkerKeeper]:
         """A worker and those of its generation."""
         generation = self._generations.get(worker.generation)
@@ -146,6 +151,10 @@ class ServedModels:
         if generation is None or live is None or generation.state is GenerationState.STOPPING:
             return
         self._front.instance_up(generation.number, live)
+        self._check_complete(generation)
+
+    def _check_complete(self, generation: Generation) -> None:
+        """A load whose last instance has just become ready is done."""
         if not self._check_loaded(generation):
             return
         load = self._operations.load_of(generation)
@@ -163,6 +172,9 @@ class ServedModels:
         assert self._front is not None
         self._front.instance_down(generation.number, worker.instance.name, reason, worker.restart_in_s())
         if worker.life.was_ready or worker.life.state is InstanceState.STOPPED:
+            return None
+        if worker.life.state is InstanceState.FENCED and not generation.group.is_fenced:
+            self._check_complete(generation)  # the model goes on without that GPU
             return None
         name = worker.instance.name
         load = self._operations.load_of(generation)

@@ -7,7 +7,6 @@ workers, close the listeners.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import logging
 import math
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
+from gpuserve.devices.server_devices import ServerDevices
 from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError, Unavailable
 from gpuserve.rates import check_rates
 from gpuserve.settings import ServerSettings
@@ -22,6 +22,7 @@ from gpuserve.spec import RESTART_WORKER, ModelSpec
 from gpuserve.supervisor.attached_models import AttachedModels
 from gpuserve.supervisor.front_keeper import Answer, FrontKeeper, StartFront
 from gpuserve.supervisor.front_process import front_process
+from gpuserve.supervisor.gpu_fences import GpuFences
 from gpuserve.supervisor.listeners import Listeners
 from gpuserve.supervisor.load_requests import LoadRequests
 from gpuserve.supervisor.model_operations import Load, failed_start
@@ -29,6 +30,7 @@ from gpuserve.supervisor.observer import Observer
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.repository import DeclaredModels, Repository, loaded_at_start
 from gpuserve.supervisor.served_models import ServedModels
+from gpuserve.supervisor.server_state import TRANSITIONS, ServerState
 from gpuserve.supervisor.worker_group import WorkerGroup
 from gpuserve.supervisor.worker_keeper import WorkerKeeper
 
@@ -45,30 +47,11 @@ FRONT_QUIT_TIMEOUT_S: Final = 6.0
 BROKEN_DRAIN_TIMEOUT_S: Final = 5.0
 
 
-class ServerState(enum.Enum):
-    """Where the server as a whole stands."""
-
-    STARTING = "STARTING"
-    SERVING = "SERVING"
-    DRAINING = "DRAINING"
-    STOPPING = "STOPPING"
-    STOPPED = "STOPPED"
-
-
-TRANSITIONS: Final[dict[ServerState, frozenset[ServerState]]] = {
-    ServerState.STARTING: frozenset({ServerState.SERVING, ServerState.STOPPING, ServerState.STOPPED}),
-    ServerState.SERVING: frozenset({ServerState.DRAINING, ServerState.STOPPING}),
-    ServerState.DRAINING: frozenset({ServerState.STOPPING}),
-    ServerState.STOPPING: frozenset({ServerState.STOPPED}),
-    ServerState.STOPPED: frozenset(),
-}
-
-
 class Supervisor:
     """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``.
 
     ``repository`` has the models that clients may load by name; without one these are ``models``, and those
-    that are added later.
+    that are added later. All models are placed; ``devices`` places those that clients load.
     """
 
     def __init__(
@@ -80,6 +63,7 @@ class Supervisor:
         relay_output: bool,
         start_front: StartFront = front_process,
         repository: Repository | None = None,
+        devices: ServerDevices | None = None,
     ) -> None:
         self.started: Future[dict[str, str]] = Future()
         self.state = ServerState.STOPPED
@@ -99,9 +83,12 @@ class Supervisor:
             numbers,
             retire_timeout_s=settings.drain_timeout_s,
         )
+        self._gpus = GpuFences(self._reactor, self._models.workers)
         self._models.add(loaded_at_start(models, settings.load_at_start))
         self._attached = AttachedModels(self._reactor, self._models.names, numbers)
-        self._loads = LoadRequests(self._models, self._attached.has, repository or self._declared)
+        self._loads = LoadRequests(
+            self._models, self._attached.has, repository or self._declared, devices or ServerDevices()
+        )
         self._failure: GpuserveError | None = None
         #: Requests that the front had to give up when it drained.
         self._unfinished = 0
@@ -170,6 +157,7 @@ class Supervisor:
             load_timeout_s=self._settings.load_timeout_s,
             generation=generation,
             check_start=self._check_start,
+            why_lost=self._gpus.why_lost,
         )
 
     def _check_start(self, spec: ModelSpec) -> None:
@@ -190,6 +178,7 @@ class Supervisor:
 
     def _announce(self, front: FrontKeeper) -> None:
         """All that a new front must know, in the order in which it came about."""
+        self._gpus.announce(front)
         self._models.announce(front)
         self._attached.announce(front)
         if self.state is ServerState.SERVING:
@@ -205,6 +194,7 @@ class Supervisor:
 
     def instance_ready(self, worker: WorkerKeeper) -> None:
         """It enters rotation."""
+        self._gpus.instance_ready(worker)
         self._models.instance_ready(worker)
         self._check_started()
 
@@ -216,6 +206,7 @@ class Supervisor:
         failure = self._models.instance_lost(worker, reason)
         if failure is not None and self.state is ServerState.STARTING:
             self._fail(failure)
+        self._gpus.instance_lost()
         self._check_started()  # it does not wait for a model that could not be bound
 
     def instance_unrecoverable(self, worker: WorkerKeeper, text: str) -> None:
@@ -224,6 +215,10 @@ class Supervisor:
             worker.kill()
         elif self.state in {ServerState.STARTING, ServerState.SERVING}:
             self._end_broken(worker, text)
+
+    def gpus_lost(self, gpus: Sequence[tuple[str, str, str]]) -> None:
+        """No worker is to run on these, and no others."""
+        self._gpus.gpus_lost(gpus)
 
     def front_ready(self) -> None:
         """It accepts; the start may be complete with it."""
@@ -320,9 +315,9 @@ class Supervisor:
         for worker in self._models.workers_of(broken):
             worker.stop()
             worker.kill()  # its death and no successor is what the front refuses the queue by
-        self._begin_drain(BROKEN_DRAIN_TIMEOUT_S)
+        self._begin_drain(BROKEN_DRAIN_TIMEOUT_S, lame=False)
 
-    def _begin_drain(self, timeout_s: float = math.inf) -> None:
+    def _begin_drain(self, timeout_s: float = math.inf, *, lame: bool = True) -> None:
         if self.state is ServerState.STARTING:
             self._end_now()
         elif self.state is ServerState.SERVING:
@@ -330,13 +325,15 @@ class Supervisor:
             self._move(ServerState.DRAINING)
             self._attached.take_no_more()
             self._models.abandon(_ended())
-            logger.info("stopping: finishing what is queued")
+            lame_duck_s = self._settings.lame_duck_s if lame else 0.0
+            later = f" in {lame_duck_s:g} s" if lame_duck_s else ""
+            logger.info("stopping: finishing what is queued%s", later)
             if self._front.process is None:  # between two fronts nothing is in flight
                 self._begin_stop()
                 return
             timeout_s = min(timeout_s, self._settings.drain_timeout_s)
-            self._front.drain(timeout_s)
-            self._reactor.call_later(timeout_s + 1.0, self._begin_stop)
+            self._front.drain(timeout_s, lame_duck_s)
+            self._reactor.call_later(lame_duck_s + timeout_s + 1.0, self._begin_stop)
 
     def _begin_stop(self) -> None:
         if self.state is not ServerState.DRAINING:
@@ -369,6 +366,7 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         """Whatever still runs is killed and reaped; after a clean stop nothing does."""
+        self._gpus.close()
         self._attached.end()
         if self._front is not None:
             self._front.kill()

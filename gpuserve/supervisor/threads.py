@@ -20,9 +20,8 @@ from gpuserve.errors import StartupError
 from gpuserve.supervisor.channel import channel_pair
 
 if TYPE_CHECKING:
-    from gpuserve_worker.async_loop import AsyncLoop
     from gpuserve_worker.link import Link
-    from gpuserve_worker.loop import Loop
+    from gpuserve_worker.loading import AnyLoop
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +40,8 @@ class WorkerThread:
     output: int | None = None
     #: No signal ends it without the process.
     killed = False
+    #: Nor is there a status without one.
+    exit_status: int | None = None
 
     def __init__(
         self, name: str, source: Mapping[str, Any], boot: socket.socket, link: socket.socket
@@ -124,7 +125,7 @@ class WorkerThread:
         boot.send(Ready(time.monotonic() - started_s, model.slots))
         self._run_loop(loop, boot)
 
-    def _run_loop(self, loop: Loop | AsyncLoop, boot: Link) -> None:
+    def _run_loop(self, loop: AnyLoop, boot: Link) -> None:
         """Run until the front's end of the link or the supervisor says so."""
         listener = threading.Thread(target=_stop_when_told, args=(loop, boot), daemon=True)
         listener.start()
@@ -136,7 +137,7 @@ class WorkerThread:
             listener.join()
 
 
-def _stop_when_told(loop: Loop | AsyncLoop, boot: Link) -> None:
+def _stop_when_told(loop: AnyLoop, boot: Link) -> None:
     """``Stop``, or the end of the boot socket: the batch at hand is the last."""
     from gpuserve_worker.wire import Stop
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpuserve.errors import StartupError
 from gpuserve.spec import ModelSpec
 from gpuserve.supervisor.life import InstanceState
 from gpuserve.supervisor.reactor import Reactor
@@ -25,6 +26,7 @@ class WorkerGroup:
         load_timeout_s: float,
         generation: int = 0,
         check_start: Callable[[ModelSpec], None] = lambda spec: None,
+        why_lost: Callable[[str], str] = lambda uuid: "",
     ) -> None:
         self._spec = spec
         self._check_start = check_start
@@ -37,6 +39,7 @@ class WorkerGroup:
                 relay_output=relay_output,
                 load_timeout_s=load_timeout_s,
                 generation=generation,
+                why_lost=why_lost,
             )
             for instance in spec.instances
         ]
@@ -46,16 +49,25 @@ class WorkerGroup:
 
         Raises:
             StartupError: there is no process to be had; those before it are started. Or the model cannot be
-                started as it is.
+                started as it is, or all of its GPUs are lost.
         """
         self._check_start(self._spec)
+        lost = [one.why_lost() for one in self.workers]
+        if lost and all(lost):
+            raise StartupError(lost[0])
         for worker in self.workers:
             worker.start()
 
     @property
     def is_loaded(self) -> bool:
-        """Whether every instance is ready."""
-        return all(one.life.state is InstanceState.READY for one in self.workers)
+        """Whether every instance is ready, or all but some whose GPU is lost."""
+        states = {one.life.state for one in self.workers}
+        return states <= {InstanceState.READY, InstanceState.FENCED} and states != {InstanceState.FENCED}
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether no instance can run, because the GPUs of all of them are lost."""
+        return all(one.life.state is InstanceState.FENCED for one in self.workers)
 
     @property
     def is_stopped(self) -> bool:

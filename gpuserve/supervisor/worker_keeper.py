@@ -10,9 +10,10 @@ import logging
 import math
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from gpuserve.devices import device_environment
+from gpuserve.devices.names import CPU, OWN_GPU
 from gpuserve.errors import StartupError
 from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.channel import Channel
@@ -23,6 +24,7 @@ from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.relay import OutputRelay
 from gpuserve.supervisor.threads import start_thread
 from gpuserve_worker import wire
+from gpuserve_worker.lifecycle import EXIT_DEVICE
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class WorkerKeeper:
     ``link`` is the front's end of the link to the present process. It stays open here, so that a
     front can die and be replaced without the worker noticing. ``slots`` is how many batches it takes at
     once, and ``load_s`` how long it took to load, as it said then. ``generation`` is the load of the model
-    that it belongs to.
+    that it belongs to. ``why_lost`` says why no worker may run on a GPU, given its UUID; "" where it may.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class WorkerKeeper:
         relay_output: bool,
         load_timeout_s: float,
         generation: int = 0,
+        why_lost: Callable[[str], str] = lambda uuid: "",
     ) -> None:
         self.spec = spec
         self.generation = generation
@@ -71,6 +74,9 @@ class WorkerKeeper:
         self.link: socket.socket | None = None
         self.slots = 1
         self.load_s = 0.0
+        #: How often in a row its workers ended because they could not use their device.
+        self.device_failures = 0
+        self._why_lost = why_lost
         self._reactor = reactor
         self._events = events
         self._relay_output = relay_output
@@ -82,11 +88,15 @@ class WorkerKeeper:
         self._fields = {"model": spec.name, "instance": instance.name, "device": instance.device}
 
     def start(self) -> None:
-        """Start the worker process and send it its model.
+        """Start the worker process and send it its model; on a GPU that is lost, wait until it is back.
 
         Raises:
             StartupError: there is no process to be had.
         """
+        if reason := self.why_lost():
+            self._move(LifeEvent.FENCE, "")
+            self._events.instance_lost(self, reason)
+            return
         process, (boot, link) = self._launch()
         self.process, self.link, self._boot = process, link, Channel(boot, wire.WORKER)
         self._last_words = ""
@@ -105,7 +115,7 @@ class WorkerKeeper:
         return spawn(
             "gpuserve_worker",
             channels=2,
-            environment=device_environment(self.instance.device),
+            environment=self.instance.placement.environment(),
             relay_output=self._relay_output,
         )
 
@@ -119,9 +129,32 @@ class WorkerKeeper:
 
     def restart_in_s(self) -> float:
         """How long until its successor is started; for ever where it has been stopped."""
-        if self.life.state in {InstanceState.STOPPING, InstanceState.STOPPED}:
+        if self.life.state in {InstanceState.STOPPING, InstanceState.STOPPED, InstanceState.FENCED}:
             return math.inf
         return self.life.backoff_s(time.monotonic())
+
+    @property
+    def gpu_uuid(self) -> str:
+        """Of its GPU; "" for none, or where it is not known."""
+        return self.instance.placement.gpu_uuid
+
+    def why_lost(self) -> str:
+        """Why its GPU cannot be used; "" where it can."""
+        return self._why_lost(self.gpu_uuid) if self.gpu_uuid else ""
+
+    def fence(self) -> None:
+        """Its GPU is lost: its worker is ended, and has no successor until ``release()``."""
+        if self.life.state is InstanceState.WAITING:
+            self._move(LifeEvent.FENCE, "")
+            self._events.instance_lost(self, self.why_lost())
+        elif self.life.state in {InstanceState.LOADING, InstanceState.READY}:
+            self.kill()
+
+    def release(self) -> None:
+        """Its GPU is back, if it was lost."""
+        if self.life.state is InstanceState.FENCED:
+            self._move(LifeEvent.RELEASE, "")
+            self._start_again()
 
     def stop(self) -> None:
         """Let it finish the batch at hand and exit; no successor."""
@@ -150,13 +183,13 @@ class WorkerKeeper:
             self._end_broken("it does not read its boot socket")
 
     def _init(self) -> wire.Init:
-        spec = self.spec
+        spec, placement = self.spec, self.instance.placement
         return wire.Init(
             wire.PROTOCOL,
             spec.name,
             spec.version,
             self.instance.name,
-            self.instance.device,
+            self._device(),
             {} if self._in_thread else self.instance.source,
             spec.inputs,
             spec.outputs,
@@ -168,7 +201,14 @@ class WorkerKeeper:
             spec.read_only_inputs,
             spec.warmup,
             spec.array,
+            placement.cpus,
+            placement.numa_node,
         )
+
+    def _device(self) -> str:
+        """The instance's device as its worker sees it; a thread has all GPUs of this process."""
+        device = self.instance.device
+        return device if device == CPU or self._in_thread else OWN_GPU
 
     def _move(self, event: LifeEvent, phase: str) -> None:
         self.life.apply(event, time.monotonic())
@@ -198,6 +238,7 @@ class WorkerKeeper:
                 logger.info("loaded in %.2f s", load_s, extra=self._fields)
                 self.slots = slots
                 self.load_s = load_s
+                self.device_failures = 0
                 self._move(LifeEvent.LOADED, "")
                 self._events.instance_ready(self)
             case wire.Ready() if self.life.state is InstanceState.STOPPING:
@@ -240,6 +281,8 @@ class WorkerKeeper:
         assert self.process is not None
         self._drain_boot()
         exit_reason = self.process.exit_reason()  # which also reaps it
+        if self.process.exit_status == EXIT_DEVICE:
+            self.device_failures += 1
         reason = self._last_words or exit_reason
         self._close()
         self._lost(reason)
@@ -247,7 +290,11 @@ class WorkerKeeper:
     def _lost(self, reason: str) -> None:
         stopping = self.life.state is InstanceState.STOPPING
         self._move(LifeEvent.DIED, "")
-        if not stopping:
+        if not stopping and (why_lost := self.why_lost()):
+            self._move(LifeEvent.FENCE, "")
+            reason = why_lost
+            logger.warning("ended (%s); it starts again when that is over", reason, extra=self._fields)
+        elif not stopping:
             backoff_s = self.life.backoff_s(time.monotonic())
             logger.warning("died (%s); next start in %.1f s", reason, backoff_s, extra=self._fields)
             self._reactor.call_later(backoff_s, self._on_due)
@@ -269,6 +316,9 @@ class WorkerKeeper:
         if self.life.state is not InstanceState.WAITING:
             return
         self._move(LifeEvent.DUE, "")
+        self._start_again()
+
+    def _start_again(self) -> None:
         try:
             self.start()
         except StartupError as error:  # out of processes, memory or descriptors: that passes

@@ -26,6 +26,8 @@ _ON_THIS_MACHINE: Final[dict[str, Any]] = {
     "http_port": 0,
     "grpc_port": 0,
     "metrics_port": None,
+    "health_port": None,
+    "lame_duck_s": 0.0,
     "log_format": "json",
     "log_level": "info",
     "tls_certfile": None,

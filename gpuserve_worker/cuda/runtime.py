@@ -9,8 +9,11 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, Final, ParamSpec, TypeVar
+
+from gpuserve_worker.failure import DeviceError
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
@@ -21,14 +24,14 @@ DEFAULT_STREAM: Final = 0
 _OUT_OF_MEMORY: Final = 2
 #: After these nothing works in the process any more (the CUDA runtime's documentation of ``cudaError``:
 #: "leaves the process in an inconsistent state", or a device that is gone).
-_STICKY: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999})
+_STICKY: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 999})
 
 
 class CudaUnavailable(Exception):
     """There is no CUDA to work with. The text says what is missing, in one sentence."""
 
 
-class CudaError(Exception):
+class CudaError(DeviceError):
     """CUDA refused. ``code`` is its ``cudaError`` number; the text is CUDA's own."""
 
     def __init__(self, code: int, text: str) -> None:
@@ -91,6 +94,18 @@ class Runtime:
         self._cuda.setDevice(number)
 
     @_raising
+    def tolerate_captures(self) -> None:
+        """Let the calling thread go on while another one captures work into a graph: otherwise waiting for
+        events and allocating fail meanwhile, and spoil the capture.
+        """
+        mode = ctypes.c_int(_RELAXED)
+        status = int(self._driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)))
+        if status:
+            raise CudaError(
+                status, f"the driver does not let a thread tolerate captures (CUDA error {status})"
+            )
+
+    @_raising
     def synchronize(self) -> None:
         """Wait for all work of this process on the device; tells of whatever went wrong in it."""
         self._cuda.deviceSynchronize()
@@ -134,6 +149,11 @@ class Runtime:
         self._cuda.memcpyAsync(to, source, nbytes, int(kind), stream)
 
     @_raising
+    def clear(self, address: int, nbytes: int, stream: int) -> None:
+        """Fill memory of the device with zeros, after what is in the stream already."""
+        self._cuda.memsetAsync(address, 0, nbytes, stream)
+
+    @_raising
     def address_range(self, address: int) -> tuple[int, int]:
         """Where the allocation that an address of the device is in begins, and how many bytes it has."""
         base, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
@@ -145,6 +165,11 @@ class Runtime:
                 int(status), f"the driver knows no allocation at this address (CUDA error {status})"
             )
         return base.value, nbytes.value
+
+    @_raising
+    def device_of(self, address: int) -> int:
+        """Which of this process's devices the memory at an address is of."""
+        return int(self._cuda.pointerGetAttributes(address).device)
 
     # ---- streams and events ---------------------------------------------------------------
 
@@ -186,13 +211,10 @@ class Runtime:
     @_raising
     def has_come(self, event: int) -> bool:
         """Whether an event has; raises what went wrong in the work before it."""
-        try:
-            self._cuda.eventQuery(event)
-        except RuntimeError as error:
-            if getattr(error, "status", None) == _NOT_READY:
-                return False
-            raise
-        return True
+        status = int(self._cuda.eventQuery(event))  # which cupy gives, and does not raise
+        if status not in (_SUCCESS, _NOT_READY):
+            raise self._cuda.CUDARuntimeError(status)
+        return status == _SUCCESS
 
     @_raising
     def wait(self, event: int) -> None:
@@ -237,7 +259,10 @@ class Runtime:
         return int(self._cuda.ipcOpenEventHandle(handle))
 
 
-#: ``cudaErrorNotReady``.
+#: ``CU_STREAM_CAPTURE_MODE_RELAXED``.
+_RELAXED: Final = 2
+#: ``cudaSuccess`` and ``cudaErrorNotReady``.
+_SUCCESS: Final = 0
 _NOT_READY: Final = 600
 
 
@@ -251,10 +276,14 @@ def load_runtime() -> Runtime:
         import cupy
     except ImportError as error:
         raise CudaUnavailable(
-            f"cupy cannot be imported ({error}): expected gpuserve[cuda12] or gpuserve[cuda13] to be installed"
+            f"cupy cannot be imported ({error}): expected gpuserve[cuda12] or gpuserve[cuda13] installed"
         ) from None
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         raise CudaUnavailable("there is no NVIDIA driver: libcuda.so.1 was not found") from None
+    if timeline := os.environ.get("GPUSERVE_CUDA_TIMELINE"):
+        from gpuserve_worker.cuda.timeline import TimedRuntime
+
+        return TimedRuntime(cupy, driver, timeline)
     return Runtime(cupy, driver)

@@ -20,7 +20,7 @@ import operated
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from operated import Client, InBackground, Orders
 from processes import command_line, descendants, wait_ended, wait_until
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from client_server import model, tensor
-from conftest import write_config
+from config_file import write_config
 from serving import GPUSERVE, Addresses, serving
 from tls import Authority
 

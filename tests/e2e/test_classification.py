@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from bound import free_server
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from serving import GPUSERVE, Addresses, serving
 from test_v2_inference import CLIENTS, by_json, url
 from tritonclient.utils import InferenceServerException

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.utils import InferenceServerException
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import model, models, tensor, write_config
+from config_file import model, models, tensor, write_config
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from serving import GPUSERVE, Addresses, serving
 

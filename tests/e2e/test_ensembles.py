@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import write_config
+from config_file import write_config
 from ensembles import ensemble, ensembles, members, step
 from operated import InBackground
 from processes import wait_until

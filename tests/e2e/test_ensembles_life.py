@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as shm
-from conftest import write_config
+from config_file import write_config
 from ensembles import ensemble, ensembles, member, members, step, tensor
 from operated import InBackground
 from processes import command_line, descendants, measured, wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import write_config
+from config_file import write_config
 from serving import GPUSERVE, Addresses, serving
 
 TIMEOUT_S = 15.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from serving import GPUSERVE, Addresses, serving
 
 TIMEOUT_S = 15.0

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import model, models, tensor, write_config
+from config_file import model, models, tensor, write_config
 from operated import OperatedServer
 from processes import wait_until
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc
-from conftest import write_config
+from config_file import write_config
 from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.utils import InferenceServerException

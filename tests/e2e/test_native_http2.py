@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import models, write_config
+from config_file import models, write_config
 from hpack.hpack import encode_integer
 from http2_peer import (
     CANCEL,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import tensor, write_config
+from config_file import tensor, write_config
 from models import no_tensors
 from serving import GPUSERVE, Addresses, serving
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from repositories import Client, clients_are_closed, entry, write
+from repositories import Client, clients_are_closed, either, entry, refusal, write
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.utils import InferenceServerException
 
 __all__ = ["clients_are_closed"]  # it is for every test here
 NOT_POLLED = "failed to load '{}', failed to poll from model repository"
@@ -67,18 +66,6 @@ def _state(control: Client, name: str) -> Any:
     """Which process serves a model, a new one after each load, and which of its versions are ready."""
     index = [one for one in control.asked.get_model_repository_index().models if one.name == name]
     return control.infer(name).pid if control.asked.is_model_ready(name) else None, index
-
-
-def refusal(call: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[str, str]:
-    """The status and the text of what tritonclient raises."""
-    with pytest.raises(InferenceServerException) as raised:
-        call(*arguments, **named)
-    return str(raised.value.status()).removeprefix("StatusCode."), str(raised.value.message())
-
-
-def either(client: Client, code: str, status: int) -> str:
-    """The status of an error over the client's protocol."""
-    return str(status) if client.module.__name__.endswith("http") else code
 
 
 # ---- versions ---------------------------------------------------------------------------------

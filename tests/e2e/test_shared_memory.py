@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from client_regions import got, in_region, into_region, library, listed, memory, put, raw, region
-from conftest import DATATYPES, model, models, tensor, write_config
+from config_file import DATATYPES, model, models, tensor, write_config
 from processes import wait_until
 from sending import Sender
 from serving import GPUSERVE, Addresses, serving

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import tensor as declared
-from conftest import write_config
+from config_file import tensor as declared
+from config_file import write_config
 from operated import OperatedServer, Orders
 from operated import model as mortal
 from processes import wait_until

@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
-from conftest import write_config
+from config_file import write_config
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from bound import free_server
-from conftest import write_config
+from config_file import write_config
 from serving import GPUSERVE, serving
 from test_streams import PATH, Stream, entry
 from tritonclient.grpc import service_pb2 as pb

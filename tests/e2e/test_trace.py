@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import MODELS, model, tensor, write_config
+from config_file import MODELS, model, tensor, write_config
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException

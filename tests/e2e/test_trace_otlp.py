@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from serving import GPUSERVE, Addresses, serving
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.utils import InferenceServerException
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import model, models, tensor, write_config
+from config_file import model, models, tensor, write_config
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException

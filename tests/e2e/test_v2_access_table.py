@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2 as pb
@@ -51,6 +51,7 @@ PATHS: Mapping[Endpoint, str] = {
     Endpoint.TRACE_UPDATE: "/v2/trace/setting",
     Endpoint.LOGGING: "/v2/logging",
     Endpoint.LOGGING_UPDATE: "/v2/logging",
+    Endpoint.GPUS: "/v2/gpus",
     Endpoint.METRICS: "/metrics",
     Endpoint.OPENAPI: "/openapi.json",
     Endpoint.DOCS: "/docs",

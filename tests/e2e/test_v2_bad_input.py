@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import wait_until

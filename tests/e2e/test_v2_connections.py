@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from operated import OperatedServer
 from processes import wait_until
 from test_v2_inference import CLIENTS

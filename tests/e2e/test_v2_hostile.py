@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import models, write_config
+from config_file import models, write_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operated import OperatedServer

@@ -20,7 +20,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
-from conftest import DATATYPES
+from config_file import DATATYPES
 from numpy.typing import NDArray
 from processes import wait_until
 from serving import Addresses

@@ -10,7 +10,7 @@ import grpc
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import models
+from config_file import models
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Addresses
 from tritonclient.grpc import service_pb2, service_pb2_grpc

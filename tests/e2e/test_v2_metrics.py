@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from prometheus_client.parser import text_string_to_metric_families
 from serving import GPUSERVE, Addresses, serving
 from test_v2_inference import CLIENTS, url

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.utils import InferenceServerException
@@ -337,6 +337,7 @@ def test_a_request_goes_to_whichever_instance_has_room_first(
     two = gates["two"]
     calls = [pool.submit(two.infer, identity) for identity in ids(3)]
     two.wait_for(running=2, queued=1)
+    assert two.samples("saturation") == [1.5]
     two.open_gate()  # one of the two instances reads it, and gets the third request
     two.wait_for(queued=0, running=2)
     two.open_gate(2)
@@ -388,6 +389,7 @@ def test_connections_stay_open(single: Gated) -> None:
 def test_afterwards_everything_is_accounted_for(gates: dict[str, Gated]) -> None:
     for gated in gates.values():
         gated.wait_for(queued=0, running=0)
+        assert gated.samples("saturation") == [0.0]
         assert gated.metric(*FATES) == len(gated.sent)
         assert gated.metric("request_duration_seconds_count") == gated.metric("requests_success_total")
         # Every request has one row: those that left the queue are the rows of all instances' batches.

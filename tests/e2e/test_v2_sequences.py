@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from bound import InBackground
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.utils import InferenceServerException

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import MODELS, model, tensor, write_config
+from config_file import MODELS, model, tensor, write_config
 from google.protobuf import json_format
 from processes import wait_until
 from prometheus_client.parser import text_string_to_metric_families

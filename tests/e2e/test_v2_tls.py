@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from serving import GPUSERVE, Addresses, serving
 from tls import Authority, Pair
 from tritonclient.grpc import service_pb2 as pb

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from conftest import model, tensor, write_config
+from config_file import model, tensor, write_config
 from operated import OperatedServer
 from processes import wait_until
 

@@ -336,6 +336,23 @@ EXTENSIONS: tuple[Meant, ...] = (
 #: What no single answer shows, so that no rule can name it.
 UNSEEN: tuple[Meant, ...] = (
     Meant(
+        "CUDA shared memory that cannot be registered: a handle that cannot be opened, more bytes than "
+        "its allocation has, a device without a model",
+        "`failed to register shared memory region: invalid args` and the like",
+        "INVALID_ARGUMENT / 400; the text says what CUDA or the driver said, or which devices there are",
+        "One can see what to change.",
+        (),
+    ),
+    Meant(
+        "A request whose CUDA shared memory is on another GPU than all instances of the model, or on two"
+        " GPUs",
+        "accepted",
+        "INVALID_ARGUMENT / 400",
+        "Who puts a tensor on a GPU wants it used there; the model's instances on that GPU are chosen "
+        "where there are any.",
+        (),
+    ),
+    Meant(
         "Idle time of a sequence",
         "from its last request",
         "from its last answer",

@@ -202,12 +202,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         died = [batch for batch in self.running.values() if batch.instance == instance]
         expected_lost = []
         died.sort(key=lambda batch: batch.batch_id)
+        begun = self._begun(died)
         for batch in died:
             del self.running[batch.batch_id]
             for request in batch.requests:
-                expected_lost += self._die(request, began=batch is died[0])
+                expected_lost += self._die(request, began=batch in begun)
         assert lost == expected_lost
         self.retried.sort(key=self.submitted.index)
+
+    def _begun(self, batches: list[Batch]) -> list[Batch]:
+        """Those of an instance's batches that it had begun."""
+        return batches[:1]
 
     def _die(self, request: QueuedRequest, began: bool) -> list[QueuedRequest]:
         """Book a death under a request that ``began`` to run: [request] where that loses it."""
@@ -317,21 +322,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self._expire() or self._next_batch() is not None
 
     # ---- what always holds ----
-
     @invariant()
     def books_agree(self) -> None:
         statistics = self.scheduler.statistics()
         queued = self.queued
-        ends = list(self.ends.values())
+        ends = [*self.ends.values()]
         running = [request for batch in self.running.values() for request in batch.requests]
+        computing = [one for batch in self.running.values() if batch.slots for one in batch.requests]
         expected: dict[str, Any] = {
             "queued": len(queued),
             "queued_rows": sum(request.rows for request in queued),
             "queued_nbytes": sum(request.nbytes for request in queued),
             "running_batches": len(self.running),
             "running_requests": len(running),
-            "instances": len(self.up),
-            "room": len(self.up) * (1 + self.prefetch) - len(self.running),
+            "computing_requests": len(computing),
+            "computing_rows": sum(request.rows for request in computing),
+            **dict.fromkeys(("instances", "slots"), len(self.up)),
+            "room": len(self.up) * (1 + self.prefetch) - sum(map(self._load, INSTANCES)),
             "accepted": len(self.submitted),
             "finished": ends.count("finished"),
             "rejected": self.rejected,
@@ -340,7 +347,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "lost": ends.count("lost"),
         }
         actual = statistics._asdict()
-        del actual["retried"]
+        del actual["retried"], actual["sequences"], actual["seats"]
         assert actual == expected
 
     @invariant()

@@ -84,6 +84,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(third)["gpuserve"] == __version__
 
 
+def test_devices_are_told_where_there_are_none_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["devices"]) == ExitCode.OK
+    assert run(["devices", "--json"]) == ExitCode.OK
+    out, err = capsys.readouterr()
+    text, _, facts = out.partition("{")
+    assert "NVIDIA driver" in text
+    assert json.loads(f"{{{facts}")["devices"][0] == "cpu"
+    assert err == ""
+
+
 def test_schema_is_data_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema"]) == ExitCode.OK
     out, err = capsys.readouterr()
@@ -93,7 +103,11 @@ def test_schema_is_data_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["-h"], ["check", "--help"], *([one, "-h"] for one in ("serve", "schema", "version", "bench", "tune"))],
+    [
+        ["-h"],
+        ["check", "--help"],
+        *([one, "-h"] for one in ("serve", "schema", "version", "bench", "tune", "devices")),
+    ],
 )
 def test_help_has_examples_and_exit_codes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == ExitCode.OK
@@ -306,6 +320,24 @@ def test_a_callable_declares_itself() -> None:
         "base_dir": os.getcwd(),
         "kwargs": {},
     }
+
+
+def test_a_callable_declares_where_its_inputs_lie(tmp_path: Path) -> None:
+    tensors = "[Tensor(name='x', dtype='FP32', shape=(1,), memory='gpu'), Tensor((1,), 'FP32')]"
+    lines = [
+        "from gpuserve import Tensor",
+        "def plain(requests): ...",
+        f"plain.inputs, plain.outputs = {tensors}, []",
+        "def torchy(requests): ...",
+        "vars(torchy).update(vars(plain), array='torch')",
+    ]
+    (tmp_path / "gpu.py").write_text("\n".join(lines))
+    for name, array, other in (("plain", "cupy", "cpu"), ("torchy", "torch", "gpu")):
+        flags = CallableFlags(devices=["cuda:0"])
+        (spec,) = load_callable(f"{tmp_path}/gpu.py:{name}", flags, [], {}).models
+        assert (spec.array, [one.memory for one in spec.inputs]) == (array, ["gpu", other])
+    with pytest.raises(ConfigProblems, match="CuPy arrays as inputs need a GPU"):
+        load_callable(f"{tmp_path}/gpu.py:plain", CallableFlags(), [], {})
 
 
 def test_flags_describe_a_callable() -> None:

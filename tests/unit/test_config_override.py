@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.devices.placement import ANYWHERE, Placement
 from gpuserve.errors import Internal, InvalidArgument
 from gpuserve.front.endpoint.config_override import BadOverride, read_override
 from gpuserve.front.endpoint.model_config import model_config, model_config_body
@@ -99,6 +100,42 @@ def test_instances() -> None:
     assert len(after({"instance_group": [{"count": 3}]}).instances) == 3
 
 
+def test_instances_on_every_gpu_are_spread_once_the_gpus_are_known() -> None:
+    instances = after({"instance_group": [{"count": 2, "kind": "KIND_GPU"}]}).instances
+    assert [(one.name, one.device) for one in instances] == [("cuda:*#0", "cuda:*"), ("cuda:*#1", "cuda:*")]
+
+
+def test_instances_that_are_placed_are_placed_anew() -> None:
+    placed = InstanceSpec("cuda:0#0", "cuda:0", {}, placement=Placement("GPU-1", "GPU-1"))
+    spec = dataclasses.replace(SPEC, instances=(placed,))
+    groups = [{"count": 1, "kind": "KIND_GPU", "gpus": [1]}]
+    (instance,) = after({"instance_group": groups}, spec).instances
+    assert (instance.device, instance.placement) == ("cuda:1", ANYWHERE)
+
+
+def test_inputs_stay_where_they_are_given_to_the_callable() -> None:
+    inputs = (
+        TensorSpec("x", "FP32", (-1,), memory="gpu"),
+        TensorSpec("host", "FP32", (-1,)),
+        TensorSpec("s", "FP32", (-1,), memory="gpu"),
+    )
+    instances = (InstanceSpec("cuda:0#0", "cuda:0", {}),)
+    spec = dataclasses.replace(SPEC, inputs=inputs, array="torch", instances=instances)
+    given = {"x": "TYPE_FP16", "host": "TYPE_FP32", "s": "TYPE_STRING", "new": "TYPE_INT8"}
+    config = {"input": [{"name": name, "data_type": kind, "dims": [2]} for name, kind in given.items()]}
+    found = {one.name: one.memory for one in after(config, spec).inputs}
+    assert found == {"x": "gpu", "host": "cpu", "s": "cpu", "new": "gpu"}
+
+
+def test_cupy_arrays_do_not_come_to_the_cpu() -> None:
+    instances = (InstanceSpec("cuda:0#0", "cuda:0", {}),)
+    spec = dataclasses.replace(SPEC, array="cupy", instances=instances)
+    config = {"instance_group": [{"kind": "KIND_CPU"}]}
+    with pytest.raises(InvalidArgument, match=r"CuPy arrays as inputs need a GPU: .*, given 'cpu'"):
+        after(config, spec)
+    assert after(config, dataclasses.replace(spec, array="torch")).instances[0].device == "cpu"
+
+
 def test_instances_of_different_callables_stay_as_many() -> None:
     two = (InstanceSpec("0", "cpu", {"path": "a:a"}), InstanceSpec("1", "cpu", {"path": "a:b"}))
     spec = dataclasses.replace(SPEC, instances=two)
@@ -152,7 +189,6 @@ def test_no_config(text: str) -> None:
         ),
         ({"instance_group": [{"passive": True}]}, "sets 'instance_group.passive'"),
         ({"instance_group": [{"kind": "KIND_MODEL"}]}, "kind KIND_MODEL needs its GPUs named"),
-        ({"instance_group": [{"kind": "KIND_GPU"}]}, "kind KIND_GPU needs its GPUs named"),
         ({"instance_group": [{"kind": "KIND_CPU", "gpus": [0]}]}, "KIND_CPU but specifies one or more GPUs"),
         ({"instance_group": [{"count": 1000}]}, "256 instances at most"),
         ({"instance_group": [{"count": -1}]}, "count must be an integer of at least 1"),

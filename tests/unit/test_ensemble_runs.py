@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from ensemble_scene import LARGE, SMALL, Scene, Worker, play
+from ensemble_scene import LARGE, SMALL, Scene, play
 from graphs import MEMBERS, ensembles, tensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ async def act(scene: Scene, one: tuple[Any, ...]) -> None:
             name = names[number]
             scene.workers[name].die()
             await scene.settle()
-            scene.workers[name] = Worker(scene.drivers[name])
+            scene.workers[name] = scene.new_worker(scene.drivers[name])
         case ("take back", number):
             scene.take_back(number)
 

@@ -251,7 +251,7 @@ def test_device_memory_is_always_copied() -> None:
         part = Part("region", 1, 1)
         with plane(read_only=True) as made:
             requests = requests_of(made, [values(part, 6000, "INT32")], [part], "INT32")
-            requests[0].regions[0].on_device = True
+            requests[0].regions[0].device = "cuda:0"
             gathered = gathered_by(made, requests, [part])
             assert isinstance(gathered.tensors[0].payload, wire.Ref)
             assert len(gathered.fills) == 1
@@ -262,13 +262,13 @@ def test_device_memory_is_always_copied() -> None:
 
 def test_an_output_in_device_memory_is_copied_for_the_step_that_reads_it() -> None:
     placement = RegionSlice("r", 8, 4000)
-    placement.number, placement.on_device = 7, True
+    placement.number, placement.device = 7, "cuda:0"
     output = OutputTensor("y", "FP32", (1, 900), b"", placed=True)
     response = InferResponse("m", "1", "", {}, [output])
     holders = Holders(response.close)
     (found,) = of_response(output, response, holders, 1, shared=False, placement=placement)
     assert isinstance(found, RegionSlice)
-    assert (found.number, found.offset, found.nbytes, found.on_device) == (7, 8, 3600, True)
+    assert (found.number, found.offset, found.nbytes, found.device) == (7, 8, 3600, "cuda:0")
 
 
 def test_nothing_stays_allocated_where_there_is_no_memory() -> None:

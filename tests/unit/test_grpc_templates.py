@@ -188,10 +188,10 @@ def test_each_request_of_a_template_has_places_of_its_own() -> None:
     assert x.data == b"abcd"
     assert first.regions == (y.data, first.placements["z"])  # the very objects, which know no other equality
     for one in first.regions:
-        one.number, one.on_device = 7, True  # as the region table resolves them
+        one.number, one.device = 7, "cuda:0"  # as the region table resolves them
     second = request_by_template(body)
     assert second is not None
-    assert [(one.number, one.on_device) for one in second.regions] == [(0, False)] * 2
+    assert [(one.number, one.device) for one in second.regions] == [(0, "")] * 2
 
 
 SMALL = field(1, b"m") + field(5, pb.ModelInferRequest.InferInputTensor(name="x").SerializeToString())

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from http2_peer import (
+    ACK,
     END_HEADERS,
     ENHANCE_YOUR_CALM,
     GOAWAY,
     NO_ERROR,
+    PING,
     PROTOCOL_ERROR,
     REFUSED_STREAM,
     data,
+    frame,
     grow,
 )
 from http2_scene import RecordingWay, Talk
 
 from gpuserve.front.server.http2_blocks import BLOCK_TIMEOUT_S, BlockReader
 from gpuserve.front.server.http2_ending import LAST_WORDS_S, LINGER_S, SENDING_S, WINDOW_S, Ending
+from gpuserve.front.server.http2_leaving import ECHO_TIMEOUT_S
+
+#: The last stream of a GOAWAY that does not know it yet.
+NO_LAST = (1 << 31) - 1
 
 
 def test_a_shut_down_answers_what_is_there_and_refuses_the_rest() -> None:
@@ -23,8 +30,10 @@ def test_a_shut_down_answers_what_is_there_and_refuses_the_rest() -> None:
     talk.feed(talk.peer.request(1) + talk.peer.headers(3))
     talk.http2.shut_down()
     talk.http2.shut_down()
-    talk.feed(talk.peer.request(5))
-    assert talk.peer.goaways == [(3, NO_ERROR)]
+    talk.read()
+    assert talk.peer.goaways == [(NO_LAST, NO_ERROR)]
+    talk.feed(talk.peer.echo() + talk.peer.request(5))
+    assert talk.peer.goaways[1:] == [(3, NO_ERROR)]
     assert talk.peer.responses[5].reset == REFUSED_STREAM
     talk.sinks[0].exchange.answer(b"\x88", (b"a",), 1, b"\x00\x01x\x01y")
     assert not talk.is_over
@@ -34,6 +43,36 @@ def test_a_shut_down_answers_what_is_there_and_refuses_the_rest() -> None:
     assert talk.way.said == ["end"]
     assert talk.peer.responses[1].ended
     assert talk.peer.responses[3].ended
+
+
+def test_a_request_that_crosses_the_leave_is_served() -> None:
+    """The client had not read that it is to open no stream."""
+    talk = Talk()
+    talk.http2.announce()
+    talk.http2.announce()
+    talk.read()
+    assert (talk.peer.goaways, talk.peer.error, talk.http2.aware) == ([(NO_LAST, NO_ERROR)], NO_ERROR, False)
+    talk.feed(talk.peer.request(1))
+    talk.feed(frame(PING, ACK, 0, b"of ours?") + talk.peer.echo())
+    assert (talk.peer.goaways[1:], talk.http2.aware) == ([(1, NO_ERROR)], True)
+    talk.sinks[0].exchange.answer(b"\x88", (b"a",), 1, b"\x00\x01x\x01y")
+    talk.read()
+    assert (talk.peer.responses[1].ended, talk.way.said) == (True, ["end"])
+
+
+def test_a_client_that_does_not_echo_is_not_waited_for() -> None:
+    talk = Talk()
+    talk.http2.check(0.0)
+    talk.http2.announce()
+    talk.http2.check(5.0)
+    talk.http2.check(5.0 + ECHO_TIMEOUT_S)
+    assert talk.way.said == []
+    talk.http2.check(5.1 + ECHO_TIMEOUT_S)
+    talk.read()
+    assert (talk.peer.goaways, talk.way.said) == ([(NO_LAST, NO_ERROR), (0, NO_ERROR)], ["end"])
+    talk.feed(talk.peer.echo())
+    talk.http2.announce()
+    assert len(talk.peer.goaways) == 2
 
 
 def test_a_client_that_goes_on_after_the_end_is_cut_off() -> None:
@@ -47,8 +86,10 @@ def test_a_client_that_goes_on_after_the_end_is_cut_off() -> None:
 def test_a_shut_down_of_a_connection_without_requests() -> None:
     talk = Talk()
     talk.http2.shut_down()
+    assert [one.kind for one in talk.read()] == [GOAWAY, PING]
+    assert talk.way.said == []
+    assert [one.kind for one in talk.feed(talk.peer.echo())] == [GOAWAY]
     assert talk.way.said == ["end"]
-    assert [one.kind for one in talk.read()] == [GOAWAY]
     talk.http2.shut_down()
     talk.http2.lost()
     assert talk.way.said == ["end"]
@@ -59,13 +100,16 @@ def test_what_was_promised_stays_promised() -> None:
     talk = Talk()
     talk.feed(talk.peer.headers(1))
     talk.http2.shut_down()
-    talk.feed(talk.peer.headers(3) + grow(0, 0))
-    assert talk.peer.goaways == [(1, NO_ERROR), (1, PROTOCOL_ERROR)]
+    talk.read()
+    talk.feed(talk.peer.echo() + talk.peer.headers(3) + grow(0, 0))
+    assert talk.peer.goaways[1:] == [(1, NO_ERROR), (1, PROTOCOL_ERROR)]
 
 
 def test_over_tls_the_end_is_a_close() -> None:
     talk = Talk(way=RecordingWay(tls=True))
     talk.http2.shut_down()
+    talk.read()
+    talk.feed(talk.peer.echo())
     assert talk.way.said == ["close"]
 
 

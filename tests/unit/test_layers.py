@@ -32,7 +32,16 @@ FORBIDDEN = {
         "pickle",
     },
     "gpuserve/front/endpoint": {"gpuserve.front.scheduler.batcher", "h2corn"},
+    "gpuserve/front/gpu_health": {"cupy", "pynvml", "gpuserve.front.endpoint", "gpuserve.front.scheduler"},
+    "gpuserve/front/gpu_health/health.py": {"asyncio", "time", "threading"},
+    "gpuserve/front/gpu_health/fleet.py": {"asyncio", "time", "threading"},
     "gpuserve/front/scheduler/batcher.py": {
+        "asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker",
+    },
+    "gpuserve/front/scheduler/former.py": {
+        "asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker",
+    },
+    "gpuserve/front/scheduler/devices.py": {
         "asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker",
     },
     "gpuserve/supervisor": {
@@ -49,6 +58,10 @@ FORBIDDEN = {
         "gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "gpuserve.server",
     },
     "gpuserve/bench/load.py": {"asyncio", "time", "socket", "threading", "os", "grpc", "hdrh"},
+    "gpuserve/export": {
+        "gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "grpc", "subprocess", "socket", "cupy",
+        "pynvml",
+    },
     "gpuserve/tune/search.py": {"gpuserve", "time", "random", "subprocess"},
 }  # fmt: skip
 

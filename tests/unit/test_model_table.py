@@ -78,7 +78,7 @@ def test_what_is_not_known() -> None:
     table = ModelTable()
     table.set_states("m", [(0, "", "")])
     table.set_states("m", [])
-    assert not table.is_known("m")
+    assert "m" not in table.names()
     for version in ("", "1"):
         with pytest.raises(NotFound, match=r"^Request for unknown model: 'm' is not found$"):
             table.find("m", version)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import struct
 from collections.abc import Callable
 
 import pytest
 
 from gpuserve.errors import Unavailable
-from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
+from gpuserve.front.endpoint.v2 import InferRequest, InputTensor, RegionSlice
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.scheduler.driver import ModelDriver
 from gpuserve.front.scheduler.instances import PATIENCE_S
@@ -27,9 +28,9 @@ SPEC = ModelSpec(
 )
 
 
-def with_driver(scenario: Callable[[ModelDriver], None]) -> None:
+def with_driver(scenario: Callable[[ModelDriver], None], spec: ModelSpec = SPEC) -> None:
     async def run() -> None:
-        driver = ModelDriver(SPEC, 1 << 20, ModelMetrics("m", "1", dict))
+        driver = ModelDriver(spec, 1 << 20, ModelMetrics("m", "1", dict))
         try:
             scenario(driver)
         finally:
@@ -38,9 +39,14 @@ def with_driver(scenario: Callable[[ModelDriver], None]) -> None:
     asyncio.run(run())
 
 
-def request() -> InferRequest:
-    tensor = InputTensor("x", "FP32", (1, 1), struct.pack("f", 1.0))
-    return InferRequest("m", "", "", {}, [tensor], (), None)
+def request(device: str = "") -> InferRequest:
+    """One that names memory of a device, where one is given."""
+    data: bytes | RegionSlice = struct.pack("f", 1.0)
+    regions: tuple[RegionSlice, ...] = ()
+    if device:
+        data = RegionSlice("r", 0, 4)
+        data.device, regions = device, (data,)
+    return InferRequest("m", "", "", {}, [InputTensor("x", "FP32", (1, 1), data)], (), None, regions=regions)
 
 
 def test_requests_wait_while_instances_load_for_the_first_time() -> None:
@@ -75,3 +81,23 @@ def test_requests_are_refused_once_every_instance_is_down_for_long() -> None:
             driver.submit(request())
 
     with_driver(scenario)
+
+
+def test_what_must_run_on_a_device_is_refused_once_its_instances_are_down_for_long() -> None:
+    def scenario(driver: ModelDriver) -> None:
+        for device in ("", "cuda:0", "cuda:1", "cuda:1"):
+            driver.submit(request(device))
+        driver.instance_down("b", "it died", SOON_S)
+        assert driver.unfinished == 4
+        driver.instance_down("b", "it died", LONG_S)
+        assert driver.unfinished == 2
+        with pytest.raises(Unavailable, match="model 'm' has no live instance on cuda:1"):
+            driver.submit(request("cuda:1"))
+        driver.submit(request("cuda:0"))
+        driver.submit(request())
+        assert driver.unfinished == 4
+        driver.instance_down("a", "it died", LONG_S)
+        assert driver.unfinished == 0
+
+    devices = (InstanceSpec("a", "cuda:0", {}), InstanceSpec("b", "cuda:1", {}))
+    with_driver(scenario, dataclasses.replace(SPEC, instances=devices))

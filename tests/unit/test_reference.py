@@ -35,6 +35,7 @@ def test_every_metric_is_documented() -> None:
         (
             "gpuserve_queue_requests",
             "gpuserve_running_requests",
+            "gpuserve_saturation",
             "gpuserve_arena_bytes",
             "gpuserve_arena_blocks",
         ),

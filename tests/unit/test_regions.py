@@ -334,7 +334,7 @@ def cuda(answer: str | None, *, closes: bool = False) -> tuple[RegionTable, list
 
     async def scenario() -> RegionTable:
         worker, stranger = Worker(), Worker()
-        table = RegionTable(lambda device: [worker.link] if device == 0 else [])
+        table = RegionTable(lambda device: [worker.link] if device == "cuda:0" else [])
         registering = asyncio.ensure_future(table.register_cuda("g", HANDLE, 0, 128))
         await asyncio.sleep(0)
         told.append(worker.hear())

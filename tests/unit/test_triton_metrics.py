@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuserve.front import triton_metrics
-from gpuserve.front.machine_metrics import (
-    CpuMetrics,
-    CpuTime,
-    GpuMetrics,
-    cpu_time,
-    memory_nbytes,
-    utilization,
-)
+from gpuserve.front.machine_metrics import CpuMetrics, CpuTime, cpu_time, memory_nbytes, utilization
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.metrics_page import MetricsPage
 from gpuserve.front.quantiles import LatencyWindow
 from gpuserve.front.statistics import FailureReason, ResponseFate
-from gpuserve.front.triton_metrics import Family
 
 COUNTERS = {
     "nv_inference_request_success",
@@ -157,83 +146,3 @@ def test_cpu_and_memory(tmp_path: Path) -> None:
 
 def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
     assert list(CpuMetrics(tmp_path).families()) == []
-
-
-class Nvml:
-    """What the module of that library looks like, on a machine with two GPUs."""
-
-    class NVMLError(Exception):
-        pass
-
-    class Rates:
-        gpu = 25
-
-    class Memory:
-        total, used = 1000, 400
-
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUUID(self, gpu: int) -> str | bytes:
-        return "GPU-a" if gpu == 0 else b"GPU-b"
-
-    def nvmlDeviceGetUtilizationRates(self, gpu: int) -> Any:
-        return self.Rates
-
-    def nvmlDeviceGetMemoryInfo(self, gpu: int) -> Any:
-        return self.Memory
-
-    def nvmlDeviceGetPowerUsage(self, gpu: int) -> int:
-        if gpu == 1:
-            raise self.NVMLError("not supported")
-        return 70_500
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: int) -> int:
-        return 700_000
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:
-        return 1_500
-
-
-class NoDriver(Nvml):
-    def nvmlInit(self) -> None:
-        raise self.NVMLError("driver not loaded")
-
-
-def gpu_families(metrics: GpuMetrics) -> list[Family]:
-    return asyncio.run(metrics.families())
-
-
-def test_gpus() -> None:
-    text = triton_metrics.page(gpu_families(GpuMetrics(Nvml))).decode().splitlines()
-    samples = [line for line in text if not line.startswith("#")]
-    assert samples == [
-        'nv_gpu_utilization{gpu_uuid="GPU-a"} 0.25',
-        'nv_gpu_utilization{gpu_uuid="GPU-b"} 0.25',
-        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-a"} 1000',
-        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-b"} 1000',
-        'nv_gpu_memory_used_bytes{gpu_uuid="GPU-a"} 400',
-        'nv_gpu_memory_used_bytes{gpu_uuid="GPU-b"} 400',
-        'nv_gpu_power_usage{gpu_uuid="GPU-a"} 70.5',
-        'nv_gpu_power_limit{gpu_uuid="GPU-a"} 700.0',
-        'nv_gpu_power_limit{gpu_uuid="GPU-b"} 700.0',
-        'nv_energy_consumption{gpu_uuid="GPU-a"} 1.5',
-        'nv_energy_consumption{gpu_uuid="GPU-b"} 1.5',
-    ]
-
-
-def missing() -> Any:
-    raise ImportError
-
-
-@pytest.mark.parametrize("load", [NoDriver, missing])
-def test_without_a_gpu_there_is_nothing(load: Any) -> None:
-    gpus = GpuMetrics(load)
-    assert triton_metrics.page(gpu_families(gpus)) == b""
-    assert gpu_families(gpus) == [], "and it is not looked for again"

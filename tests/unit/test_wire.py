@@ -36,6 +36,8 @@ MESSAGES: list[wire.Message] = [
     wire.Done(7, None, ((ELSEWHERE,), wire.WireFailure("INTERNAL", "no"), ()), False, 1, 2, 3),
     wire.Failed(7, wire.WireFailure("INTERNAL", "no"), True),
     wire.Released((7, 8)),
+    wire.Computed((7, 8)),
+    wire.Split(7),
     wire.Yield(7, (TENSOR,), None),
     wire.Yield(7, None, ((ELSEWHERE,), wire.WireFailure("INTERNAL", "no"), None)),
     wire.Region(3, 4096, 64),
@@ -48,6 +50,12 @@ MESSAGES: list[wire.Message] = [
     wire.CallOff(1),
     wire.Answer(1, 5, (BORROWED, PLACED), {}, None, True),
     wire.Return((1, 2)),
+    wire.StartExports(),
+    wire.ExportSegment(0, 1 << 25, b"h" * 64),
+    wire.FreeExports(((0, 512),)),
+    wire.LendExport(2, 1 << 25, b"h" * 64),
+    wire.ExportOpened(2, "no such memory"),
+    wire.UnlendExport(2),
 ]
 
 
@@ -86,6 +94,9 @@ def test_the_kinds_of_memory_are_told_apart() -> None:
 
 
 def test_memory_of_an_unknown_kind_is_refused() -> None:
+    for known in (wire.Exported(1, 2, 3), wire.DeviceLoan(1, 2, 3, in_place=True)):
+        assert wire.payload(tuple(known)) == known
+        assert type(wire.payload(tuple(known))) is type(known)
     with pytest.raises(ValueError, match="a payload of kind 'pigeon'"):
         wire.payload((1, 2, 3, "pigeon"))
 

@@ -43,7 +43,7 @@ class Doors:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one request: the door's own coroutine, without another one around it."""
         if scope["type"] != "http":
-            return _refuse_websocket(receive, send)
+            return refuse_websocket(receive, send)
         if self._metrics_port is not None and scope["server"][1] == self._metrics_port:
             return self._metrics(scope, receive, send)
         # The path of an inference call says it already; any other is looked at more closely.
@@ -52,8 +52,8 @@ class Doors:
         return self._http(scope, receive, send)
 
 
-async def _refuse_websocket(receive: Receive, send: Send) -> None:
-    """Closed before it is accepted, which a server makes a 403 of. There is no other type of scope here."""
+async def refuse_websocket(receive: Receive, send: Send) -> None:
+    """Close a websocket before it is accepted, which a server makes a 403 of."""
     await receive()
     await send({"type": "websocket.close"})
 

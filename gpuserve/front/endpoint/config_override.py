@@ -14,6 +14,7 @@ from typing import Any, Final
 from google.protobuf import json_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2 as pb
 
+from gpuserve.devices.names import CPU, EVERY_GPU, gpu_name
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.model_config import BACKEND, model_config
@@ -163,14 +164,16 @@ def _devices(model: str, group: Any) -> tuple[str, ...]:
             f"instance group {shown(group.name)} of model {shown(model)} has kind KIND_CPU but specifies "
             "one or more GPUs"
         )
-    if kind == "KIND_MODEL" or (kind == "KIND_GPU" and not group.gpus):
+    if kind == "KIND_MODEL":
         raise InvalidArgument(
             f"failed to load '{shown(model)}': an instance_group of kind {kind} needs its GPUs named, as "
             "kind KIND_GPU with gpus"
         )
     if kind == "KIND_CPU":
-        return ("cpu",)
-    return tuple(f"cuda:{one}" for one in group.gpus)
+        return (CPU,)
+    if kind == "KIND_GPU" and not group.gpus:
+        return (EVERY_GPU,)
+    return tuple(map(gpu_name, group.gpus))
 
 
 def _decoupled(model: str, config: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import grpc
 
-from gpuserve.front.endpoint import grpc_reflection, grpc_requests, grpc_responses, grpc_rpcs
+from gpuserve.front.endpoint import grpc_health, grpc_reflection, grpc_requests, grpc_responses, grpc_rpcs
 from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER
 from gpuserve.front.endpoint.forwarding import HeaderForwarding
 from gpuserve.front.endpoint.grpc_aio_certificates import GrpcCertificates
@@ -21,6 +21,7 @@ from gpuserve.front.endpoint.grpc_framing import PREFIX_NBYTES
 from gpuserve.front.endpoint.grpc_stream import STRICT_ERRORS, InferStream
 from gpuserve.front.endpoint.restrictions import Policy
 from gpuserve.front.endpoint.service import InferenceService
+from gpuserve.front.server.connection import AGE_GRACE_S
 from gpuserve.front.tracing.reception import Deliver, traced_stream, traced_unary
 from gpuserve.settings import NO_COMPRESSION
 
@@ -28,6 +29,10 @@ from gpuserve.settings import NO_COMPRESSION
 _COMPRESSION_LEVELS: Final = {NO_COMPRESSION: 0, "low": 1, "medium": 2, "high": 3}
 #: A client that does not get on with its TLS handshake keeps no connection for longer.
 _HANDSHAKE_TIMEOUT_MS: Final = 10_000
+#: Options of grpc are C ints.
+_MAX_INT: Final = (1 << 31) - 1
+#: What was answered last is with grpc's threads by then; they do not say when it has left.
+_LAST_WORDS_S: Final = 0.1
 
 
 class GrpcAioTransport:
@@ -42,6 +47,7 @@ class GrpcAioTransport:
         policy: Policy | None = None,
         compression: str = NO_COMPRESSION,
         certificates: GrpcCertificates | None = None,
+        max_connection_age_s: float = 0.0,
     ) -> None:
         self._methods = _Methods(service, forwarding)
         self._guard = Guard(self._methods, policy or Policy())
@@ -56,6 +62,11 @@ class GrpcAioTransport:
             ("grpc.so_reuseport", 1),  # beside the supervisor's socket, which only reserves the port
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
         ]
+        if max_connection_age_s:  # grpc adds the 10 % itself
+            self._options += [
+                ("grpc.max_connection_age_ms", min(int(max_connection_age_s * 1000) or 1, _MAX_INT)),
+                ("grpc.max_connection_age_grace_ms", int(AGE_GRACE_S * 1000)),
+            ]
         self._server: Any = None
 
     def trace(self, deliver: Deliver | None) -> None:
@@ -72,15 +83,28 @@ class GrpcAioTransport:
             self._server.add_secure_port(self._address, self._certificates.credentials())
         await self._server.start()
 
+    def announce(self) -> None:
+        """grpc tells its clients when it is shut down, not before."""
+
+    @property
+    def n_unaware(self) -> int:
+        """Nobody is told."""
+        return 0
+
     async def renew(self) -> None:
         """Use the files of TLS anew, for connections from now on."""
         if self._certificates is not None:
             self._certificates.renew()
 
     async def stop(self) -> None:
-        """Close the connections; in-flight requests were finished before."""
+        """Let the last answers leave; in-flight requests were finished before.
+
+        The connections are closed by the end of the process. grpc's own way to stop cancels calls that cross
+        its word to the clients: they get CANCELLED, which nobody tries again. By a closed connection they get
+        UNAVAILABLE.
+        """
         if self._server is not None:
-            await self._server.stop(grace=0.5)
+            await asyncio.sleep(_LAST_WORDS_S)
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -101,7 +125,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
             if self.deliver is None:
                 return grpc.stream_stream_rpc_method_handler(self._stream_infer)
             return grpc.stream_stream_rpc_method_handler(traced_stream(self._stream_infer, self.deliver))
-        if path == grpc_rpcs.HEALTH_WATCH:
+        if path == grpc_health.WATCH:
             return grpc.unary_stream_rpc_method_handler(self._health_watch)
         if path in grpc_reflection.METHODS:
             return grpc.stream_stream_rpc_method_handler(functools.partial(self._reflection, path))
@@ -149,8 +173,8 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
         # grpc.aio cancels this coroutine when the client goes away; nothing else ends it.
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         async with as_status(context):
-            name = grpc_rpcs.health_service(body)
-            async for reply in grpc_rpcs.health_changes(self._service, name, gone):
+            name = grpc_health.service_of(body)
+            async for reply in grpc_health.changes(self._service, name, gone):
                 yield reply
 
     async def _reflection(

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import grpc
 
-from gpuserve.errors import RequestError
+from gpuserve.errors import RequestError, Stopping
+from gpuserve.front.endpoint.grpc_headers import RETRY_PUSHBACK
 from gpuserve.front.endpoint.status import STATUS
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,8 @@ _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 async def abort(context: Any, error: RequestError) -> None:
     """End the call with the error as its status; raises grpc's own ``AbortError``."""
-    await context.abort(_STATUS_CODES[STATUS[error.code][1]], str(error))
+    trailers = (RETRY_PUSHBACK,) if isinstance(error, Stopping) else ()
+    await context.abort(_STATUS_CODES[STATUS[error.code][1]], str(error), trailers)
 
 
 @contextlib.asynccontextmanager

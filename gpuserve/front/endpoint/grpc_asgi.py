@@ -7,22 +7,30 @@ message, in the headers (gRPC's Trailers-Only).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from gpuserve.errors import (
     DeadlineExceeded,
     Internal,
     InvalidArgument,
     RequestError,
-    ResourceExhausted,
 )
-from gpuserve.front.endpoint import grpc_reflection, grpc_requests, grpc_responses, grpc_rpcs
+from gpuserve.front.endpoint import grpc_health, grpc_reflection, grpc_requests, grpc_responses, grpc_rpcs
 from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER, Receive, Scope, Send
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.forwarding import HeaderForwarding
+from gpuserve.front.endpoint.grpc_calls import (
+    OK,
+    START,
+    Call,
+    call_of,
+    end,
+    read_rest,
+    refuse,
+    respond,
+)
 from gpuserve.front.endpoint.grpc_framing import (
     PREFIX_NBYTES,
     Unframer,
@@ -30,15 +38,7 @@ from gpuserve.front.endpoint.grpc_framing import (
     read_prefix,
     unary_message,
 )
-from gpuserve.front.endpoint.grpc_headers import (
-    OK_HEADERS,
-    OK_TRAILERS,
-    encoding_of,
-    refusal_headers,
-    status_trailers,
-    timeout_s_of,
-)
-from gpuserve.front.endpoint.grpc_stream import STRICT_ERRORS, InferStream
+from gpuserve.front.endpoint.grpc_stream import InferStream
 from gpuserve.front.endpoint.offload import offload
 from gpuserve.front.endpoint.response_body import send_body
 from gpuserve.front.endpoint.service import InferenceService
@@ -50,25 +50,7 @@ logger = logging.getLogger(__name__)
 
 #: Bodies from this size on are copied into the arena chunk by chunk.
 INGEST_NBYTES: Final = 64 * 1024
-_START: Final = {"type": "http.response.start", "status": 200, "headers": OK_HEADERS, "trailers": True}
-_OK: Final = {"type": "http.response.trailers", "headers": OK_TRAILERS}
-
-Method: TypeAlias = Callable[["Call"], Awaitable[None]]
-
-
-class Call(NamedTuple):
-    """One call: its ASGI ends and what its headers say; ``encoding`` is "" for identity.
-
-    ``strict_errors``: the first error of a stream is to be its status. ``headers`` are as they came.
-    """
-
-    path: str
-    receive: Receive
-    send: Send
-    encoding: str
-    timeout_s: float | None
-    strict_errors: bool
-    headers: list[tuple[bytes, bytes]]
+Method: TypeAlias = Callable[[Call], Awaitable[None]]
 
 
 class GrpcDoor:
@@ -88,7 +70,7 @@ class GrpcDoor:
         self._methods: dict[str, Method] = {
             MODEL_INFER: self._infer,
             MODEL_STREAM_INFER: self._stream_infer,
-            grpc_rpcs.HEALTH_WATCH: self._health_watch,
+            grpc_health.WATCH: self._health_watch,
             **dict.fromkeys(grpc_rpcs.UNARY, self._unary),
             **dict.fromkeys(grpc_reflection.METHODS, self._reflection),
         }
@@ -100,7 +82,7 @@ class GrpcDoor:
             method = self._methods.get(path, self._unknown)
             if "http.response.trailers" not in scope.get("extensions", ()):
                 method = self._without_trailers
-            await method(_call(scope, receive, send))
+            await method(call_of(scope, receive, send))
         except RequestError as error:
             await refuse(send, error)
         except Exception:
@@ -123,13 +105,13 @@ class GrpcDoor:
         try:
             pieces = grpc_responses.encode_infer_response(response, framed=True)
             if len(pieces) == 1 and type(pieces[0]) is bytes:
-                await call.send(_START)
+                await call.send(START)
                 await call.send({"type": "http.response.body", "body": pieces[0], "more_body": False})
-                await call.send(_OK)
+                await call.send(OK)
             else:
-                await call.send(_START)
+                await call.send(START)
                 await send_body(call.send, pieces)
-                await call.send(_OK)
+                await call.send(OK)
         except OSError:  # what ASGI's send() raises once the client is gone
             pass
         finally:
@@ -145,13 +127,13 @@ class GrpcDoor:
             late = DeadlineExceeded(f"the stream did not end within its {call.timeout_s:g} s")
             timer = loop.call_later(call.timeout_s, stream.fail, late)
         try:
-            await call.send(_START)
+            await call.send(START)
             async for chunk in stream.chunks():
                 await call.send({"type": "http.response.body", "body": chunk, "more_body": True})
             await call.send({"type": "http.response.body", "body": b"", "more_body": False})
-            await call.send(_OK)
+            await call.send(OK)
         except RequestError as error:
-            await _end(call.send, error)
+            await end(call.send, error)
         except OSError:  # the client is gone
             pass
         finally:
@@ -245,40 +227,22 @@ class GrpcDoor:
         body = await read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
         message = unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES, call.encoding)
         reply = await grpc_rpcs.answer(call.path, self._service, bytes(message))
-        with contextlib.suppress(OSError):  # the client is gone
-            await call.send(_START)
-            data = frame(len(reply)) + reply
-            await call.send({"type": "http.response.body", "body": data, "more_body": False})
-            await call.send(_OK)
+        await respond(call.send, reply)
 
     async def _health_watch(self, call: Call) -> None:
-        body = await read_rest(call.receive, b"", grpc_rpcs.MAX_REQUEST_NBYTES)
-        name = grpc_rpcs.health_service(bytes(unary_message(body, grpc_rpcs.MAX_REQUEST_NBYTES)))
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = self._watch.add(gone, call.receive)
-        try:
-            await call.send(_START)
-            async for reply in grpc_rpcs.health_changes(self._service, name, gone):
-                data = frame(len(reply)) + reply
-                await call.send({"type": "http.response.body", "body": data, "more_body": True})
-        except RequestError as error:
-            await _end(call.send, error)
-        except OSError:  # the client is gone
-            pass
-        finally:
-            waiting.finish()
+        await grpc_health.serve_watch(self._service, self._watch, call)
 
     async def _reflection(self, call: Call) -> None:
         try:
             replies = grpc_reflection.replies(self._service, call.path, _messages(call))
-            await call.send(_START)
+            await call.send(START)
             async for reply in replies:
                 data = frame(len(reply)) + reply
                 await call.send({"type": "http.response.body", "body": data, "more_body": True})
             await call.send({"type": "http.response.body", "body": b"", "more_body": False})
-            await call.send(_OK)
+            await call.send(OK)
         except RequestError as error:
-            await _end(call.send, error)
+            await end(call.send, error)
         except OSError:  # the client is gone
             pass
 
@@ -299,53 +263,3 @@ async def _messages(call: Call) -> AsyncIterator[bytes]:
             yield body
         more = message.get("more_body", False)
     unframer.finish()
-
-
-def _call(scope: Scope, receive: Receive, send: Send) -> Call:
-    headers: dict[bytes, bytes] = dict(scope["headers"])
-    return Call(
-        scope["path"],
-        receive,
-        send,
-        encoding_of(headers),
-        timeout_s_of(headers),
-        headers.get(STRICT_ERRORS.encode()) == b"true",
-        scope["headers"],
-    )
-
-
-async def read_rest(receive: Receive, body: bytes, limit_nbytes: int) -> bytes:
-    """The body from what was read of it on.
-
-    Raises:
-        ResourceExhausted: it is larger than the limit.
-        CancelledError: the client went away.
-    """
-    parts = [body]
-    nbytes = len(body)
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise asyncio.CancelledError
-        part = message.get("body", b"")
-        parts.append(part)
-        nbytes += len(part)
-        if nbytes > limit_nbytes:
-            raise ResourceExhausted(f"the request body is over the limit of {limit_nbytes} bytes")
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def refuse(send: Send, error: RequestError) -> None:
-    """Trailers-Only: the status is in the headers, and there is no body."""
-    headers = refusal_headers(error)
-    with contextlib.suppress(OSError):  # the client is gone
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _end(send: Send, error: RequestError) -> None:
-    """A status after messages: it is in the trailers."""
-    with contextlib.suppress(OSError):  # the client is gone
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        await send({"type": "http.response.trailers", "headers": status_trailers(error)})

@@ -6,7 +6,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Final
 
-from gpuserve.errors import Code, RequestError
+from gpuserve.errors import Code, RequestError, Stopping
 from gpuserve.front.endpoint.grpc_framing import ACCEPTED_ENCODINGS
 from gpuserve.front.endpoint.status import STATUS
 
@@ -15,6 +15,8 @@ ACCEPT_ENCODING: Final = (b"grpc-accept-encoding", ACCEPTED_ENCODINGS.replace(" 
 #: Before messages, and after them.
 OK_HEADERS: Final = [CONTENT_TYPE, ACCEPT_ENCODING]
 OK_TRAILERS: Final = [(b"grpc-status", b"0")]
+#: Has clients that try again wait a moment: by then they know which servers are left. (gRPC proposal A6)
+RETRY_PUSHBACK: Final = ("grpc-retry-pushback-ms", "100")
 _TIMEOUT_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MAX_MESSAGE_CHARS: Final = 8192
 
@@ -48,10 +50,13 @@ def refusal_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
 
 def status_trailers(error: RequestError) -> list[tuple[bytes, bytes]]:
     """The status after messages."""
-    return [
+    trailers = [
         (b"grpc-status", str(STATUS[error.code][1]).encode()),
         (b"grpc-message", grpc_message(str(error))),
     ]
+    if isinstance(error, Stopping):
+        trailers.append((RETRY_PUSHBACK[0].encode(), RETRY_PUSHBACK[1].encode()))
+    return trailers
 
 
 def grpc_message(text: str) -> bytes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from gpuserve.errors import Unimplemented
 from gpuserve.front.endpoint import (
+    grpc_health,
     grpc_messages,
     grpc_regions,
     grpc_repository,
@@ -24,10 +24,6 @@ from gpuserve.front.endpoint.service import EXTENSIONS, InferenceService
 #: None of these requests is longer than a few names.
 MAX_REQUEST_NBYTES: Final = 1 << 20
 _SERVICE: Final = "/inference.GRPCInferenceService/"
-HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
-HEALTH_WATCH: Final = "/grpc.health.v1.Health/Watch"
-#: ``HealthCheckResponse`` with SERVICE_UNKNOWN, which only ``Watch`` sends.
-_SERVICE_UNKNOWN: Final = b"\x08\x03"
 
 
 def _server_live(service: InferenceService, _: bytes) -> bytes:
@@ -92,14 +88,6 @@ def _log_settings(service: InferenceService, body: bytes) -> bytes:
     return _encoded(log_codec.message(service.log.update(changes)))
 
 
-def _health_check(service: InferenceService, body: bytes) -> bytes:
-    name = health_service(body)
-    serving = service.health(name)
-    if serving is None:
-        raise NotFound(f"no service {name[:128]!r} to check the health of")
-    return grpc_messages.health(serving)
-
-
 UNARY: Final[dict[str, Callable[[InferenceService, bytes], bytes | Awaitable[bytes]]]] = {
     _SERVICE + "ServerLive": _server_live,
     _SERVICE + "ServerReady": _server_ready,
@@ -113,7 +101,7 @@ UNARY: Final[dict[str, Callable[[InferenceService, bytes], bytes | Awaitable[byt
     _SERVICE + "RepositoryModelUnload": grpc_repository.unload,
     _SERVICE + "TraceSetting": _trace_setting,
     _SERVICE + "LogSettings": _log_settings,
-    HEALTH_CHECK: _health_check,
+    grpc_health.CHECK: grpc_health.check,
     **grpc_regions.METHODS,
 }
 
@@ -137,71 +125,6 @@ async def answer(path: str, service: InferenceService, body: bytes) -> bytes:
     """
     reply = UNARY[path](service, body)
     return reply if isinstance(reply, bytes) else await reply
-
-
-def health_service(body: bytes) -> str:
-    """The one field of a ``HealthCheckRequest`` (1: service), without a package for two messages.
-
-    Raises:
-        InvalidArgument: the bytes are none.
-    """
-    name, position = b"", 0
-    while position < len(body):
-        if body[position] != 0x0A:
-            raise InvalidArgument("the request body is not a HealthCheckRequest")
-        length, position = _varint(body, position + 1)
-        name = body[position : position + length]
-        if len(name) < length:
-            raise InvalidArgument("the request body is not a HealthCheckRequest: it is truncated")
-        position += length
-    return name.decode("utf-8", "replace")
-
-
-async def health_changes(
-    service: InferenceService, name: str, gone: asyncio.Future[None]
-) -> AsyncIterator[bytes]:
-    """The health of a service now, and again whenever it changes, until ``gone`` is done.
-
-    Raises:
-        Unavailable: the front ends.
-    """
-    changed = asyncio.Event()
-    unwatch = service.watch(changed.set)
-    said: bytes | None = None
-    try:
-        while not gone.done():
-            serving = service.health(name)
-            reply = _SERVICE_UNKNOWN if serving is None else grpc_messages.health(serving)
-            if reply != said:
-                said = reply
-                yield reply
-            if service.ended:
-                raise Unavailable("the server is shutting down")
-            await _either(changed, gone)
-            changed.clear()
-    finally:
-        unwatch()
-
-
-async def _either(changed: asyncio.Event, gone: asyncio.Future[None]) -> None:
-    waiting = asyncio.ensure_future(changed.wait())
-    either: set[asyncio.Future[Any]] = {waiting, gone}
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-
-
-def _varint(body: bytes, position: int) -> tuple[int, int]:
-    number = shift = 0
-    while position < len(body) and shift < 64:
-        byte = body[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-        shift += 7
-    raise InvalidArgument("the request body is not a HealthCheckRequest: its protobuf encoding is malformed")
 
 
 def _encoded(message: Any) -> bytes:

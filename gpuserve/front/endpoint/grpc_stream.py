@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from gpuserve.errors import RequestError, Unavailable
+from gpuserve.errors import RequestError, Stopping
 from gpuserve.front.endpoint.grpc_requests import infer_message, infer_request
 from gpuserve.front.endpoint.grpc_responses import Piece
 from gpuserve.front.endpoint.grpc_stream_codec import empty_final, stream_error, stream_response
@@ -60,6 +60,8 @@ class InferStream:
         self._pending_nbytes = 0
         self._has_room = asyncio.Event()
         self._no_more_requests = False
+        #: Nothing more is taken because the server ends, not because the client has said everything.
+        self._stopping = False
         self._ended = False
         self._failure: RequestError | None = None
         self._changed = asyncio.Event()
@@ -96,7 +98,7 @@ class InferStream:
 
     def close_requests(self) -> None:
         """The client sends no more; what it sent is still answered."""
-        self._no_more_requests = True
+        self._no_more_requests, self._stopping = True, False
         self._changed.set()
 
     def fail(self, error: RequestError) -> None:
@@ -146,13 +148,16 @@ class InferStream:
             unwatch()
         if self._failure is not None:
             raise self._failure
+        if self._stopping:
+            raise Stopping("the server is stopping: what was not answered on this stream was not run")
 
     def _on_service_changed(self) -> None:
         """A server that stops takes nothing new, and does not wait for clients that only keep a call open."""
         if self._service.ended:
-            self.fail(Unavailable("the server is stopping"))
-        elif self._service.draining:
-            self.close_requests()
+            self.fail(Stopping("the server is stopping"))
+        elif self._service.draining and not self._no_more_requests:
+            self._no_more_requests = self._stopping = True
+            self._changed.set()
 
     def _next_chunk(self) -> tuple[bytes, list[InferResponse]]:
         """What is to be written next, and the responses in it."""

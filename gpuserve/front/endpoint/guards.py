@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from gpuserve.errors import RequestError
 from gpuserve.front.endpoint import grpc_reflection, grpc_rpcs, http_bodies, routes
 from gpuserve.front.endpoint.asgi import MODEL_STREAM_INFER, Application, Receive, Scope, Send
-from gpuserve.front.endpoint.grpc_asgi import read_rest, refuse
+from gpuserve.front.endpoint.grpc_calls import read_rest, refuse
 from gpuserve.front.endpoint.grpc_framing import unary_message
 from gpuserve.front.endpoint.grpc_headers import encoding_of
 from gpuserve.front.endpoint.http import raw_path

@@ -28,11 +28,15 @@ from gpuserve.front.endpoint.http_answers import (
     defect,
     failure,
     json_answer,
+    live_answer,
+    ready_answer,
+    started_answer,
     too_large,
 )
 from gpuserve.front.endpoint.http_encoding import IDENTITY
 from gpuserve.front.endpoint.http_generate import GenerateDoor
 from gpuserve.front.endpoint.http_header import OutputForm
+from gpuserve.front.endpoint.http_json import compact
 from gpuserve.front.endpoint.http_regions import region_endpoints
 from gpuserve.front.endpoint.http_repository import repository_endpoints
 from gpuserve.front.endpoint.http_settings import settings_endpoints
@@ -49,6 +53,9 @@ logger = logging.getLogger(__name__)
 
 _METRICS_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 _GENERATE: Final = frozenset({Endpoint.MODEL_GENERATE, Endpoint.MODEL_GENERATE_STREAM})
+_ON_METRICS_PORT: Final = frozenset(
+    {Endpoint.METRICS, Endpoint.SERVER_LIVE, Endpoint.SERVER_READY, Endpoint.SERVER_STARTED}
+)
 _NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 
@@ -79,10 +86,12 @@ class HttpDoor:
             Endpoint.SERVER_METADATA: self._server_metadata,
             Endpoint.SERVER_LIVE: self._server_live,
             Endpoint.SERVER_READY: self._server_ready,
+            Endpoint.SERVER_STARTED: self._server_started,
             Endpoint.MODEL_METADATA: self._model_metadata,
             Endpoint.MODEL_READY: self._model_ready,
             Endpoint.MODEL_CONFIG: self._model_config,
             Endpoint.MODEL_STATISTICS: self._model_statistics,
+            Endpoint.GPUS: self._gpus,
             Endpoint.METRICS: self._metrics,
             **dict.fromkeys(self._controls, self._control),
             Endpoint.OPENAPI: self._openapi,
@@ -113,8 +122,7 @@ class HttpDoor:
     async def metrics_only(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application of the metrics port: ``/metrics`` and health, nothing else."""
         route = routes.match(scope["method"], raw_path(scope))
-        allowed = {Endpoint.METRICS, Endpoint.SERVER_LIVE, Endpoint.SERVER_READY}
-        if isinstance(route, Route) and route.endpoint not in allowed:
+        if isinstance(route, Route) and route.endpoint not in _ON_METRICS_PORT:
             route = routes.NOT_FOUND
         if isinstance(route, Refusal):
             await _send(send, _refusal(route))
@@ -228,11 +236,13 @@ class HttpDoor:
         return json_answer(200, http_bodies.server_metadata_body(service.name, service.version, EXTENSIONS))
 
     async def _server_live(self, route: Route, receive: Receive) -> Answer:
-        return json_answer(200 if self._service.live else 400, http_bodies.live_body(self._service.live))
+        return live_answer(self._service.live)
 
     async def _server_ready(self, route: Route, receive: Receive) -> Answer:
-        ready = self._service.ready
-        return json_answer(200 if ready else 400, http_bodies.ready_body(ready))
+        return ready_answer(self._service.ready)
+
+    async def _server_started(self, route: Route, receive: Receive) -> Answer:
+        return started_answer(self._service.started)
 
     async def _model_metadata(self, route: Route, receive: Receive) -> Answer:
         found = self._service.model_metadata(route.model_name, route.model_version)
@@ -251,7 +261,8 @@ class HttpDoor:
         ready = self._service.model_ready(route.model_name, route.model_version)
         if ready:
             return json_answer(200, http_bodies.ready_body(True))
-        return json_answer(400, http_bodies.error_body("Model version not ready"))
+        why = self._service.why_not_ready(route.model_name, route.model_version)
+        return json_answer(400, http_bodies.error_body(f"Model version not ready{why and f': {why}'}"))
 
     async def _model_config(self, route: Route, receive: Receive) -> Answer:
         spec = self._service.model(route.model_name, route.model_version).spec
@@ -262,8 +273,11 @@ class HttpDoor:
         entries = self._service.statistics(route.model_name, route.model_version)
         return json_answer(200, statistics_codec.json_body(entries))
 
+    async def _gpus(self, route: Route, receive: Receive) -> Answer:
+        return json_answer(200, compact(self._service.gpus.document()).encode())
+
     async def _metrics(self, route: Route, receive: Receive) -> Answer:
-        page = await self._service.metrics_page.page()
+        page = self._service.metrics_page.page()
         return 200, [_METRICS_TYPE, (b"content-length", b"%d" % len(page))], page
 
     async def _control(self, route: Route, receive: Receive) -> Answer:

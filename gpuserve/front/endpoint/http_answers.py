@@ -19,6 +19,21 @@ def json_answer(status: int, body: bytes) -> Answer:
     return status, http_bodies.json_headers(body), body
 
 
+def live_answer(live: bool) -> Answer:
+    """Of ``/v2/health/live``; what is not so is 400, as in Triton."""
+    return json_answer(200 if live else 400, http_bodies.live_body(live))
+
+
+def ready_answer(ready: bool) -> Answer:
+    """Of ``/v2/health/ready``."""
+    return json_answer(200 if ready else 400, http_bodies.ready_body(ready))
+
+
+def started_answer(started: bool) -> Answer:
+    """Of ``/v2/health/startup``."""
+    return json_answer(200 if started else 400, http_bodies.started_body(started))
+
+
 def failure(error: RequestError) -> Answer:
     """What a failed request is answered with."""
     status, headers, body = json_answer(STATUS[error.code][0], http_bodies.error_body(str(error)))

@@ -37,6 +37,11 @@ def ready_body(ready: bool) -> bytes:
     return compact({"ready": ready}).encode()
 
 
+def started_body(started: bool) -> bytes:
+    """The answer of ``/v2/health/startup``."""
+    return compact({"started": started}).encode()
+
+
 def server_metadata_body(name: str, version: str, extensions: Sequence[str]) -> bytes:
     """The answer of ``/v2``."""
     return compact({"name": name, "version": version, "extensions": list(extensions)}).encode()

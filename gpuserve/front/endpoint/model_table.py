@@ -95,9 +95,9 @@ class ModelTable:
         """The versions of a model that take requests."""
         return tuple(str(driver.spec.version) for driver in self.of(name) if driver.ready)
 
-    def is_known(self, name: str) -> bool:
-        """Whether there is a model of that name, loaded or not."""
-        return name in self._versions or name in self._states
+    def names(self) -> set[str]:
+        """The names of all models, loaded or not."""
+        return self._versions.keys() | self._states.keys()
 
     # ---- the repository index -------------------------------------------------------------
 

@@ -144,7 +144,7 @@ def _responses(operation: Operation, answer: Schema) -> Schema:
         {operation.answer_type: answer, BINARY: {}} if operation.binary else {operation.answer_type: answer}
     )
     responses = {"200": _response("The answer.", media), "default": _FAILED}
-    if operation.answer in {"Live", "Ready"} and MODEL not in operation.paths[0]:
+    if operation.answer in {"Live", "Ready", "Started"} and MODEL not in operation.paths[0]:
         responses["400"] = _response("It is not.", media)
     return responses
 

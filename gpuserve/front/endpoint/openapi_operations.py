@@ -64,6 +64,13 @@ OPERATIONS: Final[dict[Endpoint, Operation]] = {
         "Ready",
         description="400 where one does not, or where the server stops.",
     ),
+    Endpoint.SERVER_STARTED: Operation(
+        "health",
+        "Whether every model was loaded once",
+        ("/v2/health/startup",),
+        "Started",
+        description="400 while the server starts; 200 from then on.",
+    ),
     Endpoint.MODEL_READY: Operation(
         "health", "Whether a model takes requests", _of_model("/ready"), "Ready", description="400 where not."
     ),
@@ -177,6 +184,13 @@ OPERATIONS: Final[dict[Endpoint, Operation]] = {
     ),
     Endpoint.CUDA_REGION_UNREGISTER: Operation(
         "shared memory", "Unregister regions of GPU memory", _of_regions(_CUDA, "unregister"), answer_type=""
+    ),
+    Endpoint.GPUS: Operation(
+        "statistics",
+        "The GPUs: their health, what they do, and what models have of their memory",
+        ("/v2/gpus",),
+        "Gpus",
+        description="Not part of the protocol. Empty where no GPU is watched.",
     ),
     Endpoint.METRICS: Operation(
         "statistics", "Metrics in Prometheus' text format", ("/metrics",), answer_type="text/plain"

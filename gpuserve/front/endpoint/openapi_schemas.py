@@ -44,6 +44,38 @@ _DATA: Final[Schema] = {
     "binary data or in shared memory. FP16 and BF16 have no JSON form.",
 }
 
+_OPTIONAL_NUMBER: Final[Schema] = {"type": ["number", "null"]}
+_OPTIONAL_INTEGER: Final[Schema] = {"type": ["integer", "null"]}
+_GPU: Final = _object(
+    ("uuid", "device", "name", "state", "reason", "reading", "xid_errors", "models"),
+    uuid=_STRING,
+    device={**_STRING, "description": "cuda:0 and so on; empty where this server cannot use it."},
+    name=_STRING,
+    state={"type": "string", "enum": ["HEALTHY", "SUSPECT", "LOST"]},
+    reason={**_STRING, "description": "Why it is lost."},
+    reading={
+        "type": ["object", "null"],
+        "description": "null where the driver does not answer for it, or it is lost.",
+        "properties": {
+            "memory_total_bytes": _OPTIONAL_INTEGER,
+            "memory_used_bytes": _OPTIONAL_INTEGER,
+            "utilization": {**_OPTIONAL_NUMBER, "description": "0 to 1."},
+            "temperature_celsius": _OPTIONAL_INTEGER,
+            "power_watts": _OPTIONAL_NUMBER,
+            "power_limit_watts": _OPTIONAL_NUMBER,
+            "energy_joules": _OPTIONAL_NUMBER,
+            "ecc_errors_corrected": _OPTIONAL_INTEGER,
+            "ecc_errors_uncorrected": _OPTIONAL_INTEGER,
+            "remapped_rows": {"type": ["object", "null"]},
+            "retired_pages_pending": {"type": ["boolean", "null"]},
+            "slowdowns": {"type": ["array", "null"], "items": _STRING},
+        },
+    },
+    xid_errors={"type": "object", "additionalProperties": _INTEGER},
+    models=_array(
+        _object(("name", "version", "memory_bytes"), name=_STRING, version=_STRING, memory_bytes=_INTEGER)
+    ),
+)
 _DURATION: Final = reference("StatisticDuration")
 _DURATIONS: Final[Schema] = {"type": "object", "additionalProperties": _DURATION}
 _STATISTICS: Final = _object(
@@ -71,6 +103,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Error": _object(("error",), error=_STRING),
     "Live": _object(("live",), live=_BOOLEAN),
     "Ready": _object(("ready",), ready=_BOOLEAN),
+    "Started": _object(("started",), started=_BOOLEAN),
     "ServerMetadata": _object(
         ("name", "version", "extensions"), name=_STRING, version=_STRING, extensions=_array(_STRING)
     ),
@@ -161,6 +194,12 @@ SCHEMAS: Final[dict[str, Schema]] = {
         "description": "How many times something happened, and how many nanoseconds it took in total.",
     },
     "ModelStatistics": _object(("model_stats",), model_stats=_array(_STATISTICS)),
+    "Gpus": _object(
+        ("stale", "age_seconds", "gpus"),
+        stale={**_BOOLEAN, "description": "The driver has not answered lately."},
+        age_seconds=_OPTIONAL_NUMBER,
+        gpus=_array(_GPU),
+    ),
     "RepositoryIndexRequest": _object(ready={**_BOOLEAN, "description": "Only models that are ready."}),
     "RepositoryIndex": _array(
         _object(

@@ -52,6 +52,7 @@ class Verdict(enum.Enum):
 ENDPOINTS: Final[Mapping[Endpoint, Access]] = {
     Endpoint.SERVER_LIVE: Access("health"),
     Endpoint.SERVER_READY: Access("health"),
+    Endpoint.SERVER_STARTED: Access("health"),
     Endpoint.MODEL_READY: Access("health"),
     Endpoint.SERVER_METADATA: Access("metadata"),
     Endpoint.MODEL_METADATA: Access("metadata"),
@@ -76,6 +77,7 @@ ENDPOINTS: Final[Mapping[Endpoint, Access]] = {
     Endpoint.LOGGING: Access("logging"),
     Endpoint.LOGGING_UPDATE: Access("logging", Kind.CONTROL),
     Endpoint.MODEL_STATISTICS: Access("statistics"),
+    Endpoint.GPUS: Access("statistics"),
     Endpoint.METRICS: Access("statistics"),  # not on the metrics port, which is never restricted
 }
 

@@ -27,6 +27,7 @@ class Endpoint(enum.Enum):
     SERVER_METADATA = ("server metadata", "GET")
     SERVER_LIVE = ("server live", "GET")
     SERVER_READY = ("server ready", "GET")
+    SERVER_STARTED = ("server started", "GET")
     MODEL_METADATA = ("model metadata", "GET")
     MODEL_READY = ("model ready", "GET")
     MODEL_CONFIG = ("model config", "GET")
@@ -48,6 +49,7 @@ class Endpoint(enum.Enum):
     TRACE_UPDATE = ("trace update", "POST")
     LOGGING = ("logging", "GET")
     LOGGING_UPDATE = ("logging update", "POST")
+    GPUS = ("gpus", "GET")
     METRICS = ("metrics", "GET")
     OPENAPI = ("openapi", "GET")
     DOCS = ("docs", "GET")
@@ -77,10 +79,12 @@ _FIXED: Final[dict[bytes, Route]] = {
     b"/v2/": Route(Endpoint.SERVER_METADATA),
     b"/v2/health/live": Route(Endpoint.SERVER_LIVE),
     b"/v2/health/ready": Route(Endpoint.SERVER_READY),
+    b"/v2/health/startup": Route(Endpoint.SERVER_STARTED),
     b"/v2/models/stats": Route(Endpoint.MODEL_STATISTICS),
     b"/v2/repository/index": Route(Endpoint.REPOSITORY_INDEX),
     b"/v2/trace/setting": Route(Endpoint.TRACE_SETTING),
     b"/v2/logging": Route(Endpoint.LOGGING),
+    b"/v2/gpus": Route(Endpoint.GPUS),
     b"/metrics": Route(Endpoint.METRICS),
     b"/openapi.json": Route(Endpoint.OPENAPI),
     b"/docs": Route(Endpoint.DOCS),

@@ -14,9 +14,11 @@ from gpuserve.ensemble_spec import StepSpec
 from gpuserve.errors import InvalidArgument, NotFound, RequestError, Unavailable
 from gpuserve.front.driver import Driver
 from gpuserve.front.endpoint import classification
+from gpuserve.front.endpoint.health import HealthReport
 from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.model_table import ModelTable, version_number
 from gpuserve.front.endpoint.v2 import IndexEntry, InferRequest, InferResponse
+from gpuserve.front.gpu_health.watch import GpuWatch
 from gpuserve.front.log_control import LogControl
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.metrics_page import MetricsPage
@@ -26,6 +28,7 @@ from gpuserve.front.repository_control import RepositoryControl
 from gpuserve.front.scheduler.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.statistics import StatisticsEntry
 from gpuserve.front.tracing.control import TraceControl
+from gpuserve.front.triton_metrics import Family
 from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Block
 
@@ -66,24 +69,30 @@ class InferenceService:
     """The models of a front, and the questions that clients ask about them.
 
     ``name`` is what the server calls itself. ``ready`` turns true once every model of the start is
-    loaded, and false for good when the server drains.
+    loaded, and false for good when the server is told to end.
     """
 
     def __init__(self, name: str, cache_nbytes: Callable[[], int] = lambda: 0) -> None:
         self.name = name
         self.version = __version__
-        self.metrics_page = MetricsPage(self._metrics, __version__, cache_nbytes)
+        self.metrics_page = MetricsPage(self._metrics, __version__, cache_nbytes, self._gpu_families)
         #: What clients can read and change of tracing and of the log. The front puts its own here.
         self.trace = TraceControl(self.models)
         self.log = LogControl()
         self.repository = RepositoryControl()
         #: The shared memory that clients have registered; the front puts its own here.
         self.regions = RegionTable()
+        #: The GPUs, and how many of those that models name must be usable; the front puts its own here.
+        self.gpus = GpuWatch()
+        self.min_healthy_devices = 0
+        #: How many instances of each model make the server ready, where the model has so many.
+        self.min_ready_instances = 1
         self._table = ModelTable()
         #: The table's own; that a request without a version needs one look-up is worth a second name.
         self._latest = self._table.latest
         self._attached: set[str] = set()
         self._serving = False
+        self._leaving = False
         self._draining = False
         #: Nothing changes any more: who watches is to stop.
         self.ended = False
@@ -93,12 +102,13 @@ class InferenceService:
 
     @property
     def live(self) -> bool:
-        """The process runs; nothing else counts."""
-        return True
+        """The process runs, and on a GPU machine a new one could use CUDA; nothing else counts."""
+        return self.gpus.cuda_works
 
     @property
     def ready(self) -> bool:
-        """Whether the server as a whole takes requests: every model of its own has a live instance.
+        """Whether requests should come here: the server is not to end, every model of its own has enough
+        live instances, and enough of their GPUs can be used.
 
         A model of an attached program does not count: no other program can take the server out of service.
         Nor does an ensemble, which is ready when the models of its steps are.
@@ -108,7 +118,19 @@ class InferenceService:
             for driver in self._table.all()
             if driver.spec.instances and driver.spec.name not in self._attached
         ]
-        return self._serving and not self._draining and all(driver.ready for driver in own)
+        gpus = {uuid for driver in own for uuid in _gpus(driver.spec)}
+        usable = self.gpus.are_enough(gpus, self.min_healthy_devices)
+        return self.started and not self._leaving and usable and all(map(self._has_enough, own))
+
+    def _has_enough(self, driver: Driver) -> bool:
+        """Whether so many instances of a model are up that the server may be ready."""
+        wanted = min(self.min_ready_instances, len(driver.spec.instances))
+        return len(driver.instances.names()) >= wanted
+
+    @property
+    def started(self) -> bool:
+        """Whether every model of the start was loaded; stays true."""
+        return self._serving
 
     @property
     def draining(self) -> bool:
@@ -125,22 +147,29 @@ class InferenceService:
             driver = self.model(name, version)
         except (NotFound, Unavailable):
             return False
-        return driver.ready and not self._draining
+        return driver.ready and not self._leaving
+
+    def why_not_ready(self, name: str, version: str) -> str:
+        """The reason why a model is not ready, where it is one of the machine: its GPUs are lost."""
+        driver = self.model(name, version)
+        return "" if driver.ready else self.fault_of(driver.spec)
+
+    def fault_of(self, spec: ModelSpec) -> str:
+        """That the GPUs of every instance of a model are lost, and why; "" where they are not."""
+        return self.gpus.why_lost([one.placement.gpu_uuid for one in spec.instances])
 
     def health(self, service: str) -> bool | None:
         """The answer of ``grpc.health.v1`` for a service name; None where there is no such service."""
-        match service:
-            case "" | "readiness" | "inference.GRPCInferenceService":
-                return self.ready
-            case "liveness":
-                return self.live
-            case "startup":
-                return self._serving
-        prefix, _, model = service.partition("/")
-        if prefix != "model" or not self._table.is_known(model):
-            return None
-        driver = self._latest.get(model)
-        return driver is not None and driver.ready and not self._draining
+        return self.health_report().of(service)
+
+    def health_report(self) -> HealthReport:
+        """The health of everything."""
+        latest, staying = self._latest, not self._leaving
+        models = {
+            name: staying and (driver := latest.get(name)) is not None and driver.ready
+            for name in self._table.names()
+        }
+        return HealthReport(self.live, self.started, self.ready, models)
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
         """The declaration of a version, the latest where none is named, and the versions that are ready.
@@ -172,7 +201,10 @@ class InferenceService:
             if not found:
                 raise InvalidArgument(f"requested model version is not available for model '{shown(name)}'")
         found.sort(key=lambda driver: (driver.spec.name, driver.spec.version))
-        return [driver.metrics.statistics_entry() for driver in found]
+        return [
+            one.metrics.statistics_entry(self.gpus.memory_of(one.spec.name, one.metrics.version))
+            for one in found
+        ]
 
     # ---- inference ------------------------------------------------------------------------
 
@@ -299,9 +331,19 @@ class InferenceService:
         self._serving = True
         self.changed()
 
+    def cuda_state(self, works: bool) -> None:
+        """Whether a new process can use CUDA."""
+        self.gpus.cuda_works = works
+        self.changed()
+
+    def leave(self) -> None:
+        """Not ready from now on. What comes is still taken."""
+        self._leaving = True
+        self.changed()
+
     def drain(self) -> None:
         """Not ready from now on; nothing new is taken."""
-        self._draining = True
+        self._leaving = self._draining = True
         for driver in self._table.all():
             driver.stop_accepting()
         self.changed()
@@ -325,3 +367,11 @@ class InferenceService:
 
     def _metrics(self) -> Iterable[ModelMetrics]:
         return [driver.metrics for driver in self._table.all()]
+
+    def _gpu_families(self) -> Iterable[Family]:
+        return self.gpus.families()
+
+
+def _gpus(spec: ModelSpec) -> list[str]:
+    """The UUIDs of the GPUs that instances of a model are on."""
+    return list(dict.fromkeys(one.placement.gpu_uuid for one in spec.instances if one.placement.gpu_uuid))

@@ -37,7 +37,13 @@ def _entry(entry: StatisticsEntry) -> dict[str, Any]:
         "execution_count": executions.count,
         "inference_stats": _durations(statistics.durations()),
         "batch_stats": [_batch(size, one) for size, one in statistics.by_size().items()],
-        "memory_usage": [{"type": "CPU", "id": 0, "byte_size": entry.memory_nbytes}],
+        "memory_usage": [
+            {"type": "CPU", "id": 0, "byte_size": entry.memory_nbytes},
+            *(
+                {"type": "GPU", "id": number, "byte_size": nbytes}
+                for number, nbytes in entry.gpu_memory_nbytes.items()
+            ),
+        ],
         "response_stats": {
             str(index): _durations(one.durations()) for index, one in enumerate(statistics.responses)
         },

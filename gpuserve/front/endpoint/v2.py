@@ -23,17 +23,17 @@ class RegionSlice:
     ``region`` is the name that the client gave it; ``offset`` counts from where the region begins. Its length
     is that of a tensor's data elsewhere. ``number`` is what the region is known by to workers, once the
     request has been found to name one that there is; before that it is 0, which none has. So is it with
-    ``on_device``, which says that the region is CUDA memory.
+    ``device``, the device whose memory the region is; "" for memory of the host.
     """
 
-    __slots__ = ("nbytes", "number", "offset", "on_device", "region")
+    __slots__ = ("device", "nbytes", "number", "offset", "region")
 
     def __init__(self, region: str, offset: int, nbytes: int) -> None:
         self.region = region
         self.offset = offset
         self.nbytes = nbytes
         self.number = 0
-        self.on_device = False
+        self.device = ""
 
     def __len__(self) -> int:
         return self.nbytes
@@ -89,6 +89,8 @@ class InferRequest:
 
     #: Within how many others it is; 0 where it came from outside.
     depth: int = 0
+    #: The outputs that only other workers read, which may stay on the device of its own.
+    kept: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -124,7 +126,12 @@ class InferRequest:
 class StepRequest(InferRequest):
     """What another request leads to, which was accepted: a step of an ensemble's, or a callable's call."""
 
-    __slots__ = ("depth",)
+    __slots__ = ("depth", "kept")
+
+    def __init__(self, *fields: Any, **more: Any) -> None:
+        super().__init__(*fields, **more)
+        self.depth = 1
+        self.kept = ()
 
 
 class OutputTensor:

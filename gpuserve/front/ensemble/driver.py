@@ -17,10 +17,12 @@ from gpuserve.front.ensemble.run import EnsembleRun, Outcome
 from gpuserve.front.ensemble.running import Running
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.plane.blocks import bring_home, free_body
+from gpuserve.front.plane.device_inputs import DeviceInputs
 from gpuserve.front.plane.output_memory import OutputMemory
 from gpuserve.front.plane.regions import RegionTable
 from gpuserve.front.scheduler import refusals
 from gpuserve.front.scheduler.answers import Answers
+from gpuserve.front.scheduler.instances import Instances
 from gpuserve.front.scheduler.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.statistics import FailureReason
 from gpuserve.front.tracing.reception import Reception, inside
@@ -47,11 +49,15 @@ class EnsembleDriver:
     ) -> None:
         self.spec = spec
         self.metrics = metrics
+        metrics.device_nbytes = metrics.device_nbytes or 0
         #: There is nothing to wait for: what its models still load is seen by ``ready``.
         self.was_ready = True
         #: Only while requests of this model may be traced.
         self.tracer: ModelTracer | None = None
         self.scheduler = Running()
+        #: It has none of its own.
+        self.instances = Instances({})
+        self.device_inputs = DeviceInputs(spec)
         self._memory = OutputMemory()
         self.arena = Arena(max_arena_nbytes, self._memory.attach, self._memory.detach)
         self._check = ModelCheck(spec)
@@ -150,7 +156,8 @@ class EnsembleDriver:
             self._settle(pending)
 
     def _on_end(self, pending: PendingRequest, outcome: Outcome) -> None:
-        del self.scheduler.runs[pending]
+        run = self.scheduler.runs.pop(pending)
+        self.metrics.device_nbytes = (self.metrics.device_nbytes or 0) + run.device_nbytes
         self._settle(pending)
         if isinstance(outcome, InferResponse):
             pending.counted = True

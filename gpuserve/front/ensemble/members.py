@@ -9,6 +9,8 @@ from gpuserve.ensemble_spec import StepSpec
 from gpuserve.errors import NotFound, RequestError, Unavailable, Unimplemented
 from gpuserve.front.driver import Driver
 from gpuserve.front.endpoint.v2 import StepRequest
+from gpuserve.front.ensemble.device_path import DevicePath, check_readable
+from gpuserve.front.ensemble.plan import Plan, PlannedStep
 from gpuserve.front.plane.blocks import free_body
 from gpuserve.front.plane.regions import RegionTable
 from gpuserve.front.scheduler.pending import PendingRequest
@@ -23,6 +25,7 @@ class Members:
     def __init__(self, models: Callable[[str, str], Driver], regions: RegionTable) -> None:
         self._models = models
         self._regions = regions
+        self._device_path = DevicePath(models)
 
     def are_ready(self, steps: Iterable[StepSpec]) -> bool:
         """Whether each of these steps would find its model ready."""
@@ -30,6 +33,10 @@ class Members:
             return all(self._models(one.model, str(one.version or "")).ready for one in steps)
         except (NotFound, Unavailable):
             return False
+
+    def kept(self, step: PlannedStep, plan: Plan) -> tuple[str, ...]:
+        """The outputs of a step that stay on the device of whoever makes them."""
+        return self._device_path.kept(step, plan)
 
     def submit(self, request: StepRequest) -> PendingRequest:
         """Queue one step, whose regions stay until it is through.
@@ -62,4 +69,5 @@ class Members:
             )
         if request.depth > MAX_DEPTH:
             raise Unimplemented(f"there are more than {MAX_DEPTH} ensembles within one another")
+        check_readable(driver, request)
         return driver

@@ -17,6 +17,7 @@ from gpuserve.front.ensemble.members import Members
 from gpuserve.front.ensemble.plan import Plan, PlannedStep
 from gpuserve.front.ensemble.progress import Progress, RequestState
 from gpuserve.front.ensemble.tensors import Holders, of_request, of_response
+from gpuserve.front.plane.export_memory import KeptTensor
 from gpuserve.front.plane.output_memory import Memories, OutputMemory
 from gpuserve.front.scheduler import refusals
 from gpuserve.front.scheduler.pending import PendingRequest
@@ -57,6 +58,8 @@ class EnsembleRun:
         self._outputs: dict[str, OutputTensor] = {}
         self._parameters: dict[str, Any] = {}
         self._kept: list[tuple[InferResponse, Holders]] = []
+        #: Bytes that steps kept on their devices for others.
+        self.device_nbytes = 0
 
     def begin(self) -> None:
         """Send the steps that wait for nothing."""
@@ -117,6 +120,7 @@ class EnsembleRun:
             regions=(*in_regions, *placements.values()),
         )
         request.depth = whole.depth + 1
+        request.kept = self._members.kept(step, self._plan)
         return request
 
     def _time_left_s(self) -> float | None:
@@ -161,6 +165,8 @@ class EnsembleRun:
         is_kept = False
         for theirs, ours in step.writes:
             output = outputs[theirs]
+            if isinstance(output, KeptTensor):
+                self.device_nbytes += output.nbytes
             data = of_response(
                 output,
                 response,

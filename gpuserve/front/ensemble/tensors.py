@@ -2,7 +2,8 @@
 their owner when the last of them is through. Nothing large is copied here.
 
 Large tensors lie in the arena of the worker that made them, or, those of the request itself, in the
-ensemble's own; the workers of the models that read them are lent that memory.
+ensemble's own; the workers of the models that read them are lent that memory. Those that only workers with a
+device read may stay on a device, and are lent alike.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuserve.front.endpoint.v2 import Data, InferResponse, OutputTensor, RegionSlice
+from gpuserve.front.plane.export_memory import KeptTensor
 from gpuserve.front.plane.output_memory import LentBlock, OutputMemory
 from gpuserve_worker.memory import Block
 from gpuserve_worker.tensor import ITEMSIZE, element_count
@@ -69,6 +71,12 @@ def of_response(
     if output.placed:
         assert placement is not None, "an output lies in a region only where that was asked for"
         return [_written(placement, output)] * readers
+    if isinstance(output, KeptTensor):
+        kept: list[Data] = []
+        for _ in range(readers):
+            holders.hold()
+            kept.append(output.lent(holders.let_go, shared=shared))
+        return kept
     data = output.data
     if not isinstance(data, memoryview) or len(data) <= INLINE_NBYTES or response.memory is None:
         return [bytes(data)] * readers if readers else []
@@ -86,5 +94,5 @@ def _written(placement: RegionSlice, output: OutputTensor) -> RegionSlice:
     """What was written of the place that a client gave; no element of it has a length of its own."""
     nbytes = ITEMSIZE[output.datatype] * element_count(output.shape)
     written = RegionSlice(placement.region, placement.offset, nbytes)
-    written.number, written.on_device = placement.number, placement.on_device
+    written.number, written.device = placement.number, placement.device
     return written

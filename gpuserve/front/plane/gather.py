@@ -1,6 +1,9 @@
 """Puts the tensors of a batch where its worker finds them: inside the message when they are small,
 side by side in the model's arena otherwise. A large request alone in its batch stays where it is. What lies
 in a client's region is not touched: its worker copies it to its place in the arena, or reads it where it is.
+
+An input that goes to the worker's device is copied there anyway, and joined by that copy: what lies in shared
+memory stays where it is, however many requests there are.
 """
 
 from __future__ import annotations
@@ -10,22 +13,26 @@ from typing import Any, Final, NamedTuple
 
 from gpuserve.front.endpoint.v2 import Data, InferRequest, RegionSlice
 from gpuserve.front.links import WorkerLink
+from gpuserve.front.plane.device_inputs import NO_INPUTS, DeviceInputs
 from gpuserve.front.plane.output_memory import LentBlock
+from gpuserve.spec import ModelSpec
 from gpuserve_worker.memory import Arena, Block
 from gpuserve_worker.tensor import BYTES, element_count
-from gpuserve_worker.wire import INLINE_NBYTES, Fill, Loan, Payload, Place, Ref, WireTensor
+from gpuserve_worker.wire import INLINE_NBYTES, DeviceLoan, Fill, Loan, Parts, Payload, Place, Ref, WireTensor
 
 #: Datatypes whose bytes have to be looked at before they are an input, for which they are copied first.
 _CHECKED: Final = frozenset({BYTES, "BOOL"})
 #: What the front does not copy: the worker does.
 _PUT_BY_WORKER: Final = (RegionSlice, LentBlock)
+#: What a worker can read where it is.
+_IN_PLACE: Final = (RegionSlice, Block)
 
 
 class Gathered(NamedTuple):
     """A batch's tensors, and the blocks that the batch owns until its worker is done with them.
 
-    ``in_place`` blocks still belong to the one request of the batch: the worker sees the very bytes
-    that a retry would need. ``fills`` is what the worker copies out of regions first.
+    ``in_place`` blocks still belong to the requests of the batch: the worker sees the very bytes that a
+    retry would need. ``fills`` is what the worker copies out of regions first.
     ``with_regions`` are the requests that have a tensor in a region, be it an input or an output.
     """
 
@@ -36,6 +43,28 @@ class Gathered(NamedTuple):
     with_regions: Sequence[InferRequest] = ()
 
 
+class Gathering:
+    """How the batches of one model are gathered."""
+
+    def __init__(self, spec: ModelSpec, arena: Arena) -> None:
+        self._batched = spec.max_batch_size > 0
+        self._read_only = spec.read_only_inputs
+        self._arena = arena
+        self.device_inputs = DeviceInputs(spec)
+
+    def gather(
+        self, requests: Sequence[InferRequest], rows: Sequence[int], nbytes: int, link: WorkerLink
+    ) -> Gathered:
+        """The inputs of the requests, of so many rows each, for a worker. Raises as ``gather``."""
+        to_device = self.device_inputs.at(link.instance)
+        total = sum(rows)
+        return gather(requests, total, self._batched, nbytes, self._arena, link, self._read_only, to_device)
+
+    def is_repeatable(self, request: InferRequest) -> bool:
+        """Whether a request with blocks can be run again: no callable can have written to its body."""
+        return self._read_only or self.device_inputs.spare(request.inputs)
+
+
 def gather(
     requests: Sequence[InferRequest],
     rows: int,
@@ -44,12 +73,13 @@ def gather(
     arena: Arena,
     link: WorkerLink,
     read_only: bool = False,
+    to_device: frozenset[str] = NO_INPUTS,
 ) -> Gathered:
     """The inputs of the requests, concatenated by rows.
 
     All requests have the same inputs in the same order, with the same inner shapes (``merge_key``).
     ``rows`` is the batch's sum of rows, ``nbytes`` that of its bytes. Where inputs are ``read_only``, a
-    region that is the whole of one may be read where it is.
+    region that is the whole of one may be read where it is. Inputs ``to_device`` are not joined here.
 
     Raises:
         OutOfMemory: the arena has no room; nothing stays allocated.
@@ -66,6 +96,9 @@ def gather(
             payload: Payload
             if nbytes <= INLINE_NBYTES and not with_regions:
                 payload = _inline(parts)
+            elif tensor.name in to_device and _stays(parts, tensor.datatype):
+                payload = _apart(parts, arena, link, blocks, read_only)
+                in_place = True
             elif len(parts) == 1 and (found := _as_it_is(parts[0], tensor.datatype, link, read_only)):
                 in_place = in_place or isinstance(parts[0], Block)
                 payload = found
@@ -98,7 +131,7 @@ def _view(data: Data) -> bytes | memoryview:
 def _as_it_is(data: Data, datatype: str, link: WorkerLink, read_only: bool) -> Payload | None:
     """Where the worker finds a tensor that nobody has to move; None where it has to be."""
     if isinstance(data, RegionSlice):
-        if read_only and datatype not in _CHECKED and not data.on_device:
+        if read_only and datatype not in _CHECKED and not data.device:
             return Place(data.number, data.offset, data.nbytes)
     elif isinstance(data, LentBlock):
         if read_only or not data.shared:
@@ -108,6 +141,38 @@ def _as_it_is(data: Data, datatype: str, link: WorkerLink, read_only: bool) -> P
     return None
 
 
+def _stays(parts: Sequence[Data], datatype: str) -> bool:
+    """Whether a worker can fetch some of these for its device from where they lie. One copy of what lies in
+    heap memory has to be made by the front, and what a client may change is looked at on the host.
+    """
+    if datatype in _CHECKED and any(isinstance(part, RegionSlice) for part in parts):
+        return False
+    return any(isinstance(part, _IN_PLACE) for part in parts)
+
+
+def _apart(
+    parts: Sequence[Data], arena: Arena, link: WorkerLink, blocks: list[Block], read_only: bool
+) -> Payload:
+    """Where a worker finds each part. Those in heap memory are put into one block, which joins ``blocks``."""
+    rest = [part for part in parts if not isinstance(part, _IN_PLACE)]
+    block = _join(rest, arena) if rest else None
+    if block is not None:
+        blocks.append(block)
+    places: list[Ref | Place | Loan | DeviceLoan] = []
+    offset = 0
+    for part in parts:
+        if isinstance(part, RegionSlice):
+            places.append(Place(part.number, part.offset, part.nbytes))
+        elif isinstance(part, LentBlock):
+            places.append(part.lend(link, in_place=len(parts) == 1 and (read_only or not part.shared)))
+        elif isinstance(part, Block):
+            places.append(Ref(part.segment, part.offset, part.nbytes))
+        elif block is not None:
+            places.append(Ref(block.segment, block.offset + offset, len(part)))
+            offset += len(part)
+    return places[0] if len(places) == 1 else Parts(tuple(places))
+
+
 def _fills(requests: Sequence[InferRequest], position: int, block: Block, link: WorkerLink) -> list[Fill]:
     """What the worker copies into a block that the front has left out."""
     fills = []
@@ -115,7 +180,7 @@ def _fills(requests: Sequence[InferRequest], position: int, block: Block, link: 
     for number, request in enumerate(requests):
         tensor = request.inputs[position]
         data = tensor.data
-        source: Place | Loan | None = None
+        source: Place | Loan | DeviceLoan | None = None
         if isinstance(data, RegionSlice):
             source = Place(data.number, data.offset, data.nbytes)
         elif isinstance(data, LentBlock):

@@ -13,36 +13,41 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpuserve_worker.memory import Block, Mapping
-from gpuserve_worker.wire import Lend, Loan, Unlend
+from gpuserve_worker.wire import DeviceLoan, Lend, Loan, Unlend
 
 if TYPE_CHECKING:
     from gpuserve.front.links import WorkerLink
 
 
-class _Segment:
-    """A segment that can be lent: a descriptor of its own, where it is mapped, and the workers that have it,
-    each by the number that it was lent to them under.
+class LentSegment:
+    """A segment that can be lent, and the workers that have it, each by the number that it was lent to them
+    under. What they are told, the kinds of memory say.
 
     Its owner may give it up, or die, while blocks in it are on their way: it goes with the last of them.
     """
 
-    __slots__ = ("_fd", "_holders", "_is_given_up", "_lent", "address", "nbytes")
+    __slots__ = ("_holders", "_is_given_up", "_lent", "nbytes")
 
-    def __init__(self, fd: int, address: int, nbytes: int) -> None:
-        self.address = address
+    def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._fd = os.dup(fd)
         self._lent: dict[WorkerLink, int] = {}
         self._holders = 0
         self._is_given_up = False
 
-    def lend(self, offset: int, nbytes: int, borrower: WorkerLink) -> Loan:
-        """A place in it, as another worker will know it."""
-        if borrower not in self._lent:
+    def number_for(self, borrower: WorkerLink) -> int:
+        """The number by which a worker knows it, which from now on it does."""
+        number = self._lent.get(borrower)
+        if number is None:
             number = self._lent[borrower] = borrower.next_loan()
-            borrower.send(Lend(number, self.nbytes), [self._fd])
             borrower.on_close.append(self._forget)
-        return Loan(self._lent[borrower], offset, nbytes)
+            self._introduce(borrower, number)
+        return number
+
+    def lend(
+        self, offset: int, nbytes: int, borrower: WorkerLink, *, in_place: bool = False
+    ) -> Loan | DeviceLoan:
+        """A place in it, as another worker will know it; ``in_place``: nobody minds what it does to it."""
+        raise NotImplementedError
 
     def hold(self) -> None:
         """A block in it is on its way to somebody."""
@@ -63,13 +68,48 @@ class _Segment:
             return
         while self._lent:
             borrower, number = self._lent.popitem()
-            borrower.send(Unlend(number))
             borrower.on_close.remove(self._forget)
-        os.close(self._fd)
+            self._take_leave(borrower, number)
+        self._close()
 
     def _forget(self, borrower: WorkerLink) -> None:
         """A worker is gone, and has no use for it."""
         self._lent.pop(borrower, None)
+
+    def _introduce(self, borrower: WorkerLink, number: int) -> None:
+        """Tell a worker of it."""
+        raise NotImplementedError
+
+    def _take_leave(self, borrower: WorkerLink, number: int) -> None:
+        """Tell a worker that nothing will refer to it any more."""
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Nobody has it any more."""
+
+
+class _Segment(LentSegment):
+    """One of shared memory: a descriptor of its own, and where it is mapped."""
+
+    __slots__ = ("_fd", "address")
+
+    def __init__(self, fd: int, address: int, nbytes: int) -> None:
+        super().__init__(nbytes)
+        self.address = address
+        self._fd = os.dup(fd)
+
+    def lend(self, offset: int, nbytes: int, borrower: WorkerLink, *, in_place: bool = False) -> Loan:
+        """A place in it, as another worker will know it."""
+        return Loan(self.number_for(borrower), offset, nbytes)
+
+    def _introduce(self, borrower: WorkerLink, number: int) -> None:
+        borrower.send(Lend(number, self.nbytes), [self._fd])
+
+    def _take_leave(self, borrower: WorkerLink, number: int) -> None:
+        borrower.send(Unlend(number))
+
+    def _close(self) -> None:
+        os.close(self._fd)
 
 
 class Located(NamedTuple):
@@ -150,7 +190,7 @@ class LentBlock(Block):
 
     def __init__(
         self,
-        lender: _Segment,
+        lender: LentSegment,
         segment: int,
         offset: int,
         view: memoryview,
@@ -164,9 +204,9 @@ class LentBlock(Block):
         self._on_free = on_free
         lender.hold()
 
-    def lend(self, borrower: WorkerLink) -> Loan:
-        """The same bytes, as another worker will know them."""
-        return self._lender.lend(self.offset, self.nbytes, borrower)
+    def lend(self, borrower: WorkerLink, *, in_place: bool = False) -> Loan | DeviceLoan:
+        """The same bytes, as another worker will know them; ``in_place``: it may do with them as it likes."""
+        return self._lender.lend(self.offset, self.nbytes, borrower, in_place=in_place)
 
     def again(self, on_free: Callable[[], None], *, shared: bool) -> LentBlock:
         """The same bytes for one more reader."""

@@ -53,7 +53,8 @@ class RegionStatus(NamedTuple):
 class Region:
     """One region. ``message`` makes it known to a worker; ``fd`` rides beside it, None for CUDA.
 
-    ``uses`` counts the places in it that requests under way name.
+    ``device`` is the device whose memory it is, "" for the host's. ``uses`` counts the places in it that
+    requests under way name.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Region:
         fd: int | None,
     ) -> None:
         self.kind = kind
+        self.device = f"cuda:{status.device_id}" if kind is RegionKind.CUDA else ""
         self.number = number
         self.status = status
         self.message = message

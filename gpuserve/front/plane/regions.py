@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import os
 import resource
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from gpuserve.errors import (
@@ -36,21 +36,25 @@ MAX_REGIONS: Final = 4096
 #: A worker may be in the middle of a batch when it is asked to open a region.
 _OPEN_TIMEOUT_S: Final = 30.0
 _MAX_UINT64: Final = (1 << 64) - 1
+_CPU: Final = "cpu"
 
 
 class RegionTable:
     """The owner of all regions of a front.
 
-    ``links_of_device`` gives the workers on a CUDA device; ``owners`` are the users (uids) whose system
-    shared memory may be registered, besides the server's own.
+    ``links_on`` gives the workers that are up on a device, by its name; ``devices`` those that models have
+    instances on, up or not. ``owners`` are the users (uids) whose system shared memory may be registered,
+    besides the server's own.
     """
 
     def __init__(
         self,
-        links_of_device: Callable[[int], Sequence[WorkerLink]] = lambda _: (),
+        links_on: Callable[[str], Sequence[WorkerLink]] = lambda _: (),
+        devices: Callable[[], Collection[str]] = tuple,
         owners: Iterable[int] = (),
     ) -> None:
-        self._links_of_device = links_of_device
+        self._links_on = links_on
+        self._devices = devices
         self._owners = frozenset({os.geteuid(), *owners})
         self._by_name: dict[str, Region] = {}
         self._by_number: dict[int, Region] = {}
@@ -89,24 +93,20 @@ class RegionTable:
 
         Raises:
             AlreadyExists: a region has this name.
-            InvalidArgument: an argument cannot be, no worker runs on the device, or it could not open it.
+            InvalidArgument: an argument cannot be, no model is on the device, or a worker could not open it.
             ResourceExhausted: too many regions.
-            Unavailable: the worker died or did not answer.
+            Unavailable: no worker of the device is up, or it died or did not answer.
         """
         self._check_new(name, RegionKind.CUDA)
         _check_cuda(name, raw_handle, device_id, nbytes)
-        links = self._links_of_device(device_id)
-        if not links:
-            raise InvalidArgument(
-                f"{_cuda_failure(name)}, GPUs not supported: no instance runs on cuda:{device_id}"
-            )
+        link = self._link_on(f"cuda:{device_id}", name)
         number = next(self._numbers)
         message = wire.CudaRegion(number, device_id, nbytes, raw_handle)
         status = RegionStatus(name, nbytes, device_id=device_id)
         region = Region(RegionKind.CUDA, number, status, message, None)
         self._add(region)
         try:
-            await self._open(region, links[0])
+            await self._open(region, link)
         except BaseException:
             self._drop(region)
             raise
@@ -171,7 +171,7 @@ class RegionTable:
         regions = [self._containing(one) for one in request.regions]
         for one, region in zip(request.regions, regions, strict=True):
             one.number = region.number
-            one.on_device = region.kind is RegionKind.CUDA
+            one.device = region.device
             region.uses += 1
 
     def pin_again(self, request: InferRequest) -> None:
@@ -251,6 +251,26 @@ class RegionTable:
                 f"most {size}, got {shown_dim(one.offset)} + {shown_dim(one.nbytes)}"
             )
         return region
+
+    def _link_on(self, device: str, name: str) -> WorkerLink:
+        """A worker that can open a region of a device's memory.
+
+        Raises:
+            InvalidArgument: none ever runs there.
+            Unavailable: none is up now.
+        """
+        links = self._links_on(device)
+        if links:
+            return links[0]
+        devices = sorted(one for one in self._devices() if one != _CPU)
+        if device in devices:
+            raise Unavailable(f"{_cuda_failure(name)}, no instance on {shown(device)} is up")
+        if devices:
+            raise InvalidArgument(
+                f"{_cuda_failure(name)}: invalid args, expected the 'device_id' of {', '.join(devices)}, on "
+                f"which there are instances, got that of {shown(device)}"
+            )
+        raise InvalidArgument(f"{_cuda_failure(name)}, GPUs not supported: no instance runs on a GPU")
 
     async def _open(self, region: Region, link: WorkerLink) -> None:
         """Have a worker open a region, and wait for its word."""

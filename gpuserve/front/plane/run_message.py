@@ -52,4 +52,4 @@ def place_of(one: RegionSlice) -> Place:
 def _told(rows: int, request: InferRequest) -> WireRequest:
     """A request of which there is more to say than its rows."""
     placements = tuple([(name, place_of(one)) for name, one in request.placements.items()])
-    return WireRequest(rows, request.parameters, request.outputs, placements, request.sequence)
+    return WireRequest(rows, request.parameters, request.outputs, placements, request.sequence, request.kept)

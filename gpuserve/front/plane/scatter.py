@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 from gpuserve.errors import Internal, RequestError, request_error
 from gpuserve.front.endpoint.v2 import NOTHING, InferRequest, InferResponse, OutputTensor
 from gpuserve.front.links import WorkerLink
+from gpuserve.front.plane.export_memory import KeptTensor
 from gpuserve.spec import ModelSpec
 from gpuserve_worker import wire
 from gpuserve_worker.tensor import BYTES, ITEMSIZE, element_count, element_ends
@@ -27,20 +28,22 @@ _Outputs: TypeAlias = list[OutputTensor] | wire.WireFailure | None
 
 class _Lease:
     """What is owed to the worker when every response of one message has been closed: the blocks that its
-    outputs lie in, and, in a stream, the word that this message has gone out.
+    outputs lie in, in its arena or on its device, and, in a stream, the word that this message has gone out.
     """
 
-    __slots__ = ("_blocks", "_left", "_link", "_on_gone")
+    __slots__ = ("_blocks", "_exported", "_left", "_link", "_on_gone")
 
     def __init__(
         self,
         link: WorkerLink,
         blocks: tuple[tuple[int, int], ...],
+        exported: tuple[tuple[int, int], ...],
         holders: int,
         on_gone: Callable[[], None] | None,
     ) -> None:
         self._link = link
         self._blocks = blocks
+        self._exported = exported
         self._left = holders
         self._on_gone = on_gone
 
@@ -50,6 +53,8 @@ class _Lease:
             return
         if self._blocks:
             self._link.send(wire.Free(self._blocks))
+        if self._exported:
+            self._link.send(wire.FreeExports(self._exported))
         if self._on_gone is not None:
             self._on_gone()
 
@@ -70,19 +75,22 @@ def scatter(
             says of sizes and places is checked before it is used.
     """
     per_request: Sequence[_Outputs]
+    exported: tuple[tuple[int, int], ...] = ()
     if message.outputs is not None:
         tensors = wire.tensors(message.outputs)
         per_request = _cut(tensors, [one.rows for one in batch], link)
         blocks = _blocks(tensors)
     else:
-        per_request, blocks = _responses(wire.responses(message.responses or ()), link)
+        per_request, blocks, exported = _responses(wire.responses(message.responses or ()), link)
         if len(per_request) != len(batch):
             raise ValueError(f"{len(per_request)} responses to {len(batch)} requests")
+        if exported:
+            _check_kept(batch, per_request)
         if on_gone is None and None in per_request:
             raise ValueError("a request without a response")
     on_close = None
-    if blocks or on_gone is not None:
-        on_close = _Lease(link, blocks, len(batch), on_gone).release
+    if blocks or exported or on_gone is not None:
+        on_close = _Lease(link, blocks, exported, len(batch), on_gone).release
     parameters: Iterable[Mapping[str, Any]] = _NO_PARAMETERS
     if message.parameters:
         parameters = _parameters(message.parameters, len(batch))
@@ -113,8 +121,8 @@ def _parameters(given: tuple[dict[str, Any], ...], count: int) -> tuple[dict[str
 
 def _responses(
     responses: Sequence[tuple[wire.WireTensor, ...] | wire.WireFailure | None], link: WorkerLink
-) -> tuple[list[_Outputs], tuple[tuple[int, int], ...]]:
-    """The outputs of each request, and the blocks of all of them."""
+) -> tuple[list[_Outputs], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+    """The outputs of each request, and the blocks of all of them, in the arena and on the device."""
     per_request: list[_Outputs] = []
     tensors: list[wire.WireTensor] = []
     for one in responses:
@@ -123,7 +131,8 @@ def _responses(
         else:
             per_request.append([_whole(tensor, link) for tensor in one])
             tensors += one
-    return per_request, _blocks(tensors)
+    exported = tuple([one.payload[:2] for one in tensors if isinstance(one.payload, wire.Exported)])
+    return per_request, _blocks(tensors), exported
 
 
 def _chosen(
@@ -166,6 +175,14 @@ def _check_placed(request: InferRequest, outputs: Sequence[OutputTensor]) -> Non
             raise ValueError(f"output {output.name!r} is not where it was asked to be")
 
 
+def _check_kept(batch: Sequence[Any], per_request: Sequence[_Outputs]) -> None:
+    """An output stays on the device only if that was asked for."""
+    for pending, outputs in zip(batch, per_request, strict=True):
+        for output in outputs if isinstance(outputs, list) else ():
+            if isinstance(output, KeptTensor) and output.name not in pending.request.kept:
+                raise ValueError(f"output {output.name!r} was kept, which nobody asked for")
+
+
 def _blocks(tensors: Sequence[wire.WireTensor]) -> tuple[tuple[int, int], ...]:
     places = [one.payload[:2] for one in tensors if isinstance(one.payload, wire.Ref)]
     return tuple(set(places)) if places else ()
@@ -193,6 +210,8 @@ def _whole(tensor: wire.WireTensor, link: WorkerLink) -> OutputTensor:
     name, datatype, shape, payload = tensor
     if isinstance(payload, wire.Place):
         return OutputTensor(name, datatype, shape, b"", True)
+    if isinstance(payload, wire.Exported):
+        return link.exports.kept(name, datatype, shape, payload)
     return OutputTensor(name, datatype, shape, _data(tensor, link))
 
 

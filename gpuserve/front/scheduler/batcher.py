@@ -2,7 +2,8 @@
 
 Pure: events and the time go in, batches come out. No clock, event loop, socket, task or log here; the
 driver owns those. ``queue.py`` holds what waits, ``levels.py`` in which order where there are priorities,
-``slots.py`` what runs, and this file the decision between them. Times are seconds of any one monotonic clock.
+``former.py`` says what goes together, ``slots.py`` holds what runs, and this file joins them. Times are
+seconds of any one monotonic clock.
 
 What the driver does after every event, and when the time of ``next_wakeup`` has come::
 
@@ -13,7 +14,8 @@ What the driver does after every event, and when the time of ``next_wakeup`` has
 
 A batch is formed only when an instance has room (late binding). So it is as large as the backlog allows,
 and no request stands behind another on a busy instance while an idle one could take it. When requests
-may wait for others is the dynamic batcher of Triton; ``BatchFormer`` says it in full.
+may wait for others is the dynamic batcher of Triton; ``BatchFormer`` says it in full. ``devices.py`` is on
+top of this where some requests may run on some instances only.
 
 Every request that was accepted is in exactly one place, at any time::
 
@@ -23,19 +25,18 @@ Every request that was accepted is in exactly one place, at any time::
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Collection
 from typing import Final
 
 from gpuserve.errors import RequestError
 from gpuserve.front.scheduler import refusals
+from gpuserve.front.scheduler.former import BatchFormer
 from gpuserve.front.scheduler.interface import SchedulerStatistics
 from gpuserve.front.scheduler.levels import request_queue
 from gpuserve.front.scheduler.queue import (
     IllegalTransition,
     QueuedRequest,
     RequestState,
-    Waiting,
     advance,
     first_queued,
 )
@@ -52,109 +53,8 @@ __all__ = [
 ]
 
 
-# Looked at once a request: a look-up on an Enum class costs ten times one of a global.
-_QUEUED: Final = RequestState.QUEUED
 #: No delay has run out then, so that only a batch that cannot grow is formed.
 _BEFORE_EVER: Final = -math.inf
-_ENQUEUED_AT: Final = operator.attrgetter("enqueued_at")
-
-
-class BatchFormer:
-    """Which requests at the head of the queue make the next batch, or whether to wait for more.
-
-    Requests are walked in the order in which they wait, whatever their priorities, and taken until the batch
-    is *closed*, because the next one would exceed ``max_batch_size`` or has another merge key, or the queue
-    ends. *best* is the largest preferred size that the walk hit, or else all that came before the request
-    that went over the largest preferred size. Then, with the age of the oldest request taken:
-
-    1. best, and the delay has not run out: send exactly best.
-    2. closed, or at least the largest preferred size: send all that was taken.
-    3. the delay has run out, or there is none: send all that was taken.
-    4. wait.
-
-    Without preferred sizes, ``max_batch_size`` is the one. A model that does not merge sends every request
-    by itself, at once. ``by_age`` says that the first request that waits is always the oldest.
-
-    What was taken stays here while it waits, so that an arrival is walked once, not once for each later one.
-    Only one that stands before any of it, by its priority, makes the walk begin anew.
-    Rule 4 leaves no best behind and nothing closed: the requests and their rows are all there is to keep.
-    """
-
-    def __init__(self, max_batch_size: int, batching: BatchingSpec, by_age: bool) -> None:
-        self.merges = batching.merge and max_batch_size > 0
-        self._max_rows = max_batch_size
-        self._preferred = frozenset(batching.preferred_batch_sizes or (max_batch_size,))
-        self._largest_preferred = max(self._preferred)
-        self._delay_s = batching.max_queue_delay_us / 1e6
-        self._taken: list[QueuedRequest] = []
-        self._rows = 0
-        self._by_age = by_age
-
-    def form(self, waiting: Waiting, now: float) -> list[QueuedRequest] | None:
-        """Take the next batch off the queue, where at least one request waits; None: not yet."""
-        if not self.merges:
-            first_queued(waiting)
-            return [waiting.popleft()]
-        if not self._by_age and self._taken:
-            self._make_way(waiting)
-        best, closed = self._walk(waiting)
-        # The same sum as in ready_at(): a difference could round to the other side of the delay.
-        oldest = self._taken[0] if self._by_age else min(self._taken, key=_ENQUEUED_AT)
-        overdue = now >= oldest.enqueued_at + self._delay_s
-        if best and not (overdue and self._delay_s > 0):
-            return self._cut(best, waiting)
-        if closed or overdue or self._rows >= self._largest_preferred:
-            return self._cut(len(self._taken), waiting)
-        return None
-
-    def ready_at(self, waiting: Waiting) -> float | None:
-        """When the delay of the oldest request runs out; None where none waits."""
-        if self._by_age or not self._taken:
-            oldest = self._taken[0] if self._taken else first_queued(waiting)
-        else:
-            oldest = min(self._taken, key=_ENQUEUED_AT)
-        return None if oldest is None else oldest.enqueued_at + self._delay_s
-
-    def dissolve(self, waiting: Waiting) -> None:
-        """Put back what was taken, because one of it may be about to leave the queue."""
-        self._cut(0, waiting)
-
-    def _make_way(self, waiting: Waiting) -> None:
-        """Put back what was taken if a request that came since stands before any of it."""
-        first = first_queued(waiting)
-        if first is not None and first.lane < self._taken[-1].lane:
-            self.dissolve(waiting)
-
-    def _walk(self, waiting: Waiting) -> tuple[int, bool]:
-        """Take requests: how many of them are the best size (0: none was hit), and whether it is closed."""
-        taken, rows, best = self._taken, self._rows, 0
-        preferred, max_rows = self._preferred, self._max_rows
-        while waiting:
-            request = waiting[0]
-            if request.state is not _QUEUED:
-                waiting.popleft()
-                continue
-            total = rows + request.rows
-            if taken:
-                if total > self._largest_preferred and not best:
-                    best = len(taken)
-                if total > max_rows or request.merge_key != taken[0].merge_key:
-                    self._rows = rows
-                    return best, True
-            taken.append(waiting.popleft())
-            rows = total
-            if rows in preferred:
-                best = len(taken)
-        self._rows = rows
-        return best, False
-
-    def _cut(self, count: int, waiting: Waiting) -> list[QueuedRequest]:
-        """The first ``count`` requests taken; the others go back, to be walked afresh."""
-        batch, self._taken, self._rows = self._taken, [], 0
-        if count < len(batch):
-            waiting.extendleft(reversed(batch[count:]))
-            del batch[count:]
-        return batch
 
 
 class ModelScheduler:
@@ -166,6 +66,7 @@ class ModelScheduler:
         prefetch: how many batches an instance may hold besides those it runs. Only what cannot grow by
             waiting is held: a full batch, or a request that is not merged.
         retry_on_death: whether a request may run again when a worker died under it.
+        slots: the instances, where they are not only this scheduler's.
     """
 
     def __init__(
@@ -176,10 +77,11 @@ class ModelScheduler:
         queue: QueueSpec,
         prefetch: int,
         retry_on_death: bool,
+        slots: InstanceSlots | None = None,
     ) -> None:
         self._queue = request_queue(queue)
         self._former = BatchFormer(max_batch_size, batching, self._queue.by_age)
-        self._slots = InstanceSlots()
+        self._slots = InstanceSlots() if slots is None else slots
         self._prefetch = prefetch
         self._retry_on_death = retry_on_death
         self._draining = False
@@ -235,14 +137,22 @@ class ModelScheduler:
         self._cancelled += 1
         return True
 
-    def take_all(self) -> list[QueuedRequest]:
-        """Take every queued request out, as ``cancel`` does: no instance is to be had for them."""
+    def take_all(self, device: str = "") -> list[QueuedRequest]:
+        """Take every queued request out, as ``cancel`` does: no instance is to be had for them. With a device
+        given, only those that must run there.
+        """
+        if device:
+            return []
         self._former.dissolve(self._queue.waiting)
         places = (*self._queue.retried, *self._queue.waiting)
         queued = [request for request in places if request.state is RequestState.QUEUED]
         for request in queued:
             self.cancel(request)
         return queued
+
+    def first(self) -> QueuedRequest | None:
+        """The request that goes next; None where none waits."""
+        return first_queued(self._queue.retried) or self._former.first(self._queue.waiting)
 
     def expire(self, now: float) -> list[QueuedRequest]:
         """Take every queued request out whose deadline is not after ``now``, nearest deadline first.
@@ -345,13 +255,20 @@ class ModelScheduler:
                 else:
                     lost.append(request)
         advance(lost, "lose")
-        self._queue.put_back(again)
-        self._retried += len(again)
+        self._put_back(again)
         self._lost += len(lost)
         return lost
 
+    def _put_back(self, requests: list[QueuedRequest]) -> None:
+        self._queue.put_back(requests)
+        self._retried += len(requests)
+
     def _may_run_again(self, request: QueuedRequest) -> bool:
         return self._retry_on_death and request.retriable and request.attempts == 1
+
+    def computed(self, batch: Batch) -> None:
+        """The call of a batch that runs is over: another may run in its slot before it has ended."""
+        self._slots.free_slot(batch)
 
     def complete(self, batch_id: int) -> Batch:
         """A batch ended, well or badly: its slot is free and its requests have finished.
@@ -372,13 +289,17 @@ class ModelScheduler:
     def statistics(self) -> SchedulerStatistics:
         """The counts at this moment."""
         running = self._slots.running
+        computing = [batch for batch in running if batch.slots]
         return SchedulerStatistics(
             queued=self._queue.requests,
             queued_rows=self._queue.rows,
             queued_nbytes=self._queue.nbytes,
             running_batches=len(running),
             running_requests=sum(len(batch.requests) for batch in running),
+            computing_requests=sum(len(batch.requests) for batch in computing),
+            computing_rows=sum(batch.rows for batch in computing),
             instances=self._slots.instances,
+            slots=self._slots.at_once,
             room=self._slots.room,
             accepted=self._queue.accepted,
             finished=self._finished,

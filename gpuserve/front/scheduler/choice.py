@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from gpuserve.front.scheduler.batcher import ModelScheduler
+from gpuserve.front.scheduler.devices import DeviceScheduler
 from gpuserve.front.scheduler.interface import Scheduler
 from gpuserve.front.scheduler.limited import LimitedScheduler
 from gpuserve.front.scheduler.rate_limiter import RateLimiter
@@ -28,10 +30,14 @@ def _scheduler(spec: ModelSpec) -> Scheduler:
             queue=spec.queue,
             prefetch=spec.prefetch,
         )
-    return ModelScheduler(
-        max_batch_size=spec.max_batch_size,
-        batching=spec.batching,
-        queue=spec.queue,
-        prefetch=spec.prefetch,
-        retry_on_death=spec.retry_on_worker_death,
-    )
+    options: dict[str, Any] = {
+        "max_batch_size": spec.max_batch_size,
+        "batching": spec.batching,
+        "queue": spec.queue,
+        "prefetch": spec.prefetch,
+        "retry_on_death": spec.retry_on_worker_death,
+    }
+    devices = {one.name: one.device for one in spec.instances}
+    if len(set(devices.values())) > 1:
+        return DeviceScheduler(devices, **options)
+    return ModelScheduler(**options)

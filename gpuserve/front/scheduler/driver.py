@@ -17,13 +17,14 @@ from gpuserve.front.endpoint.validation import ModelCheck
 from gpuserve.front.links import WorkerLink, no_such_message
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.plane.blocks import bring_home
-from gpuserve.front.plane.gather import gather
+from gpuserve.front.plane.gather import Gathering
 from gpuserve.front.plane.run_message import RegionUse, region_numbers, run_message
 from gpuserve.front.plane.scatter import Answer, scatter
 from gpuserve.front.plane.sequence_rows import SequenceRows
 from gpuserve.front.scheduler import fates, refusals
 from gpuserve.front.scheduler.answers import Answers, phases_of
 from gpuserve.front.scheduler.choice import scheduler_of
+from gpuserve.front.scheduler.device_check import DeviceCheck
 from gpuserve.front.scheduler.flights import Flight, Flights
 from gpuserve.front.scheduler.instances import Instances
 from gpuserve.front.scheduler.pending import OnAnswer, OnResponse, PendingRequest
@@ -61,16 +62,20 @@ class ModelDriver:
         self.metrics = metrics
         self.check = SequenceCheck(spec) if spec.in_sequences else ModelCheck(spec)
         self.scheduler = scheduler_of(spec, limiter, self._pump_soon)
-        self.arena = Arena(max_arena_nbytes, self._announce_segment, self._announce_drop)
-        self._batched = spec.max_batch_size > 0
+        instances = self.instances = Instances({one.name: one.device for one in spec.instances})
+        self.arena = Arena(max_arena_nbytes, instances.announce_segment, instances.announce_drop)
+        self._gathering = Gathering(spec, self.arena)
+        self.device_inputs = self._gathering.device_inputs
         self._rows = SequenceRows(spec) if spec.in_sequences else None
-        self._instances = Instances(len(spec.instances))
+        self._device_check = DeviceCheck(spec, instances)
         self._flights = Flights(self.free)
         self._answers = Answers(spec, metrics, cache)
         self._loop = asyncio.get_running_loop()
         self._pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
         self._unavailable = ""
+        #: Why no instance can run, where it is the machine's fault.
+        self.fault = ""
         self._removed = False
         #: Whether an instance was up once.
         self.was_ready = False
@@ -82,7 +87,7 @@ class ModelDriver:
     @property
     def ready(self) -> bool:
         """Whether an instance is up."""
-        return bool(self._instances)
+        return bool(self.instances)
 
     @property
     def unfinished(self) -> int:
@@ -120,11 +125,11 @@ class ModelDriver:
             if self.spec.decoupled and on_response is None:
                 raise refusals.no_stream(self.spec.name)
             checked = self.check.check(request)
+            if request.regions:
+                self._device_check.check(request)
             if self._unavailable:
                 raise Unavailable(self._unavailable)
-            # A body in place is seen by the callable itself: it can be run again only if the
-            # callable could not write to it.
-            retriable = not blocks or self.spec.read_only_inputs
+            retriable = not blocks or self._gathering.is_repeatable(request)
             pending = PendingRequest(self, request, checked, blocks, retriable, on_response, on_answer)
             if self.tracer is not None:
                 self.tracer.begin(pending)
@@ -216,9 +221,8 @@ class ModelDriver:
         rows = [one.rows for one in members]
         nbytes = sum([one.nbytes for one in members])
         try:
-            read_only = self.spec.read_only_inputs
-            link = self._instances[batch.instance]
-            gathered = gather(requests, sum(rows), self._batched, nbytes, self.arena, link, read_only)
+            link = self.instances[batch.instance]
+            gathered = self._gathering.gather(requests, rows, nbytes, link)
         except OutOfMemory as error:
             logger.warning("model %s: %s", self.spec.name, error)
             self._fail_batch(batch, refusals.no_memory(self.spec.name))
@@ -234,8 +238,7 @@ class ModelDriver:
 
     def _fail_batch(self, batch: Batch, error: RequestError) -> None:
         self.scheduler.complete(batch.batch_id)
-        for pending in batch.requests:
-            self._answer(pending, error, Reason.OTHER)
+        self._refuse(batch.requests, error)
 
     # ---- answers in -----------------------------------------------------------------------
 
@@ -260,10 +263,14 @@ class ModelDriver:
                 self._pump()
                 for pending in flight.batch.requests:
                     self._answer(pending, error)
+            case wire.Computed(batch_ids):
+                for batch_id in batch_ids:
+                    self.scheduler.computed(self._flights.at(link, batch_id).batch)
+                self._pump()
+            case wire.Split():
+                self.metrics.instance(link.instance).oom_splits += 1
             case wire.Released(batch_ids):
                 self._flights.release(link, batch_ids)
-            case wire.Attached():
-                pass
             case _:
                 self._on_other(link, message)
         return False
@@ -322,25 +329,28 @@ class ModelDriver:
 
     def instance_up(self, link: WorkerLink) -> None:
         """A worker is there; it may be given batches at once."""
-        self._unavailable = ""
+        self._unavailable = self.fault = ""
         self.was_ready = True
         link.open()
         for segment, fd, nbytes in self.arena.segments():
             link.send(wire.Segment(segment, nbytes), [fd])
-        self._instances.add(link)
+        self.instances.add(link)
         self.metrics.instance(link.instance).set_up(True)
         self.scheduler.instance_up(link.instance, link.slots)
         self._pump_soon()
 
     def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:
         """A worker is gone: what it ran runs once more elsewhere, or is lost."""
-        if instance in self._instances.names():
-            self._instances[instance].drain()  # what it answered before is answered
-        link = self._instances.remove(instance, restart_in_s)
+        if instance in self.instances.names():
+            self.instances[instance].drain()  # what it answered before is answered
+        link = self.instances.remove(instance, restart_in_s)
         if link is not None:
             self._lose(link, reason)
-        if not self._instances and self._instances.none_is_due():
-            self._give_up(refusals.no_instance(self.spec.name))
+        if not self.instances and self.instances.none_is_due():
+            self._give_up(refusals.no_instance(self.spec.name, self.fault))
+        device = self.instances.device_of(instance)
+        if self.instances.none_is_due(device):
+            self._refuse(self.scheduler.take_all(device), refusals.none_on_device(self.spec.name, device))
 
     def _lose(self, link: WorkerLink, reason: str) -> None:
         instance = self.metrics.instance(link.instance)
@@ -360,8 +370,11 @@ class ModelDriver:
 
     def _give_up(self, reason: str) -> None:
         self._unavailable = reason
-        for pending in self.scheduler.take_all():
-            self._answer(pending, Unavailable(reason), Reason.OTHER)
+        self._refuse(self.scheduler.take_all(), Unavailable(reason))
+
+    def _refuse(self, requests: Iterable[QueuedRequest], error: RequestError) -> None:
+        for pending in requests:
+            self._answer(pending, error, Reason.OTHER)
 
     # ---- ending ---------------------------------------------------------------------------
 
@@ -376,16 +389,10 @@ class ModelDriver:
     def close(self) -> None:
         """Let every worker go and give the arena up; whoever still waits is told."""
         self._removed = True
-        for instance in self._instances.names():
+        for instance in self.instances.names():
             self.instance_down(instance, "the model is removed")
         self._give_up(refusals.removed(self.spec.name))
         self.scheduler.close()
         if self._wakeup is not None:
             self._wakeup.cancel()
         self.arena.close()
-
-    def _announce_segment(self, segment: int, fd: int, nbytes: int) -> None:
-        self._instances.tell(wire.Segment(segment, nbytes), [fd])
-
-    def _announce_drop(self, segment: int) -> None:
-        self._instances.tell(wire.DropSegment(segment))

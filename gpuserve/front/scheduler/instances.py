@@ -5,21 +5,21 @@ are down may be expected. No request and no batch is known here.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gpuserve.front.links import WorkerLink
-from gpuserve_worker.wire import Message
+from gpuserve_worker.wire import DropSegment, Message, Segment
 
 #: With no instance up and none due within this time, requests are refused instead of queued.
 PATIENCE_S: Final = 5.0
 
 
 class Instances:
-    """Which instances are up; ``count`` is how many the model has."""
+    """Which instances are up; ``devices`` says on which device each of the model's is."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, devices: Mapping[str, str]) -> None:
+        self._devices = devices
         self._links: dict[str, WorkerLink] = {}
         #: When the next start of each instance that is down is due; past while it loads.
         self._due_at: dict[str, float] = {}
@@ -30,6 +30,10 @@ class Instances:
 
     def __getitem__(self, instance: str) -> WorkerLink:
         return self._links[instance]
+
+    def links(self) -> list[WorkerLink]:
+        """Those of the instances that are up."""
+        return list(self._links.values())
 
     def names(self) -> list[str]:
         """Those that are up."""
@@ -46,12 +50,29 @@ class Instances:
             self._due_at[instance] = time.monotonic() + restart_in_s
         return self._links.pop(instance, None)
 
-    def none_is_due(self) -> bool:
-        """Whether every instance is known to be down for longer than a request should wait."""
-        patient_until = time.monotonic() + PATIENCE_S
-        return sum(due_at > patient_until for due_at in self._due_at.values()) == self._count
+    def device_of(self, instance: str) -> str:
+        """The device that an instance is on."""
+        return self._devices[instance]
 
-    def tell(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Tell every worker."""
+    def none_is_due(self, device: str = "") -> bool:
+        """Whether every instance, or every one of a device, is known to be down for longer than a request
+        should wait.
+        """
+        patient_until = time.monotonic() + PATIENCE_S
+        return all(
+            self._due_at.get(name, 0) > patient_until
+            for name, its_device in self._devices.items()
+            if device in ("", its_device)
+        )
+
+    def announce_segment(self, segment: int, fd: int, nbytes: int) -> None:
+        """The model's arena has a new segment: every worker is told."""
+        self._tell(Segment(segment, nbytes), [fd])
+
+    def announce_drop(self, segment: int) -> None:
+        """The model's arena gave a segment up."""
+        self._tell(DropSegment(segment))
+
+    def _tell(self, message: Message, fds: Sequence[int] = ()) -> None:
         for link in self._links.values():
             link.send(message, fds)

@@ -14,6 +14,10 @@ from gpuserve.front.scheduler.slots import Batch
 class SchedulerStatistics(NamedTuple):
     """A moment of a scheduler: what there is now, then what there has been since its start.
 
+    ``slots`` is how many batches the instances run at once, without those that they only hold; ``computing``
+    are the requests and rows of batches that run or are held, and whose call is not over. Of sequences only:
+    how many there are, with a seat or without, and how many seats there are.
+
     ``rejected`` requests were never accepted. ``finished`` ones were in a batch that came to its end,
     well or badly; ``cancelled`` ones were taken back before that, whether queued or running; ``lost``
     ones ended with their worker. ``retried`` counts second runs, not fates.
@@ -24,7 +28,10 @@ class SchedulerStatistics(NamedTuple):
     queued_nbytes: int
     running_batches: int
     running_requests: int
+    computing_requests: int
+    computing_rows: int
     instances: int
+    slots: int
     room: int
     accepted: int
     finished: int
@@ -33,6 +40,8 @@ class SchedulerStatistics(NamedTuple):
     expired: int
     retried: int
     lost: int
+    sequences: int = 0
+    seats: int = 0
 
 
 class Scheduler(Protocol):
@@ -51,8 +60,8 @@ class Scheduler(Protocol):
     def cancel(self, request: QueuedRequest) -> bool:
         """Take a request back. True: it was queued and will never run."""
 
-    def take_all(self) -> list[QueuedRequest]:
-        """Take every queued request out."""
+    def take_all(self, device: str = "") -> list[QueuedRequest]:
+        """Take every queued request out, or those that must run on a device."""
 
     def expire(self, now: float) -> list[QueuedRequest]:
         """The requests that were, or are now, taken out of the queue and are still to be answered."""
@@ -71,6 +80,9 @@ class Scheduler(Protocol):
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it."""
+
+    def computed(self, batch: Batch) -> None:
+        """The call of a batch that runs is over, and another may run in its place before it has ended."""
 
     def complete(self, batch_id: int) -> Batch:
         """A batch ended, well or badly."""

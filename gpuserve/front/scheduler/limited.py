@@ -59,6 +59,10 @@ class LimitedScheduler:
         open_to = self._scheduler.with_room() if among is None else among
         return self._scheduler.next_wakeup(now, [one for one in open_to if one not in self._refused])
 
+    def computed(self, batch: Batch) -> None:
+        """The call of a batch is over; its resources it keeps until it has ended."""
+        self._scheduler.computed(batch)
+
     def complete(self, batch_id: int) -> Batch:
         """A batch ended, well or badly, and with it its hold on resources.
 
@@ -101,9 +105,9 @@ class LimitedScheduler:
         """Take a request back. True: it was queued and will never run."""
         return self._scheduler.cancel(request)
 
-    def take_all(self) -> list[QueuedRequest]:
-        """Take every queued request out."""
-        return self._scheduler.take_all()
+    def take_all(self, device: str = "") -> list[QueuedRequest]:
+        """Take every queued request out, or those that must run on a device."""
+        return self._scheduler.take_all(device)
 
     def expire(self, now: float) -> list[QueuedRequest]:
         """The requests that were, or are now, taken out of the queue and are still to be answered."""

@@ -120,6 +120,11 @@ class PendingRequest(QueuedRequest):
         return self.request.sequence
 
     @property
+    def device(self) -> str:
+        """The device whose memory it names, "" where it names none; not two, as was checked before."""
+        return next((one.device for one in self.request.regions if one.device), "")
+
+    @property
     def is_inner(self) -> bool:
         """Whether it is a step of an ensemble's."""
         return self.request.depth > 0

@@ -149,6 +149,13 @@ class QueuedRequest:
         """The sequence that it belongs to, which a subclass knows; not looked at but in sequences."""
         return None
 
+    @property
+    def device(self) -> str:
+        """The device that it must run on, "" for any, which a subclass knows; not looked at but where the
+        instances of a model are on several.
+        """
+        return ""
+
 
 def advance(requests: Iterable[QueuedRequest], event: RequestEvent) -> None:
     """Take every one of the requests through one event: a whole batch costs one look into the table.
@@ -260,13 +267,8 @@ class Admission:
         """
         if request.deadline is not None and request.deadline <= now:
             raise DeadlineExceeded("Request timeout expired before the request was queued")
-        if self.requests >= self._max_requests:
-            raise QueueFull(f"Exceeds maximum queue size of {self._max_requests} requests")
-        if self.nbytes + request.nbytes > self._max_nbytes and self.requests:
-            raise QueueFull(
-                f"Exceeds maximum queue size of {self._max_nbytes} bytes: {self.nbytes} bytes are queued "
-                f"and the request has {request.nbytes}"
-            )
+        if self.requests >= self._max_requests or self.nbytes + request.nbytes > self._max_nbytes:
+            self.check_room(request, self.requests, self.nbytes)
         if request.state is not _NEW:
             raise illegal(request, "submit")
         request.state = _QUEUED
@@ -274,6 +276,20 @@ class Admission:
         request.sequence = self.accepted
         self.accepted += 1
         self._count(request)
+
+    def check_room(self, request: QueuedRequest, requests: int, nbytes: int) -> None:
+        """Do nothing where one more request may wait besides so many of so many bytes.
+
+        Raises:
+            QueueFull: it may not.
+        """
+        if requests >= self._max_requests:
+            raise QueueFull(f"Exceeds maximum queue size of {self._max_requests} requests")
+        if nbytes + request.nbytes > self._max_nbytes and requests:
+            raise QueueFull(
+                f"Exceeds maximum queue size of {self._max_nbytes} bytes: {nbytes} bytes are queued and the "
+                f"request has {request.nbytes}"
+            )
 
     def dispatched(self, requests: Collection[QueuedRequest]) -> None:
         """Count requests out that were taken off the queue and now run."""

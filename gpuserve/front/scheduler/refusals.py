@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpuserve.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -9,6 +11,7 @@ from gpuserve.errors import (
     InvalidArgument,
     RequestError,
     ResourceExhausted,
+    Stopping,
     Unavailable,
     Unimplemented,
 )
@@ -34,7 +37,7 @@ def too_late(model: str, timeout_s: float | None, *, was_queued: bool) -> Reques
 
 def stopping() -> RequestError:
     """Nothing new is taken, but what was accepted is still run."""
-    return Unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+    return Stopping("Server is stopping, scheduler for model has stopped accepting new inference requests")
 
 
 def waited_too_long(model: str, limit_s: float) -> RequestError:
@@ -90,9 +93,37 @@ def _sequence(sequence: int | str) -> str:
     return str(sequence) if isinstance(sequence, int) else shown(sequence)
 
 
-def no_instance(model: str) -> str:
-    """Why nothing is taken while no instance is to be had soon."""
-    return f"model {model!r} has no live instance: its last one died"
+def several_devices(named: Sequence[str]) -> RequestError:
+    """A request names memory of more than one device."""
+    return InvalidArgument(
+        f"the request names shared memory of {' and '.join(named)}, expected regions of one device"
+    )
+
+
+def other_device(model: str, device: str, devices: Sequence[str]) -> RequestError:
+    """A request names memory of a device that the model is not on."""
+    return InvalidArgument(
+        f"the request names shared memory of {device}, but model {model!r} runs on {', '.join(devices)}: "
+        "expected regions of such a device, or of system memory"
+    )
+
+
+def device_in_sequences(model: str, device: str, devices: Sequence[str]) -> RequestError:
+    """A request names memory of a device, and belongs to a sequence that may be at an instance elsewhere."""
+    return InvalidArgument(
+        f"the request names shared memory of {device}, but the sequences of model {model!r} run on "
+        f"{', '.join(devices)}: expected all of its instances on one device"
+    )
+
+
+def none_on_device(model: str, device: str) -> RequestError:
+    """No instance is to be had soon on the device whose memory a request names."""
+    return Unavailable(f"model {model!r} has no live instance on {device}, whose memory the request names")
+
+
+def no_instance(model: str, fault: str = "") -> str:
+    """Why nothing is taken while no instance is to be had soon; ``fault``: what is wrong with the machine."""
+    return f"model {model!r} has no live instance: {fault or 'its last one died'}"
 
 
 def removed(model: str) -> str:

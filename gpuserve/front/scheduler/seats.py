@@ -19,10 +19,11 @@ class SeatedInstance:
     it has not been told yet that they are no more.
     """
 
-    __slots__ = ("capacity", "dropped", "free_seats", "name", "ready", "running", "seated")
+    __slots__ = ("at_once", "capacity", "dropped", "free_seats", "name", "ready", "running", "seated")
 
-    def __init__(self, name: str, seats: int, capacity: int) -> None:
+    def __init__(self, name: str, seats: int, at_once: int, capacity: int) -> None:
         self.name = name
+        self.at_once = at_once
         self.capacity = capacity
         self.running = 0
         #: The lowest first: batches that keep rows stay small.
@@ -53,6 +54,11 @@ class Seats:
         return self._instances[name]
 
     @property
+    def at_once(self) -> int:
+        """How many batches the instances that are up run at once."""
+        return sum(one.at_once for one in self._instances.values())
+
+    @property
     def room(self) -> int:
         """How many batches could be taken."""
         return sum(one.capacity - one.running for one in self._instances.values())
@@ -62,15 +68,15 @@ class Seats:
         """The batches that run or are held, oldest first."""
         return tuple(self._running.values())
 
-    def up(self, name: str, capacity: int) -> None:
-        """An instance takes batches from now on, ``capacity`` of them.
+    def up(self, name: str, at_once: int, prefetch: int) -> None:
+        """An instance takes batches from now on: it runs ``at_once`` and holds ``prefetch`` besides.
 
         Raises:
             ValueError: it already does.
         """
         if name in self._instances:
             raise ValueError(f"instance {name!r} is up already")
-        self._instances[name] = SeatedInstance(name, self.seats, capacity)
+        self._instances[name] = SeatedInstance(name, self.seats, at_once, at_once + prefetch)
 
     def down(self, name: str) -> list[ActiveSequence]:
         """An instance is gone, and so are its batches: the sequences that were seated there."""

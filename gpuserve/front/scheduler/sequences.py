@@ -144,8 +144,10 @@ class SequenceScheduler:
         self._settle(sequence)
         return True
 
-    def take_all(self) -> list[QueuedRequest]:
-        """Take every queued request out; no sequence can be gone on with."""
+    def take_all(self, device: str = "") -> list[QueuedRequest]:
+        """Take every queued request out; no sequence can be gone on with. None must run on one device."""
+        if device:
+            return []
         taken: list[QueuedRequest] = []
         for sequence in list(self._sequences.values()):
             waiting = list(sequence.waiting)
@@ -229,6 +231,9 @@ class SequenceScheduler:
             times.append(next(iter(self._idle.values())))
         return max(now, min(times)) if times else None
 
+    def computed(self, batch: Batch) -> None:
+        """The call of a batch is over; the sequences in it go on when it has ended, and not before."""
+
     def complete(self, batch_id: int) -> Batch:
         """A batch ended, well or badly: its requests have finished, and their sequences may go on.
 
@@ -255,7 +260,8 @@ class SequenceScheduler:
         Raises:
             ValueError: it is up already.
         """
-        self._seats.up(name, 1 if self._stepwise else slots + self._prefetch)
+        at_once, prefetch = (1, 0) if self._stepwise else (slots, self._prefetch)
+        self._seats.up(name, at_once, prefetch)
         self._fill_seats()
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
@@ -358,13 +364,17 @@ class SequenceScheduler:
     def statistics(self) -> SchedulerStatistics:
         """The counts at this moment."""
         running = self._seats.running
+        running_requests = sum(len(batch.requests) for batch in running)
         return SchedulerStatistics(
             queued=self._admission.requests,
             queued_rows=self._admission.rows,
             queued_nbytes=self._admission.nbytes,
             running_batches=len(running),
-            running_requests=sum(len(batch.requests) for batch in running),
+            running_requests=running_requests,
+            computing_requests=running_requests,
+            computing_rows=sum(batch.rows for batch in running),
             instances=len(self._seats),
+            slots=self._seats.at_once,
             room=self._seats.room,
             accepted=self._admission.accepted,
             finished=self._finished,
@@ -373,4 +383,6 @@ class SequenceScheduler:
             expired=self._expired,
             retried=0,
             lost=self._lost,
+            sequences=len(self._sequences),
+            seats=len(self._seats) * self._seats.seats,
         )

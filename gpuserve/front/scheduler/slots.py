@@ -19,7 +19,8 @@ class Batch:
     """Requests that run in one call on one instance. ``batch_id`` is never used twice.
 
     ``alone``: its one request was not to be merged: the model does not merge, or a worker died
-    under it. ``slots`` is how many it takes: all of the instance's, where it is not to have company.
+    under it. ``slots`` is how many it takes: all of the instance's, where it is not to have company; none
+    once it is computed.
 
     In sequences only: ``dropped`` are those that ended at this instance without their last request.
     ``seats`` are the rows of the requests where those between them are there as well, and not ready.
@@ -85,8 +86,13 @@ class InstanceSlots:
         return len(self._instances)
 
     @property
+    def at_once(self) -> int:
+        """How many batches the instances that are up run at once."""
+        return sum(one.at_once for one in self._by_use)
+
+    @property
     def running(self) -> tuple[Batch, ...]:
-        """The batches that occupy a slot, oldest first."""
+        """The batches that have not ended, oldest first."""
         return tuple(self._running.values())
 
     def up(self, name: str, at_once: int, prefetch: int) -> None:
@@ -104,7 +110,8 @@ class InstanceSlots:
     def down(self, name: str) -> tuple[list[Batch], list[Batch]]:
         """An instance is gone: the batches that it had begun, and those that it only held, oldest first.
 
-        Batches are begun in their order. None of either where the instance was not up.
+        Batches are begun in their order, and those that are computed were. None of either where the instance
+        was not up.
         """
         instance = self._instances.pop(name, None)
         if instance is None:
@@ -114,7 +121,9 @@ class InstanceSlots:
         batches = [batch for batch in self._running.values() if batch.instance == name]
         for batch in batches:
             del self._running[batch.batch_id]
-        return batches[: instance.at_once], batches[instance.at_once :]
+        computed = [batch for batch in batches if not batch.slots]
+        others = [batch for batch in batches if batch.slots]
+        return computed + others[: instance.at_once], others[instance.at_once :]
 
     def has_room(self, among: Collection[str] | None = None, *, secluded: bool = False) -> bool:
         """Whether one of some instances, or any, can take a batch; ``secluded``: one without company."""
@@ -162,13 +171,18 @@ class InstanceSlots:
         """The one with the most room; of equals, the least recently used, since min() keeps the first."""
         return self._by_use[0] if len(self._by_use) == 1 else min(self._by_use, key=_LOAD)
 
+    def free_slot(self, batch: Batch) -> None:
+        """A batch goes on without a slot until it ends."""
+        self._instances[batch.instance].running -= batch.slots
+        self.room += batch.slots
+        batch.slots = 0
+
     def release(self, batch_id: int) -> Batch:
-        """Free the slot of a batch that ended.
+        """Forget a batch that ended; its slot is free.
 
         Raises:
             KeyError: no such batch runs: it ended before, or its instance went down.
         """
         batch = self._running.pop(batch_id)
-        self._instances[batch.instance].running -= batch.slots
-        self.room += batch.slots
+        self.free_slot(batch)
         return batch

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from gpuserve.front.scheduler.batcher import BatchFormer
+from gpuserve.front.scheduler.former import BatchFormer
 from gpuserve.front.scheduler.queue import QueuedRequest
 from gpuserve.front.scheduler.sequence_state import ActiveSequence
 from gpuserve.sequence_spec import DIRECT, SequenceSpec

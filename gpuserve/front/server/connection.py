@@ -6,7 +6,9 @@ Which one is told by the first bytes. Nothing of either protocol is here but HTT
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
@@ -26,12 +28,17 @@ HIGH_WATER_NBYTES: Final = 256 << 10
 _MANY_WRITES: Final = 1024
 #: A connection that has not said which protocol it speaks is closed.
 GREETING_TIMEOUT_S: Final = 30.0
+#: What a connection has when its age is over may take so long; then it is closed nevertheless.
+AGE_GRACE_S: Final = 3600.0
 
 Speak = Callable[[Way], Spoken]
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection and its protocol. ``members`` are all that are open, this one while it is."""
+    """A connection and its protocol. ``members`` are all that are open, this one while it is.
+
+    After ``age_s`` it takes no more requests.
+    """
 
     def __init__(
         self,
@@ -40,6 +47,7 @@ class Connection(asyncio.BufferedProtocol):
         buffer: memoryview,
         members: set[Connection],
         loop: asyncio.AbstractEventLoop,
+        age_s: float = math.inf,
     ) -> None:
         self.ends = Ends(None, ("", None), tls=False)
         self.full = False
@@ -51,7 +59,10 @@ class Connection(asyncio.BufferedProtocol):
         self._spoken: Spoken | None = None
         self._greeting = b""
         self._opened_at = loop.time()
+        self._retires_at = self._opened_at + age_s
         self._reading = True
+        self._retiring = False
+        self._announced = False
         self._leaving = False
         #: Nothing more is written: the client was told so, or is gone.
         self._mute = False
@@ -166,7 +177,8 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
         if not self._mute and self._transport.can_write_eof() and not self._transport.is_closing():
             self._mute = True
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the client has gone in this very turn
+                self._transport.write_eof()
 
     def close(self) -> None:
         """Close once everything is sent."""
@@ -175,6 +187,18 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     # ---- the server's side ----------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Have the client told that no more requests are taken; what comes until it has heard of it, is."""
+        self._retiring = True
+        if self._spoken is not None and not self._announced:
+            self._announced = True
+            self._spoken.announce()
+
+    @property
+    def aware(self) -> bool:
+        """Whether the client has heard of it, as far as that can be known, or is about to by its answer."""
+        return self._spoken is not None and self._spoken.aware
 
     def shut_down(self) -> None:
         """Finish what is there and close. Called until it is closed: the first bytes may be on their way."""
@@ -189,7 +213,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def check(self, now: float) -> None:
-        """Close what takes too long."""
+        """Close what takes too long, or is too old."""
+        if now >= self._retires_at:
+            self.announce()
+            if now >= self._retires_at + AGE_GRACE_S:
+                self.abort()
         if self._spoken is not None:
             self._spoken.check(now)
         elif now - self._opened_at > GREETING_TIMEOUT_S:
@@ -205,6 +233,8 @@ class Connection(asyncio.BufferedProtocol):
         is_http2 = start == PREFACE
         self._spoken = (self._http2 if is_http2 else self._http1)(self)
         self._greeting = b""
+        if self._retiring and not is_http2:  # its first answer can say it
+            self.announce()
         self._spoken.feed(data[len(PREFACE) :] if is_http2 else data)
 
     def _flush(self) -> None:

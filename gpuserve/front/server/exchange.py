@@ -173,6 +173,16 @@ class Spoken(Protocol):
     def lost(self) -> None:
         """The connection is gone: every sink is abandoned."""
 
+    def announce(self) -> None:
+        """Have the client told, once, that the connection takes no more requests.
+
+        Those that come before the client has heard of it are served.
+        """
+
+    @property
+    def aware(self) -> bool:
+        """Whether the client has heard of it, or will by the answer that it waits for."""
+
     def shut_down(self) -> None:
         """Take no new request; the way is closed when those that are there are answered.
 

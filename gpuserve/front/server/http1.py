@@ -64,6 +64,8 @@ class Http1:
         self._paused = False
         #: The answer to come, or that is there, is the last.
         self._closing = False
+        #: The server wants to be rid of the connection, idle or not.
+        self._asked_to_close = False
         self._n_fed = 0
         self._n_requests = 0
         self._written_nbytes = 0
@@ -320,12 +322,24 @@ class Http1:
         self._kept.clear()
         self._drop_request()
 
-    def shut_down(self) -> None:
-        """Take no new request but one that is on its way: idle, it is closed the second time."""
-        again, self._closing = self._closing, True
+    def announce(self) -> None:
+        """Tell the client with the next answer, which is the last."""
+        self._closing = True
         if self._exchange is not None:
             self._exchange.is_plain = False
-        elif self._stage is Stage.HEAD and again:
+
+    @property
+    def aware(self) -> bool:
+        """Whether it is told with the answer to come, or has been."""
+        return self._exchange is not None or self._stage in (Stage.LINGER, Stage.CLOSED)
+
+    def shut_down(self) -> None:
+        """Take no new request but one that is on its way: idle, it is closed the second time."""
+        again, self._asked_to_close = self._asked_to_close, True
+        self.announce()
+        if self._exchange is not None:
+            return
+        if self._stage is Stage.HEAD and again:
             self._close()
         elif self._stage is Stage.DRAIN:
             self._linger()

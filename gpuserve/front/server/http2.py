@@ -15,6 +15,7 @@ from gpuserve.front.server.http2_blocks import MAX_HEAD_NBYTES, Block, BlockRead
 from gpuserve.front.server.http2_control import Control
 from gpuserve.front.server.http2_ending import Ending
 from gpuserve.front.server.http2_frames import ConnectionFailed, ErrorCode, FrameType, StreamFailed
+from gpuserve.front.server.http2_leaving import Leaving
 from gpuserve.front.server.http2_output import Output
 from gpuserve.front.server.http2_patience import Patience
 from gpuserve.front.server.http2_stream import RECEIVE_WINDOW, State, Stream
@@ -33,8 +34,6 @@ _MAX_UNREAD: Final = 1000
 _EARLY: Final = 1024
 #: Who cuts a header block into parts this small wants to keep us busy.
 _SHORT_CONTINUATION_NBYTES: Final = 1024
-#: What is read of a client that goes on after everything is said.
-_IGNORED_NBYTES: Final = 4 << 20
 _SETTINGS: Final = {
     h2.Setting.MAX_CONCURRENT_STREAMS: MAX_CONCURRENT_STREAMS,
     h2.Setting.INITIAL_WINDOW_SIZE: RECEIVE_WINDOW,
@@ -63,12 +62,12 @@ class Http2:
         self._uncredited = 0
         self._early: dict[int, None] = {}
         self._patience = Patience()
-        self._control = Control(way, self.output, self._patience, self._streams)
+        self._control = Control(way, self.output, self._patience, self._streams, self._on_pong)
+        self._leaving = Leaving()
+        #: No stream is taken any more.
         self._draining = False
-        self._promised_id = 0
         #: Nothing that comes is of interest any more.
         self._over = False
-        self._ignored_nbytes = 0
         self._ending = Ending()
         grown = h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW)
         way.write(h2.settings_frame(_SETTINGS) + grown)
@@ -83,7 +82,8 @@ class Http2:
     def feed(self, data: Piece) -> None:
         """What has arrived."""
         if self._over:
-            self._ignore(len(data))
+            if self._ending.is_too_much(len(data)):
+                self.way.abort()
             return
         try:
             if self._body_left[2]:
@@ -232,12 +232,7 @@ class Http2:
     def _on_data(self, stream_id: int, flags: int, payload: bytes) -> None:
         """A DATA frame that is not the usual one: padded, empty, or of no stream that is there."""
         length, end = len(payload), bool(flags & h2.END_STREAM)
-        if flags & h2.PADDED:
-            padding = payload[0] + 1 if payload else 0
-            if not payload or padding > length:
-                raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a DATA frame is shorter than its padding")
-            payload = payload[1 : length - padding + 1]
-        self._body(stream_id, payload, length, end)
+        self._body(stream_id, h2.unpadded_data(flags, payload), length, end)
 
     def _body(self, stream_id: int, data: Piece, length: int, end: bool) -> None:
         """A part of a body; ``length`` is what it takes of the windows."""
@@ -333,13 +328,28 @@ class Http2:
         for stream in list(self._streams.values()):
             stream.drop()
 
+    def announce(self) -> None:
+        """Have the client open no new stream."""
+        if self._leaving.staying and not self._over:
+            self.way.write(self._leaving.announce())
+
+    @property
+    def aware(self) -> bool:
+        """Whether it does not."""
+        return self._draining or self._over
+
     def shut_down(self) -> None:
-        """Take no new stream, and close after those that are there."""
-        if self._draining or self._over:
-            return
+        """Have it open none, and close after those that are there."""
+        self.announce()
+
+    def _on_pong(self, payload: bytes) -> None:
+        if self._leaving.is_echo(payload):
+            self._take_last()
+
+    def _take_last(self) -> None:
+        """The client has heard of it, or will not: from now on no stream is taken."""
         self._draining = True
-        self._promised_id = self._last_id
-        self.way.write(h2.goaway(self._last_id, ErrorCode.NO_ERROR))
+        self.way.write(self._leaving.promise(self._last_id))
         if not self._streams:
             self._finish()
 
@@ -347,6 +357,8 @@ class Http2:
         """Close what takes too long."""
         if self._blocks.late and not self._over:
             self._fail(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a header block takes too long"))
+        if self._leaving.is_late(now) and not self._over:
+            self._take_last()
         held_nbytes = sum(stream.unsent_nbytes for stream in self._streams.values())
         if self._ending.is_stuck(now, held_nbytes):
             self._fail(ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "the answers are not taken"))
@@ -370,15 +382,9 @@ class Http2:
 
     def _fail(self, failure: ConnectionFailed) -> None:
         logger.debug("an HTTP/2 connection is closed: %s", failure)
-        last_id = self._promised_id if self._draining else self._last_id
-        self.way.write(h2.goaway(last_id, failure.code, str(failure)))
+        self.way.write(h2.goaway(self._leaving.last_id(self._last_id), failure.code, str(failure)))
         self.lost()
         self._finish()
-
-    def _ignore(self, nbytes: int) -> None:
-        self._ignored_nbytes += nbytes
-        if self._ignored_nbytes > _IGNORED_NBYTES:
-            self.way.abort()
 
     def _finish(self) -> None:
         """Everything is said. A socket that is closed while its client sends would take our last words back,

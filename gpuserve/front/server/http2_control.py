@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gpuserve.front.server import http2_frames as h2
@@ -19,11 +19,21 @@ _WINDOW_COST: Final = 1 / 16
 
 
 class Control:
-    """Takes them for one connection. ``settled``: the client has said its settings."""
+    """Takes them for one connection. ``settled``: the client has said its settings.
 
-    __slots__ = ("_output", "_patience", "_streams", "_way", "n_unread", "settled")
+    ``on_pong`` is told the payload of a PING of ours that the client sent back.
+    """
 
-    def __init__(self, way: Way, output: Output, patience: Patience, streams: Mapping[int, Stream]) -> None:
+    __slots__ = ("_on_pong", "_output", "_patience", "_streams", "_way", "n_unread", "settled")
+
+    def __init__(
+        self,
+        way: Way,
+        output: Output,
+        patience: Patience,
+        streams: Mapping[int, Stream],
+        on_pong: Callable[[bytes], None],
+    ) -> None:
         self.settled = False
         #: What was made while the way was full.
         self.n_unread = 0
@@ -31,6 +41,7 @@ class Control:
         self._output = output
         self._patience = patience
         self._streams = streams
+        self._on_pong = on_pong
 
     def on_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
         """A SETTINGS frame.
@@ -59,7 +70,9 @@ class Control:
         if stream_id or len(payload) != 8:
             code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
             raise ConnectionFailed(code, "a PING frame on a stream, or not of 8 bytes")
-        if not flags & h2.ACK:
+        if flags & h2.ACK:
+            self._on_pong(payload)
+        else:
             self._acknowledge(h2.frame(FrameType.PING, h2.ACK, 0, payload))
 
     def on_other(self, kind: int, stream_id: int, payload: bytes) -> None:

@@ -184,6 +184,20 @@ def body_run(
     return position, ended
 
 
+def unpadded_data(flags: int, payload: bytes) -> bytes:
+    """What a DATA payload holds, without padding.
+
+    Raises:
+        ConnectionFailed: the padding is longer than the payload.
+    """
+    if not flags & PADDED:
+        return payload
+    padding = payload[0] + 1 if payload else 0
+    if not payload or padding > len(payload):
+        raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a DATA frame is shorter than its padding")
+    return payload[1 : len(payload) - padding + 1]
+
+
 def unpadded(flags: int, payload: bytes) -> bytes:
     """The header block in a HEADERS payload, without padding and priority.
 

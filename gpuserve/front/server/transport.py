@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import random
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -27,6 +29,10 @@ Direct = Callable[[Exchange], Sink | None]
 _BACKLOG: Final = 4096
 #: How often connections are looked at that take too long.
 _CHECK_S: Final = 5.0
+#: And with the shortest of ages.
+_MIN_CHECK_S: Final = 0.1
+#: Of a connection's greatest age.
+_AGE_JITTER: Final = 0.1
 #: A client whose machine is gone without a word is noticed after a minute or two, however quiet it was.
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -54,10 +60,13 @@ class NativeTransport:
         application: Application,
         listeners: Mapping[int, Direct | None],
         tls: TlsFiles | None = None,
+        max_connection_age_s: float = 0.0,
     ) -> None:
         self._listeners = listeners
         self._requests = AsgiRequests(application)
         self._tls = tls
+        self._max_age_s = max_connection_age_s or math.inf
+        self._check_s = min(_CHECK_S, max(_MIN_CHECK_S, self._max_age_s * _AGE_JITTER / 4))
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
         self._connections: set[Connection] = set()
@@ -67,7 +76,17 @@ class NativeTransport:
     async def start(self) -> None:
         """Accept connections on every listener."""
         self._servers = await self._listen()
-        self._check = self._loop.call_later(_CHECK_S, self._on_check)
+        self._check = self._loop.call_later(self._check_s, self._on_check)
+
+    def announce(self) -> None:
+        """Tell the clients of connections that no more requests are taken, once they have heard of it."""
+        for connection in list(self._connections):
+            connection.announce()
+
+    @property
+    def n_unaware(self) -> int:
+        """How many connections there are whose clients may not have heard of it."""
+        return sum(not connection.aware for connection in self._connections)
 
     async def renew(self) -> None:
         """Use the files of TLS anew, for connections from now on.
@@ -128,16 +147,23 @@ class NativeTransport:
             return (None if direct is None else direct(exchange)) or requests.accept(exchange)
 
         speaks = partial(Http1, accept=accept), partial(Http2, accept=accept)
-        return lambda: Connection(*speaks, self._buffer, self._connections, self._loop)
+        return lambda: Connection(
+            *speaks, self._buffer, self._connections, self._loop, self._max_age_s * _jitter()
+        )
 
     def _on_check(self) -> None:
-        self._check = self._loop.call_later(_CHECK_S, self._on_check)
+        self._check = self._loop.call_later(self._check_s, self._on_check)
         self._check_all()
 
     def _check_all(self) -> None:
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check(now)
+
+
+def _jitter() -> float:
+    """Connections that were made together do not end together."""
+    return random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
 
 
 def _tls_context(files: TlsFiles) -> ssl.SSLContext:

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from gpuserve.errors import RequestError
 from gpuserve.front.endpoint.v2 import InferResponse
+from gpuserve.front.plane.export_memory import KeptTensor, LentExport
 from gpuserve.front.plane.scatter import Answer
 from gpuserve.front.scheduler.batcher import Batch, QueuedRequest
 from gpuserve.front.scheduler.pending import OnResponse, PendingRequest
@@ -215,12 +216,15 @@ def _inputs(pending: PendingRequest) -> Iterator[TracedTensor]:
 
 def _outputs(response: InferResponse) -> Iterator[TracedTensor]:
     for one in response.outputs:
-        yield _tensor("TENSOR_BACKEND_OUTPUT", one.name, one.datatype, one.shape, one.data)
+        data = None if isinstance(one, KeptTensor) else one.data
+        yield _tensor("TENSOR_BACKEND_OUTPUT", one.name, one.datatype, one.shape, data)
 
 
 def _tensor(activity: str, name: str, datatype: str, shape: Iterable[int], data: Any) -> TracedTensor:
-    """A copy of a tensor. What lies in a client's region is the client's, and not looked at."""
-    if isinstance(data, Block):
+    """A copy of a tensor. What lies in a client's region is the client's, and not looked at; what lies on a
+    device cannot be.
+    """
+    if isinstance(data, Block) and not isinstance(data, LentExport):
         data = data.view
     if not isinstance(data, (bytes, memoryview)):
         return TracedTensor(activity, name, datatype, tuple(shape), b"", True)

@@ -1,0 +1,48 @@
+"""1, 2 and 4 instances of the transformer encoder on one GPU. There is no goal: where one instance keeps the
+GPU busy, others cannot add anything; where it waits for its Python, they do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.gpu.bare_loop import network_model, networks_module
+from benchmarks.gpu.load import loaded
+from benchmarks.gpu.messages import with_bytes
+from benchmarks.gpu.section import Findings, Site
+from benchmarks.gpu.serving import serving
+from benchmarks.scenarios.figures import Figure
+
+_INSTANCES: Final = (1, 2, 4)
+_BATCHES: Final = (1, 8, 64)
+_KIND: Final = "encoder"
+#: Requests under way for each instance.
+_DEPTH: Final = 4
+#: One client process cannot ask fast enough for four instances.
+_CLIENTS: Final = 2
+
+
+def run(site: Site, findings: Findings) -> None:
+    """See ``section.py``."""
+    networks = networks_module()
+    counts = _INSTANCES[:2] if site.stand_in else _INSTANCES
+    models = [network_model(site, _name(count), _KIND, count) for count in counts]
+    with serving(site, "instances", models) as one:
+        for rows in _BATCHES[:1] if site.stand_in else _BATCHES:
+            rates: dict[int, list[float]] = {count: [] for count in counts}
+            for _ in range(site.effort.rounds):
+                for count in counts:
+                    message = with_bytes(_name(count), {"x": networks.example(_KIND, rows)})
+                    seen = loaded(one, [message] * _DEPTH * count, site.effort.seconds, _CLIENTS)
+                    rates[count].append(seen.answers_per_s * rows)
+            findings.add(*(_figure(rows, count, rates) for count in counts))
+
+
+def _figure(rows: int, count: int, rates: dict[int, list[float]]) -> Figure:
+    ratios = tuple(rate / alone for rate, alone in zip(rates[count], rates[1], strict=True))
+    case = f"encoder, batch {rows}, {count} instance{'s' * (count > 1)}"
+    return Figure(case, "times one instance", ratios, None, {"rows/s": tuple(rates[count])})
+
+
+def _name(count: int) -> str:
+    return f"encoder-{count}"

@@ -1,0 +1,112 @@
+"""What the machine is: ``python -m benchmarks.gpu.machine`` prints it as one line of JSON.
+
+In a process of its own, because a driver may hang.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+_TIMEOUT_S: Final = 60.0
+_GIB: Final = 1 << 30
+#: What the sections use of others, by the name that is imported.
+_LIBRARIES: Final = ("cupy", "torch", "pynvml", "numpy", "pytest", "hypothesis")
+GPU: Final = "GPU"
+
+
+class NoMachine(Exception):
+    """It cannot be told what the machine is; the text says why."""
+
+
+def describe(environment: Mapping[str, str]) -> dict[str, str]:
+    """By what is told: GPU, driver, CUDA, libraries, CPU. "GPU" is missing where there is none.
+
+    Raises:
+        NoMachine: the driver hangs, or the program broke.
+    """
+    command = [sys.executable, "-m", "benchmarks.gpu.machine"]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise NoMachine(f"the NVIDIA driver did not answer in {_TIMEOUT_S:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        raise NoMachine(f"the machine cannot be looked at: {error.stderr.strip()[-500:]}") from None
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def found() -> dict[str, str]:
+    """As ``describe``, by asking in this process."""
+    machine = {**_gpus(), **_libraries()}
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    shared = os.statvfs("/dev/shm")
+    return {
+        **machine,
+        "CPU": f"{(models or [platform.machine()])[0]}, {os.cpu_count()} CPUs",
+        "memory": f"{memory_nbytes / _GIB:.0f} GiB",
+        "/dev/shm": f"{shared.f_bavail * shared.f_frsize / _GIB:.1f} GiB free",
+        "Linux": platform.release(),
+        "Python": platform.python_version(),
+    }
+
+
+def _gpus() -> dict[str, str]:
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception as error:  # NVML's own errors have no common base without the module
+        return {"NVML": f"none: {error}"}
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    if not handles:
+        return {}
+    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    return {
+        GPU: ", ".join(_gpu(nvml, handle) for handle in handles),
+        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+        "CUDA of the driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
+    }
+
+
+def _gpu(nvml: Any, handle: Any) -> str:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
+    return f"{_text(nvml.nvmlDeviceGetName(handle))} ({memory / _GIB:.0f} GiB)"
+
+
+def _text(value: str | bytes) -> str:
+    """Older bindings of NVML answer bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _libraries() -> dict[str, str]:
+    """By the packages that have the modules; looking is enough, nothing of a GPU is opened."""
+    packages = importlib.metadata.packages_distributions()
+    found = {}
+    for name in _LIBRARIES:
+        if importlib.util.find_spec(name) is not None:
+            owners = dict.fromkeys(packages.get(name, ()))
+            versions = [f"{owner} {importlib.metadata.version(owner)}" for owner in owners]
+            found[name] = ", ".join(versions) or "without a version"
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(found()))

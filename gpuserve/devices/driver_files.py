@@ -1,0 +1,117 @@
+"""The GPUs by the driver's files in ``/proc`` and ``/dev``, and their place in the machine by ``/sys``.
+
+For machines without ``nvidia-ml-py``: there is no memory and no MIG here. Nothing is imported or opened but
+these files; the root that they are under is an argument, so that no machine needs a GPU to have this tested.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from gpuserve.devices.machine import Driver, Gpu, Machine
+
+_DRIVER_LIST: Final = "proc/driver/nvidia/gpus"
+_DRIVER_VERSION: Final = "proc/driver/nvidia/version"
+_PCI: Final = "sys/bus/pci/devices"
+_NODE = re.compile(r"nvidia(\d+)")
+#: One GPU behind another driver interface: WSL, and the integrated ones.
+_SINGLE_GPU_NODES: Final = ("dev/dxg", "dev/nvhost-gpu")
+_UUID = re.compile(r"GPU-[0-9a-f-]+")
+_NVIDIA: Final = "0x10de"
+#: PCI class 03: display controllers, and 3D controllers among them.
+_DISPLAY_CLASS: Final = "0x03"
+
+
+def machine_by_files(root: Path, shortage: str) -> Machine:
+    """What the files tell; ``shortage`` is why nothing better was asked."""
+    gpus = _gpus(root)
+    has_driver = bool(gpus) or (root / _DRIVER_VERSION).exists() or (root / "dev/nvidiactl").exists()
+    driver = Driver(_driver_version(root)) if has_driver else None
+    idle = () if has_driver else tuple(_pci_gpus(root))
+    return Machine(driver, gpus, shortage, idle)
+
+
+def numa_node(root: Path, bus_id: str) -> int:
+    """The NUMA node that a PCI device is next to; -1 where all are alike, or nothing tells."""
+    text = _text(root / _PCI / _kernel_bus_id(bus_id) / "numa_node")
+    return int(text) if re.fullmatch(r"-?\d+", text) else -1
+
+
+def local_cpus(root: Path, bus_id: str) -> tuple[int, ...]:
+    """The CPUs that a PCI device is next to; empty where nothing tells."""
+    return cpu_list(_text(root / _PCI / _kernel_bus_id(bus_id) / "local_cpulist"))
+
+
+def cpu_list(text: str) -> tuple[int, ...]:
+    """The kernel's ``0-3,8`` as (0, 1, 2, 3, 8); empty for anything else."""
+    if re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text) is None:
+        return ()
+    bounds = (part.split("-") for part in text.split(","))
+    return tuple(cpu for part in bounds for cpu in range(int(part[0]), int(part[-1]) + 1))
+
+
+def _gpus(root: Path) -> tuple[Gpu, ...]:
+    """GPUs that a process can open. A container may see the whole driver list, but not all device files."""
+    listed = [_listed(root, bus_id) for bus_id in sorted(_names_in(root / _DRIVER_LIST))]
+    nodes = {int(found[1]) for name in _names_in(root / "dev") if (found := _NODE.fullmatch(name))}
+    if nodes:
+        present = [gpu for gpu, minor in listed if minor in nodes]
+        if not present:
+            present = [Gpu(0) for _ in nodes]
+    else:
+        present = [gpu for gpu, _ in listed]
+    if not present and any((root / node).exists() for node in _SINGLE_GPU_NODES):
+        present = [Gpu(0)]
+    return tuple(_numbered(root, number, gpu) for number, gpu in enumerate(present))
+
+
+def _numbered(root: Path, number: int, gpu: Gpu) -> Gpu:
+    node, cpus = numa_node(root, gpu.bus_id), local_cpus(root, gpu.bus_id)
+    return Gpu(number, gpu.uuid, gpu.name, gpu.bus_id, numa_node=node, cpus=cpus)
+
+
+def _listed(root: Path, bus_id: str) -> tuple[Gpu, int]:
+    """A GPU of the driver's list, and the number in the name of its device file (-1: not known)."""
+    lines = _text(root / _DRIVER_LIST / bus_id / "information").splitlines()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor", "")
+    known = uuid if _UUID.fullmatch(uuid) else ""  # question marks until the GPU is first used
+    return Gpu(0, known, facts.get("Model", ""), bus_id), int(minor) if minor.isdecimal() else -1
+
+
+def _driver_version(root: Path) -> str:
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text(root / _DRIVER_VERSION).partition("\n")[0])
+    return found[0] if found else ""
+
+
+def _pci_gpus(root: Path) -> list[str]:
+    """The addresses of NVIDIA's GPUs on the PCI bus, with or without a driver."""
+    return [
+        address
+        for address in sorted(_names_in(root / _PCI))
+        if _text(root / _PCI / address / "vendor") == _NVIDIA
+        and _text(root / _PCI / address / "class").startswith(_DISPLAY_CLASS)
+    ]
+
+
+def _kernel_bus_id(bus_id: str) -> str:
+    """NVML writes the domain with eight digits and in capitals, the kernel with four and small."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

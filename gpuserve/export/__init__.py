@@ -1,0 +1,18 @@
+"""From the configuration that ``gpuserve serve`` runs to the manifests of a cluster.
+
+Pure: plain dicts and text are made of a ``Configuration`` and of ``ExportOptions``. Files are read in
+``files`` and written in ``output``, and nowhere else. No cluster is asked, no GPU of this machine looked at.
+
+===============  ==================================================================================
+``options``      what the command line says: image, name, the size of a node
+``sizing``       every computed number, with its reason
+``scaling``      how autoscalers scale, by a simulation
+``reservation``  how many GPUs, and what the instances of them take
+``checks``       what cannot run in a cluster, told with the key that says so
+``pod``          the pod: container, probes, volumes; ``workload``: what runs it; ``network``: who reaches it
+``components``   what changes the base: surge, daemonset, keda, monitoring
+``kserve``       ServingRuntime and InferenceService
+``alerts``       PrometheusRule; ``dashboard``: Grafana; both in the names of ``metric_names``
+``yaml_text``    dicts as YAML, a ``Reasoned`` value with its reason as a comment
+===============  ==================================================================================
+"""

@@ -1,0 +1,173 @@
+"""What changes the base, each as a kustomize component: surge, daemonset, keda, monitoring.
+
+Components go together with each other and with an overlay of a user's own, which overlays do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuserve.export import kustomize
+from gpuserve.export.alerts import rules, scrape_selector
+from gpuserve.export.dashboard import dashboard_text
+from gpuserve.export.metric_names import SATURATION
+from gpuserve.export.network import METRICS_LABEL
+from gpuserve.export.pod import Parts
+from gpuserve.export.ports import METRICS
+from gpuserve.export.reasoned import Reasoned
+from gpuserve.export.scaling import SATURATION_TARGET
+from gpuserve.export.workload import SURGE, behavior
+from gpuserve.export.yaml_text import render
+
+#: Where Prometheus looks for monitors and rules of its own accord, in the charts that most clusters have.
+_RELEASE = {"release": "prometheus"}
+
+
+def components(parts: Parts, models: list[str]) -> dict[str, dict[str, str]]:
+    """Files by component and name."""
+    made = {"daemonset": daemonset(parts), "keda": keda(parts, models), "monitoring": monitoring(parts)}
+    return {"surge": surge(parts), **made} if parts.on_gpu else made
+
+
+def surge(parts: Parts) -> dict[str, str]:
+    """For a cluster with a spare GPU node: a new pod serves before an old one leaves."""
+    patch = [{"op": "replace", "path": "/spec/strategy/rollingUpdate", "value": SURGE}]
+    patches = [_patch(parts, "Deployment", patch)]
+    header = "Needs one GPU node more than there are pods: a new pod serves before an old one leaves."
+    return {"kustomization.yaml": render([kustomize.component(patches=patches)], header)}
+
+
+def daemonset(parts: Parts) -> dict[str, str]:
+    """A pod on every node that can have one, in place of a number of them."""
+    gone = ("strategy", "progressDeadlineSeconds")
+    patch: list[dict[str, Any]] = [
+        {"op": "replace", "path": "/kind", "value": "DaemonSet"},
+        {"op": "add", "path": "/spec/updateStrategy", "value": {"type": "RollingUpdate"}},
+        *({"op": "remove", "path": f"/spec/{key}"} for key in gone),
+        {"op": "remove", "path": "/spec/template/spec/topologySpreadConstraints"},
+    ]
+    patches = [
+        {**_patch(parts, "Deployment", patch), "options": {"allowKindChange": True}},
+        _without(parts, "autoscaling/v2", "HorizontalPodAutoscaler"),
+        _without(parts, "policy/v1", "PodDisruptionBudget"),
+    ]
+    header = (
+        "One pod on every node (of those with a GPU, where the models need one). There is nothing to scale, "
+        "and a disruption budget does not count pods of a DaemonSet."
+    )
+    return {"kustomization.yaml": render([kustomize.component(patches=patches)], header)}
+
+
+def keda(parts: Parts, models: list[str]) -> dict[str, str]:
+    """KEDA in place of the autoscaler: it asks Prometheus itself, without an adapter for metrics."""
+    patches = [_without(parts, "autoscaling/v2", "HorizontalPodAutoscaler")]
+    header = "KEDA asks Prometheus itself and makes an autoscaler of its own; one Deployment has only one."
+    component = kustomize.component(resources=["scaledobject.yaml"], patches=patches)
+    return {
+        "kustomization.yaml": render([component], header),
+        "scaledobject.yaml": render([scaled_object(parts, models)]),
+    }
+
+
+def scaled_object(parts: Parts, models: list[str]) -> dict[str, Any]:
+    """The sum over the pods for each model: KEDA divides it by their number, as the autoscaler does."""
+    most = parts.options.most_replicas
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": parts.metadata(),
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": parts.name},
+            "pollingInterval": 15,
+            "minReplicaCount": parts.options.replicas,
+            "maxReplicaCount": most,
+            "fallback": {
+                "failureThreshold": 3,
+                "replicas": Reasoned(
+                    most, "Without Prometheus nobody knows the load: as many as there may be."
+                ),
+            },
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior()}},
+            "triggers": [_trigger(parts, model) for model in models],
+        },
+    }
+
+
+def saturation_query(selector: str, model: str) -> str:
+    """The saturation of a model, of all pods together; of several versions that with the most."""
+    return f'sum(max by (pod) ({SATURATION}{{{selector},model="{model}"}}))'
+
+
+def _trigger(parts: Parts, model: str) -> dict[str, Any]:
+    selector = scrape_selector(parts.name, parts.options.namespace)
+    metadata = {
+        "serverAddress": parts.options.prometheus,
+        "query": saturation_query(selector, model),
+        "threshold": Reasoned(
+            f"{SATURATION_TARGET:g}", "For each pod; at 1 every instance is fully busy and nothing waits."
+        ),
+    }
+    return {"type": "prometheus", "metricType": "AverageValue", "metadata": metadata}
+
+
+def monitoring(parts: Parts) -> dict[str, str]:
+    """What the Prometheus operator and Grafana's sidecar look for."""
+    files = ["servicemonitor.yaml", "prometheusrule.yaml", "dashboard.yaml"]
+    return {
+        "kustomization.yaml": render([kustomize.component(resources=files)]),
+        "servicemonitor.yaml": render([service_monitor(parts)]),
+        "prometheusrule.yaml": render([prometheus_rule(parts)]),
+        "dashboard.yaml": render([dashboard_object(parts)]),
+    }
+
+
+def service_monitor(parts: Parts) -> dict[str, Any]:
+    """Where Prometheus finds the metrics page of every pod."""
+    own = Reasoned(True, "Our label instance is a worker (cpu#0); the pod is in the label pod.")
+    endpoint: dict[str, Any] = {
+        "port": METRICS,
+        "path": "/metrics",
+        "interval": "15s",
+        "scrapeTimeout": "5s",
+        "honorLabels": own,
+    }
+    if METRICS in parts.ports.tls:
+        secret = {"name": parts.tls_secret, "key": "ca.crt"}
+        endpoint |= {"scheme": "https", "tlsConfig": {"ca": {"secret": secret}, "serverName": parts.name}}
+    metadata = parts.metadata() | {"labels": {**parts.labels, **_RELEASE}}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "ServiceMonitor",
+        "metadata": metadata,
+        "spec": {"selector": {"matchLabels": {**parts.labels, **METRICS_LABEL}}, "endpoints": [endpoint]},
+    }
+
+
+def prometheus_rule(parts: Parts) -> dict[str, Any]:
+    """The alerts."""
+    metadata = parts.metadata() | {"labels": {**parts.labels, **_RELEASE}}
+    selector = scrape_selector(parts.name, parts.options.namespace)
+    arena = parts.settings.max_arena_nbytes
+    return rules(metadata, selector, parts.name, max_arena_nbytes=arena, on_gpu=parts.on_gpu)
+
+
+def dashboard_object(parts: Parts) -> dict[str, Any]:
+    """The dashboard as Grafana's sidecar finds it: by a label."""
+    metadata = parts.metadata("-dashboard") | {"labels": {**parts.labels, "grafana_dashboard": "1"}}
+    text = dashboard_text(parts.name, on_gpu=parts.on_gpu)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata,
+        "data": {f"{parts.name}.json": text},
+    }
+
+
+def _patch(parts: Parts, kind: str, operations: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"target": {"kind": kind, "name": parts.name}, "patch": render([operations])}
+
+
+def _without(parts: Parts, version: str, kind: str) -> dict[str, Any]:
+    """A patch that takes an object out."""
+    gone = {"apiVersion": version, "kind": kind, "metadata": {"name": parts.name}, "$patch": "delete"}
+    return {"target": {"kind": kind, "name": parts.name}, "patch": render([gone])}

@@ -1,0 +1,33 @@
+"""The metrics that alerts, dashboards and autoscalers ask for, as the metrics page names them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SATURATION: Final = "gpuserve_saturation"
+SUCCESSES: Final = "gpuserve_requests_success_total"
+FAILURES: Final = "gpuserve_requests_failure_total"
+REJECTIONS: Final = "gpuserve_rejected_total"
+ROWS: Final = "gpuserve_inferences_total"
+REQUEST_SECONDS: Final = "gpuserve_request_duration_seconds"
+QUEUE_SECONDS: Final = "gpuserve_queue_duration_seconds"
+COMPUTE_SECONDS: Final = "gpuserve_compute_duration_seconds"
+BATCH_ROWS: Final = "gpuserve_batch_size"
+QUEUED: Final = "gpuserve_queue_requests"
+RUNNING: Final = "gpuserve_running_requests"
+ARENA_NBYTES: Final = "gpuserve_arena_bytes"
+WORKER_UP: Final = "gpuserve_worker_up"
+WORKER_RESTARTS: Final = "gpuserve_worker_restarts_total"
+WORKER_LOAD_SECONDS: Final = "gpuserve_worker_load_seconds"
+OOM_SPLITS: Final = "gpuserve_oom_splits_total"
+BUILD: Final = "gpuserve_build_info"
+GPU_STATE: Final = "gpuserve_gpu_state"
+GPU_UTILIZATION: Final = "gpuserve_gpu_utilization_ratio"
+GPU_MEMORY_USED: Final = "gpuserve_gpu_memory_used_bytes"
+GPU_MEMORY_TOTAL: Final = "gpuserve_gpu_memory_total_bytes"
+GPU_TEMPERATURE: Final = "gpuserve_gpu_temperature_celsius"
+GPU_POWER: Final = "gpuserve_gpu_power_watts"
+GPU_XIDS: Final = "gpuserve_gpu_xid_errors_total"
+GPU_ECC: Final = "gpuserve_gpu_ecc_errors_total"
+GPU_REMAP_FAILED: Final = "gpuserve_gpu_row_remap_failed"
+GPU_READING_AGE: Final = "gpuserve_gpu_reading_age_seconds"

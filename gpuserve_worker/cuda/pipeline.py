@@ -1,0 +1,176 @@
+"""Where each batch of a worker with a device stands, and which of them may go on. Pure: no CUDA, no thread
+and no lock is in here, and nothing is known of what a batch is made of.
+
+::
+
+                staged             called              returned            answered
+    RECEIVED ───────────► ARRIVING ───────► COMPUTING ──────────► LEAVING ──────────► ENDED
+        │ dropped            │ dropped
+        └────────► DROPPED ◄─┘
+
+The copies to the device, the calls and the copies back overlap, each in the order in which the batches came;
+one call is under way at a time. How many batches there are at once is the front's to bound: it sends no more
+than it has slots for, and is told that one is free early (``wire.Computed``) for one batch at a time, so that
+copies that are slower than the calls do not pile up.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import Final, Generic, TypeVar
+
+#: A copy back of less than this is over before the front has made use of a slot that is free early.
+ANNOUNCED_NBYTES: Final = 1 << 20
+
+
+class Stage(enum.Enum):
+    """Where a batch stands."""
+
+    RECEIVED = "its message has come"
+    ARRIVING = "its inputs are on their way to the device"
+    COMPUTING = "its callable is called"
+    LEAVING = "its outputs are on their way back"
+    ENDED = "it is answered"
+    DROPPED = "the front that wanted it is gone"
+
+
+class Step(enum.Enum):
+    """What happens to a batch."""
+
+    STAGED = "staged"
+    CALLED = "called"
+    RETURNED = "returned"
+    ANSWERED = "answered"
+    DROPPED = "dropped"
+
+
+TRANSITIONS: Final[dict[tuple[Stage, Step], Stage]] = {
+    (Stage.RECEIVED, Step.STAGED): Stage.ARRIVING,
+    (Stage.RECEIVED, Step.DROPPED): Stage.DROPPED,
+    (Stage.ARRIVING, Step.CALLED): Stage.COMPUTING,
+    (Stage.ARRIVING, Step.DROPPED): Stage.DROPPED,
+    (Stage.COMPUTING, Step.RETURNED): Stage.LEAVING,
+    (Stage.LEAVING, Step.ANSWERED): Stage.ENDED,
+}
+
+
+class IllegalStep(Exception):
+    """A step that cannot happen at a stage: a defect of the worker."""
+
+
+class PipelinedBatch:
+    """A batch on its way. ``nbytes`` are those that are copied back. ``is_cleared``: its work on the device
+    has ended well, so a fault that shows later is not of its doing.
+    """
+
+    def __init__(self, batch_id: int) -> None:
+        self.batch_id = batch_id
+        self.stage = Stage.RECEIVED
+        self.nbytes = 0
+        self.is_cleared = False
+
+    def advance(self, step: Step) -> None:
+        """Move on.
+
+        Raises:
+            IllegalStep: the table has no such step.
+        """
+        before = self.stage
+        try:
+            self.stage = TRANSITIONS[before, step]
+        except KeyError:
+            raise IllegalStep(f"batch {self.batch_id}: {step.name} at stage {before.name}") from None
+
+
+_Batch = TypeVar("_Batch", bound=PipelinedBatch)
+
+
+class Pipeline(Generic[_Batch]):
+    """The batches of one worker that have not ended, oldest first."""
+
+    def __init__(self) -> None:
+        #: RECEIVED or ARRIVING.
+        self._waiting: deque[_Batch] = deque()
+        self._computing: _Batch | None = None
+        self._leaving: deque[_Batch] = deque()
+
+    def __len__(self) -> int:
+        """How many wait to be called."""
+        return len(self._waiting)
+
+    @property
+    def leaving(self) -> int:
+        """How many have been called and are not answered."""
+        return len(self._leaving)
+
+    def is_only_suspect(self, batch: _Batch) -> bool:
+        """Whether a fault of the device can be of nobody's doing but this batch's."""
+        suspects = [*self._leaving, self._computing]
+        return [one for one in suspects if one is not None and not one.is_cleared] == [batch]
+
+    def receive(self, batch: _Batch) -> None:
+        """One has come."""
+        self._waiting.append(batch)
+
+    def next_to_stage(self) -> _Batch | None:
+        """The oldest whose inputs are not on their way yet."""
+        for batch in self._waiting:
+            if batch.stage is Stage.RECEIVED:
+                return batch
+        return None
+
+    def next_to_call(self) -> _Batch | None:
+        """The oldest that waits, if no other is being called; it may have to be staged first."""
+        return self._waiting[0] if self._waiting and self._computing is None else None
+
+    def staged(self, batch: _Batch) -> None:
+        """Its inputs are on their way."""
+        batch.advance(Step.STAGED)
+
+    def called(self, batch: _Batch) -> None:
+        """Its callable is called.
+
+        Raises:
+            IllegalStep: another is, or is to be before it.
+        """
+        if self.next_to_call() is not batch:
+            raise IllegalStep(f"batch {batch.batch_id} is called out of turn")
+        batch.advance(Step.CALLED)
+        self._computing = self._waiting.popleft()
+
+    def returned(self, batch: _Batch, nbytes: int) -> None:
+        """Its call is over, well or badly, and so many bytes are to be copied back."""
+        batch.advance(Step.RETURNED)
+        batch.nbytes = nbytes
+        self._computing = None
+        self._leaving.append(batch)
+
+    def answered(self, batch: _Batch) -> None:
+        """Its answer is sent.
+
+        Raises:
+            IllegalStep: another is to be answered before it.
+        """
+        if not self._leaving or self._leaving[0] is not batch:
+            raise IllegalStep(f"batch {batch.batch_id} is answered out of turn")
+        batch.advance(Step.ANSWERED)
+        self._leaving.popleft()
+
+    def computed(self, batch: _Batch) -> _Batch | None:
+        """The work of a batch on the device has ended well. The front is to be told of it now where this is
+        given back: when the copy takes a while, and others are behind it, which have slots of their own.
+        """
+        batch.is_cleared = True
+        if not self._leaving or self._leaving[0] is not batch or batch.nbytes < ANNOUNCED_NBYTES:
+            return None
+        behind = len(self._waiting) + (self._computing is not None) + len(self._leaving) - 1
+        return batch if behind else None
+
+    def drop_waiting(self) -> list[_Batch]:
+        """The front that sent them is gone: none that waits is called any more; which they were."""
+        dropped = list(self._waiting)
+        self._waiting.clear()
+        for batch in dropped:
+            batch.advance(Step.DROPPED)
+        return dropped

@@ -1,0 +1,71 @@
+"""``python -m gpuserve_worker.cuda.probe``: whether a new process can use CUDA, told by its exit status.
+
+0: a device could be opened. ``EXIT_DEVICE``: none could. ``EXIT_FAILED``: that cannot be told, without cupy.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import os
+import sys
+from typing import Final
+
+from gpuserve_worker import lifecycle
+from gpuserve_worker.cuda.runtime import CudaError, CudaUnavailable, Runtime, load_runtime
+
+
+class Usability(enum.Enum):
+    """What a process finds of its devices."""
+
+    USABLE = "one of them at least can be used"
+    UNUSABLE = "none can be used"
+    UNKNOWN = "there is nothing to try them with"
+
+
+_STATUS: Final = {
+    Usability.USABLE: lifecycle.EXIT_STOPPED,
+    Usability.UNUSABLE: lifecycle.EXIT_DEVICE,
+    Usability.UNKNOWN: lifecycle.EXIT_FAILED,
+}
+
+
+def usability() -> Usability:
+    """Try every device that this process sees, until one can be used."""
+    if importlib.util.find_spec("cupy") is None:
+        return Usability.UNKNOWN
+    try:
+        runtime = load_runtime()
+        usable = any(_works(runtime, number) for number in range(runtime.device_count()))
+    except (CudaUnavailable, CudaError):
+        usable = False
+    return Usability.USABLE if usable else Usability.UNUSABLE
+
+
+def _works(runtime: Runtime, number: int) -> bool:
+    """Whether a device can be opened, and be made to do something."""
+    try:
+        runtime.use_device(number)
+        runtime.destroy_stream(runtime.create_stream())
+        runtime.synchronize()
+    except CudaError as error:
+        return error.is_out_of_memory  # others fill it, which passes
+    return True
+
+
+def main() -> int:
+    """Try the devices; the exit status."""
+    lifecycle.prepare_process()
+    _say_nothing()
+    return _STATUS[usability()]
+
+
+def _say_nothing() -> None:
+    """The standard streams are the server's, whose log may be JSON to the last line."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

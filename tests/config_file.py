@@ -1,0 +1,85 @@
+"""Config files for servers of the tests, and many small models to put into one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MODELS = Path(__file__).resolve().parent / "models" / "v2_models.py"
+DATATYPES = (
+    "BOOL",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "FP16",
+    "BF16",
+    "FP32",
+    "FP64",
+    "BYTES",
+)
+
+
+def tensor(name: str, dtype: str, *shape: int, **more: Any) -> dict[str, Any]:
+    return {"name": name, "dtype": dtype, "shape": list(shape), **more}
+
+
+def model(
+    name: str, attribute: str, inputs: list[Any], outputs: list[Any], size: int = 0, **more: Any
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "callable": f"{MODELS}:{attribute}",
+        "inputs": inputs,
+        "outputs": outputs,
+        "max_batch_size": size,
+        **more,
+    }
+
+
+def models() -> list[dict[str, Any]]:
+    """echo_<DATATYPE> and flat_<DATATYPE> (not batching), and one for each other behaviour."""
+    made = [
+        model(f"echo_{one}", "echo", [tensor("x", one, -1)], [tensor("y", one, -1)], 64) for one in DATATYPES
+    ]
+    made += [
+        model(f"flat_{one}", "echo_list", [tensor("x", one)], [tensor("y", one)]) for one in ("FP32", "BYTES")
+    ]
+    made += [
+        model("cube", "echo", [tensor("x", "FP32", -1, 2, 3)], [tensor("y", "FP32", -1, 2, 3)], 8),
+        model(
+            "optional",
+            "optional",
+            [tensor("a", "FP32", 1), tensor("b", "FP32", 1, optional=True)],
+            [tensor("sum", "FP32", 1), tensor("given", "BYTES", 1)],
+            8,
+        ),
+        model(
+            "parameters",
+            "parameters",
+            [tensor("x", "FP32", 1)],
+            [tensor("seen", "BYTES", 1), tensor("wanted", "BYTES", 1)],
+            4,
+        ),
+        model(
+            "batch_rows",
+            "batch_rows",
+            [tensor("x", "INT32", -1)],
+            [tensor("rows", "INT32", 1), tensor("y", "INT32", -1)],
+            64,
+            batching={"max_queue_delay_us": 20_000},
+        ),
+    ]
+    return made
+
+
+def write_config(folder: Path, entries: list[dict[str, Any]], **server: Any) -> Path:
+    """A config file; JSON is YAML."""
+    path = folder / "config.yaml"
+    path.write_text(json.dumps({"server": {"log_format": "json", **server}, "models": entries}))
+    return path

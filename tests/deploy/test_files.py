@@ -1,0 +1,105 @@
+"""What a config names travels with it, and nothing else does."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exporting import exported, loaded
+from manifests import only
+
+from gpuserve.config.messages import ConfigProblems
+from gpuserve.export.files import MAX_NBYTES, bundle
+
+
+def in_folder(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_a_callable_comes_with_the_modules_beside_it(tmp_path: Path) -> None:
+    in_folder(
+        tmp_path,
+        first="import os, second\ndef first(r):\n    from parts.deep import two\n",
+        second="from third import three\n",
+        third="three = 3\n",
+        other="nobody imports this\n",
+        parts__deep="from . import near\n",
+        parts__near="",
+    )
+    (tmp_path / "parts" / "__init__.py").write_text("")
+    found = bundle(loaded(tmp_path, {"callable": "first.py:first"}))
+    assert set(found.contents) == {
+        "config.yaml", "first.py", "second.py", "third.py",
+        "parts/__init__.py", "parts/deep.py", "parts/near.py",
+    }  # fmt: skip
+
+
+def test_a_module_beside_the_config_comes_too(tmp_path: Path) -> None:
+    in_folder(tmp_path, package__model="def double(r): ...\n")
+    found = bundle(loaded(tmp_path, {"callable": "package.model:double"}))
+    assert set(found.contents) == {"config.yaml", "package/model.py"}
+
+
+def test_a_module_of_the_image_does_not(tmp_path: Path) -> None:
+    assert set(bundle(loaded(tmp_path, {"callable": "json.decoder:JSONDecoder"})).contents) == {"config.yaml"}
+
+
+def test_folders_are_mounted_as_they_are(tmp_path: Path) -> None:
+    in_folder(tmp_path, models__double="def double(r): ...\n")
+    objects = exported(tmp_path, {"callable": "models/double.py:double"})
+    (volume, *_) = only(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert volume["configMap"]["items"][1] == {"key": "models..double.py", "path": "models/double.py"}
+    assert only(objects, "ConfigMap")["data"]["models..double.py"] == "def double(r): ...\n"
+
+
+def test_labels_and_samples_come_too(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    np.save(tmp_path / "sample.npy", np.zeros((1, 16), np.float32))
+    model: dict[str, Any] = {
+        "outputs": [{"name": "y", "dtype": "float32", "shape": [2], "label_filename": "labels.txt"}],
+        "warmup": [{"name": "first", "inputs": {"x": {"file": "sample.npy"}}}],
+    }
+    objects = exported(tmp_path, model)
+    found = only(objects, "ConfigMap")
+    assert found["data"]["labels.txt"] == "cat\ndog\n"
+    assert base64.b64decode(found["binaryData"]["sample.npy"]) == (tmp_path / "sample.npy").read_bytes()
+
+
+def test_another_config_has_another_name(tmp_path: Path) -> None:
+    """So that a change is rolled out: pods name what they mount."""
+    before = only(exported(tmp_path), "ConfigMap")["metadata"]["name"]
+    assert only(exported(tmp_path), "ConfigMap")["metadata"]["name"] == before
+    assert only(exported(tmp_path, drain_timeout_s=31), "ConfigMap")["metadata"]["name"] != before
+
+
+def test_a_token_is_in_a_secret(tmp_path: Path) -> None:
+    token = "t0ken-" * 6
+    objects = exported(tmp_path, access_token=token, restricted_endpoints=["trace"])
+    assert token in only(objects, "Secret")["stringData"]["config.yaml"]
+    assert token not in str([one for one in objects if one["kind"] != "Secret"])
+    (volume, *_) = only(objects, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert volume["secret"]["secretName"] == only(objects, "Secret")["metadata"]["name"]
+
+
+def test_what_is_elsewhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    in_folder(tmp_path, outside="def double(r): ...\n")
+    configuration = loaded(tmp_path / "there", {"callable": "../outside.py:double"})
+    with pytest.raises(ConfigProblems, match=r"'\.\./outside\.py' is outside the folder of the config file"):
+        bundle(configuration)
+
+
+def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
+    in_folder(tmp_path, large=f"# {'x' * MAX_NBYTES}\n")
+    configuration = loaded(tmp_path, {"callable": "large.py:double"})
+    with pytest.raises(
+        ConfigProblems, match=r"'large\.py' alone has 960 KiB; put it into the image"
+    ) as error:
+        bundle(configuration)
+    assert error.value.problems[0].span is not None

@@ -1,0 +1,248 @@
+"""What callables answer with on a GPU: a real worker process, driven message by message."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_machine import GpuMachine, RealMachine
+from test_device_inputs import X, device_model, in_segments, noise, on_gpu
+from worker_process import LARGE, WorkerProcess, floats, large, loaded, output, values
+
+from gpuserve_worker import wire
+
+Machine = GpuMachine | RealMachine
+
+#: One that travels in the message, and one that does not.
+WIDTHS = (5, LARGE // 4)
+
+
+def failure_of(answer: Any) -> wire.WireFailure:
+    assert isinstance(answer, wire.Failed), answer
+    return wire.WireFailure(*answer.failure)
+
+
+def answers_of(worker: WorkerProcess, message: Any) -> list[Any]:
+    """The arrays of a message: of the whole batch, or of each request; a failure is its text."""
+    if message.outputs is not None:
+        return [values(worker, tensor) for tensor in message.outputs]
+    return [
+        values(worker, one[0]) if not isinstance(one[0], str) else one[1] for one in message.responses or ()
+    ]
+
+
+def until_done(worker: WorkerProcess) -> list[Any]:
+    """The yields of a batch, up to its end."""
+    yields = []
+    while not isinstance(message := worker.hear(worker.link), wire.Done):
+        assert isinstance(message, wire.Yield), message
+        yields.append(message)
+    return yields
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "as_double",
+        "as_integers",
+        "strided",
+        "every_other",
+        "interface",
+        "interface_on_a_stream",
+        "capsule",
+        "on_host",
+        "mixed",
+    ],
+)
+def test_every_form_of_answer(shared_gpu_machine: Machine, form: str) -> None:
+    with on_gpu(shared_gpu_machine, "Answers", kwargs={"form": form}) as worker:
+        for number, width in enumerate(WIDTHS, 1):
+            array = np.floor(noise(3, width) * 100)
+            done = worker.run([in_segments(worker, array)], (1, 2), batch_id=number)
+            assert np.array_equal(output(worker, done), array * 2)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("masked", "Output 'y' of model 'tested' cannot be made an array: a masked array cannot be sent"),
+        (
+            "complex",
+            "Output 'y' of model 'tested' must be FP32 (float32), but the callable returned an array of "
+            "complex64",
+        ),
+        (
+            "too_long",
+            "Output 'y' of model 'tested' must have 1 row on its first axis, as its input has, but its shape "
+            "is (2, 2)",
+        ),
+        ("raises", "as the test wants"),
+    ],
+)
+def test_bad_answers_give_the_sentences_of_the_host(
+    shared_gpu_machine: Machine, form: str, text: str
+) -> None:
+    with on_gpu(shared_gpu_machine, "Answers", kwargs={"form": form}) as worker:
+        failed = worker.run([floats("x", [1, 2])])
+        assert failure_of(failed) == ("INTERNAL", text)
+        assert failed.inputs_free
+
+
+def test_an_answer_on_another_device_is_refused(two_gpus: GpuMachine) -> None:
+    with on_gpu(two_gpus, "Answers", kwargs={"form": "elsewhere"}) as worker:
+        text = failure_of(worker.run([floats("x", [1, 2])])).text
+    assert (
+        text == "Output 'y' of model 'tested' cannot be made an array: it is on device 1, expected device 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("as_double", "must be FP32 (float32), but the callable returned an array of float64"),
+        ("other_shape", "must have shape (-1,) without the batch axis, but the callable returned (1, 1)"),
+    ],
+)
+def test_strict_models_check_arrays_of_the_device(shared_gpu_machine: Machine, form: str, text: str) -> None:
+    with on_gpu(shared_gpu_machine, "Answers", kwargs={"form": form}, strict=True) as worker:
+        failed = worker.run([floats("x", [1, 2])])
+        assert failure_of(failed).text == f"Output 'y' of model 'tested' {text}"
+
+
+def test_answers_that_are_the_inputs_themselves(shared_gpu_machine: Machine) -> None:
+    with on_gpu(shared_gpu_machine, "unchanged", outputs=(("x", "FP32", (-1,)),)) as worker:
+        for number in range(6):
+            array = noise(2, LARGE // 4, seed=number)
+            done = worker.run([in_segments(worker, array)], (1, 1), batch_id=number + 1)
+            assert np.array_equal(output(worker, done), array)
+
+
+def test_answers_are_read_after_the_kernels_that_make_them(stand_in: GpuMachine) -> None:
+    stand_in.change(kernel_s=0.02, copy_bytes_per_s=1e7)
+    with on_gpu(stand_in, "Answers", kwargs={"form": "strided"}) as worker:
+        array = noise(2, LARGE // 4)
+        done = worker.run([in_segments(worker, array)], (1, 1))
+        assert np.array_equal(output(worker, done), array * 2)
+
+
+@pytest.mark.parametrize("form", ["kept", "part_of_kept"])
+def test_a_buffer_that_the_callable_uses_again_is_copied_before_that(stand_in: GpuMachine, form: str) -> None:
+    stand_in.change(copy_bytes_per_s=2e7)
+    with on_gpu(stand_in, "Answers", kwargs={"form": form}) as worker:
+        arrays = [noise(1, LARGE // 4, seed=number) for number in range(5)]
+        for number, array in enumerate(arrays):
+            worker.start([in_segments(worker, array)], batch_id=number)
+        for number, array in enumerate(arrays):
+            done = worker.answer()
+            assert done.batch_id == number
+            assert np.array_equal(output(worker, done), array * 2)
+
+
+@pytest.mark.parametrize("form", ["on_own_stream", "double_on_own_stream", "capsule_on_own_stream"])
+def test_a_callable_may_compute_on_a_stream_of_its_own(stand_in: GpuMachine, form: str) -> None:
+    stand_in.change(kernel_s=0.01, copy_bytes_per_s=2e7)
+    with on_gpu(stand_in, "Answers", kwargs={"form": form}) as worker:
+        arrays = [noise(1, LARGE // 4, seed=number) for number in range(4)]
+        for number, array in enumerate(arrays):
+            worker.start([in_segments(worker, array)], batch_id=number)
+        for array in arrays:
+            assert np.array_equal(output(worker, worker.answer()), array * 2)
+
+
+def test_a_kept_buffer_is_copied_before_another_stream_writes_to_it(stand_in: GpuMachine) -> None:
+    stand_in.change(copy_bytes_per_s=2e7)
+    with on_gpu(stand_in, "Answers", kwargs={"form": "kept_on_own_stream"}) as worker:
+        arrays = [noise(1, LARGE // 4, seed=number) for number in range(5)]
+        for number, array in enumerate(arrays):
+            worker.start([in_segments(worker, array)], batch_id=number)
+        for array in arrays:
+            assert np.array_equal(output(worker, worker.answer()), array * 2)
+
+
+def test_an_answer_without_axes_is_cast_without_one(shared_gpu_machine: Machine) -> None:
+    inputs, outputs = ((*X[:4], "gpu"),), (("y", "FP32", ()),)
+    changes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "max_batch_size": 0}
+    with on_gpu(shared_gpu_machine, "total", **changes) as worker:
+        done = worker.run([wire.WireTensor("x", "FP32", (3,), np.arange(3, dtype=np.float32).tobytes())])
+        assert isinstance(done, wire.Done), done
+        assert answers_of(worker, done)[0].shape == ()
+        assert answers_of(worker, done) == [3]
+
+
+@pytest.mark.parametrize("path", ["counts_up", "counts_up_async"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_streams_of_answers(shared_gpu_machine: Machine, path: str, width: int) -> None:
+    with on_gpu(shared_gpu_machine, path, decoupled=True) as worker:
+        array = noise(1, width)
+        worker.start([in_segments(worker, array)])
+        yields = until_done(worker)
+        assert len(yields) == 3
+        for number, message in enumerate(yields):
+            (given,) = answers_of(worker, message)
+            assert np.array_equal(given, array * number)
+
+
+def test_blocks_that_come_back_are_used_again(shared_gpu_machine: Machine) -> None:
+    with on_gpu(shared_gpu_machine, "doubled") as worker:
+        segments = set()
+        for number in range(40):
+            array, tensor = large(worker, first=number)
+            done = worker.run([tensor], (2,), batch_id=number + 1)
+            assert np.array_equal(output(worker, done), array * 2)
+            place = wire.payload(done.outputs[0][3])
+            assert isinstance(place, wire.Ref)
+            segments.add(place.segment)
+            worker.link.send(wire.Free(((place.segment, place.offset),)))
+        assert len(segments) == 1
+
+
+def test_a_question_to_another_model_takes_arrays_of_the_device(shared_gpu_machine: Machine) -> None:
+    with on_gpu(shared_gpu_machine, "asks_doubled") as worker:
+        array = noise(1, LARGE // 4)
+        worker.start([in_segments(worker, array)])
+        call = worker.hear(worker.link)
+        assert isinstance(call, wire.Call)
+        (tensor,) = call.inputs
+        assert np.array_equal(values(worker, tensor), array + 1)
+        answered = wire.WireTensor("y", "FP32", (1, 2), np.array([[8, 9]], np.float32).tobytes())
+        worker.link.send(wire.Answer(call.call_id, 0, (answered,), {}, None, True))
+        assert output(worker, worker.answer()).tolist() == [[8, 9]]
+
+
+def test_an_error_of_the_device_fails_the_batch(stand_in: GpuMachine) -> None:
+    with on_gpu(stand_in, "doubled") as worker:
+        assert output(worker, worker.run([floats("x", [1])])).tolist() == [[2]]
+        stand_in.change(failures={"eventSynchronize": 2, "eventQuery": 2})
+        failure = failure_of(worker.run([floats("x", [1])], batch_id=2))
+        assert "memory" in failure.text
+        assert "/" not in failure.text
+        stand_in.change(failures={})
+        assert output(worker, worker.run([floats("x", [3])], batch_id=3)).tolist() == [[6]]
+
+
+def test_arrays_of_the_device_need_cupy_to_be_taken_from_there(stand_in: GpuMachine) -> None:
+    """A worker without a device of ours, whose callable finds one all the same."""
+    plain = device_model("numpy_to_device", device="cpu", array="numpy", inputs=(X[:4],))
+    with loaded(plain, environ=stand_in.environ) as worker:
+        text = failure_of(worker.run([floats("x", [1])])).text
+        assert text == (
+            "Output 'y' of model 'tested' is on a GPU, from where its instance cannot copy it: expected an "
+            "array on the host, or gpuserve[cuda12] or gpuserve[cuda13] installed and an instance on that GPU"
+        )
+
+
+def test_outputs_that_the_callable_keeps_are_told_from_new_ones(shared_gpu_machine: Machine) -> None:
+    program = Path(__file__).parent.parent / "programs" / "kept_outputs.py"
+    environ = {**os.environ, **shared_gpu_machine.environ}
+    ran = subprocess.run([sys.executable, program], env=environ, capture_output=True, text=True, check=True)
+    told = {tuple(line.split(": ")) for line in ran.stdout.splitlines()}
+    expected = {"new": False, "kept": True, "part of kept": True, "computed from kept": False}
+    for library in {one[0] for one in told}:
+        for name, kept in expected.items():
+            assert (library, name, str(kept), str(kept)) in told
+    assert ("cupy", "new, reshaped", "False", "False") in told

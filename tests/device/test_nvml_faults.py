@@ -1,0 +1,99 @@
+"""NVML that hangs, fails, or tells little: what a server that watches its GPUs makes of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_machine import GPU_0, GpuMachine
+from processes import wait_until
+from watched_gpus import (
+    Watched,
+    module_server,
+    server,
+    shared_machine,
+    shared_server,
+    watched,
+)
+
+__all__ = ["module_server", "server", "shared_machine", "shared_server"]  # fixtures
+
+
+def test_nvml_that_hangs_is_told_and_hinders_nothing(server: Watched, two_gpus: GpuMachine) -> None:
+    two_gpus.change(nvml_hang_s=600.0)
+    wait_until(lambda: server.get("/v2/gpus")["stale"], "nothing was heard for long")
+    assert [server.state(uuid) for uuid in two_gpus.uuids] == ["SUSPECT", "SUSPECT"]
+    assert server.metric("gpuserve_gpu_state", state="suspect") == 2
+    assert server.metric("nv_gpu_memory_total_bytes") == 0, "old figures are not shown"
+    assert server.metric("gpuserve_gpu_reading_age_seconds") > 0
+    assert server.infer("m", 1.0).output("y") == [2.0]
+    assert server.status("/v2/health/ready") == 200
+    started = time.monotonic()
+    assert server.end() == 0
+    assert time.monotonic() - started < 10, "the end does not wait for the driver"
+
+
+def test_nvml_that_answers_again(shared_server: Watched, shared_machine: GpuMachine) -> None:
+    lines = len(shared_server.said())
+    shared_machine.change(failures={"nvmlDeviceGetMemoryInfo": 999})
+    shared_server.wait_state(GPU_0.uuid, "SUSPECT")
+    assert len(shared_server.up()) == 2
+    shared_machine.change(failures={})
+    shared_server.wait_state(GPU_0.uuid, "HEALTHY")
+    assert not any("is lost" in text for _, text in shared_server.said()[lines:])
+
+
+def test_a_gpu_that_tells_little_is_healthy(
+    two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untold = ("GetUtilizationRates", "GetTotalEccErrors", "GetRemappedRows", "GetComputeRunningProcesses")
+    two_gpus.change(failures={f"nvmlDevice{one}": 3 for one in untold} | {"nvmlEventSetCreate": 4})
+    with watched(two_gpus, tmp_path, monkeypatch) as server:
+        server.wait_ready()
+        server.wait_watched()
+        reading = server.gpu(GPU_0.uuid)["reading"]
+        assert (reading["utilization"], reading["ecc_errors_uncorrected"], reading["remapped_rows"]) == (
+            None,
+        ) * 3
+        assert reading["memory_total_bytes"] == GPU_0.memory
+        assert server.metric("gpuserve_gpu_ecc_errors_total") == 0
+        two_gpus.lose(GPU_0.uuid)
+        server.wait_state(GPU_0.uuid, "LOST")
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [({"nvml": False}, "NVML Shared Library Not Found"), ({"driver_version": None}, "Driver Not Loaded")],
+)
+def test_without_nvml_or_a_driver_there_is_one_line_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any], reason: str
+) -> None:
+    none = GpuMachine(tmp_path / "gpus", [], **machine)
+    with watched(none, tmp_path, monkeypatch, instances=[{"device": "cpu"}]) as server:
+        server.wait_ready()
+        wait_until(lambda: any(reason in text for _, text in server.said()), "the line")
+        assert server.get("/v2/gpus") == {"stale": False, "age_seconds": None, "gpus": []}
+        assert server.metric("nv_gpu_utilization") == 0
+        assert server.status("/v2/health/ready") == 200
+        assert server.status("/v2/health/live") == 200
+        assert [one for one in server.said() if "GPU" in one[1]] == [
+            ("info", f"GPUs are not watched: {reason}")
+        ]
+        assert server.end() == 0
+
+
+def test_nvml_that_hangs_from_the_start_does_not_hinder_models_on_the_cpu(
+    stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in.change(nvml_hang_s=600.0)
+    with watched(stand_in, tmp_path, monkeypatch, instances=[{"device": "cpu"}]) as server:
+        server.wait_ready()
+        assert server.infer("m", 1.0).output("y") == [2.0]
+        wait_until(lambda: server.get("/v2/gpus")["stale"], "nothing was heard")
+        assert server.get("/v2/gpus")["gpus"] == []
+        started = time.monotonic()
+        assert server.end() == 0
+        assert time.monotonic() - started < 10

@@ -1,0 +1,61 @@
+"""Inputs as torch tensors: on the CPU wherever torch is installed, on a GPU where there is a real one."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_machine import GpuMachine, RealMachine
+from test_device_inputs import NUMERIC
+from worker_process import LARGE, floats, loaded, model, output, values
+
+from gpuserve_worker import wire
+from gpuserve_worker.cuda.kept import is_kept
+from gpuserve_worker.tensor import BF16, numpy_dtype
+
+torch = pytest.importorskip("torch")
+
+Machine = GpuMachine | RealMachine
+
+
+def torch_model(machine: Machine, device: str, path: str, **changes: Any) -> wire.Init:
+    if device != "cpu" and not (isinstance(machine, RealMachine) and torch.cuda.is_available()):
+        pytest.skip("torch reaches real GPUs only")
+    return model(f"torch_inputs.py:{path}", device=device, array="torch", **changes)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_every_type_of_number(shared_gpu_machine: Machine, device: str) -> None:
+    types = (*NUMERIC, BF16)
+    specs = tuple((one, one, (-1,), False, "gpu") for one in types)
+    outputs = tuple(one[:3] for one in specs)
+    arrays = {one: np.random.default_rng(1).integers(0, 2, (3, 5)).astype(numpy_dtype(one)) for one in types}
+    init = torch_model(shared_gpu_machine, device, "unchanged", inputs=specs, outputs=outputs)
+    with loaded(init, environ=shared_gpu_machine.environ) as worker:
+        done = worker.run([wire.WireTensor(one, one, (3, 5), arrays[one].tobytes()) for one in types], (3,))
+        assert isinstance(done, wire.Done), done
+        assert done.outputs is not None
+        for tensor in done.outputs:
+            assert np.array_equal(values(worker, tensor, numpy_dtype(tensor[1])), arrays[tensor[0]])
+
+
+def test_what_a_graph_of_kernels_may_write_to_counts_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"y": torch.zeros(3) + 1}
+    assert not is_kept(answer["y"], np.ndarray)
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", types.ModuleType("graphs"))
+    assert is_kept(answer["y"], np.ndarray)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_padded_batches_and_gradients(shared_gpu_machine: Machine, device: str) -> None:
+    changes: dict[str, Any] = {"inputs": (("x", "FP32", (-1,), False, "gpu"),), "preferred_batch_sizes": (4,)}
+    with loaded(
+        torch_model(shared_gpu_machine, device, "doubled", **changes), environ=shared_gpu_machine.environ
+    ) as worker:
+        assert output(worker, worker.run([floats("x", [1], [2], [3])], (1, 2))).tolist() == [[2], [4], [6]]
+        array = np.arange(LARGE // 4, dtype=np.float32).reshape(2, -1)
+        tensor = worker.in_arena("x", "FP32", array.shape, array.tobytes())
+        assert np.array_equal(output(worker, worker.run([tensor], (2,), batch_id=2)), array * 2)

@@ -1,0 +1,30 @@
+"""Requests that must run on a device, for the tests of schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from gpuserve.front.scheduler.batcher import QueuedRequest
+
+
+class BoundRequest(QueuedRequest):
+    """A request for one device, or for any where it is ""."""
+
+    __slots__ = ("_device",)
+
+    def __init__(
+        self,
+        rows: int,
+        nbytes: int,
+        merge_key: Hashable,
+        deadline: float | None = None,
+        retriable: bool = True,
+        priority: int = 0,
+        device: str = "",
+    ) -> None:
+        super().__init__(rows, nbytes, merge_key, deadline, retriable, priority)
+        self._device = device
+
+    @property
+    def device(self) -> str:
+        return self._device

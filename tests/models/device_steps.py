@@ -1,0 +1,61 @@
+"""Steps of ensembles on a GPU. They write to their inputs, as any callable may."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpuserve.decorators import batch
+
+
+@batch
+def doubled(x: Any) -> dict[str, Any]:
+    """Twice, in place."""
+    x *= 2
+    return {"y": x}
+
+
+@batch
+def plus_one(x: Any) -> dict[str, Any]:
+    """One more, in place."""
+    x += 1
+    return {"y": x}
+
+
+@batch
+def added(a: Any, b: Any) -> dict[str, Any]:
+    """The sum, in place."""
+    a += b
+    b *= 0
+    return {"y": a}
+
+
+class Gate:
+    """The input doubled, in place, and the worker's process; not before ``shut`` is gone."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    @batch
+    def __call__(self, x: Any) -> dict[str, Any]:
+        x *= 2
+        (self._directory / "pid").write_text(str(os.getpid()))
+        while (self._directory / "shut").exists():
+            time.sleep(0.002)
+        return {"y": x, "pid": np.full((len(x), 1), os.getpid())}
+
+
+class Told:
+    """One more, not in place; the process that did it is in ``owner``."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    @batch
+    def __call__(self, x: Any) -> dict[str, Any]:
+        (self._directory / "owner").write_text(str(os.getpid()))
+        return {"y": x + 1}

@@ -1,0 +1,191 @@
+"""The GPU check as a program: what becomes of sections that go well, fail, crash or hang, and that the
+command runs on the stand-in for CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu.catalog import SECTIONS
+from benchmarks.gpu.report import Report
+from benchmarks.gpu.running_sections import run_sections
+from benchmarks.gpu.section import Effort, Found, Outcome, Section, Site
+from benchmarks.processes import Process
+
+REPOSITORY = Path(__file__).parent.parent.parent
+_BUDGET_S = 60.0
+_SHORT_S = 4.0
+
+
+def _section(name: str, budget_s: float = _BUDGET_S, *, required: bool = True) -> Section:
+    return Section(name, f"a section that {name}", f"gpu_sections:{name}", budget_s, required)
+
+
+@pytest.fixture(scope="module")
+def environment() -> Mapping[str, str]:
+    return {"PYTHONPATH": f"{REPOSITORY / 'tests/programs'}{os.pathsep}{REPOSITORY}"}
+
+
+def _run(
+    folder: Path, environment: Mapping[str, str], *sections: Section, budget_s: float = 120.0
+) -> list[Found]:
+    site = Site(folder, Effort.small(), stand_in=True)
+    return list(run_sections(sections, site, budget_s, lambda _line: None, environment))
+
+
+def test_a_section_that_fails_or_crashes_is_reported_and_the_others_go_on(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    names = ("raises", "crashes", "skipped", "wrong", "good")
+    found = dict(zip(names, _run(tmp_path, environment, *map(_section, names)), strict=True))
+    assert {name: one.outcome for name, one in found.items()} == {
+        "raises": Outcome.FAILED,
+        "crashes": Outcome.FAILED,
+        "skipped": Outcome.SKIPPED,
+        "wrong": Outcome.FAILED,
+        "good": Outcome.DONE,
+    }
+    assert found["raises"].reason == "ValueError: three is not four"
+    assert "SIGSEGV" in found["crashes"].reason
+    assert [one["case"] for one in found["crashes"].findings["figures"]] == ["before the crash"]
+    assert found["wrong"].reason == "a sum: it is five"
+    report = Report({"GPU": "none"}, Effort.small(), True, 1.0, list(found.values()))
+    assert report.failed
+    text = report.markdown()
+    assert "FAILED: ValueError: three is not four." in text
+    assert "| a case (of something) | 0.95 (0.9 to 1) | ≥ 0.5 | yes | 2 |" in text
+    assert "SKIPPED: there is no such library." in text
+    assert "not on a GPU" in text
+
+
+def test_a_section_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    hung, good = _run(tmp_path, environment, _section("hangs", _SHORT_S), _section("good"))
+    assert hung.outcome is Outcome.FAILED
+    assert hung.reason == "it was ended when its budget of 4 s was spent"
+    assert good.outcome is Outcome.DONE
+    assert Process.read(int((tmp_path / "child.pid").read_text())) is None
+
+
+def test_what_does_not_fit_the_budget_is_not_begun(tmp_path: Path, environment: Mapping[str, str]) -> None:
+    (found,) = _run(tmp_path, environment, _section("good"), budget_s=1.0)
+    assert found.outcome is Outcome.FAILED
+    assert found.reason == "the budget of 1 s was spent before it"
+
+
+def test_a_section_that_is_not_required_does_not_fail_the_check(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    found = _run(tmp_path, environment, _section("raises", required=False))
+    assert found[0].outcome is Outcome.FAILED
+    assert not Report({}, Effort.small(), True, 1.0, found).failed
+
+
+def _check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_the_check_runs_on_the_stand_in_and_writes_its_report(tmp_path: Path) -> None:
+    done = _check("--stand-in", "--only", "profile", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "gpu_report.json").read_text())
+    assert document["stand_in"]
+    assert not document["failed"]
+    profile = document["sections"]["profile"]
+    assert [one["case"] for one in profile["figures"]] == ["One request", "Several requests under way"]
+    assert {one["kind"] for one in profile["facts"]["timeline"]["gpu_timeline.svg"]} == {"h2d", "call", "d2h"}
+    assert "not on a GPU" in (tmp_path / "gpu_report.md").read_text()
+    assert (tmp_path / "gpu_timeline.svg").read_text().startswith("<svg ")
+    assert "(gpu_overlap.svg)" in (tmp_path / "gpu_timeline.md").read_text()
+
+
+def test_a_machine_without_a_gpu_is_told(tmp_path: Path) -> None:
+    done = _check("--only", "bandwidth", "--out", str(tmp_path / "out"))
+    if done.returncode == 0:
+        pytest.skip("this machine has a GPU")
+    assert "error: this machine shows no NVIDIA GPU" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_section_is_a_usage_error() -> None:
+    done = _check("--only", "speed")
+    assert done.returncode == 2
+    assert "'speed' is not one of bandwidth, overlap, " in done.stderr
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """The script, in a checkout whose installation only leaves a mark."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "benchmarks").symlink_to(REPOSITORY / "benchmarks")
+    install = tmp_path / "scripts/install"
+    install.write_text('#!/bin/sh\ntouch "$(dirname "$0")/installed"\nexit 1\n')
+    install.chmod(0o755)
+    copied = tmp_path / "scripts/gpu_check"
+    shutil.copy(REPOSITORY / "scripts/gpu_check", copied)
+    return copied
+
+
+@pytest.mark.parametrize("arguments", [("--only", "nonsense"), ("--budget-s", "long"), ("--nonsense",)])
+def test_a_usage_error_is_told_before_anything_is_installed(script: Path, arguments: tuple[str, ...]) -> None:
+    done = subprocess.run([script, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, arguments[-1] in done.stderr) == (2, True), done.stderr
+    assert not (script.parent / "installed").exists()
+
+
+def test_without_a_gpu_nothing_is_installed(script: Path) -> None:
+    if any(Path(one).exists() for one in ("/dev/nvidiactl", "/dev/dxg")) or shutil.which("nvidia-smi"):
+        pytest.skip("this machine has an NVIDIA driver")
+    done = subprocess.run([script], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: this machine shows no NVIDIA GPU\n")
+    assert not (script.parent / "installed").exists()
+    done = subprocess.run([script, "--stand-in"], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert (script.parent / "installed").exists()
+
+
+def test_figures_of_the_stand_in_never_become_documentation() -> None:
+    done = _check("--stand-in", "--docs")
+    assert done.returncode == 2
+    assert "--docs takes a run of all sections on a GPU" in done.stderr
+
+
+def _environment(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu.environment", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_an_environment_has_the_server_and_the_packages_of_an_interpreter(tmp_path: Path) -> None:
+    made = _environment(str(tmp_path / "made"))
+    assert made.returncode == 0, made.stderr
+    python = Path(made.stdout.strip())
+    command = [str(python.with_name("gpuserve")), "version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("gpuserve ")
+
+
+def test_a_folder_without_wheels_is_told(tmp_path: Path) -> None:
+    made = _environment(str(tmp_path / "made"), str(tmp_path))
+    assert made.returncode == 1
+    assert made.stderr == f"scripts/gpu_check: there are no wheels in {tmp_path}\n"
+
+
+def test_the_sections_together_fit_into_eight_minutes() -> None:
+    assert sum(one.budget_s for one in SECTIONS) <= 480

@@ -1,0 +1,210 @@
+"""A server that is told to end, and the clients that it spares: it goes on until they have heard of it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from http2_peer import NO_ERROR, data
+from http2_wire import Wire
+from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
+from processes import measured, wait_until
+from steady_load import PROPAGATION_S, SteadyLoad, message
+
+CALL = "/inference.GRPCInferenceService/"
+NO_LAST = (1 << 31) - 1
+POST = [(":method", "POST"), (":scheme", "http"), (":authority", "a")]
+GRPC = [("content-type", "application/grpc"), ("te", "trailers")]
+GET_READY = [(":method", "GET"), (":scheme", "http"), (":path", "/v2/health/ready"), (":authority", "a")]
+TRANSPORTS = ["native", "grpcio", "h2corn"]
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    return Orders(tmp_path / "orders")
+
+
+def leaving(tmp_path: Path, orders: Orders, name: str = "one", **settings: Any) -> OperatedServer:
+    folder = tmp_path / name
+    folder.mkdir()
+    return OperatedServer(config(folder, model("m", orders), host="127.0.0.1", **settings))
+
+
+def inputs_for(client: Any) -> list[Any]:
+    x = client.InferInput("x", [1, 1], "FP32")
+    x.set_data_from_numpy(np.full((1, 1), 3.0, np.float32))
+    return [x]
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+def test_one_of_two_servers_leaves_and_no_request_is_lost(
+    tmp_path: Path, orders: Orders, transport: str
+) -> None:
+    settings = {"transport": transport, "lame_duck_s": 5 * PROPAGATION_S}
+    with leaving(tmp_path, orders, "one", **settings) as one, leaving(tmp_path, orders, "two") as two:
+        servers = one.wait_ready().addresses, two.wait_ready().addresses
+        load = SteadyLoad([at["HTTP"] for at in servers], [at["gRPC"] for at in servers])
+        with load:
+            wait_until(lambda: load.n_answered() > 300, "both are at work")
+            started = time.monotonic()
+            assert one.end() == 0
+            measured(f"{transport}: SIGTERM to exit, under load: {time.monotonic() - started:.3f} s")
+            so_far = load.n_answered()
+            wait_until(lambda: load.n_answered() > so_far + 100, "the other has it all")
+    assert load.lost() == {}
+    assert len(load.outcomes) == 4
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_it_serves_on_while_it_is_not_ready(tmp_path: Path, orders: Orders, transport: str) -> None:
+    with leaving(tmp_path, orders, transport=transport, lame_duck_s=60) as server:
+        server.wait_ready()
+        at_http, at_grpc = server.addresses["HTTP"], server.addresses["gRPC"]
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.status("/v2/health/ready") == 400, "not ready")
+        assert [server.status(f"/v2/health/{one}") for one in ("live", "startup")] == [200, 200]
+        assert server.status("/v2/models/m/ready") == 400
+        by_http, by_grpc = (
+            tritonclient.http.InferenceServerClient(at_http),
+            tritonclient.grpc.InferenceServerClient(at_grpc),
+        )
+        for library, client in ((tritonclient.http, by_http), (tritonclient.grpc, by_grpc)):
+            assert not client.is_server_ready()
+            answer = client.infer("m", inputs_for(library))
+            assert answer.as_numpy("y").tolist() == [[6.0]]
+        by_http.close()
+        by_grpc.close()
+        assert server.end() == 0  # the second signal
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_comes_late_is_told_to_try_again(tmp_path: Path, orders: Orders, transport: str) -> None:
+    with leaving(tmp_path, orders, transport=transport) as server:
+        server.wait_ready()
+        orders.shut()
+        asked = InBackground(server.infer, "m", 1.0)
+        orders.wait_calls(1)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.status("/v2/health/ready") == 400, "not ready")
+        client = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)
+        client.request("POST", "/v2/models/m/generate", '{"x": [[1]]}')
+        refused = client.getresponse()
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        client.close()
+        with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
+            infer = channel.unary_unary(CALL + "ModelInfer")
+            with pytest.raises(grpc.RpcError, match="stopping") as raised:
+                infer(message(), timeout=TIMEOUT_S)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(raised.value.trailing_metadata())["grpc-retry-pushback-ms"] == "100"
+        orders.open()
+        assert asked.result().output("y") == [2.0]
+        assert server.process.wait(TIMEOUT_S) == 0
+
+
+def test_connections_are_told_and_what_crosses_is_served(tmp_path: Path, orders: Orders) -> None:
+    with leaving(tmp_path, orders, lame_duck_s=0.2) as server:
+        server.wait_ready()
+        kept = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)
+        kept.connect()
+        with contextlib.closing(kept), Wire(server.addresses["gRPC"]) as wire:
+            wire.ping()
+            server.process.send_signal(signal.SIGTERM)
+            wire.read_until(lambda: bool(wire.peer.pings))
+            assert wire.peer.goaways == [(NO_LAST, NO_ERROR)]
+            kept.request("GET", "/v2/models/m")
+            last = kept.getresponse()
+            assert (last.status, last.headers["Connection"]) == (200, "close")
+            wire.send(wire.peer.headers(1, GET_READY, end=True) + wire.peer.echo())
+            wire.read_until(lambda: wire.peer.response(1).ended)
+            wire.read_to_the_end()
+            assert wire.peer.goaways == [(NO_LAST, NO_ERROR), (1, NO_ERROR)]
+            assert wire.peer.response(1).reset is None
+        assert server.process.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+def test_an_open_stream_is_told_that_the_server_ends(tmp_path: Path, orders: Orders, transport: str) -> None:
+    with leaving(tmp_path, orders, transport=transport, lame_duck_s=0.2) as server:
+        server.wait_ready()
+        answers: list[tuple[Any, Any]] = []
+        news = threading.Semaphore(0)
+
+        def on_answer(result: Any, error: Any) -> None:
+            answers.append((result, error))
+            news.release()
+
+        with tritonclient.grpc.InferenceServerClient(server.addresses["gRPC"]) as client:
+            client.start_stream(on_answer)
+            client.async_stream_infer("m", inputs_for(tritonclient.grpc))
+            assert news.acquire(timeout=TIMEOUT_S)
+            server.process.send_signal(signal.SIGTERM)
+            assert news.acquire(timeout=TIMEOUT_S)
+        assert server.process.wait(TIMEOUT_S) == 0
+    (result, none), (nothing, error) = answers
+    assert result.as_numpy("y").tolist() == [[6.0]]
+    assert (none, nothing) == (None, None)
+    assert error.status() == "StatusCode.UNAVAILABLE"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait(tmp_path: Path, orders: Orders, number: signal.Signals) -> None:
+    with leaving(tmp_path, orders, lame_duck_s=60) as server:
+        server.wait_ready()
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.status("/v2/health/ready") == 400, "not ready")
+        started = time.monotonic()
+        assert server.end(number) == 0
+        assert time.monotonic() - started < 2.0
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+def test_an_old_connection_takes_no_more_and_finishes_what_it_has(
+    tmp_path: Path, orders: Orders, transport: str
+) -> None:
+    with leaving(tmp_path, orders, transport=transport, max_connection_age_s=0.5) as server:
+        server.wait_ready()
+        orders.shut()
+        with Wire(server.addresses["gRPC"]) as wire:
+            opened_at = time.monotonic()
+            body = b"\0" + len(message()).to_bytes(4) + message()
+            head = wire.peer.headers(1, [*POST, (":path", CALL + "ModelInfer"), *GRPC])
+            wire.send(head + data(1, body, end=True))
+            wire.read_until(lambda: bool(wire.peer.goaways))
+            assert 0.4 < time.monotonic() - opened_at < 2.0
+            while len(wire.peer.goaways) < 2:
+                wire.send(wire.peer.echo())
+                wire.read_some()
+            orders.open()
+            wire.read_until(lambda: wire.peer.response(1).ended)
+            assert wire.peer.response(1).trailers["grpc-status"] == "0"
+            wire.read_to_the_end()
+            assert wire.peer.goaways == [(NO_LAST, NO_ERROR), (1, NO_ERROR)]
+
+
+def test_an_old_http_connection_ends_with_an_answer(tmp_path: Path, orders: Orders) -> None:
+    with leaving(tmp_path, orders, max_connection_age_s=0.3) as server:
+        server.wait_ready()
+        kept = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)
+
+        def is_last() -> bool:
+            kept.request("GET", "/v2/health/live")
+            answer = kept.getresponse()
+            assert (answer.status, bool(answer.read())) == (200, True)
+            return answer.headers["Connection"] == "close"
+
+        kept.connect()
+        with contextlib.closing(kept):
+            assert not is_last()
+            waited_s = wait_until(is_last, "the last answer")
+        assert 0.2 < waited_s < 2.0

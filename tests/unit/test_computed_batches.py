@@ -1,0 +1,175 @@
+"""A batch whose call is over and whose outputs are still on their way: its slot is free, it has not ended,
+and it has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from driver_scene import SPEC, Scene
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+from scheduled import Model
+from test_batcher_properties import SchedulerMachine
+
+from gpuserve.front.endpoint.v2 import InferResponse
+from gpuserve.front.scheduler.limited import LimitedScheduler
+from gpuserve.front.scheduler.rate_limiter import RateLimiter
+from gpuserve.front.scheduler.slots import Batch
+from gpuserve_worker import wire
+
+#: One instance that holds one batch besides the one it runs.
+ONE = replace(SPEC, instances=SPEC.instances[:1], prefetch=1, max_batch_size=1)
+
+
+class ComputedMachine(SchedulerMachine):
+    """As the machine of all schedulers, with workers that say when a batch is computed."""
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def compute(self, data: st.DataObject) -> None:
+        first: dict[str, Batch] = {}
+        for batch in self.running.values():  # an instance computes its batches in their order
+            if batch.slots:
+                first.setdefault(batch.instance, batch)
+        if first:
+            self.scheduler.computed(first[data.draw(st.sampled_from(sorted(first)))])
+
+    def _load(self, instance: str) -> int:
+        return sum(batch.instance == instance for batch in self.running.values() if batch.slots)
+
+    def _begun(self, batches: list[Batch]) -> list[Batch]:
+        others = [batch for batch in batches if batch.slots]
+        return [batch for batch in batches if not batch.slots] + others[:1]
+
+
+ComputedMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestComputed = ComputedMachine.TestCase
+
+
+def test_a_computed_batch_frees_its_slot_and_has_not_ended() -> None:
+    model = Model(max_batch_size=1, prefetch=1)
+    requests = model.submit_many(4)
+    first, second = model.must_next(), model.must_next()
+    assert model.next() is None
+    model.scheduler.computed(first)
+    assert model.must_next().requests == [requests[2]]
+    assert (model.count("running_batches"), model.count("room")) == (3, 0)
+    assert model.scheduler.complete(first.batch_id).requests == [requests[0]]
+    assert (model.count("finished"), model.count("room"), model.next()) == (1, 0, None)
+    model.scheduler.complete(second.batch_id)
+    assert model.must_next().requests == [requests[3]]
+
+
+def test_a_batch_is_computed_once_however_often_it_is_said() -> None:
+    model = Model(max_batch_size=1)
+    model.submit_many(1)
+    batch = model.must_next()
+    for _ in range(2):
+        model.scheduler.computed(batch)
+    assert model.count("room") == 1
+    model.scheduler.complete(batch.batch_id)
+    assert model.count("room") == 1
+
+
+def test_what_was_computed_or_ran_has_had_its_try_and_what_was_held_has_not() -> None:
+    model = Model(max_batch_size=1, prefetch=1)
+    computed, ran, held = model.submit_many(3)
+    model.scheduler.computed(model.must_next())
+    model.must_next(), model.must_next()
+    assert model.scheduler.instance_down("i0") == []
+    assert [one.attempts for one in (computed, ran, held)] == [1, 1, 0]
+    model.scheduler.instance_up("i0")
+    assert [model.must_next().requests for _ in range(2)] == [[computed], [ran]]
+
+
+def test_a_computed_batch_that_may_not_run_again_is_lost_with_its_worker() -> None:
+    model = Model(max_batch_size=1, retry_on_death=False)
+    computed, running = model.submit_many(2)
+    model.scheduler.computed(model.must_next())
+    model.must_next()
+    assert model.scheduler.instance_down("i0") == [computed, running]
+    assert model.count("lost") == 2
+
+
+def test_a_computed_batch_keeps_its_resources_until_it_has_ended() -> None:
+    limiter = RateLimiter(())
+    model = Model(max_batch_size=1, prefetch=1, instances=0)
+    limited = LimitedScheduler(model.scheduler, ONE, limiter, lambda: None)
+    limited.instance_up(ONE.instances[0].name)
+    model.submit_many(2)
+    batch = limited.next_batch(model.now)
+    assert batch is not None
+    limited.computed(batch)
+    assert limited.complete(batch.batch_id) is batch
+    assert limited.statistics().room == 2
+
+
+async def _three_at_a_worker(scene: Scene) -> None:
+    await scene.settle()
+    for value in range(4):
+        scene.submit(1, float(value), None)
+    await scene.settle()
+    (worker,) = scene.workers
+    assert len(worker.runs) == 2
+    worker.compute(0)
+    await scene.settle()
+    assert len(worker.runs) == 3
+
+
+def test_the_front_sends_the_next_batch_and_answers_each_once() -> None:
+    async def play() -> list[object]:
+        scene = Scene(ONE)
+        await _three_at_a_worker(scene)
+        assert not scene.pending[0].is_over
+        for _ in range(4):
+            scene.workers[0].answer([True])
+            await scene.settle()
+        answers = [one.answer.result() for one in scene.pending]
+        scene.close()
+        return answers
+
+    assert all(isinstance(answer, InferResponse) for answer in asyncio.run(play()))
+
+
+def test_when_the_worker_dies_all_are_run_again_in_their_order() -> None:
+    async def play() -> tuple[list[int], list[object]]:
+        scene = Scene(ONE)
+        await _three_at_a_worker(scene)
+        scene.replace(0)
+        await scene.revive(0)
+        attempts = [one.attempts for one in scene.pending]
+        for _ in range(4):
+            await scene.settle()
+            scene.workers[0].answer([True])
+        await scene.settle()
+        answers = [one.answer.result() for one in scene.pending]
+        scene.close()
+        return attempts, answers
+
+    attempts, answers = asyncio.run(play())
+    assert attempts == [1, 1, 0, 0]
+    assert all(isinstance(answer, InferResponse) for answer in answers)
+
+
+@pytest.mark.parametrize("batch_id", [7, 0])
+def test_a_batch_that_is_not_there_cannot_be_computed(
+    batch_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        scene = Scene(ONE)
+        await scene.settle()
+        scene.submit(1, 1.0, None)
+        await scene.settle()
+        if batch_id == 0:
+            scene.workers[0].answer([True])
+            await scene.settle()
+        scene.workers[0].say(wire.Computed((batch_id,)))
+        await scene.settle()
+        scene.close()
+
+    asyncio.run(play())
+    assert caplog.records[0].getMessage() == "instance a broke the protocol"

@@ -1,0 +1,59 @@
+"""What a server says of its health, and how another thread of it knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuserve.front.endpoint.health import HealthReport
+from gpuserve.front.endpoint.health_view import STUCK_S, HealthView
+
+REPORT = HealthReport(live=True, started=True, ready=False, models={"m": True, "a/b": False})
+
+
+@pytest.mark.parametrize(
+    ("service", "answer"),
+    [
+        ("", False),
+        ("readiness", False),
+        ("inference.GRPCInferenceService", False),
+        ("liveness", True),
+        ("startup", True),
+        ("model/m", True),
+        ("model/a/b", False),
+        ("model/", None),
+        ("model/model/m", None),
+        ("m", None),
+        ("Liveness", None),
+    ],
+)
+def test_services(service: str, answer: bool | None) -> None:
+    assert REPORT.of(service) is answer
+
+
+def test_before_the_front_has_said_anything() -> None:
+    view = HealthView(0.0)
+    assert [view.health(one) for one in ("liveness", "startup", "readiness")] == [True, False, False]
+
+
+def test_who_watches_is_told_of_news() -> None:
+    view, told = HealthView(0.0), list[bool | None]()
+    unwatch = view.watch(lambda: told.append(view.health("startup")))
+    view.say(REPORT, ended=False)
+    view.say(REPORT, ended=True)
+    unwatch()
+    view.say(REPORT._replace(started=False), ended=True)
+    assert (told, view.ended) == ([True, True], True)
+
+
+def test_a_front_that_does_not_turn_is_not_alive() -> None:
+    view, told = HealthView(0.0), list[bool | None]()
+    view.say(REPORT, ended=False)
+    view.watch(lambda: told.append(view.health("liveness")))
+    view.look(STUCK_S)
+    assert view.live
+    view.look(STUCK_S + 1)
+    view.look(STUCK_S + 2)
+    assert (view.live, view.health("startup")) == (False, True)
+    view.turned(STUCK_S + 3)
+    view.look(STUCK_S + 4)
+    assert (view.live, told) == (True, [False, True])

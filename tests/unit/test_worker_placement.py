@@ -1,0 +1,78 @@
+"""How a worker goes beside its GPU, in processes of their own: it cannot be taken back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gpuserve_worker.placement import ranges
+
+PROGRAM = """
+import json, os, sys, threading
+from gpuserve_worker import placement
+go, done = threading.Event(), threading.Event()
+thread = threading.Thread(target=lambda: (go.set(), done.wait()))
+thread.start()
+go.wait()
+{first}
+refused = placement.stay_beside_gpu({cpus}, {node})
+threads = [sorted(os.sched_getaffinity(int(one))) for one in os.listdir("/proc/self/task")]
+with open("/proc/self/numa_maps") as file:
+    policies = sorted({{line.split()[1] for line in file}})
+done.set()
+thread.join()
+print(json.dumps([refused, threads, policies]))
+"""
+
+
+def placed(cpus: object, node: int, first: str = "") -> Any:
+    """What is refused, the CPUs of each thread, and the memory policies of its mappings."""
+    program = PROGRAM.format(cpus=cpus, node=node, first=first)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    return json.loads(done.stdout)
+
+
+def test_every_thread_moves_to_the_cpus_that_it_may_use() -> None:
+    first = min(os.sched_getaffinity(0))
+    refused, threads, policies = placed((first, 8191), -1)
+    assert (refused, threads, policies) == ([], [[first]] * 2, ["default"])
+
+
+def test_cpus_that_it_may_not_use_are_told_and_nothing_changes() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    (refused,), threads, _ = placed((8190, 8191), -1)
+    assert refused == (
+        "the worker may use none of the CPUs that are next to its GPU (8190-8191), and stays on "
+        f"{ranges(allowed)}"
+    )
+    assert threads == [allowed] * 2
+
+
+def test_memory_of_the_node_is_preferred() -> None:
+    refused, _, policies = placed((), 0)
+    if refused:
+        pytest.skip(f"not in this container: {refused}")
+    assert policies == ["prefer:0"]
+
+
+def test_a_node_that_is_not_there_is_told() -> None:
+    (refused,), _, policies = placed((), 63)
+    assert refused.startswith("the worker cannot prefer the memory of its GPU's NUMA node 63: ")
+    assert policies == ["default"]
+
+
+def test_a_machine_of_another_kind() -> None:
+    (refused,), _, _ = placed((), 0, first="placement.platform.machine = lambda: 'riscv64'")
+    assert refused == "the worker cannot choose the memory of NUMA node 0 on a machine of this kind"
+
+
+def test_ranges() -> None:
+    assert ranges((8, 0, 1, 2, 10, 11)) == "0-2,8,10-11"
+    assert ranges(()) == ""
