@@ -200,9 +200,7 @@ class ModelConfig:
     array: str | None = None
 
 
-def tensor_specs(
-    tensors: Sequence[Tensor], prefix: str, array: str | None = None
-) -> tuple[TensorSpec, ...]:
+def tensor_specs(tensors: Sequence[Tensor], prefix: str, array: str | None = None) -> tuple[TensorSpec, ...]:
     """The declared tensors with names and v2 datatypes. ``prefix`` is INPUT or OUTPUT, ``array`` the model's.
 
     Raises:
