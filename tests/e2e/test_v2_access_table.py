@@ -30,6 +30,7 @@ PATHS: Mapping[Endpoint, str] = {
     Endpoint.SERVER_METADATA: "/v2",
     Endpoint.SERVER_LIVE: "/v2/health/live",
     Endpoint.SERVER_READY: "/v2/health/ready",
+    Endpoint.SERVER_STARTED: "/v2/health/startup",
     Endpoint.MODEL_METADATA: "/v2/models/m",
     Endpoint.MODEL_READY: "/v2/models/m/ready",
     Endpoint.MODEL_CONFIG: "/v2/models/m/config",

@@ -58,7 +58,6 @@ class GpuMonitor:
             while not self._stopped.is_set():
                 self._watch_for_a_while()
         except NvmlAbsent as absent:
-            logger.info("GPUs are not watched: %s", absent)
             self._say(Absence(str(absent)))
 
     def _watch_for_a_while(self) -> None:

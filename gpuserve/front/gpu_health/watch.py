@@ -48,6 +48,8 @@ class GpuWatch:
         self._workers: dict[int, tuple[str, str]] = {}
         self._told_lost: tuple[LostGpu, ...] = ()
         self._states: Mapping[str, GpuState] = {}
+        self._absence = ""
+        self._is_called = False
 
     # ---- life -----------------------------------------------------------------------------
 
@@ -81,6 +83,9 @@ class GpuWatch:
 
     def call(self, devices: Mapping[str, str]) -> None:
         """What models call GPUs: device by UUID."""
+        if devices and not self._is_called:
+            self._is_called = True
+            self._tell_absence()
         for uuid, device in devices.items():
             self._fleet.call(uuid, device)
 
@@ -146,9 +151,17 @@ class GpuWatch:
             case Xid(uuids, number):
                 self._fleet.hear_xid(news, now)
                 logger.warning("the driver reported Xid %d for %s", number, ", ".join(uuids) or "a lost GPU")
-            case Absence():
+            case Absence(reason):
                 self.stop()
+                self._absence = reason
+                self._tell_absence()
         self._look_at_changes()
+
+    def _tell_absence(self) -> None:
+        """Say why GPUs are not watched: to be seen where a model runs on one, and only there."""
+        if self._absence:
+            level = logging.WARNING if self._is_called else logging.DEBUG
+            logger.log(level, "GPUs are not watched: %s", self._absence)
 
     def _on_time(self) -> None:
         self._look(time.monotonic())
