@@ -10,6 +10,32 @@ from config_file import models, write_config
 from grpc._cython import cygrpc
 from serving import GPUSERVE, Addresses, serving
 
+#: Where what is tried is done by the transport itself, and not by the service behind both of them.
+_OF_THE_TRANSPORT = frozenset(
+    {
+        "test_client_decoupled.py",
+        "test_health_services.py",
+        "test_reflection.py",
+        "test_streams.py",
+        "test_streams_end.py",
+        "test_v2_access_table.py",
+        "test_v2_bad_input.py",
+        "test_v2_connections.py",
+        "test_v2_hostile.py",
+        "test_v2_inference.py",
+        "test_v2_tls.py",
+    }
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the thorough run what grpc.aio, which serves the gRPC port only, does not do itself."""
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        values = [one for one in parameters.params.values() if isinstance(one, str)] if parameters else []
+        if "grpcio" in values and ("http" in values or item.path.name not in _OF_THE_TRANSPORT):
+            item.add_marker(pytest.mark.thorough)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _grpc_aio() -> Iterator[None]:

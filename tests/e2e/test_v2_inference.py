@@ -280,6 +280,7 @@ def available_nbytes() -> int:
     return int(lines["MemAvailable"].split()[0]) << 10
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(available_nbytes() < 8 * GIB, reason="needs 8 GiB of memory")
 @pytest.mark.parametrize("server", ["native"], indirect=True)

@@ -101,7 +101,7 @@ def test_a_worker_may_die_while_its_memory_is_lent_or_it_borrows(tmp_path: Path,
         def shared() -> int:
             return segments(front) + segments(worker_of(operated, "doubled"))
 
-        for _ in range(4):
+        for _ in range(2):
             wait_for_more(operated)
             held.append(shared())
             kill_worker(operated, victim)

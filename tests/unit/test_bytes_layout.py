@@ -68,7 +68,7 @@ def payloads(draw: st.DrawFn) -> tuple[bytes, int]:
     return bytes(data), max(count, 0)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(payloads())
 @example((b"", 0))
 @example((b"\0\0\0\0", 0))

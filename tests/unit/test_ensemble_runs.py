@@ -46,7 +46,7 @@ async def act(scene: Scene, one: tuple[Any, ...]) -> None:
             scene.take_back(number)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ensembles(), st.lists(st.tuples(STEPS, st.booleans()), max_size=25))
 def test_whatever_happens_each_request_is_answered_and_all_memory_is_free(
     spec: ModelSpec, steps: list[Any]

@@ -64,7 +64,7 @@ def fetched(made: Plane, payload: Any) -> bytes:
             return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(parts_of_a_batch)
 def test_a_batch_for_a_device_is_the_concatenation_of_its_parts(parts: list[Part]) -> None:
     async def main() -> None:

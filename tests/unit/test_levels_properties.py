@@ -111,7 +111,7 @@ class PrioritiesMachine(SchedulerMachine):
 
 
 PrioritiesMachine.TestCase.settings = settings(
-    max_examples=400,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
