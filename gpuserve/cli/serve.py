@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 _PANEL = "Model, when the target is a callable"
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
+_Devices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="cpu (default), cuda:0, …, cuda:* for every GPU, or a UUID; repeatable.",
+        rich_help_panel=_PANEL,
+    ),
+]
+
 
 @server_options.with_server_options
 def serve(
@@ -60,15 +70,7 @@ def serve(
     max_batch_size: Annotated[
         int | None, typer.Option(help="Largest batch. Default 0: no batching.", rich_help_panel=_PANEL)
     ] = None,
-    devices: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            help="cpu (default), cuda:0, …, cuda:* for every GPU, or a UUID; repeatable.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = None,
+    devices: _Devices = None,
     instances: Annotated[
         int | None, typer.Option(help="Processes on each device. Default 1.", rich_help_panel=_PANEL)
     ] = None,

@@ -7,6 +7,7 @@ The front allocates nothing here and frees nothing; a block goes back to its wor
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from gpuserve.front.links import WorkerLink
 
 
-class LentSegment:
+class LentSegment(ABC):
     """A segment that can be lent, and the workers that have it, each by the number that it was lent to them
     under. What they are told, the kinds of memory say.
 
@@ -43,11 +44,11 @@ class LentSegment:
             self._introduce(borrower, number)
         return number
 
+    @abstractmethod
     def lend(
         self, offset: int, nbytes: int, borrower: WorkerLink, *, in_place: bool = False
     ) -> Loan | DeviceLoan:
         """A place in it, as another worker will know it; ``in_place``: nobody minds what it does to it."""
-        raise NotImplementedError
 
     def hold(self) -> None:
         """A block in it is on its way to somebody."""
@@ -76,15 +77,15 @@ class LentSegment:
         """A worker is gone, and has no use for it."""
         self._lent.pop(borrower, None)
 
+    @abstractmethod
     def _introduce(self, borrower: WorkerLink, number: int) -> None:
         """Tell a worker of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take_leave(self, borrower: WorkerLink, number: int) -> None:
         """Tell a worker that nothing will refer to it any more."""
-        raise NotImplementedError
 
-    def _close(self) -> None:
+    def _close(self) -> None:  # noqa: B027 - not every kind has something to close
         """Nobody has it any more."""
 
 
