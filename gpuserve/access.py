@@ -11,8 +11,11 @@ from typing import Final
 from gpuserve.errors import ConfigError
 from gpuserve.settings import AccessRule, ServerSettings
 
-#: What ``restricted_endpoints`` and the rules may name; the words are Triton's.
+#: The group of the admin API.
+ADMIN: Final = "admin"
+#: What ``restricted_endpoints`` and the rules may name; the other words are Triton's.
 ENDPOINT_GROUPS: Final = (
+    ADMIN,
     "health",
     "inference",
     "logging",
@@ -23,8 +26,9 @@ ENDPOINT_GROUPS: Final = (
     "statistics",
     "trace",
 )
-#: The groups with operations that change the server, which only clients on its machine may ask for.
-CONTROL_GROUPS: Final = ("logging", "model-repository", "shared-memory", "trace")
+#: The groups with operations that change the server, or show what is for its operators, which only clients
+#: on its machine may ask for.
+CONTROL_GROUPS: Final = (ADMIN, "logging", "model-repository", "shared-memory", "trace")
 NO_TOKEN: Final = "restricted_endpoints need an access_token: without one nobody could use them"
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CASE_COUNTS: Final = "(?-i)"

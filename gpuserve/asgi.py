@@ -132,8 +132,9 @@ class HostedApplication:
             configuration = _configuration()
             leave_embedding(os.environ)
             devices = ServerDevices(numa_affinity=configuration.settings.numa_affinity)
+            repository = _repository(configuration)
             configuration = with_devices(configuration, devices)
-            self._server = HostedServer(configuration, _repository(configuration), devices)
+            self._server = HostedServer(configuration, repository, devices)
             await self._server.start()
         except BaseException as error:
             self._move(Stage.FAILED)
@@ -176,8 +177,7 @@ def _repository(configuration: Configuration) -> FileRepository:
     """The same file, for clients that load models later on."""
     from gpuserve.config.repository import FileRepository
 
-    names = [one.name for one in configuration.models]
-    return FileRepository(configuration.sources.name, _environ(), (), names)
+    return FileRepository(configuration.sources.name, _environ(), (), configuration)
 
 
 def _configuration() -> Configuration:

@@ -24,7 +24,8 @@
     │   └── BadModelConfig          a value of ``ModelConfig`` that cannot be
     ├── StartupError            a model could not be loaded, or a process not be started (exit code 3)
     ├── ModelUnrecoverable      a model cannot go on, and the server ended because of it (exit code 6)
-    └── AttachError             the server of another program is not there, or has ended
+    ├── AttachError             the server of another program is not there, or has ended
+    └── ControlError            there is no running server to be operated, or it does not answer
 
 ``UnrecoverableError`` is not one of ours to raise: an inference callable raises it. It belongs to the
 worker, which is light and knows nothing of this package.
@@ -183,3 +184,7 @@ class ModelUnrecoverable(GpuserveError):
 
 class AttachError(GpuserveError):
     """There is no server of another program to attach to, it does not take this one, or it has ended."""
+
+
+class ControlError(GpuserveError):
+    """There is no running server that a command could operate, there are several, or it does not answer."""

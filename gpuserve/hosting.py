@@ -25,14 +25,43 @@ from gpuserve.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
+    from gpuserve.config.repository import FileRepository
     from gpuserve.devices.server_devices import ServerDevices
     from gpuserve.front.endpoint.asgi import Application
     from gpuserve.settings import ServerSettings
-    from gpuserve.supervisor.repository import Repository
 
 logger = logging.getLogger(__name__)
 
 _PRELOADED: Final = re.compile(r"[ :]+")
+
+
+class _HostedConfig:
+    """The config file, but for what is the host's to say. See ``supervisor.repository.ConfigSource``."""
+
+    def __init__(self, repository: FileRepository) -> None:
+        self._repository = repository
+        self.path = repository.path
+        self.start = _hosted(repository.start)
+
+    def read_all(self) -> Configuration:
+        """What it says now."""
+        return _hosted(self._repository.read_all())
+
+
+def _hosted(configuration: Configuration) -> Configuration:
+    """With settings that go by the host."""
+    settings = dataclasses.replace(
+        configuration.settings,
+        # The ports are the host's, and so are the transport and the connections.
+        http_port=None,
+        grpc_port=None,
+        metrics_port=None,
+        health_port=None,
+        transport="native",
+        max_connection_age_s=0.0,
+        lame_duck_s=0.0,  # the host has stopped taking requests before it stops us
+    )
+    return dataclasses.replace(configuration, settings=settings)
 
 
 class HostedServer:
@@ -41,19 +70,10 @@ class HostedServer:
     def __init__(
         self,
         configuration: Configuration,
-        repository: Repository | None = None,
+        repository: FileRepository | None = None,
         devices: ServerDevices | None = None,
     ) -> None:
-        # The ports are the host's, and so is the transport.
-        self._settings = dataclasses.replace(
-            configuration.settings,
-            http_port=None,
-            grpc_port=None,
-            metrics_port=None,
-            health_port=None,
-            lame_duck_s=0.0,  # the host has stopped taking requests before it stops us
-            transport="native",
-        )
+        self._settings = _hosted(configuration).settings
         self._models = configuration.models
         self._repository = repository
         self._devices = devices
@@ -84,6 +104,7 @@ class HostedServer:
             start_front=start_in(self._host),
             repository=self._repository,
             devices=self._devices,
+            config=None if self._repository is None else _HostedConfig(self._repository),
         )
         # Not wrap_future(): a cancellation of ours must not reach a future that the supervisor resolves.
         supervisor.started.add_done_callback(lambda _: loop.call_soon_threadsafe(decided.set))

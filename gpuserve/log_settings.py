@@ -25,7 +25,7 @@ class LogSettings(NamedTuple):
     log_format: str
 
     @classmethod
-    def of_level(cls, log_level: str) -> LogSettings:
+    def of_level(cls, log_level: str, log_format: str = DEFAULT) -> LogSettings:
         """What ``log_level`` ("debug", "info", "warning", "error") stands for."""
         least = logging.getLevelNamesMapping()[log_level.upper()]
         return cls(
@@ -33,7 +33,7 @@ class LogSettings(NamedTuple):
             log_warning=least <= logging.WARNING,
             log_error=True,
             log_verbose_level=int(least <= logging.DEBUG),
-            log_format=DEFAULT,
+            log_format=log_format,
         )
 
     @property

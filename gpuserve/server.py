@@ -69,6 +69,7 @@ class Server(ModelHost):
         restricted_endpoints, access_token: groups of endpoints that need the token.
         access_rules: more of that, as ``AccessRule``: which tokens open which groups.
         remote_control: groups whose control operations clients on other machines may ask for.
+        admin_api: whether operators may see and control the server over HTTP, by ``/v2/admin/…``.
         model_control: "explicit" lets clients load and unload models; "none" does not.
         load_at_start: with "explicit", the names of the models that are loaded at the start; None is all.
         rate_limit, rate_limit_resources: "execution_count" lets instances run only while they have the

@@ -108,6 +108,8 @@ class ServerSettings:
     access_rules: tuple[AccessRule, ...] = ()
     #: Groups whose control operations clients on other machines may ask for without a token.
     remote_control: tuple[str, ...] = ()
+    #: Whether operators may ask over HTTP what ``gpuserve status``, ``drain``, ``reload`` and so on ask.
+    admin_api: bool = False
     #: Whether other programs of this user on this machine may serve their models through this server.
     attachable: bool = True
     #: "explicit": clients may load and unload models. "none": they may not.

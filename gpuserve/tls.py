@@ -27,6 +27,8 @@ CA_WITHOUT_TLS: Final = "tls_client_ca needs tls_certfile and tls_keyfile: witho
 _MISMATCHES: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
 _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
+#: OpenSSL's flag of a verification that does not look at the time; ``ssl`` has no name for it.
+_AT_ANY_TIME: Final = 0x200000
 #: What of a file tells that it has been replaced.
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -116,6 +118,18 @@ def check_files(files: TlsFiles) -> None:
     _shake_hands(files.certfile, context)
 
 
+def certificate_expiry(files: TlsFiles) -> float:
+    """When the certificate expires, or has expired, in seconds since 1970.
+
+    Raises:
+        TlsFileError: a file cannot be used, at whatever time.
+    """
+    import ssl
+
+    certificate = _shake_hands(files.certfile, _server_context(files), _AT_ANY_TIME).getpeercert() or {}
+    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+
+
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
     import ssl
 
@@ -160,13 +174,13 @@ def _load_authorities(path: str) -> None:
         raise TlsFileError("tls_client_ca", text) from None
 
 
-def _shake_hands(certfile: str, server_side: ssl.SSLContext) -> None:
+def _shake_hands(certfile: str, server_side: ssl.SSLContext, flags: int = 0) -> ssl.SSLObject:
     """Have a client that trusts just this certificate connect in memory: it says what is wrong with it."""
     import ssl
 
     client_side = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_side.check_hostname = False
-    client_side.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    client_side.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | flags
     client_side.load_verify_locations(certfile)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = server_side.wrap_bio(to_server, to_client, server_side=True)
@@ -184,6 +198,7 @@ def _shake_hands(certfile: str, server_side: ssl.SSLContext) -> None:
     except ssl.SSLError as error:
         text = f"no TLS connection can be made with the certificate in {certfile!r}: {error.reason}"
         raise TlsFileError("tls_certfile", text) from None
+    return client
 
 
 def _read(path: str, key: str, mark: bytes, what: str) -> None:

@@ -36,8 +36,9 @@ _TITLE_NBYTES: Final = 15
 def prepare_process() -> None:
     """Tie this process to its parent and set up signals and streams, before any user code."""
     _die_with_parent()
-    # Ctrl-C is the supervisor's to act on. A user's handler may replace this one.
+    # Ctrl-C and SIGHUP are the supervisor's to act on. A user's handler may replace these.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if sys.stderr is not None:
         faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):

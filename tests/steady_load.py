@@ -61,14 +61,19 @@ def _is_ready(address: str) -> bool:
 
 
 class SteadyLoad:
-    """Runs while it is entered; ``outcomes`` counts what became of the requests of each kind."""
+    """Runs while it is entered; ``outcomes`` counts what became of the requests of each kind.
 
-    def __init__(self, http_addresses: Sequence[str], grpc_addresses: Sequence[str]) -> None:
+    Without ``by_health`` the clients send to servers that are not ready, too.
+    """
+
+    def __init__(
+        self, http_addresses: Sequence[str], grpc_addresses: Sequence[str], *, by_health: bool = True
+    ) -> None:
         self.outcomes: collections.Counter[tuple[str, str]] = collections.Counter()
         self._endpoints = Endpoints(http_addresses)
+        policy = [("grpc.service_config", _POLICY)] if by_health else []
         self._channel = grpc.insecure_channel(
-            "ipv4:" + ",".join(grpc_addresses),
-            options=[("grpc.service_config", _POLICY), ("grpc.use_local_subchannel_pool", 1)],
+            "ipv4:" + ",".join(grpc_addresses), options=[*policy, ("grpc.use_local_subchannel_pool", 1)]
         )
         call = "/inference.GRPCInferenceService/"
         self._unary = self._channel.unary_unary(call + "ModelInfer")
@@ -79,7 +84,8 @@ class SteadyLoad:
         kinds = [self._http("infer"), self._http("generate_stream"), self._ask_unary, self._ask_stream]
         kinds += [self._http("infer"), self._http("generate_stream"), self._ask_unary, self._ask_stream]
         self._threads = [threading.Thread(target=self._run, args=(ask,)) for ask in kinds]
-        self._threads.append(threading.Thread(target=self._endpoints.follow, args=(self._ended,)))
+        if by_health:
+            self._threads.append(threading.Thread(target=self._endpoints.follow, args=(self._ended,)))
 
     def __enter__(self) -> SteadyLoad:
         grpc.channel_ready_future(self._channel).result(TIMEOUT_S)

@@ -5,7 +5,10 @@ Data goes to stdout, everything else to stderr. A verb imports what it needs whe
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Final, NoReturn
+
+#: The verbs for a running server. They need little, and start without the rest.
+_OPERATOR_VERBS: Final = frozenset({"status", "drain", "load", "unload", "reload", "scale"})
 
 
 def main() -> NoReturn:
@@ -14,13 +17,23 @@ def main() -> NoReturn:
 
     if sys.argv[1:2] == ["serve"] and len(sys.argv) > 2 and not {"-h", "--help"} & set(sys.argv):
         sys.exit(_run_with_front())
-    from gpuserve.cli.app import run
+    try:
+        if sys.argv[1:2] and sys.argv[1] in _OPERATOR_VERBS:
+            from gpuserve.cli.operator_app import run
+        else:
+            from gpuserve.cli.app import run
+        sys.exit(run())
+    except KeyboardInterrupt:  # while modules are imported
+        from gpuserve.cli.exit_codes import INTERRUPTED
 
-    sys.exit(run())
+        sys.exit(INTERRUPTED)
 
 
 def _run_with_front() -> int:
     """Run ``gpuserve serve``; the front starts while the command line and the configuration are read."""
+    from gpuserve.cli.signals import hold_hangup
+
+    hold_hangup()
     from gpuserve.supervisor.front_process import EarlyFront
 
     front = EarlyFront()

@@ -14,6 +14,7 @@ from gpuserve.cli.check import check
 from gpuserve.cli.devices import devices
 from gpuserve.cli.exit_codes import ExitCode, help_text
 from gpuserve.cli.export import export_app
+from gpuserve.cli.operator_app import add_verbs as add_operator_verbs
 from gpuserve.cli.option_blocks import BlockCommand
 from gpuserve.cli.run import RUN_SETTINGS, run_program
 from gpuserve.cli.schema import schema
@@ -31,6 +32,7 @@ _EXAMPLES = """Examples:
   gpuserve serve config.yaml
   gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
   gpuserve run program.py
+  gpuserve status
   gpuserve check config.yaml
   gpuserve devices
   gpuserve bench echo --shape x:16
@@ -53,6 +55,7 @@ def build_app() -> typer.Typer:
     app.callback()(_top_level)
     app.command(epilog=help_text(), cls=BlockCommand)(serve)
     app.command("run", context_settings=RUN_SETTINGS)(run_program)
+    add_operator_verbs(app)
     for verb in (check, devices, bench, tune, schema, version):
         app.command(epilog=help_text())(verb)
     app.add_typer(export_app())

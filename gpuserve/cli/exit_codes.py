@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
+
+#: Not of the table: as a shell says it of a command that SIGINT ends.
+INTERRUPTED: Final = 130
 
 
 class ExitCode(enum.IntEnum):
@@ -19,7 +23,7 @@ class ExitCode(enum.IntEnum):
 
 MEANINGS = {
     ExitCode.OK: "success; also a clean stop by SIGTERM or SIGINT",
-    ExitCode.RUNTIME_FAILURE: "the server failed while it ran; of bench and tune: what they measured did",
+    ExitCode.RUNTIME_FAILURE: "the server failed, or what was asked of it; of bench: what it measured",
     ExitCode.USAGE: "wrong command line",
     ExitCode.STARTUP_FAILURE: "a model did not load, or a port is taken",
     ExitCode.BAD_CONFIG: "the configuration is wrong",

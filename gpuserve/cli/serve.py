@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import signal
 import sys
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
     from gpuserve.config.precedence import Override
     from gpuserve.config.repository import FileRepository
     from gpuserve.supervisor.front_process import EarlyFront
-    from gpuserve.supervisor.supervisor import Supervisor
 
 _PANEL = "Model, when the target is a callable"
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
@@ -89,7 +85,7 @@ def serve(
     The callable of the third form may bring its own inputs, outputs, max_batch_size and array, as attributes:
       predict.inputs = [Tensor(name="x", dtype="float32", shape=(-1,))]
 
-    The first signal finishes what is queued, a second one ends at once.
+    SIGTERM or Ctrl-C finishes what is queued, a second one ends at once; SIGHUP reloads the config file.
     """
     from gpuserve.cli.callable_target import CallableFlags
 
@@ -135,7 +131,7 @@ def _repository(
 
     if is_callable_path(target):
         return None
-    return FileRepository(target, os.environ, server, [one.name for one in configuration.models])
+    return FileRepository(target, os.environ, server, configuration)
 
 
 def serve_configuration(
@@ -151,6 +147,7 @@ def serve_configuration(
     """
     from gpuserve import logs
     from gpuserve.cli.preflight import require_trace_output, with_devices
+    from gpuserve.cli.signals import obey_signals
     from gpuserve.cli.startup_view import startup_view
     from gpuserve.devices.server_devices import ServerDevices
     from gpuserve.supervisor.front_process import front_process
@@ -173,22 +170,12 @@ def serve_configuration(
                 start_front=front_process if early is None else early.take,
                 repository=repository,
                 devices=devices,
+                config=repository,
             )
-            _stop_on_signals(supervisor)
+            obey_signals(supervisor)
             return ExitCode.RUNTIME_FAILURE if supervisor.run() else ExitCode.OK
     except GpuserveError:
         raise
     except Exception:  # a fault of ours: it goes to the log, in the log's own format
         logging.getLogger(__name__).exception("the server failed")
         return ExitCode.RUNTIME_FAILURE
-
-
-def _stop_on_signals(supervisor: Supervisor) -> None:
-    """SIGINT and SIGTERM: the first finishes what is queued, the second ends at once."""
-    signals = itertools.count()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        supervisor.request_stop(fast=next(signals) > 0)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LOADING: Final = "LOADING"
 _READY: Final = "READY"
 #: States that a start goes through. Of the others the supervisor's own log says more: the reason.
-_STARTING: Final = frozenset({"LOADING", _READY})
+_STARTING: Final = frozenset({_LOADING, _READY})
 _REFRESHES_PER_SECOND: Final = 8
 _TITLES: Final = {"http": "HTTP", "grpc": "gRPC", "metrics": "metrics", "health": "health"}
 
@@ -40,11 +41,13 @@ class LogView:
 
     def instance_changed(self, model: str, instance: str, device: str, state: str, phase: str) -> None:
         """One line; of an instance that is ready, with the seconds it took."""
-        since = self._loading_since.setdefault((model, instance), self._clock())
-        text = _doing(state, phase)
+        text, now = _doing(state, phase), self._clock()
+        if state == _LOADING:
+            self._loading_since.setdefault((model, instance), now)
+        else:
+            since = self._loading_since.pop((model, instance), now)
         if state == _READY:
-            text += f" after {self._clock() - since:.1f} s"
-            del self._loading_since[model, instance]
+            text += f" after {now - since:.1f} s"
         extra = {"model": model, "instance": instance, "device": device}
         logger.log(logging.INFO if state in _STARTING else logging.DEBUG, "%s", text, extra=extra)
 

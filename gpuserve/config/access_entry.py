@@ -26,7 +26,7 @@ def _header(header: str) -> str:
 
 
 AccessToken = Annotated[str, AfterValidator(_token)]
-ControlGroup = Literal["logging", "model-repository", "shared-memory", "trace"]
+ControlGroup = Literal["admin", "logging", "model-repository", "shared-memory", "trace"]
 
 
 class AccessRuleEntry(Entry):

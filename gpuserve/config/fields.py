@@ -130,6 +130,7 @@ RateResource = Annotated[str, AfterValidator(_rate_resource)]
 #: A level of priority as the key of a mapping; keys are text.
 Level = Annotated[str, AfterValidator(_level)]
 EndpointGroup = Literal[
+    "admin",
     "health",
     "inference",
     "logging",

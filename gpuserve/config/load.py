@@ -73,8 +73,12 @@ class Configuration:
     base_dir: str
 
 
-def load_file(path: str, environ: Mapping[str, str], flags: Sequence[Override] = ()) -> Configuration:
+def load_file(
+    path: str, environ: Mapping[str, str], flags: Sequence[Override] = (), *, served_here: bool = True
+) -> Configuration:
     """The configuration of a file, under an environment and flags.
+
+    Not ``served_here``: another machine has the files of TLS, which are not looked at.
 
     Raises:
         ConfigProblems: all that is wrong with the file, the variables and the flags.
@@ -90,7 +94,8 @@ def load_file(path: str, environ: Mapping[str, str], flags: Sequence[Override] =
         for fault in document.faults
     ]
     base_dir = os.path.dirname(os.path.abspath(path))
-    return _resolve(document.data, Sources(path, document), base_dir, environ, flags, problems)
+    sources = Sources(path, document)
+    return _resolve(document.data, sources, base_dir, environ, flags, problems, served_here=served_here)
 
 
 def load_data(
@@ -111,6 +116,8 @@ def _resolve(
     environ: Mapping[str, str],
     flags: Sequence[Override],
     problems: list[Problem],
+    *,
+    served_here: bool = True,
 ) -> Configuration:
     """Precedence, then schema, then rules; ``problems`` are those that reading has met."""
     if data is None:
@@ -136,7 +143,7 @@ def _resolve(
     settings = tls.with_paths(convert.server_settings(entries.server), base_dir, overrides)
     models = tuple(convert.model_spec(entry, base_dir) for entry in entries.models)
     configuration = Configuration(settings, models, entries, sources, base_dir)
-    if problems := _bad_together(configuration):
+    if problems := _bad_together(configuration, served_here=served_here):
         raise ConfigProblems(sorted(problems, key=_reading_order))
     return configuration
 
@@ -181,14 +188,14 @@ def _bad_labels(entries: schema.ConfigFile, base_dir: str, sources: Sources) -> 
     ]
 
 
-def _bad_together(configuration: Configuration) -> list[Problem]:
+def _bad_together(configuration: Configuration, *, served_here: bool) -> list[Problem]:
     """What is wrong between several parts of models that hold by themselves."""
     entries = configuration.entries.models
     retried = [
         "retry_on_worker_death" in one.model_fields_set and one.retry_on_worker_death for one in entries
     ]
     found = [*sequences.violations(configuration.models, retried, configuration.settings)]
-    found += tls.violations(configuration.settings)
+    found += tls.violations(configuration.settings) if served_here else ()
     found += ensembles.violations(configuration.models)
     return [configuration.sources.problem(path, text) for path, text in found]
 

@@ -63,6 +63,7 @@ class Document:
     root: Node | None
     data: Any
     faults: tuple[Fault, ...]
+    text: str
 
     def line(self, number: int) -> str:
         """The source line of that number (from 1), "" past the end."""
@@ -112,7 +113,7 @@ def parse(text: str) -> Document:
         raise YamlSyntaxError(Fault(f"not valid YAML: {error}", _START), lines) from None
     except RecursionError:
         raise YamlSyntaxError(Fault("nested too deeply to be read", _START), lines) from None
-    return Document(lines, root, data, tuple(builder.faults))
+    return Document(lines, root, data, tuple(builder.faults), text)
 
 
 def parse_value(text: str) -> Any:

@@ -128,6 +128,10 @@ class ServerEntry(Entry):
         strict=False,
         description="Groups whose control operations clients on other machines may ask for without a token.",
     )
+    admin_api: bool = Field(
+        default=_DEFAULTS.admin_api,
+        description="Whether operators may see and control the server over HTTP, by /v2/admin/….",
+    )
     attachable: bool = Field(
         default=_DEFAULTS.attachable,
         description="Whether other programs of this user on this machine may serve models through it.",

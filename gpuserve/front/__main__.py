@@ -39,8 +39,9 @@ def main(argv: list[str]) -> int:
     libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_NBYTES)
     faulthandler.enable()
     # A terminal's Ctrl-C goes to the whole foreground group, a service manager's SIGTERM to the whole
-    # control group; only the supervisor acts on them.
+    # control group, and so it is with SIGHUP; only the supervisor acts on them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control_fd = int(argv[1])
     os.set_inheritable(control_fd, False)

@@ -37,7 +37,8 @@ def doors(service: InferenceService, settings: ServerSettings, metrics_port: int
     )
     if settings.grpc_response_compression != NO_COMPRESSION:
         grpc = CompressedInference(grpc, settings.grpc_response_compression)
-    return Doors(GrpcGuard(grpc, policy), HttpGuard(http, policy), http.metrics_only, metrics_port)
+    guard = HttpGuard(http, policy, admin=settings.admin_api)
+    return Doors(GrpcGuard(grpc, policy), guard, http.metrics_only, metrics_port)
 
 
 def direct_doors(service: InferenceService, settings: ServerSettings, doors: Doors) -> DirectDoors:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from gpuserve.errors import ConfigError
-from gpuserve.tls import Stamp, TlsFiles, check_files
+from gpuserve.front.triton_metrics import Family, sample
+from gpuserve.tls import Stamp, TlsFiles, certificate_expiry, check_files
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +31,19 @@ class CertificateWatch:
         self._renew = renew
         self._sleep = sleep
         self._seen: Stamp | None = None
+        #: Of the certificate in use, in seconds since 1970; None: it could not be read.
+        self._expires_at: float | None = None
+
+    def families(self, clock: Callable[[], float] = time.time) -> Iterator[Family]:
+        """For the metrics page: how long the certificate in use is still valid."""
+        if self._expires_at is not None:
+            name, text = "gpuserve_certificate_expiry_seconds", "Until the TLS certificate in use expires."
+            yield Family(name, "gauge", text, [sample(name, {}, self._expires_at - clock())])
 
     async def run(self) -> None:
         """Watch until cancelled."""
         self._seen = self._stamp()
+        self._expires_at = self._expiry()
         while True:
             await self._sleep(_INTERVAL_S)
             await self.look()
@@ -46,11 +57,18 @@ class CertificateWatch:
         try:
             await asyncio.to_thread(check_files, self._files)
             await self._renew()
+            self._expires_at = self._expiry()
         except (ConfigError, OSError, ValueError) as error:
             # Files are replaced one after the other; the last of them is looked at again.
             logger.warning("the renewed TLS files are not used: %s", error)
         else:
             logger.info("the renewed TLS certificate is used for new connections")
+
+    def _expiry(self) -> float | None:
+        try:
+            return certificate_expiry(self._files)
+        except ConfigError:  # replaced at this moment; then it is looked at again
+            return None
 
     def _stamp(self) -> Stamp | None:
         try:

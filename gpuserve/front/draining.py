@@ -5,8 +5,9 @@
 
 Not ready: probes and watches say so at once. Lame duck: requests are served as ever, until balancers have
 heard. Notice: connections are told to take no more requests, and what comes before their clients know it is
-served. Finishing: what was accepted is run, what comes now is refused. Without a lame duck there is no notice
-either: clients are told while the rest is finished.
+served. Finishing: what was accepted is run, what comes now is refused. Where there is to be no lame duck
+there is no notice either: clients are told while the rest is finished. One that was over before, because the
+server was taken out of service, is not had again.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ class Drain:
         self._transports = transports
         self._unfinished = unfinished
 
-    async def run(self, lame_duck_s: float, timeout_s: float) -> int:
-        """Return when everything is finished, or ``timeout_s`` after the lame duck; how much is not."""
-        self._service.leave()
+    async def run(self, lame_duck_s: float, timeout_s: float, *, notice: bool) -> int:
+        """Return when everything is finished, or ``timeout_s`` after the lame duck; how much is not. The service
+        has been told to leave.
+        """
         if lame_duck_s:
             await asyncio.sleep(lame_duck_s)
         deadline = time.monotonic() + timeout_s
-        if lame_duck_s:
+        if notice:
             await self._announce_until(self._all_aware, min(deadline, time.monotonic() + NOTICE_S))
         self._service.drain()
         await self._announce_until(lambda: not self._unfinished(), deadline)

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpuserve.front import assembly
+from gpuserve.front import assembly, live_settings
+from gpuserve.front.admin_control import AdminControl
 from gpuserve.front.certificates import CertificateWatch
 from gpuserve.front.device_links import DeviceLinks
 from gpuserve.front.draining import Drain
@@ -29,9 +30,11 @@ from gpuserve.front.links import WorkerLink, no_such_message
 from gpuserve.front.log_control import LogControl
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.model_calls import ModelCalls
+from gpuserve.front.operator_control import OperatorControl
 from gpuserve.front.plane.regions import RegionTable
 from gpuserve.front.quantiles import LatencyWindow
 from gpuserve.front.repository_control import RepositoryControl
+from gpuserve.front.resizing import Resizing
 from gpuserve.front.scheduler.driver import ModelDriver
 from gpuserve.front.scheduler.rate_limiter import RateLimiter
 from gpuserve.front.scheduler.response_cache import ResponseCache
@@ -43,6 +46,7 @@ from gpuserve.rates import resource_limits
 from gpuserve.settings import GRPCIO, TRACE, ServerSettings
 from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import messages
+from gpuserve.supervisor.operator.outcome import Outcome
 from gpuserve.tls import tls_files
 from gpuserve_worker import datagram, wire
 
@@ -81,8 +85,12 @@ class Front:
         self._service = InferenceService("", lambda: self._cache.statistics().nbytes)
         self._generations = Generations(self._service)
         self._calls = ModelCalls(self._service)
+        self._resizing = Resizing(self._generations, self._calls, self._service, self._say, self._spawn)
         self._devices = DeviceLinks()
         self._transports: list[Transport] = []
+        self._operator = OperatorControl(
+            self._service, self._generations, self._transports, self._say, self._spawn
+        )
         self._grpc_server: GrpcAioTransport | None = None
         #: Takes finished traces, while any request may be traced.
         self._deliver: Deliver | None = None
@@ -135,22 +143,22 @@ class Front:
                 self._generations.remove(generation)
             case messages.ServeModel(model, generations, timeout_s):
                 self._serve_model(model, generations, timeout_s)
+            case messages.Resize() | messages.RetireInstance():
+                self._resizing.obey(message)
             case messages.ModelStates(model, states):
                 self._service.model_states(model, states)
-            case messages.LoadResult(ticket, code, text):
-                self._service.repository.answered(ticket, code, text)
-            case messages.InstanceUp():
-                self._instance_up(message, fds)
-            case messages.InstanceDown(generation, instance, reason, restart_in_s):
-                self._instance_down(generation, instance, reason, restart_in_s)
+            case messages.LoadResult() | messages.OperateResult():
+                self._answered(message)
+            case messages.InstanceUp() | messages.InstanceDown():
+                self._instance_changed(message, fds)
             case messages.Changed() | messages.LostGpus() | messages.CudaState():
                 self._restore(message)
-            case messages.Serving():
-                self._service.serving()
-            case messages.Drain(timeout_s, lame_duck_s):
-                self._spawn(self._drain(timeout_s, lame_duck_s))
-            case messages.Quit():
-                self.quit()
+            case messages.Adjust(changes):
+                self._adjust(changes)
+            case messages.Quiesce() | messages.Resume() | messages.TakeCensus():
+                self._operator.obey(message)
+            case messages.Serving() | messages.Drain() | messages.Quit():
+                self._move_on(message)
 
     def _set_up(self, setup: messages.Setup) -> None:
         self._epoch = setup.epoch
@@ -159,6 +167,7 @@ class Front:
         self._service.trace = self._trace_control()
         self._service.watch(self._service.trace.refresh)
         self._service.repository = self._repository_control()
+        self._service.admin = self._admin_control()
         owners = self._settings.shared_memory_owners
         self._service.regions = RegionTable(self._devices.on, self._generations.devices, owners)
         self._service.name = self._settings.name
@@ -167,6 +176,25 @@ class Front:
         self._limiter = None if limits is None else RateLimiter(limits)
         self._on_setup(self._settings)
         self._watch_gpus()
+
+    def _move_on(self, message: messages.Serving | messages.Drain | messages.Quit) -> None:
+        """The stages of a server's life."""
+        match message:
+            case messages.Serving():
+                self._service.serving()
+            case messages.Drain():
+                self._service.leave()  # at once: who asks after this is told so
+                self._spawn(self._drain(message))
+            case messages.Quit():
+                self.quit()
+
+    def _answered(self, message: messages.LoadResult | messages.OperateResult) -> None:
+        """What a client has asked of the supervisor."""
+        match message:
+            case messages.LoadResult(ticket, code, text):
+                self._service.repository.answered(ticket, code, text)
+            case messages.OperateResult(ticket, code, text, result):
+                self._service.admin.answered(ticket, Outcome(code, text, result))
 
     def _restore(self, message: messages.Changed | messages.LostGpus | messages.CudaState) -> None:
         """What is so whichever front there is."""
@@ -177,6 +205,12 @@ class Front:
                 self._service.gpus.restore(LostGpu(*one) for one in gpus)
             case messages.CudaState(works):
                 self._service.cuda_state(works)
+
+    def _adjust(self, changes: dict[str, Any]) -> None:
+        """Settings are others from now on, by name."""
+        self._settings = live_settings.adjusted(self._settings, changes)
+        parts = live_settings.Parts(self._service, self._generations, self._transports)
+        live_settings.apply(self._settings, changes, parts)
 
     def _watch_gpus(self) -> None:
         interval_s, service = self._settings.gpu_health_interval_s, self._service
@@ -217,7 +251,9 @@ class Front:
             await transport.start()
         files = tls_files(settings)
         if files is not None and self._transports:
-            self._spawn(CertificateWatch(files, self._renew_certificates).run())
+            certificates = CertificateWatch(files, self._renew_certificates)
+            self._service.metrics_page.add(certificates.families)
+            self._spawn(certificates.run())
         self._say(messages.FrontReady())
 
     async def _renew_certificates(self) -> None:
@@ -231,6 +267,11 @@ class Front:
             lambda *request: self._say(messages.UnloadModel(*request)),
             self._service.served_versions,
         )
+
+    def _admin_control(self) -> AdminControl:
+        if not self._settings.admin_api:
+            return AdminControl()
+        return AdminControl(lambda *question: self._say(messages.Operate(*question)))
 
     def _keeper_of(self, kind: str) -> Callable[[dict[str, Any]], None]:
         """Has the supervisor remember changed settings for the next front."""
@@ -286,12 +327,19 @@ class Front:
         self._generations.remove(generation)
         self._say(messages.Retired(generation))
 
-    def _instance_up(self, message: messages.InstanceUp, fds: list[int]) -> None:
-        driver, instance = self._generations.of_workers(message.generation), message.instance
+    def _instance_changed(self, message: messages.InstanceUp | messages.InstanceDown, fds: list[int]) -> None:
+        driver = self._generations.of_workers(message.generation)
         if driver is None:
             datagram.close_all(fds)
-            return
-        sock, pidfd = socket.socket(fileno=fds[0]), fds[1]
+        elif isinstance(message, messages.InstanceUp):
+            self._instance_up(driver, message, fds)
+        else:
+            driver.fault = self._service.fault_of(driver.spec)
+            driver.instance_down(message.instance, message.reason, message.restart_in_s)
+            self._service.instance_changed(driver)
+
+    def _instance_up(self, driver: ModelDriver, message: messages.InstanceUp, fds: list[int]) -> None:
+        instance, sock, pidfd = message.instance, socket.socket(fileno=fds[0]), fds[1]
 
         def on_down(link: WorkerLink, reason: str) -> None:
             driver.instance_down(link.instance, reason)
@@ -321,19 +369,10 @@ class Front:
         for generation in self._generations.serve(model, generations):
             self._spawn(self._retire(generation, timeout_s))
 
-    def _instance_down(self, generation: int, instance: str, reason: str, restart_in_s: float) -> None:
-        driver = self._generations.of_workers(generation)
-        if driver is not None:
-            driver.fault = self._service.fault_of(driver.spec)
-            driver.instance_down(instance, reason, restart_in_s)
-            self._service.instance_changed(driver)
-
-    async def _drain(self, timeout_s: float, lame_duck_s: float) -> None:
-        drain = Drain(self._service, self._transports, self._unfinished)
-        self._say(messages.Drained(await drain.run(lame_duck_s, timeout_s)))
-
-    def _unfinished(self) -> int:
-        return sum(driver.unfinished for driver in self._generations.all())
+    async def _drain(self, message: messages.Drain) -> None:
+        drain = Drain(self._service, self._transports, self._generations.unfinished)
+        unfinished = await drain.run(message.lame_duck_s, message.timeout_s, notice=message.notice)
+        self._say(messages.Drained(unfinished))
 
 
 def _port(listener_fd: int) -> int:

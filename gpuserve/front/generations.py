@@ -40,7 +40,7 @@ class Generations:
         self._drivers[number] = driver
         if served:
             self._served.setdefault(driver.spec.name, set()).add(number)
-            driver.metrics.gauges = partial(gauges, driver)
+            show(driver)
             self._service.add_model(driver, attached)
 
     def remove(self, number: int) -> None:
@@ -62,7 +62,7 @@ class Generations:
             self._served.pop(model, None)
         drivers = [self._drivers[number] for number in now]
         for driver in drivers:
-            driver.metrics.gauges = partial(gauges, driver)
+            show(driver)
         retired = sorted(before - now)
         for number in retired:
             self._drivers[number].retire()
@@ -82,10 +82,24 @@ class Generations:
         """Every driver."""
         return self._drivers.values()
 
+    def unfinished(self) -> int:
+        """How many requests wait or run."""
+        return sum(driver.unfinished for driver in self._drivers.values())
+
+    def accepted(self) -> int:
+        """How many requests the present drivers have taken so far."""
+        return sum(driver.scheduler.statistics().accepted for driver in self._drivers.values())
+
     def close(self) -> None:
         """Refuse whatever is not finished."""
         for driver in list(self._drivers.values()):
             driver.close()
+
+
+def show(driver: Driver) -> None:
+    """Let the metrics tell of this generation; those of a version are one account."""
+    driver.metrics.gauges = partial(gauges, driver)
+    driver.metrics.declared = lambda: driver.spec.instances
 
 
 def gauges(driver: Driver) -> dict[str, float]:

@@ -65,6 +65,14 @@ class H2cornTransport:
         """Nobody is told."""
         return 0
 
+    @property
+    def n_held(self) -> int:
+        """It is not known which connection has which."""
+        return 0
+
+    def limit_age(self, max_age_s: float) -> None:
+        """Its connections keep what they were made with."""
+
     async def renew(self) -> None:
         """Put a successor with the new files on the same listeners; the old server finishes what it has."""
         if self._tls is None or self._serving is None:

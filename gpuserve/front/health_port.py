@@ -52,6 +52,14 @@ class HealthPort:
         if self._ended.done():
             self._ended.result()
 
+    @property
+    def n_held(self) -> int:
+        """Nobody waits for more than a probe."""
+        return 0
+
+    def limit_age(self, max_age_s: float) -> None:
+        """Its connections keep what they were made with."""
+
     async def renew(self) -> None:
         """There is no TLS here."""
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from gpuserve.errors import Code, QueueFull, RequestError
 from gpuserve.front.quantiles import Latencies, LatencyWindow
 from gpuserve.front.statistics import BySize, FailureReason, ModelStatistics, Phases, StatisticsEntry
+from gpuserve.spec import InstanceSpec
 
 #: Upper bounds in seconds: 100 µs to 60 s. The last bucket is +Inf.
 DURATION_BUCKETS: Final = (
@@ -110,6 +111,8 @@ class InstanceMetrics:
 class ModelMetrics:
     """One model. ``gauges`` reads what the scheduler and the arena know at the time of a scrape; ``window``
     keeps the latest latencies, where their quantiles are wanted.
+
+    ``declared`` gives the instances that the model has now; None: all that were mentioned.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class ModelMetrics:
         self.model = model
         self.version = version
         self.gauges = gauges
+        self.declared: Callable[[], Iterable[InstanceSpec]] | None = None
         self.window = window
         self.statistics = ModelStatistics()
         #: By code. Those that any model may meet are there from the start, so that a rate can be told.
@@ -142,6 +146,12 @@ class ModelMetrics:
         if found is None:
             found = self.instances[name] = InstanceMetrics(self.statistics.instance(name))
         return found
+
+    def present(self) -> list[tuple[str, InstanceMetrics]]:
+        """The instances that are up or should be, by name; what others have done is counted all the same."""
+        names = None if self.declared is None else {one.name for one in self.declared()}
+        found = sorted(self.instances.items())
+        return [(name, one) for name, one in found if one.up > 0 or names is None or name in names]
 
     def statistics_entry(self, gpu_memory_nbytes: Mapping[int, int]) -> StatisticsEntry:
         """The account, for the statistics endpoints, with the memory on each GPU by its number."""

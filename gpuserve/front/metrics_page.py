@@ -33,15 +33,18 @@ class MetricsPage:
         self._models = models
         self._version = version
         self._cache_nbytes = cache_nbytes
-        self._cpu = CpuMetrics()
-        self._gpus = gpus
+        self._machine: list[Callable[[], Iterable[Family]]] = [CpuMetrics().families, gpus]
+
+    def add(self, families: Callable[[], Iterable[Family]]) -> None:
+        """Have these on every page from now on."""
+        self._machine.append(families)
 
     def page(self) -> bytes:
         """The whole page as it is now, in the Prometheus text format."""
-        return self.render([*self._cpu.families(), *self._gpus()])
+        return self.render(family for families in self._machine for family in families())
 
     def render(self, machine: Iterable[Family] = ()) -> bytes:
-        """The page, with these metrics of the machine."""
+        """The page, with these metrics of the machine and of the server as a whole."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry()
@@ -129,12 +132,12 @@ def _instances(models: Sequence[ModelMetrics], gauge: Any, counter: Any) -> Iter
         "gpuserve_oom_splits", "Batches run in halves for want of memory on the device.", labels=labels
     )
     for one in models:
+        for name, instance in one.present():
+            up.add_metric([one.model, one.version, name], int(instance.up > 0))
+            loads.add_metric([one.model, one.version, name], instance.load_s)
         for name, instance in sorted(one.instances.items()):
-            at = [one.model, one.version, name]
-            up.add_metric(at, int(instance.up > 0))
-            restarts.add_metric(at, instance.restarts)
-            loads.add_metric(at, instance.load_s)
-            splits.add_metric(at, instance.oom_splits)
+            restarts.add_metric([one.model, one.version, name], instance.restarts)
+            splits.add_metric([one.model, one.version, name], instance.oom_splits)
     yield from (up, restarts, loads, splits)
 
 

@@ -126,13 +126,33 @@ class ModelCalls:
             Unavailable: there is none, and all of them would wait for ever; the request is freed.
         """
         caller.stuck.add(call.call_id)
-        instances = [one for one in self._callers.values() if one.driver is caller.driver]
+        instances = self._in_rotation(caller.driver)
         if all(one.stuck for one in instances):
             free_body(request)
-            raise Unavailable(
-                f"model {call.model!r} asks itself, but all of its instances ({len(instances)}) wait "
-                "for such an answer: expected one that is free"
-            )
+            raise _all_stuck(call.model, len(instances))
+
+    def can_spare(self, driver: ModelDriver, instance: str) -> bool:
+        """Whether a model has another instance that does not wait for an answer of the model itself."""
+        others = [one for one in self._in_rotation(driver) if one.link.instance != instance]
+        return any(not one.stuck for one in others)
+
+    def refuse_stuck(self, driver: ModelDriver) -> None:
+        """An instance is gone: if all others of a model wait for the model itself, they are told so, or they
+        would for ever.
+        """
+        callers = self._in_rotation(driver)
+        if not all(one.stuck for one in callers):
+            return
+        for caller in callers:
+            for call_id in list(caller.stuck):
+                if (pending := caller.pending.pop(call_id, None)) is not None:
+                    pending.take_back()
+                caller.stuck.discard(call_id)
+                _fail(caller.link, call_id, _all_stuck(driver.spec.name, len(callers)))
+
+    def _in_rotation(self, driver: ModelDriver) -> list[_Caller]:
+        names = driver.instances.in_rotation()
+        return [one for one in self._callers.values() if one.driver is driver and one.link.instance in names]
 
     def _call_off(self, caller: _Caller, call_id: int) -> None:
         pending = caller.pending.pop(call_id, None)
@@ -161,6 +181,13 @@ class ModelCalls:
             caller.link.send(wire.Answer(call.call_id, 0, None, {}, None, True))
         else:
             _answer(caller, call.call_id, response, final=True, held=False)
+
+
+def _all_stuck(model: str, count: int) -> Unavailable:
+    return Unavailable(
+        f"model {model!r} asks itself, but all of its instances ({count}) wait for such an answer: expected "
+        "one that is free"
+    )
 
 
 def _close(response: InferResponse | None) -> None:

@@ -23,7 +23,7 @@ _FILE: Final = "file:"
 
 
 class RepositoryControl:
-    """What clients ask for.
+    """What clients ask for; with any ``mode`` but "explicit" nothing.
 
     ``ask_load(ticket, model, changes)`` and ``ask_unload(ticket, model)`` send it on; ``answered`` is to be
     called with what comes back. ``served`` gives the declarations of a model's versions that are served.
@@ -36,7 +36,7 @@ class RepositoryControl:
         ask_unload: Callable[[int, str], None] = lambda *_: None,
         served: Callable[[str], Sequence[ModelSpec]] = lambda _: (),
     ) -> None:
-        self._mode = mode
+        self.mode = mode
         self._ask_load = ask_load
         self._ask_unload = ask_unload
         self._served = served
@@ -107,7 +107,7 @@ class RepositoryControl:
             self._waiting.pop(ticket, None)
 
     def _check_allowed(self, model: str) -> None:
-        if self._mode != EXPLICIT:
+        if self.mode != EXPLICIT:
             raise Unavailable(NOT_ALLOWED)
         if not model:
             raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")

@@ -23,6 +23,15 @@ class Transport(Protocol):
     def n_unaware(self) -> int:
         """How many connections there are whose clients may not have heard of it."""
 
+    @property
+    def n_held(self) -> int:
+        """How many requests there are on connections whose clients were told; who watches health has none."""
+
+    def limit_age(self, max_age_s: float) -> None:
+        """Connections that are made from now on take requests for so long; 0 is for ever. Not every
+        transport can.
+        """
+
     async def renew(self) -> None:
         """Use the files of TLS anew, for connections from now on.
 

@@ -78,6 +78,11 @@ class AttachedModels:
         """Whether a program serves a model of that name; case does not tell names apart."""
         return any(name.lower() == one.lower() for one in self._served_by)
 
+    def served(self) -> Iterator[tuple[int, AttachedModel]]:
+        """Every model, with the pid of its program."""
+        for name, program in self._served_by.items():
+            yield program.pid, program.models[name]
+
     def announce(self, front: FrontKeeper) -> None:
         """Tell a new front of every model."""
         for name, program in self._served_by.items():

@@ -72,7 +72,7 @@ class Attachment:
         self._timeout_s = timeout_s
         self._on_replaced = on_replaced
         self._reactor = Reactor()
-        self._models = ModelWorkers(self._reactor, self, relay_output=False, load_timeout_s=0.0)
+        self._models = ModelWorkers(self._reactor, self, relay_output=False)
         for spec in models:
             self._models.add(spec)
         self._bound: set[str] = set()

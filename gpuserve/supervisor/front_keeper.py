@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
 import time
@@ -10,13 +11,14 @@ from typing import Any, Protocol, TypeAlias
 
 from gpuserve import logs
 from gpuserve.errors import RequestError, StartupError
-from gpuserve.log_settings import LOG, LogSettings
+from gpuserve.log_settings import DEFAULT, LOG, LogSettings
 from gpuserve.settings import ServerSettings
 from gpuserve.spec import ModelSpec
 from gpuserve.supervisor import messages
 from gpuserve.supervisor.channel import Channel
 from gpuserve.supervisor.listeners import Listeners
 from gpuserve.supervisor.live_instance import LiveInstance
+from gpuserve.supervisor.operator.outcome import AnswerOutcome, Outcome
 from gpuserve.supervisor.processes import Child
 from gpuserve.supervisor.reactor import Reactor
 from gpuserve.supervisor.relay import OutputRelay
@@ -56,11 +58,20 @@ class FrontEvents(Protocol):
     def generation_retired(self, generation: int) -> None:
         """The answer to ``serve_model()`` for one that it left out."""
 
+    def instance_retired(self, generation: int, instance: str) -> None:
+        """The answer to ``retire_instance()``."""
+
     def load_asked(self, model: str, changes: dict[str, Any], answer: Answer) -> None:
         """A client wants a model loaded."""
 
     def unload_asked(self, model: str, answer: Answer) -> None:
         """A client wants a model unloaded."""
+
+    def operator_asked(self, verb: str, arguments: dict[str, Any], answer: AnswerOutcome) -> None:
+        """An operator asks by the admin API; see ``OperatorVerbs``."""
+
+    def operator_told(self, message: messages.Quiesced | messages.Census) -> None:
+        """The answer to ``quiesce()`` or ``take_census()``."""
 
     def gpus_lost(self, gpus: Sequence[tuple[str, str, str]]) -> None:
         """These GPUs cannot be used, and no others: (UUID, device, reason)."""
@@ -98,6 +109,11 @@ class FrontKeeper:
         #: Settings that clients have changed, by their kind.
         self._changed: dict[str, dict[str, Any]] = {}
 
+    @property
+    def restarts(self) -> int:
+        """How many fronts there were before this one."""
+        return max(0, self._epoch - 1)
+
     def start(self) -> None:
         """Start a front and tell it everything.
 
@@ -132,6 +148,14 @@ class FrontKeeper:
         """These get the model's requests; ``generation_retired`` answers for each that did until now."""
         self._send(messages.ServeModel(model, tuple(generations), timeout_s))
 
+    def resize(self, generation: int, spec: ModelSpec) -> None:
+        """A generation has other instances."""
+        self._send(messages.Resize(generation, spec.to_wire()))
+
+    def retire_instance(self, generation: int, instance: str, timeout_s: float) -> None:
+        """An instance is to finish what it has; ``instance_retired`` answers."""
+        self._send(messages.RetireInstance(generation, instance, timeout_s))
+
     def model_states(self, model: str, states: Sequence[tuple[int, str, str]]) -> None:
         """What the repository index says of a model."""
         self._send(messages.ModelStates(model, tuple(states)))
@@ -155,13 +179,38 @@ class FrontKeeper:
         """Whether a new process can use CUDA."""
         self._send(messages.CudaState(works))
 
+    def adjust(self, changes: dict[str, Any]) -> None:
+        """Settings of the server are others, by name, for this front and every one after it. A log level goes
+        over what clients have changed of the log.
+        """
+        self._settings = dataclasses.replace(self._settings, **changes)
+        wire = self._settings.to_wire()
+        self._send(messages.Adjust({name: wire[name] for name in changes}))
+        if "log_level" in changes:
+            time_format = self._changed.get(LOG, {}).get("log_format", DEFAULT)
+            log = LogSettings.of_level(changes["log_level"], time_format)._asdict()
+            self._settings_changed(LOG, log)
+            self._send(messages.Changed(LOG, log))
+
     def serving(self) -> None:
         """All models of the start are loaded."""
         self._send(messages.Serving())
 
-    def drain(self, timeout_s: float, lame_duck_s: float) -> None:
+    def drain(self, timeout_s: float, lame_duck_s: float, *, notice: bool) -> None:
         """Ask it to finish what it has, once the lame duck is over; ``front_drained`` answers."""
-        self._send(messages.Drain(timeout_s, lame_duck_s))
+        self._send(messages.Drain(timeout_s, lame_duck_s, notice))
+
+    def quiesce(self, ticket: int, timeout_s: float, lame_duck_s: float) -> None:
+        """Ask it to be out of service, and to say when nothing waits or runs; see ``messages.Quiesce``."""
+        self._send(messages.Quiesce(ticket, timeout_s, lame_duck_s))
+
+    def resume(self) -> None:
+        """Ask it to be in service again."""
+        self._send(messages.Resume())
+
+    def take_census(self, ticket: int) -> None:
+        """Ask it what waits and runs."""
+        self._send(messages.TakeCensus(ticket))
 
     def quit(self) -> None:
         """Ask it to exit; ``front_ended`` answers. There will be no other."""
@@ -211,10 +260,16 @@ class FrontKeeper:
                 self._events.front_drained(unfinished)
             case messages.Retired(int(generation)):
                 self._events.generation_retired(generation)
+            case messages.InstanceRetired(int(generation), str(instance)):
+                self._events.instance_retired(generation, instance)
             case messages.LoadModel(int(ticket), str(model), dict(changes)):
                 self._events.load_asked(model, changes, self._answer_to(ticket))
             case messages.UnloadModel(int(ticket), str(model)):
                 self._events.unload_asked(model, self._answer_to(ticket))
+            case messages.Operate(int(ticket), str(verb), dict(arguments)):
+                self._events.operator_asked(verb, arguments, self._outcome_to(ticket))
+            case messages.Quiesced() | messages.Census():
+                self._events.operator_told(message)
             case messages.LostGpus(tuple(gpus)):
                 self._events.gpus_lost(gpus)
             case messages.Changed(str(kind), dict(settings)):
@@ -223,7 +278,7 @@ class FrontKeeper:
                 raise WireError(f"the front said {type(other).__name__}")
 
     def _settings_changed(self, kind: str, settings: dict[str, Any]) -> None:
-        """Clients have changed settings: the next front is told, and those of the log hold here as well."""
+        """Settings have been changed: the next front is told, and those of the log hold here as well."""
         self._changed[kind] = settings
         if kind == LOG:
             logs.adjust(LogSettings(**settings))
@@ -236,6 +291,15 @@ class FrontKeeper:
                 return
             code, text = ("", "") if error is None else (error.code.value, str(error))
             self._send(messages.LoadResult(ticket, code, text))
+
+        return answer
+
+    def _outcome_to(self, ticket: int) -> AnswerOutcome:
+        epoch = self._epoch
+
+        def answer(outcome: Outcome) -> None:
+            if epoch == self._epoch:  # else whoever asked lost its connection, and what it began goes on
+                self._send(messages.OperateResult(ticket, *outcome))
 
         return answer
 

@@ -1,4 +1,6 @@
-"""What clients ask for by the repository's endpoints: from a name to an operation on the served models."""
+"""What is asked for by a model's name, by clients or operators: from the name to an operation on the served
+models.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +8,103 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpuserve.devices.server_devices import ServerDevices
-from gpuserve.errors import DeviceError, GpuserveError, InvalidArgument, RequestError, Unavailable
+from gpuserve.errors import (
+    AlreadyExists,
+    DeviceError,
+    GpuserveError,
+    InvalidArgument,
+    RequestError,
+    Unavailable,
+)
 from gpuserve.spec import ModelSpec
 from gpuserve.spec_changes import changed
 from gpuserve.supervisor import front_keeper, model_operations
-from gpuserve.supervisor.model_operations import Load, Unload, refused_load
+from gpuserve.supervisor.model_operations import Failure, Load, Unload, refused_load
 from gpuserve.supervisor.repository import Repository
 from gpuserve.supervisor.served_models import ServedModels
+from gpuserve.supervisor.server_state import ServerLife
 
 
 class LoadRequests:
-    """Loads and unloads by name; the models of attached programs are theirs alone."""
+    """Loads and unloads by name; the models of attached programs are theirs alone.
+
+    ``on_loaded`` is told each model that was loaded, and how it was declared.
+    """
 
     def __init__(
         self,
+        life: ServerLife,
         models: ServedModels,
         is_attached: Callable[[str], bool],
         repository: Repository,
         devices: ServerDevices,
+        on_loaded: Callable[[str, Sequence[ModelSpec]], None] = lambda model, specs: None,
     ) -> None:
+        self._life = life
         self._models = models
         self._is_attached = is_attached
         self._repository = repository
         self._devices = devices
+        self._on_loaded = on_loaded
 
-    def load(self, model: str, changes: dict[str, Any], answer: front_keeper.Answer) -> None:
+    def load(
+        self,
+        model: str,
+        changes: dict[str, Any],
+        answer: front_keeper.Answer,
+        *,
+        again: bool = True,
+        failure: Failure = refused_load,
+    ) -> None:
         """Load every version of a model as it is declared now, with these changes.
 
-        Of an ensemble, those models of its steps that are not loaded go first.
+        Of an ensemble, those models of its steps that are not loaded go first. Without ``again`` one that is
+        loaded when it is its turn is answered with ``AlreadyExists``.
         """
-        if self._is_attached(model):
-            answer(_attached(model, "loads"))
+        refusal = self._life.why_not_now() or self._theirs(model, "loads")
+        if refusal is not None:
+            answer(refusal)
             return
         tell = _to_client(answer)
-        missing = self._missing_members(model)
-        if missing:
-            first = _AllLoaded(len(missing), lambda error: self._load_after(error, model, changes, tell))
-            for one in missing:
-                self._load(one, {}, first.answered)
-        else:
-            self._load(model, changes, tell)
 
-    def _load_after(
-        self, error: GpuserveError | None, model: str, changes: dict[str, Any], tell: model_operations.Answer
+        def load(error: GpuserveError | None = None) -> None:
+            if error is None:
+                self._load(model, changes, tell, failure, again=again)
+            else:
+                tell(error)
+
+        missing = self._missing_members(model)
+        first = _AllLoaded(len(missing), load)
+        for one in missing:
+            self._load(one, {}, first.answered, failure)
+        if not missing:
+            load()
+
+    def _load(
+        self,
+        model: str,
+        changes: dict[str, Any],
+        tell: model_operations.Answer,
+        failure: Failure,
+        *,
+        again: bool = True,
     ) -> None:
-        if error is None:
-            self._load(model, changes, tell)
-        else:
+        declared: list[ModelSpec] = []
+
+        def read() -> Sequence[ModelSpec]:
+            if not again and self._models.is_served(model):
+                raise AlreadyExists(f"model '{model}' is loaded already")
+            declared[:] = self._repository.read(model)
+            return self._placed(changed(declared, changes), failure)
+
+        def answer(error: GpuserveError | None) -> None:
+            if error is None:
+                self._on_loaded(model, declared)
             tell(error)
 
-    def _load(self, model: str, changes: dict[str, Any], tell: model_operations.Answer) -> None:
-        def read() -> Sequence[ModelSpec]:
-            return self._placed(changed(self._repository.read(model), changes))
+        self._models.begin(Load(model, answer, read, failure, replaces=True))
 
-        self._models.begin(Load(model, tell, read, refused_load, replaces=True))
-
-    def _placed(self, specs: Sequence[ModelSpec]) -> Sequence[ModelSpec]:
+    def _placed(self, specs: Sequence[ModelSpec], failure: Failure) -> Sequence[ModelSpec]:
         """The versions with their devices, by another look at the machine.
 
         Raises:
@@ -70,7 +113,7 @@ class LoadRequests:
         try:
             return self._devices.place(specs, again=True)
         except DeviceError as error:
-            raise refused_load(specs[0], "", str(error)) from None
+            raise failure(specs[0], "", str(error)) from None
 
     def _missing_members(self, model: str) -> list[str]:
         """The models of an ensemble's steps, and theirs, that are not loaded."""
@@ -91,10 +134,15 @@ class LoadRequests:
 
     def unload(self, model: str, answer: front_keeper.Answer) -> None:
         """Unload every version of a model; one that is not loaded is no error."""
-        if self._is_attached(model):
-            answer(_attached(model, "unloads"))
-            return
-        self._models.begin(Unload(model, _to_client(answer)))
+        refusal = self._life.why_not_now() or self._theirs(model, "unloads")
+        if refusal is not None:
+            answer(refusal)
+        else:
+            self._models.begin(Unload(model, _to_client(answer)))
+
+    def _theirs(self, model: str, does: str) -> InvalidArgument | None:
+        """The refusal for a model of an attached program."""
+        return only_its_program(model, does) if self._is_attached(model) else None
 
 
 class _AllLoaded:
@@ -120,7 +168,8 @@ def _to_client(answer: front_keeper.Answer) -> model_operations.Answer:
     return answer_client
 
 
-def _attached(model: str, does: str) -> InvalidArgument:
+def only_its_program(model: str, does: str) -> InvalidArgument:
+    """Why a model of an attached program is not loaded, or anything else, from here."""
     return InvalidArgument(
         f"model '{model}' is served by an attached program, and only that program {does} its models"
     )

@@ -2,9 +2,11 @@
 
 ::
 
-    supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, LoadResult,
-                          InstanceUp, InstanceDown, Serving, Drain, Quit, CudaState
-    front -> supervisor   FrontReady, Retired, LoadModel, UnloadModel, Drained
+    supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, LoadResult, OperateResult,
+                          InstanceUp, InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState,
+                          Adjust, Quiesce, Resume, TakeCensus
+    front -> supervisor   FrontReady, Retired, InstanceRetired, LoadModel, UnloadModel, Operate, Drained,
+                          Quiesced, Census
     either way            Changed, LostGpus
 
 A *generation* is one load of one version of a model. Its number is never used again by the same server, so
@@ -64,6 +66,25 @@ class ServeModel(NamedTuple):
     timeout_s: float
 
 
+class Resize(NamedTuple):
+    """The same generation with other instances (``ModelSpec.to_wire``). Those that are new come up later;
+    those that are not in it any more stay until ``RetireInstance``.
+    """
+
+    generation: int
+    spec: dict[str, Any]
+
+
+class RetireInstance(NamedTuple):
+    """An instance gets nothing new from now on. ``InstanceRetired`` answers, once it has finished what it has
+    or ``timeout_s`` are over; the front does not know it any more then.
+    """
+
+    generation: int
+    instance: str
+    timeout_s: float
+
+
 class ModelStates(NamedTuple):
     """What the repository index says of a model: (version, state, reason) of each version.
 
@@ -109,11 +130,33 @@ class Serving(NamedTuple):
 
 class Drain(NamedTuple):
     """Say not ready; after ``lame_duck_s`` take nothing new, and finish what is queued within ``timeout_s``.
-    Then answer ``Drained``.
+    Then answer ``Drained``. With ``notice`` clients hear of it in between.
     """
 
     timeout_s: float
     lame_duck_s: float = 0.0
+    notice: bool = False
+
+
+class Quiesce(NamedTuple):
+    """Say not ready, but serve everything that comes; after ``lame_duck_s`` have clients told that their
+    connections take no more. ``Quiesced`` answers with the same ``ticket``, at the latest ``timeout_s`` after
+    that.
+    """
+
+    ticket: int
+    timeout_s: float
+    lame_duck_s: float
+
+
+class Resume(NamedTuple):
+    """Be ready again; a ``Quiesce`` that is not answered yet never is."""
+
+
+class TakeCensus(NamedTuple):
+    """What waits and runs now? ``Census`` answers with the same ``ticket``."""
+
+    ticket: int
 
 
 class Quit(NamedTuple):
@@ -128,6 +171,13 @@ class Retired(NamedTuple):
     """A generation that ``ServeModel`` left out has nothing in flight any more, and is forgotten."""
 
     generation: int
+
+
+class InstanceRetired(NamedTuple):
+    """The answer to ``RetireInstance``."""
+
+    generation: int
+    instance: str
 
 
 class LoadModel(NamedTuple):
@@ -148,10 +198,53 @@ class UnloadModel(NamedTuple):
     model: str
 
 
+class Operate(NamedTuple):
+    """An operator asks for a verb by the admin API. ``OperateResult`` answers with the same ``ticket``."""
+
+    ticket: int
+    verb: str
+    arguments: dict[str, Any]
+
+
+class OperateResult(NamedTuple):
+    """The answer to ``Operate``: a ``Code`` value, "" for success, a sentence or "", and plain data."""
+
+    ticket: int
+    code: str
+    text: str
+    result: dict[str, Any]
+
+
 class Drained(NamedTuple):
     """Nothing is in flight any more; ``unfinished`` requests were given up at the timeout."""
 
     unfinished: int
+
+
+class Quiesced(NamedTuple):
+    """Nothing waits or runs, and nothing comes; or this was the timeout: ``unfinished`` requests wait or run,
+    and others still come unless it ``is_quiet``.
+    """
+
+    ticket: int
+    unfinished: int
+    is_quiet: bool
+
+
+class Census(NamedTuple):
+    """``ready``: whether requests should come here.
+
+    ``counts``: of each generation (its model, its version, requests that wait, requests that run, batches
+    that its instances run at once, saturation or None). One that gets no requests has no slots here.
+    ``states``: the repository index, (model, version, state, reason). ``gpu_memory``: bytes on GPUs by the
+    pid of the worker that has them, as pairs.
+    """
+
+    ticket: int
+    ready: bool
+    counts: tuple[tuple[str, int, int, int, int, float | None], ...]
+    states: tuple[tuple[str, str, str, str], ...]
+    gpu_memory: tuple[tuple[int, int], ...]
 
 
 class Changed(NamedTuple):
@@ -161,6 +254,12 @@ class Changed(NamedTuple):
     """
 
     kind: str
+    settings: dict[str, Any]
+
+
+class Adjust(NamedTuple):
+    """Settings of the server that are others from now on, by name, as ``ServerSettings.to_wire`` has them."""
+
     settings: dict[str, Any]
 
 
@@ -186,17 +285,28 @@ ControlMessage: TypeAlias = (
     | ServeModel
     | ModelStates
     | LoadResult
+    | Operate
+    | OperateResult
     | InstanceUp
     | InstanceDown
+    | Resize
+    | RetireInstance
     | Serving
     | Drain
+    | Quiesce
+    | Resume
+    | TakeCensus
     | Quit
     | FrontReady
     | Drained
+    | Quiesced
+    | Census
     | Retired
+    | InstanceRetired
     | LoadModel
     | UnloadModel
     | Changed
+    | Adjust
     | LostGpus
     | CudaState
 )
@@ -214,12 +324,23 @@ CONTROL: Final = Vocabulary(
         9: ServeModel,
         10: ModelStates,
         11: LoadResult,
+        16: OperateResult,
+        13: Resize,
+        15: Adjust,
+        14: RetireInstance,
+        17: Quiesce,
+        18: Resume,
+        19: TakeCensus,
         20: FrontReady,
         21: Drained,
         22: Retired,
         23: LoadModel,
         24: UnloadModel,
+        25: InstanceRetired,
+        26: Operate,
         12: CudaState,
+        27: Quiesced,
+        28: Census,
         30: Changed,
         31: LostGpus,
     }

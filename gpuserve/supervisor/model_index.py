@@ -46,10 +46,9 @@ class ModelIndex:
 
     def states(self, model: str, generations: Iterable[Generation]) -> Sequence[tuple[int, str, str]]:
         """(version, state, reason) of each version of a model, as ``messages.ModelStates`` has them."""
-        found = {
-            version: (version, "UNAVAILABLE", reason)
-            for version, reason in self._reasons.get(model, {}).items()
-        }
+        is_known = model in self._repository.names()
+        reasons = self._reasons.get(model, {}) if is_known else {}
+        found = {version: (version, "UNAVAILABLE", reason) for version, reason in reasons.items()}
         best: dict[int, GenerationState] = {}
         for one in generations:
             if one.spec.name == model:
@@ -59,4 +58,4 @@ class ModelIndex:
             found[version] = (version, INDEX_STATE[state], "")
         if found:
             return [found[version] for version in sorted(found)]
-        return _NEVER_LOADED if model in self._repository.names() else ()
+        return _NEVER_LOADED if is_known else ()

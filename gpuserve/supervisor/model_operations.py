@@ -1,5 +1,5 @@
-"""Loads and unloads that were asked for, each model's in the order in which they came. Pure: what an
-operation does is in ``served_models.py``.
+"""Loads, unloads and changes of size that were asked for, each model's in the order in which they came. Pure:
+what an operation does is in ``served_models.py`` and ``resizing.py``.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ import enum
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from gpuserve.errors import GpuserveError, InvalidArgument, RequestError, StartupError
+from gpuserve.errors import GpuserveError, Internal, InvalidArgument, RequestError, StartupError
 from gpuserve.spec import ModelSpec
 from gpuserve.supervisor.generation import Generation
 
@@ -18,6 +18,12 @@ from gpuserve.supervisor.generation import Generation
 Answer: TypeAlias = Callable[[GpuserveError | None], None]
 #: Why a version could not be loaded: its declaration, the instance, the reason.
 Failure: TypeAlias = Callable[[ModelSpec, str, str], GpuserveError]
+
+
+class Done(NamedTuple):
+    """An operation is over; with what error, if with any."""
+
+    error: GpuserveError | None
 
 
 class OperationState(enum.Enum):
@@ -69,6 +75,13 @@ class Unload(Operation):
     """Unload every version of a model."""
 
 
+@dataclass(eq=False)
+class Resize(Operation):
+    """Give every version of a model that is served ``count`` instances on each device that it has."""
+
+    count: int
+
+
 class Operations:
     """One queue a model; its first operation is the one at work."""
 
@@ -98,8 +111,9 @@ class Operations:
         queue.popleft()
         if not queue:
             del self._queues[operation.model]
-        operation.answer(error)
-        return self.running(operation.model)
+        following = self.running(operation.model)
+        operation.answer(error)  # which may ask for more, or end all
+        return following if following is self.running(operation.model) else None
 
     def take_all(self) -> Iterator[Operation]:
         """Every operation, none of which is queued any more."""
@@ -108,11 +122,22 @@ class Operations:
             yield from queue
 
 
+def cannot_poll(model: str) -> RequestError:
+    """What a client is told of a model whose declaration cannot be read."""
+    return Internal(f"failed to load '{model}', failed to poll from model repository")
+
+
 def refused_load(spec: ModelSpec, instance: str, reason: str) -> RequestError:
     """What a client is told of a version that could not be loaded."""
     return InvalidArgument(
         f"load failed for model '{spec.name}': version {spec.version} is at UNAVAILABLE state: {reason};\n"
     )
+
+
+def failed_version(spec: ModelSpec, instance: str, reason: str) -> InvalidArgument:
+    """What an operator is told of it."""
+    where = f"instance {instance} could not be started: " if instance else ""
+    return InvalidArgument(f"version {spec.version}: {where}{reason}")
 
 
 def failed_start(spec: ModelSpec, instance: str, reason: str) -> StartupError:

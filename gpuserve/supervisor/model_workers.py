@@ -16,14 +16,11 @@ from gpuserve.supervisor.worker_keeper import WorkerEvents
 class ModelWorkers:
     """Models by name. Owner of their workers: ``kill()`` leaves none."""
 
-    def __init__(
-        self, reactor: Reactor, events: WorkerEvents, *, relay_output: bool, load_timeout_s: float
-    ) -> None:
+    def __init__(self, reactor: Reactor, events: WorkerEvents, *, relay_output: bool) -> None:
         self.specs: dict[str, ModelSpec] = {}
         self._reactor = reactor
         self._events = events
         self._relay_output = relay_output
-        self._load_timeout_s = load_timeout_s
         self._groups: dict[str, WorkerGroup] = {}
         self._waiting: dict[str, Future[None]] = {}
 
@@ -44,7 +41,7 @@ class ModelWorkers:
             self._reactor,
             self._events,
             relay_output=self._relay_output,
-            load_timeout_s=self._load_timeout_s,
+            load_timeout_s=lambda: 0.0,
         )
         group.start()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
+from gpuserve.settings import ServerSettings
 from gpuserve.spec import ModelSpec
 
 
@@ -22,6 +23,37 @@ class Repository(Protocol):
 
         Raises:
             GpuserveError: the declarations cannot be read, or are wrong. The text is for the log.
+        """
+
+
+class ServerDeclaration(Protocol):
+    """All that a config file says. The models are not placed on devices."""
+
+    @property
+    def settings(self) -> ServerSettings:
+        """Those of the server as a whole."""
+
+    @property
+    def models(self) -> Sequence[ModelSpec]:
+        """Every version of every model."""
+
+
+class ConfigSource(Protocol):
+    """The config file of a server. Called in the reactor's thread."""
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+
+    @property
+    def start(self) -> ServerDeclaration:
+        """What it said when the server started."""
+
+    def read_all(self) -> ServerDeclaration:
+        """What it says now.
+
+        Raises:
+            GpuserveError: it cannot be read, or any of it is wrong. The text has every problem.
         """
 
 

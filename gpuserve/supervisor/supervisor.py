@@ -7,19 +7,20 @@ workers, close the listeners.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import logging
-import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
 from gpuserve.devices.server_devices import ServerDevices
-from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError, Unavailable
+from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
 from gpuserve.rates import check_rates
 from gpuserve.settings import ServerSettings
 from gpuserve.spec import RESTART_WORKER, ModelSpec
+from gpuserve.supervisor import messages
 from gpuserve.supervisor.attached_models import AttachedModels
+from gpuserve.supervisor.ending import Ending, ended
 from gpuserve.supervisor.front_keeper import Answer, FrontKeeper, StartFront
 from gpuserve.supervisor.front_process import front_process
 from gpuserve.supervisor.gpu_fences import GpuFences
@@ -27,21 +28,17 @@ from gpuserve.supervisor.listeners import Listeners
 from gpuserve.supervisor.load_requests import LoadRequests
 from gpuserve.supervisor.model_operations import Load, failed_start
 from gpuserve.supervisor.observer import Observer
+from gpuserve.supervisor.operator.access import OperatorAccess
+from gpuserve.supervisor.operator.outcome import AnswerOutcome
 from gpuserve.supervisor.reactor import Reactor
-from gpuserve.supervisor.repository import DeclaredModels, Repository, loaded_at_start
+from gpuserve.supervisor.reload.config_reload import ConfigReload
+from gpuserve.supervisor.reload.work import ConfigWork
+from gpuserve.supervisor.repository import ConfigSource, DeclaredModels, Repository, loaded_at_start
 from gpuserve.supervisor.served_models import ServedModels
-from gpuserve.supervisor.server_state import TRANSITIONS, ServerState
+from gpuserve.supervisor.server_state import ServerLife, ServerState
 from gpuserve.supervisor.worker_group import WorkerGroup
 from gpuserve.supervisor.worker_keeper import WorkerKeeper
 
-logger = logging.getLogger(__name__)
-
-#: After its Stop a worker may finish its batch this long, then it is killed.
-WORKER_STOP_TIMEOUT_S: Final = 10.0
-HURRIED_STOP_TIMEOUT_S: Final = 1.0
-#: After its Quit a front may close its connections this long, then it is killed. Longer than the
-#: front's own patience with them.
-FRONT_QUIT_TIMEOUT_S: Final = 6.0
 #: With a model that cannot go on, the others finish what is queued within this time, or the drain time
 #: where that is shorter: whoever starts the server again should not wait long.
 BROKEN_DRAIN_TIMEOUT_S: Final = 5.0
@@ -51,7 +48,8 @@ class Supervisor:
     """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``.
 
     ``repository`` has the models that clients may load by name; without one these are ``models``, and those
-    that are added later. All models are placed; ``devices`` places those that clients load.
+    that are added later. All models are placed; ``devices`` places those that clients load. ``config`` is the
+    config file, where there is one that can be read again.
     """
 
     def __init__(
@@ -64,40 +62,83 @@ class Supervisor:
         start_front: StartFront = front_process,
         repository: Repository | None = None,
         devices: ServerDevices | None = None,
+        config: ConfigSource | None = None,
     ) -> None:
         self.started: Future[dict[str, str]] = Future()
-        self.state = ServerState.STOPPED
+        self._life = ServerLife()
         self._settings = settings
         self._observer = observer
         self._relay_output = relay_output
-        self._start_front_process = start_front
         self._reactor = Reactor()
         self._listeners = Listeners()
-        self._front: FrontKeeper | None = None
+        self._front = FrontKeeper(
+            settings,
+            self._listeners,
+            self._reactor,
+            self,
+            self._announce,
+            start_front=start_front,
+            relay_output=relay_output,
+        )
         self._declared = DeclaredModels(models)
+        repository = repository or self._declared
         numbers = itertools.count(1)
         self._models = ServedModels(
             self._reactor,
-            repository or self._declared,
+            repository,
             self._new_group,
             numbers,
-            retire_timeout_s=settings.drain_timeout_s,
+            retire_timeout_s=lambda: self._settings.drain_timeout_s,
         )
         self._gpus = GpuFences(self._reactor, self._models.workers)
         self._models.add(loaded_at_start(models, settings.load_at_start))
         self._attached = AttachedModels(self._reactor, self._models.names, numbers)
+        devices = devices or ServerDevices()
+        work = ConfigWork(self._models, self._attached.has, devices)
+        self._config = ConfigReload(config, self._life, work, self._adjust)
         self._loads = LoadRequests(
-            self._models, self._attached.has, repository or self._declared, devices or ServerDevices()
+            self._life, self._models, self._attached.has, repository, devices, self._config.loaded
+        )
+        self._operator = OperatorAccess(
+            self._life,
+            self._reactor,
+            lambda: self._settings,
+            self._listeners,
+            self._front,
+            self._models,
+            self._attached,
+            self._loads,
+            repository,
+            self._config,
+        )
+        self._ending = Ending(
+            self._life,
+            self._reactor,
+            lambda: self._settings,
+            self._listeners,
+            self._front,
+            self._attached,
+            self._models,
+            self._operator.lame_duck_left_s,
         )
         self._failure: GpuserveError | None = None
-        #: Requests that the front had to give up when it drained.
-        self._unfinished = 0
+
+    @property
+    def state(self) -> ServerState:
+        """Where the server stands."""
+        return self._life.state
 
     # ---- from any thread ------------------------------------------------------------------
 
     def request_stop(self, fast: bool = False) -> None:
         """End the server: finish what is queued first, unless ``fast``. Safe in signal handlers."""
-        self._reactor.call_soon_threadsafe(self._end_now if fast else self._begin_drain)
+        self._reactor.call_soon_threadsafe(self._ending.now if fast else self._ending.begin_drain)
+
+    def request_reload(self) -> None:
+        """Read the config file again and apply what has changed, once the server serves. What comes of it is
+        in the log. Safe in signal handlers.
+        """
+        self._reactor.call_soon_threadsafe(self._config.signalled)
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
         """Serve one more model; the future resolves when every instance of it is loaded.
@@ -107,7 +148,7 @@ class Supervisor:
         """
         loaded: Future[None] = Future()
         if not self._reactor.call_soon_threadsafe(lambda: self._add_model(spec, loaded)):
-            loaded.set_exception(_ended())
+            loaded.set_exception(ended())
         return loaded
 
     # ---- the life of a server -------------------------------------------------------------
@@ -130,23 +171,25 @@ class Supervisor:
         return 0
 
     def _serve(self) -> None:
-        self.state = ServerState.STARTING
+        self._life.begin()
         try:
             self._listeners.open(self._settings)
-            self._models.start(self._start_front())
+            self._operator.open()
+            self._front.start()
+            self._models.start(self._front)
             self._check_started()
             self._reactor.run()
         finally:
             self._kill_all()
             self._listeners.close()
-            self.state = ServerState.STOPPED
+            self._life.end()
             self._reactor.close()
 
     def _tell_waiting(self, error: BaseException) -> None:
         """Nobody waits for what will not come."""
         if not self.started.done():
             self.started.set_exception(error)
-        self._models.abandon(error if isinstance(error, GpuserveError) else _ended())
+        self._models.abandon(error if isinstance(error, GpuserveError) else ended())
 
     def _new_group(self, generation: int, spec: ModelSpec) -> WorkerGroup:
         return WorkerGroup(
@@ -154,33 +197,26 @@ class Supervisor:
             self._reactor,
             self,
             relay_output=self._relay_output,
-            load_timeout_s=self._settings.load_timeout_s,
+            load_timeout_s=lambda: self._settings.load_timeout_s,
             generation=generation,
             check_start=self._check_start,
             why_lost=self._gpus.why_lost,
         )
 
+    def _adjust(self, changes: dict[str, Any]) -> None:
+        """Settings are others from now on, by name."""
+        self._settings = dataclasses.replace(self._settings, **changes)
+        self._front.adjust(changes)
+
     def _check_start(self, spec: ModelSpec) -> None:
         check_rates([*self._models.specs(), spec], self._settings)
-
-    def _start_front(self) -> FrontKeeper:
-        front = self._front = FrontKeeper(
-            self._settings,
-            self._listeners,
-            self._reactor,
-            self,
-            self._announce,
-            start_front=self._start_front_process,
-            relay_output=self._relay_output,
-        )
-        front.start()
-        return front
 
     def _announce(self, front: FrontKeeper) -> None:
         """All that a new front must know, in the order in which it came about."""
         self._gpus.announce(front)
         self._models.announce(front)
         self._attached.announce(front)
+        self._operator.announce(front)
         if self.state is ServerState.SERVING:
             front.serving()
 
@@ -201,7 +237,7 @@ class Supervisor:
     def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
         """Out of rotation; at the first start that is a failure."""
         if self.state is ServerState.STOPPING:
-            self._check_workers_stopped()
+            self._ending.check_workers_stopped()
             return
         failure = self._models.instance_lost(worker, reason)
         if failure is not None and self.state is ServerState.STARTING:
@@ -226,65 +262,62 @@ class Supervisor:
 
     def front_drained(self, unfinished: int) -> None:
         """Nothing is in flight: the processes can go."""
-        self._unfinished = unfinished
-        if unfinished:
-            logger.warning("%d requests were not finished within the drain time", unfinished)
-        self._begin_stop()
+        self._ending.front_drained(unfinished)
 
     def front_lost(self, reason: str, hopeless: bool) -> None:
         """A front that cannot even start is a failure of the start; later it is just replaced."""
         self._models.front_lost()
         if self.state is ServerState.STARTING and hopeless:
             self._fail(StartupError(f"the front process could not be started: {reason}"))
-        elif self.state is ServerState.DRAINING:
-            self._begin_stop()
+        else:
+            self._ending.begin_stop()  # where it drains: nothing is in flight any more
 
     def front_ended(self) -> None:
         """It closed its connections; the workers are next."""
-        self._stop_workers()
+        self._ending.stop_workers()
 
     def generation_retired(self, generation: int) -> None:
         """Its workers can go."""
         self._models.retired(generation)
 
+    def instance_retired(self, generation: int, instance: str) -> None:
+        """Its worker can go."""
+        self._models.instance_retired(generation, instance)
+
     def load_asked(self, model: str, changes: dict[str, Any], answer: Answer) -> None:
         """A client wants a model loaded."""
-        if (refusal := self._not_now()) is not None:
-            answer(refusal)
-        else:
-            self._loads.load(model, changes, answer)
+        self._loads.load(model, changes, answer)
 
     def unload_asked(self, model: str, answer: Answer) -> None:
         """A client wants a model unloaded."""
-        if (refusal := self._not_now()) is not None:
-            answer(refusal)
-        else:
-            self._loads.unload(model, answer)
+        self._loads.unload(model, answer)
 
-    def _not_now(self) -> Unavailable | None:
-        """Why no model can be loaded or unloaded at this moment."""
-        if self.state is ServerState.SERVING:
-            return None
-        return Unavailable("Server not ready" if self.state is ServerState.STARTING else "Server exiting")
+    def operator_asked(self, verb: str, arguments: dict[str, Any], answer: AnswerOutcome) -> None:
+        """An operator asks by the admin API."""
+        self._operator.verbs.ask(verb, arguments, lambda _: None, answer)
+
+    def operator_told(self, message: messages.Quiesced | messages.Census) -> None:
+        """What the front answers to an operator's question."""
+        self._operator.told(message)
 
     # ---- starting -------------------------------------------------------------------------
 
     def _check_started(self) -> None:
-        front_ready = self._front is not None and self._front.ready
-        if self.state is not ServerState.STARTING or not front_ready or not self._models.all_loaded():
+        starting = self.state is ServerState.STARTING
+        if not starting or not self._front.ready or not self._models.all_loaded():
             return
-        assert self._front is not None
-        self._move(ServerState.SERVING)
+        self._life.move(ServerState.SERVING)
         self._front.serving()
         addresses = self._listeners.addresses(self._settings)
         if self._settings.attachable:
             self._attached.open(self._front, self._settings.name, addresses, self._listeners)
         self._observer.server_ready(addresses)
         self.started.set_result(addresses)
+        self._config.started()
 
     def _add_model(self, spec: ModelSpec, loaded: Future[None]) -> None:
-        if self._front is None or self.state not in {ServerState.STARTING, ServerState.SERVING}:
-            loaded.set_exception(_ended())
+        if self.state not in {ServerState.STARTING, ServerState.SERVING}:
+            loaded.set_exception(ended())
             return
         if self._attached.has(spec.name):
             loaded.set_exception(BindError(f"model {spec.name!r} is served by an attached program"))
@@ -303,7 +336,7 @@ class Supervisor:
 
     def _fail(self, failure: GpuserveError) -> None:
         self._failure = failure
-        self._end_now()
+        self._ending.now()
 
     def _end_broken(self, broken: WorkerKeeper, text: str) -> None:
         """A model cannot go on: whoever waits for it is refused, the others are finished, then all ends."""
@@ -315,70 +348,13 @@ class Supervisor:
         for worker in self._models.workers_of(broken):
             worker.stop()
             worker.kill()  # its death and no successor is what the front refuses the queue by
-        self._begin_drain(BROKEN_DRAIN_TIMEOUT_S, lame=False)
-
-    def _begin_drain(self, timeout_s: float = math.inf, *, lame: bool = True) -> None:
-        if self.state is ServerState.STARTING:
-            self._end_now()
-        elif self.state is ServerState.SERVING:
-            assert self._front is not None
-            self._move(ServerState.DRAINING)
-            self._attached.take_no_more()
-            self._models.abandon(_ended())
-            lame_duck_s = self._settings.lame_duck_s if lame else 0.0
-            later = f" in {lame_duck_s:g} s" if lame_duck_s else ""
-            logger.info("stopping: finishing what is queued%s", later)
-            if self._front.process is None:  # between two fronts nothing is in flight
-                self._begin_stop()
-                return
-            timeout_s = min(timeout_s, self._settings.drain_timeout_s)
-            self._front.drain(timeout_s, lame_duck_s)
-            self._reactor.call_later(lame_duck_s + timeout_s + 1.0, self._begin_stop)
-
-    def _begin_stop(self) -> None:
-        if self.state is not ServerState.DRAINING:
-            return
-        assert self._front is not None
-        self._move(ServerState.STOPPING)
-        front = self._front
-        front.quit()
-        # The front closes its own: who comes now finds nobody, and is not left waiting.
-        self._listeners.close()
-        if front.process is None:
-            self._stop_workers()
-            return
-        self._reactor.call_later(FRONT_QUIT_TIMEOUT_S, front.kill)
-
-    def _stop_workers(self) -> None:
-        self._attached.end()
-        self._models.stop()
-        # What outlived the drain has nobody to answer to.
-        timeout_s = HURRIED_STOP_TIMEOUT_S if self._unfinished else WORKER_STOP_TIMEOUT_S
-        self._reactor.call_later(timeout_s, self._end_now)
-        self._check_workers_stopped()
-
-    def _check_workers_stopped(self) -> None:
-        if self._models.all_stopped():
-            self._end_now()
-
-    def _end_now(self) -> None:
-        self._reactor.stop()
+        self._ending.begin_drain(BROKEN_DRAIN_TIMEOUT_S, lame=False)
 
     def _kill_all(self) -> None:
         """Whatever still runs is killed and reaped; after a clean stop nothing does."""
+        self._operator.close()
         self._gpus.close()
         self._attached.end()
-        if self._front is not None:
-            self._front.kill()
+        self._front.kill()
         self._models.kill()
-        if self._front is not None:
-            self._front.close()
-
-    def _move(self, state: ServerState) -> None:
-        if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"the server cannot go from {self.state.name} to {state.name}")
-        self.state = state
-
-
-def _ended() -> StartupError:
-    return StartupError("the server has been stopped")
+        self._front.close()

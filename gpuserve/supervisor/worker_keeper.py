@@ -62,7 +62,7 @@ class WorkerKeeper:
         events: WorkerEvents,
         *,
         relay_output: bool,
-        load_timeout_s: float,
+        load_timeout_s: Callable[[], float],
         generation: int = 0,
         why_lost: Callable[[str], str] = lambda uuid: "",
     ) -> None:
@@ -106,8 +106,9 @@ class WorkerKeeper:
         self._relay.open()
         self._move(LifeEvent.SPAWNED, "starting")
         self._tell(self._init())
-        if self._load_timeout_s > 0:
-            self._reactor.call_later(self._load_timeout_s, lambda: self._on_load_timeout(process))
+        timeout_s = self._load_timeout_s()
+        if timeout_s > 0:
+            self._reactor.call_later(timeout_s, lambda: self._on_load_timeout(process, timeout_s))
 
     def _launch(self) -> tuple[Child, list[socket.socket]]:
         if self._in_thread:
@@ -272,9 +273,9 @@ class WorkerKeeper:
         record.exc_text = traceback or None
         logger.handle(record)
 
-    def _on_load_timeout(self, process: Child) -> None:
+    def _on_load_timeout(self, process: Child, timeout_s: float) -> None:
         if process is self.process and self.life.state is InstanceState.LOADING:
-            self._last_words = f"not loaded within {self._load_timeout_s:g} s"
+            self._last_words = f"not loaded within {timeout_s:g} s"
             process.kill()
 
     def _on_died(self) -> None:

@@ -112,7 +112,8 @@ def test_a_worker_that_dies_with_a_region_open_has_a_successor_that_opens_it(
     given, wanted = [infer_input(client, ROWS, "FP32", "in")], [into(client, "out", 32)]
     with registered(client, "in", memory), registered(client, "out", out):
         infer(client, "device", given, wanted)
-        machine.change(failures={"eventSynchronize": LAUNCH_FAILURE, "deviceSynchronize": LAUNCH_FAILURE})
+        waits = "eventQuery", "eventSynchronize", "deviceSynchronize"
+        machine.change(failures=dict.fromkeys(waits, LAUNCH_FAILURE))
         with pytest.raises(InferenceServerException):
             infer(client, "device", given, wanted)
         machine.change(failures={})

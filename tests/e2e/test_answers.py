@@ -43,7 +43,7 @@ class LastFirst:
             self._asked.set()
         else:
             await self._asked.wait()
-            await asyncio.sleep(0)  # 2 is answered by now
+            await asyncio.sleep(0.1)  # the answer to 2 has been read by then
         return [{"OUTPUT_1": one["INPUT_1"]} for one in requests]
 
 

@@ -56,6 +56,13 @@ PATHS: Mapping[Endpoint, str] = {
     Endpoint.METRICS: "/metrics",
     Endpoint.OPENAPI: "/openapi.json",
     Endpoint.DOCS: "/docs",
+    Endpoint.ADMIN_STATUS: "/v2/admin/status",
+    Endpoint.ADMIN_DRAIN: "/v2/admin/drain",
+    Endpoint.ADMIN_RELOAD: "/v2/admin/reload",
+    Endpoint.ADMIN_MODEL_LOAD: "/v2/admin/models/m/load",
+    Endpoint.ADMIN_MODEL_UNLOAD: "/v2/admin/models/none/unload",
+    Endpoint.ADMIN_MODEL_RELOAD: "/v2/admin/models/none/reload",
+    Endpoint.ADMIN_MODEL_SCALE: "/v2/admin/models/none/scale",
 }
 #: Messages that change something, of methods that may also read.
 CHANGE = {
@@ -70,7 +77,7 @@ CHANGE = {
 
 def serve(folder: Any, transport: str, **settings: Any) -> Any:
     entries = [model("m", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 4)]
-    config = write_config(folder, entries, host="0.0.0.0", transport=transport, **settings)
+    config = write_config(folder, entries, host="0.0.0.0", transport=transport, admin_api=True, **settings)
     return serving(GPUSERVE, "serve", str(config))
 
 
@@ -125,7 +132,7 @@ def control_message(path: str) -> bytes:
 def test_every_endpoint_is_asked_for() -> None:
     assert set(PATHS) == set(Endpoint) == set(ENDPOINTS)
     for endpoint, path in PATHS.items():
-        route = routes.match(endpoint.method, path.encode())
+        route = routes.match(endpoint.method, path.encode(), admin=True)
         assert isinstance(route, Route)
         assert route.endpoint is endpoint
 
@@ -234,6 +241,9 @@ def test_the_address_of_the_connection_counts(plain: Addresses, own_address: str
     path = "/inference.GRPCInferenceService/RepositoryModelUnload"
     assert grpc_status(there(plain.grpc), path, b"", {})[0] == "PERMISSION_DENIED"
     assert http_status(there(plain.http), Endpoint.LOGGING, {})[0] == 200
+    for endpoint in (Endpoint.ADMIN_STATUS, Endpoint.ADMIN_DRAIN, Endpoint.ADMIN_MODEL_SCALE):
+        status, text = http_status(there(plain.http), endpoint, {})
+        assert (status, is_remote_refusal(text, ENDPOINTS[endpoint])) == (403, True)
 
 
 def test_remote_control_and_nothing_else_is_opened(tmp_path: Any) -> None:
@@ -243,6 +253,19 @@ def test_remote_control_and_nothing_else_is_opened(tmp_path: Any) -> None:
         path = "/inference.GRPCInferenceService/LogSettings"
         assert grpc_status(addresses.grpc, path, message, ELSEWHERE)[0] == "OK"
         assert http_status(addresses.http, Endpoint.TRACE_UPDATE, ELSEWHERE)[0] == 403
+        assert http_status(addresses.http, Endpoint.ADMIN_STATUS, ELSEWHERE)[0] == 403
+
+
+def test_the_admin_api_is_opened_by_its_own_token_or_word(tmp_path: Any) -> None:
+    rule = {"groups": ["admin"], "token": TOKEN}
+    with serve(tmp_path, "native", access_rules=[rule]) as addresses:
+        assert http_status(addresses.http, Endpoint.ADMIN_STATUS, {})[0] == 403  # from here, too
+        shown = {"authorization": f"Bearer {TOKEN}", **ELSEWHERE}
+        assert http_status(addresses.http, Endpoint.ADMIN_STATUS, shown)[0] == 200
+    with serve(tmp_path, "native", remote_control=["admin"]) as addresses:
+        assert http_status(addresses.http, Endpoint.ADMIN_STATUS, ELSEWHERE)[0] == 200
+        assert http_status(addresses.http, Endpoint.ADMIN_MODEL_LOAD, ELSEWHERE)[0] == 200
+        assert http_status(addresses.http, Endpoint.LOGGING_UPDATE, ELSEWHERE)[0] == 403
 
 
 @pytest.fixture

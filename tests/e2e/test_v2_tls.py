@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tritonclient.grpc import service_pb2 as pb
 TIMEOUT_S = 15.0
 PORTS = ("http", "grpc", "metrics")
 TRANSPORTS = ("native", "grpcio")
+EXPIRY = "gpuserve_certificate_expiry_seconds"
 
 
 class Files:
@@ -203,6 +205,14 @@ def test_grpc_takes_clients_with_a_certificate(mutual: Addresses, files: Files) 
         with pytest.raises(grpc.RpcError) as error:
             is_ready(mutual.grpc, files.trusted, own)
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_the_metrics_page_says_how_long_the_certificate_is_valid(server: Addresses, files: Files) -> None:
+    url, context = f"https://{server.metrics}/metrics", client_context(files.trusted)
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S, context=context) as got:
+        (line,) = [one for one in got.read().decode().splitlines() if one.startswith(EXPIRY + " ")]
+    until = ssl.cert_time_to_seconds("Jan  1 00:00:00 2099 GMT")  # as ``Authority`` issues them
+    assert float(line.split()[1]) == pytest.approx(until - time.time(), abs=TIMEOUT_S)
 
 
 # ---- some ports, renewal, mistakes --------------------------------------------------------------

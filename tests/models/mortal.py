@@ -152,6 +152,17 @@ def load_slowly(directory: str) -> Any:
     return Mortal(directory)
 
 
+def load_while_there_are_tokens(directory: str) -> Any:
+    """Every load takes a file ``token…``, and fails where there is none."""
+    for token in sorted(Path(directory).glob("token*")):
+        try:
+            token.unlink()
+        except FileNotFoundError:  # another load was faster
+            continue
+        return Mortal(directory)
+    raise RuntimeError("there are no tokens")
+
+
 def load_once(directory: str) -> Any:
     """Loads the first time, and never again."""
     token = Path(directory, "loaded")

@@ -72,6 +72,8 @@ def test_it_asks_nobody_for_a_certificate_or_a_token(tmp_path: Path, orders: Ord
     with OperatedServer(config(tmp_path, model("m", orders), **closed)) as server:
         server.wait_ready()
         address = server.addresses["health"]
+        # Another thread answers there, and hears of it a moment after the log.
+        wait_until(lambda: get(address, "/v2/health/ready") == 200, "ready")
         assert [get(address, f"/v2/health/{one}") for one in ("live", "ready", "startup")] == [200] * 3
         others = ("/v2", "/metrics", "/v2/models/m", "/v2/health/", "/docs", "/v2/gpus", "/v2/models/m/infer")
         assert {get(address, path) for path in others} == {404}

@@ -101,6 +101,40 @@ def test_the_import_does_nothing() -> None:
     assert done.stdout.split() == ["NEW", "1", "False"]
 
 
+@pytest.mark.parametrize("is_on", [False, True])
+def test_the_admin_api_by_the_host_s_word_for_its_clients(
+    orders: Orders, is_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here: dict[str, Any] = {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80)}
+    monkeypatch.setenv("GPUSERVE_SERVER__ADMIN_API", str(is_on).lower())
+
+    async def life(application: HostedApplication) -> None:
+        lifespan = Lifespan(application)
+        await lifespan.say("startup")
+        statuses = [
+            (await get(application, "/v2/admin/status", **client))[0]
+            for client in (here, {**here, "client": ("10.0.0.1", 1)}, {"client": None})
+        ]
+        assert statuses == ([200, 403, 403] if is_on else [404] * 3)
+        if is_on:
+            _, told = await get(application, "/v2/admin/status", **here)
+            assert [one["name"] for one in told["models"]] == ["mortal"]
+            before = workers()
+            assert (await call(application, "POST", "/v2/admin/models/mortal/reload", b"", **here))[0] == 200
+            assert (await infer(application, 3.0))[0] == 200
+            await until(lambda: _is_ended(before))
+            assert (await call(application, "POST", "/v2/admin/drain", b"", **here))[0] == 200
+            assert await get(application, READY) == (400, {"ready": False})
+            assert (await infer(application, 3.0))[0] == 200
+        await lifespan.say("shutdown")
+
+    asyncio.run(life(HostedApplication()))
+
+
+async def _is_ended(pids: list[int]) -> bool:
+    return not set(pids) & set(workers())
+
+
 def test_a_lifespan_starts_and_ends_it_and_may_do_so_again(orders: Orders) -> None:
     async def life(application: HostedApplication) -> None:
         lifespan = Lifespan(application)
@@ -118,6 +152,27 @@ def test_a_lifespan_starts_and_ends_it_and_may_do_so_again(orders: Orders) -> No
     application = HostedApplication()
     asyncio.run(life(application))
     asyncio.run(life(application))
+
+
+def test_its_config_is_read_again_by_the_admin_api(orders: Orders, tmp_path: Path) -> None:
+    def write(*names: str, **settings: Any) -> None:
+        models = [operated.model(name, orders, "load_slowly") for name in names]
+        operated.config(tmp_path, *models, admin_api=True, **settings)
+
+    async def run() -> None:
+        write("mortal")
+        application = HostedApplication()
+        lifespan = Lifespan(application)
+        await lifespan.say("startup")
+        write("mortal", "other", http_port=9000, lame_duck_s=9)  # which are for the host to say
+        path, local = "/v2/admin/reload", ("127.0.0.1", 1)
+        status, answer = await call(application, "POST", path, b"", client=local)
+        assert (status, answer["loaded"], answer["settings"], answer["refused"]) == (200, ["other"], [], [])
+        assert (await infer(application, 3.0))[0] == 200
+        await lifespan.say("shutdown")
+        await asyncio.wait_for(lifespan.task, TIMEOUT_S)
+
+    asyncio.run(run())
 
 
 def test_what_is_queued_at_the_end_is_finished(orders: Orders) -> None:

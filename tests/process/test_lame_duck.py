@@ -107,6 +107,12 @@ def test_what_comes_late_is_told_to_try_again(tmp_path: Path, orders: Orders, tr
                 infer(message(), timeout=TIMEOUT_S)
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert dict(raised.value.trailing_metadata())["grpc-retry-pushback-ms"] == "100"
+        # A stream too: by its status, on which clients and proxies ask again, and not by a message.
+        with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
+            stream = channel.stream_stream(CALL + "ModelStreamInfer")
+            with pytest.raises(grpc.RpcError, match="stopping") as raised:
+                list(stream(iter([message()]), timeout=TIMEOUT_S))
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         orders.open()
         assert asked.result().output("y") == [2.0]
         assert server.process.wait(TIMEOUT_S) == 0
@@ -131,6 +137,8 @@ def test_connections_are_told_and_what_crosses_is_served(tmp_path: Path, orders:
             assert wire.peer.goaways == [(NO_LAST, NO_ERROR), (1, NO_ERROR)]
             assert wire.peer.response(1).reset is None
         assert server.process.wait(TIMEOUT_S) == 0
+        said = "stopping: requests are served for 0.2 s more, then what is queued is finished"
+        assert said in [one["msg"] for one in server.messages()]
 
 
 @pytest.mark.parametrize("transport", ["native", "grpcio"])
@@ -155,6 +163,24 @@ def test_an_open_stream_is_told_that_the_server_ends(tmp_path: Path, orders: Ord
     assert result.as_numpy("y").tolist() == [[6.0]]
     assert (none, nothing) == (None, None)
     assert error.status() == "StatusCode.UNAVAILABLE"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_stream_without_an_answer_ends_so_that_it_may_be_repeated(
+    tmp_path: Path, orders: Orders, transport: str
+) -> None:
+    """Its status comes without headers before it: gRPC's retries and proxies repeat nothing else."""
+    with leaving(tmp_path, orders, transport=transport) as server:
+        server.wait_ready()
+        with Wire(server.addresses["gRPC"]) as wire:
+            wire.ping()
+            wire.send(wire.peer.headers(1, [*POST, (":path", CALL + "ModelStreamInfer"), *GRPC]))
+            wire.ping()
+            server.process.send_signal(signal.SIGTERM)
+            wire.read_until(lambda: wire.peer.response(1).ended)
+            (head,) = wire.peer.response(1).heads
+            assert dict(head)["grpc-status"] == "14"
+        assert server.process.wait(TIMEOUT_S) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

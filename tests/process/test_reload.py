@@ -59,6 +59,21 @@ def test_no_request_is_lost_by_reloads(tmp_path: Path, transport: str) -> None:
         assert server.metric("gpuserve_worker_up", model="m") == 1
 
 
+def test_the_metrics_show_no_instance_of_old_as_one_that_is_down(tmp_path: Path) -> None:
+    three, one = [{"device": "cpu", "count": 3}], [{"device": "cpu", "count": 1}]
+    with operated(tmp_path, entry("m", 1.0, instances=three)) as server:
+        control = client(server)
+        assert server.metric("gpuserve_worker_up", model="m") == 3
+        write(tmp_path / "config.yaml", entry("m", 2.0, instances=one))
+        control.asked.load_model("m")
+        wait_until(lambda: len(server.workers) == 1, "the earlier workers are ended")
+        with server.client() as asked:
+            page = asked.get("/metrics").body.decode()
+        shown = [line for line in page.splitlines() if line.startswith("gpuserve_worker_up{")]
+        assert shown == ['gpuserve_worker_up{instance="cpu#0",model="m",version="1"} 1.0']
+        assert 'gpuserve_worker_restarts_total{instance="cpu#2"' in page  # what it did is still counted
+
+
 def test_a_load_that_fails_leaves_what_serves(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     with operated(tmp_path, entry("m", 1.0, broken=str(broken))) as server:

@@ -18,7 +18,8 @@ from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.errors import StartupError
 from gpuserve.settings import ServerSettings
 from gpuserve.supervisor.observer import SilentObserver
-from gpuserve.supervisor.supervisor import ServerState, Supervisor
+from gpuserve.supervisor.server_state import ServerState
+from gpuserve.supervisor.supervisor import Supervisor
 
 PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 SHAPE = {

@@ -197,16 +197,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def instance_down(self, data: st.DataObject) -> None:
         instance = data.draw(st.sampled_from(sorted(self.up)))
-        lost = self.scheduler.instance_down(instance)
         self.up.remove(instance)
-        died = [batch for batch in self.running.values() if batch.instance == instance]
-        expected_lost = []
-        died.sort(key=lambda batch: batch.batch_id)
-        begun = self._begun(died)
+        self._go_down(instance)
+
+    def _go_down(self, instance: str) -> None:
+        lost = self.scheduler.instance_down(instance)
+        here = sorted(n for n, batch in self.running.items() if batch.instance == instance)
+        died, expected_lost = [self.running.pop(number) for number in here], []
         for batch in died:
-            del self.running[batch.batch_id]
             for request in batch.requests:
-                expected_lost += self._die(request, began=batch in begun)
+                expected_lost += self._die(request, began=batch in self._begun(died))
         assert lost == expected_lost
         self.retried.sort(key=self.submitted.index)
 
@@ -338,7 +338,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "computing_requests": len(computing),
             "computing_rows": sum(request.rows for request in computing),
             **dict.fromkeys(("instances", "slots"), len(self.up)),
-            "room": len(self.up) * (1 + self.prefetch) - sum(map(self._load, INSTANCES)),
+            "room": len(self.up) * (1 + self.prefetch) - sum(map(self._load, self.up)),
             "accepted": len(self.submitted),
             "finished": ends.count("finished"),
             "rejected": self.rejected,

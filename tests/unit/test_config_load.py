@@ -348,7 +348,8 @@ def test_the_models_of_the_start(tmp_path: Path) -> None:
 def test_a_config_file_is_a_repository(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"models:\n{MODEL}")
-    repository = FileRepository(str(path), {"GPUSERVE_MODELS__M__PREFETCH": "3"}, [], ["m", "m"])
+    environ = {"GPUSERVE_MODELS__M__PREFETCH": "3"}
+    repository = FileRepository(str(path), environ, [], load_file(str(path), environ))
     assert repository.names() == ("m",)
     path.write_text(f"models:\n{MODEL}{MODEL.replace('name: m', 'name: n')}")
     assert [(one.name, one.prefetch) for one in repository.read("m")] == [("m", 3)]

@@ -287,9 +287,9 @@ def test_the_groups_are_those_of_the_settings() -> None:
     [
         (
             "access_token: a, restricted_endpoints: [tracing]",
-            "restricted_endpoints[0]: expected one of 'health', 'inference'",
+            "restricted_endpoints[0]: expected one of 'admin', 'health', 'inference'",
         ),
-        ("remote_control: [inference]", "remote_control[0]: expected one of 'logging', 'model-repository'"),
+        ("remote_control: [inference]", "remote_control[0]: expected one of 'admin', 'logging'"),
         ("access_rules: [{token: a}]", "missing key 'groups' in server.access_rules[0]"),
         ("access_rules: [{groups: [trace]}]", "missing key 'token' in server.access_rules[0]"),
         ("access_rules: [{groups: [], token: a}]", "access_rules[0].groups: expected at least one entry"),

@@ -52,7 +52,7 @@ def test_an_answer_of_unknown_length_is_sent_in_chunks() -> None:
     head, _, body = talk.way.sent.partition(b"\r\n\r\n")
     assert head.endswith(b"\r\ntransfer-encoding: chunked") or b"\r\ntransfer-encoding: chunked\r\n" in head
     assert body == b"2\r\nab\r\n11\r\n" + b"c" * 17 + b"\r\n0\r\n\r\n"
-    assert not talk.http1.busy
+    assert not talk.http1.unanswered
 
 
 def test_an_answer_of_unknown_length_to_1_0_ends_with_the_connection() -> None:
@@ -110,7 +110,7 @@ def test_an_answer_that_is_not_as_long_as_it_said(parts: tuple[bytes, ...], end:
     talk.exchange.start(200, [(b"content-length", b"3")])
     for part in parts:
         talk.exchange.send(part, end=end and part is parts[-1])
-    assert (talk.way.said, talk.sinks[0].abandoned, talk.http1.busy) == (["close"], 1, False)
+    assert (talk.way.said, talk.sinks[0].abandoned, talk.http1.unanswered) == (["close"], 1, ())
 
 
 def test_a_header_cannot_make_a_second_answer() -> None:

@@ -28,7 +28,7 @@ def test_a_client_that_leaves(sent: bytes) -> None:
     assert [sink.abandoned for sink in talk.sinks] == [1]
     talk.exchange.start(200, [])
     talk.exchange.send(b"abc", end=True)
-    assert (talk.way.sent, talk.http1.busy) == (b"", False)
+    assert (talk.way.sent, talk.http1.unanswered) == (b"", ())
 
 
 def test_room_is_waited_for() -> None:
@@ -75,13 +75,43 @@ def test_shutting_down() -> None:
     assert idle.way.said == ["close"]
     working = Talk().feed(GET + GET)
     working.http1.shut_down()
-    assert (working.way.said, working.http1.busy) == ([], True)
+    assert (working.way.said, len(working.http1.unanswered)) == ([], 1)
     answer_ok(working.exchange)
     assert b"connection: close\r\n" in working.way.sent
     assert (working.way.said, len(working.sinks)) == (["close"], 1)
     early_one = early(1000, b"x")
     early_one.http1.shut_down()
     assert early_one.way.said == ["end"]
+
+
+def test_a_client_is_told_with_the_next_answer_that_begins() -> None:
+    idle = Talk(answer_ok).feed(GET)
+    idle.http1.announce()
+    assert (idle.way.said, idle.http1.aware) == ([], False)
+    idle.feed(GET)
+    assert b"connection: close\r\n" in idle.way.sent
+    assert (idle.way.said, idle.http1.aware) == (["close"], True)
+    waiting = Talk().feed(GET)
+    waiting.http1.announce()
+    assert (waiting.way.said, waiting.http1.aware) == ([], True)
+    answer_ok(waiting.exchange)
+    assert b"connection: close\r\n" in waiting.way.sent
+    assert waiting.way.said == ["close"]
+
+
+def test_an_answer_that_has_begun_is_not_the_last_without_saying_so() -> None:
+    talk = Talk().feed(GET)
+    talk.exchange.start(200, [])
+    talk.exchange.send(b"abc")
+    talk.http1.announce()
+    assert not talk.http1.aware
+    talk.exchange.send(b"def", end=True)
+    assert (talk.way.said, talk.http1.unanswered, talk.http1.aware) == ([], (), False)
+    before = len(talk.way.sent)
+    talk.feed(GET)
+    answer_ok(talk.exchange)
+    assert b"connection: close\r\n" in talk.way.sent[before:]
+    assert talk.way.said == ["close"]
 
 
 def test_a_request_that_was_on_its_way_at_the_end() -> None:

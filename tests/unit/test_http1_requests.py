@@ -24,12 +24,12 @@ from gpuserve.front.server.http1 import KEPT_NBYTES, UNCONSUMED_NBYTES
 def test_a_small_request() -> None:
     talk = Talk(answer_ok).feed(post(b"abc"))
     assert (talk.sinks[0].body, talk.sinks[0].ended, talk.sinks[0].abandoned) == (b"abc", True, 0)
-    assert (talk.way.sent, talk.way.n_writes, talk.http1.busy) == (OK, 1, False)
+    assert (talk.way.sent, talk.way.n_writes, talk.http1.unanswered) == (OK, 1, ())
 
 
 def test_a_request_without_a_body() -> None:
     talk = Talk().feed(GET)
-    assert (talk.sinks[0].body, talk.sinks[0].ended, talk.http1.busy) == (b"", True, True)
+    assert (talk.sinks[0].body, talk.sinks[0].ended, len(talk.http1.unanswered)) == (b"", True, 1)
 
 
 def test_empty_lines_before_a_request() -> None:
@@ -58,7 +58,7 @@ def test_any_cut_of_the_bytes_gives_the_same_requests(
     assert [sink.body for sink in talk.sinks] == [body for _, body in sent]
     assert all(sink.ended and not sink.abandoned for sink in talk.sinks)
     assert talk.way.sent == OK * len(sent)
-    assert not talk.http1.busy
+    assert not talk.http1.unanswered
 
 
 @given(st.lists(st.integers(0, 300_000), max_size=6), st.booleans())

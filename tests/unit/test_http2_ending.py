@@ -171,4 +171,4 @@ def test_answers_that_no_window_lets_through_are_given_up_in_the_end() -> None:
     talk.read()
     assert talk.peer.error == ENHANCE_YOUR_CALM
     assert (talk.way.said, released) == (["end"], [1])
-    assert not talk.http2.busy
+    assert not talk.http2.unanswered

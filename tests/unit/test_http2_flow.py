@@ -126,7 +126,7 @@ def test_responses_stay_in_their_windows_and_come_whole(
             response = scene.talk.peer.responses[2 * n + 1]
             assert response.ended
             assert len(response.body) == nbytes
-    assert not scene.talk.http2.busy
+    assert not scene.talk.http2.unanswered
     assert scene.talk.way.reading
     assert set(scene.released.times.values()) <= {1}
 

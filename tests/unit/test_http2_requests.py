@@ -101,7 +101,7 @@ def test_any_cut_of_the_bytes_gives_the_same(
     responses = [peer.responses[2 * n + 1] for n in range(len(requests))]
     assert [response.body for response in responses] == bodies
     assert all(response.trailers == {"grpc-status": "0"} for response in responses)
-    assert not talk.http2.busy
+    assert not talk.http2.unanswered
 
 
 @given(st.lists(st.integers(0, 300_000), max_size=12), st.integers(3_000, 256 << 10))
@@ -236,7 +236,7 @@ def test_a_response_of_a_head_alone() -> None:
     talk = Talk(lambda sink, end: sink.exchange.start(200, [(b"grpc-status", b"5")], end=True))
     frames = talk.feed(talk.peer.request(1))
     assert [(one.kind, one.flags) for one in frames] == [(HEADERS, END_HEADERS | END_STREAM)]
-    assert not talk.http2.busy
+    assert not talk.http2.unanswered
 
 
 def test_a_response_in_parts() -> None:
@@ -325,7 +325,7 @@ def test_a_response_before_the_end_of_a_request_that_is_nearly_there(end: bytes)
     talk.feed(end)
     assert talk.peer.responses[1].reset is None
     assert (talk.sinks[0].n_abandoned, talk.sinks[0].body) == (1, b"a")
-    assert not talk.http2.busy
+    assert not talk.http2.unanswered
     talk.feed(talk.peer.request(3))
     assert talk.peer.responses[3].ended
 
@@ -351,7 +351,7 @@ def test_what_came_of_requests_that_are_nearly_there_is_given_back() -> None:
         talk.sink(stream_id).exchange.start(403, [], end=True)
         talk.feed(b"")
     assert not talk.is_over
-    assert talk.http2.busy
+    assert talk.http2.unanswered
 
 
 def test_an_early_response_in_the_middle_of_a_frame() -> None:

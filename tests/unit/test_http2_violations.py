@@ -130,7 +130,7 @@ def test_what_ends_the_connection(code: int, sent: bytes, cut: bool) -> None:
     assert talk.is_over
     assert talk.peer.error == code
     assert all(sink.n_abandoned == 1 for sink in talk.sinks)
-    assert not talk.http2.busy
+    assert not talk.http2.unanswered
     assert talk.feed(PING_FRAME) == []
 
 
@@ -186,7 +186,7 @@ def test_what_ends_the_stream(code: int, sent: bytes, cut: bool) -> None:
     talk = stated(sent, cut)
     assert not talk.is_over
     assert talk.peer.responses[1].reset == code
-    assert not talk.http2.busy
+    assert not talk.http2.unanswered
     assert sum(sink.n_abandoned for sink in talk.sinks) == len(talk.sinks)
     talk.feed(frame(HEADERS, END_HEADERS | END_STREAM, 7, b"\x83\x86\x84"))
     assert talk.sink(7).ended

@@ -96,7 +96,7 @@ def test_the_connection_s_window_comes_back_whatever_becomes_of_requests(
             assert talk.peer.send_window > 0
         talk.feed(b"")
         assert not talk.is_over
-        assert not talk.http2.busy
+        assert not talk.http2.unanswered
         assert talk.peer.send_window > 64 << 10
 
 

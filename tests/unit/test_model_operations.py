@@ -42,7 +42,7 @@ def reactor() -> Any:
 
 def generation(reactor: Reactor, version: int = 1, *events: GenerationEvent) -> Generation:
     spec = dataclasses.replace(SPEC, version=version)
-    group = WorkerGroup(spec, reactor, None, relay_output=False, load_timeout_s=0.0)  # type: ignore[arg-type]
+    group = WorkerGroup(spec, reactor, None, relay_output=False, load_timeout_s=lambda: 0.0)  # type: ignore[arg-type]
     one = Generation(version, spec, group, served=False)
     for event in events:
         one.apply(event)
@@ -110,6 +110,17 @@ def test_operations_on_one_model_wait_for_one_another() -> None:
     assert (operations.running("m"), operations.running("n")) == (None, other)
     with pytest.raises(RuntimeError, match="from ANSWERED to RUNNING"):
         first.move(OperationState.RUNNING)
+
+
+def test_whoever_is_answered_may_ask_for_more_at_once() -> None:
+    operations = Operations()
+    more = Unload("m", lambda error: None)
+    begun: list[bool] = []
+    first = Unload("m", lambda error: begun.append(operations.put(more)))
+    operations.put(first)
+    first.move(OperationState.RUNNING)
+    assert operations.finish(first) is None  # who put it has begun it
+    assert (begun, operations.running("m")) == ([True], more)
 
 
 def test_a_generation_is_of_the_load_at_work(reactor: Reactor) -> None:

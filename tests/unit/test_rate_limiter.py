@@ -40,7 +40,7 @@ class Limited:
             self.add(name, one)
 
     def add(self, name: str, one: RateSpec) -> None:
-        made = self.limiter.add(spec(name, one), lambda: self.woken.append(name))
+        made = self.limiter.add(spec(name, one).instances, lambda: self.woken.append(name))
         self.instances[name] = made["0"]
 
     def acquire(self, name: str) -> bool:
@@ -120,8 +120,8 @@ def test_a_model_that_is_gone_waits_no_more() -> None:
 def test_resources_are_there_once_a_device_or_once_for_all() -> None:
     limiter = RateLimiter([ResourceLimit("D", 1, "cuda:1")])
     shared = RateSpec((ResourceSpec("S", 1, shared=True),))
-    cpu = limiter.add(spec("cpu", rate(D=1), shared), print)
-    gpu = limiter.add(spec("gpu", rate(D=1), shared, device="cuda:1"), print)
+    cpu = limiter.add(spec("cpu", rate(D=1), shared).instances, print)
+    gpu = limiter.add(spec("gpu", rate(D=1), shared, device="cuda:1").instances, print)
     assert limiter.acquire(cpu["0"])
     assert limiter.acquire(gpu["0"])
     assert limiter.acquire(cpu["1"])

@@ -12,6 +12,7 @@ from gpuserve.config.server_entry import ServerEntry
 from gpuserve.front.endpoint.status import STATUS
 from gpuserve.front.metrics import ModelMetrics
 from gpuserve.front.metrics_page import MetricsPage
+from gpuserve.live_settings import LIVE
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference.md").read_text()
 
@@ -19,6 +20,12 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference.md").read_text
 @pytest.mark.parametrize("key", [*ServerEntry.model_fields, *ModelEntry.model_fields])
 def test_every_config_key_is_documented(key: str) -> None:
     assert f"| `{key}` |" in PAGE
+
+
+def test_the_settings_that_can_change_are_documented() -> None:
+    _, _, section = PAGE.partition("#### Settings that can change\n")
+    rows = [line.split("|")[1] for line in section.partition("###")[0].splitlines() if line.startswith("| `")]
+    assert sorted(key for row in rows for key in row.split("`")[1::2]) == sorted(LIVE)
 
 
 def test_every_exit_code_is_documented() -> None:

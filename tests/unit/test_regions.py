@@ -145,7 +145,12 @@ def test_memory_of_other_users_needs_the_setting(key: str) -> None:
         f"Unable to open shared memory region: '{key}'"
     )
     friend.register_system("a", key, 0, PAGE)
+    friend.allow(())
+    assert "Unable to open" in refusal(friend, "b", key, 0, PAGE, kind=NotFound)
+    stranger.allow((54321,))
+    stranger.register_system("a", key, 0, PAGE)
     friend.close()
+    stranger.close()
 
 
 def test_a_region_has_a_name_of_a_length_that_can_be_kept(table: RegionTable, key: str) -> None:

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 
 import gpuserve.front.endpoint
 from gpuserve import Server
-from gpuserve.access import CONTROL_GROUPS, ENDPOINT_GROUPS, all_rules
+from gpuserve.access import ADMIN, CONTROL_GROUPS, ENDPOINT_GROUPS, all_rules
 from gpuserve.errors import ConfigError, PermissionDenied, Unavailable
 from gpuserve.front.endpoint import grpc_rpcs, restrictions
 from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER
@@ -74,12 +74,18 @@ def test_every_method_has_a_row_and_every_row_is_a_method() -> None:
 
 def test_the_groups_are_those_of_the_settings() -> None:
     assert {access.group for access in ENDPOINTS.values()} == set(ENDPOINT_GROUPS)
-    assert {access.group for access in METHODS.values()} == set(ENDPOINT_GROUPS)
+    assert {access.group for access in METHODS.values()} == set(ENDPOINT_GROUPS) - {ADMIN}
     assert {access.group for access in ROWS if access.kind is not Kind.USE} == set(CONTROL_GROUPS)
 
 
 def test_only_endpoints_that_are_posted_change_the_server() -> None:
-    changing = {endpoint for endpoint, access in ENDPOINTS.items() if access.kind is not Kind.USE}
+    showing = {endpoint for endpoint, access in ENDPOINTS.items() if access.kind is Kind.INSIGHT}
+    assert {endpoint.method for endpoint in showing} == {"GET"}
+    changing = {
+        endpoint
+        for endpoint, access in ENDPOINTS.items()
+        if access.kind is not Kind.USE and endpoint not in showing
+    }
     assert {endpoint.method for endpoint in changing} == {"POST"}
     reading = {endpoint.name for endpoint in Endpoint if endpoint.method == "POST"} - {
         endpoint.name for endpoint in changing
@@ -113,6 +119,7 @@ def test_without_rules_everything_is_allowed_here_and_control_only_here() -> Non
     expected = {
         Kind.USE: Verdict.ALLOWED,
         Kind.CONTROL: Verdict.REMOTE,
+        Kind.INSIGHT: Verdict.REMOTE,
         Kind.EITHER: Verdict.READ_ONLY,
     }
     for access in ROWS:
@@ -240,13 +247,13 @@ def test_the_short_form_is_a_rule() -> None:
     [
         (
             {"restricted_endpoints": ("tracing",), "access_token": "a"},
-            "expected a list of any of health, inference",
+            "expected a list of any of admin, health, inference",
         ),
         ({"restricted_endpoints": "trace", "access_token": "a"}, "given 'trace'"),
         ({"restricted_endpoints": ("trace",)}, "restricted_endpoints need an access_token"),
         ({"access_token": ""}, "access_token: expected a string that is not empty"),
         ({"access_token": "a\nsecret"}, "access_token: expected printable ASCII"),
-        ({"remote_control": ("inference",)}, "remote_control: expected a list of any of logging, model-rep"),
+        ({"remote_control": ("inference",)}, "remote_control: expected a list of any of admin, logging"),
         (
             {"access_rules": ({"groups": ["trace"]},)},
             "access_rules[0]: expected an AccessRule, given a value",

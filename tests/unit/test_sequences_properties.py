@@ -151,6 +151,9 @@ class SequenceMachine(RuleBasedStateMachine):
     def instance_down(self, data: st.DataObject) -> None:
         instance = data.draw(st.sampled_from(sorted(self.up)))
         self.up.remove(instance)
+        self._go_down(instance)
+
+    def _go_down(self, instance: str) -> None:
         lost = self.scheduler.instance_down(instance)
         for batch_id in [n for n, batch in self.running.items() if batch.instance == instance]:
             for request in self.running.pop(batch_id).requests:
@@ -189,7 +192,7 @@ class SequenceMachine(RuleBasedStateMachine):
 
     def _check(self, batch: Batch) -> None:
         """A batch as it may be; it runs from now on."""
-        assert batch.instance in self.up
+        assert self._may_run(batch)
         assert 1 <= len(batch.requests) <= max(1, self.max_batch_size)
         assert len({request.merge_key for request in batch.requests}) == 1
         names = ids(batch)
@@ -207,6 +210,9 @@ class SequenceMachine(RuleBasedStateMachine):
         else:
             assert batch.seats == ()
         self.running[batch.batch_id] = batch
+
+    def _may_run(self, batch: Batch) -> bool:
+        return batch.instance in self.up
 
     def _check_turn(self, request: SequencedRequest, batch: Batch) -> None:
         name, start, end = request.correlation

@@ -43,6 +43,16 @@ def test_a_log_line_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
     assert shown == [{"http": "http://h:1"}]
 
 
+def test_a_later_start_of_an_instance_is_timed_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gpuserve")
+    clock = Clock()
+    view = LogView(lambda addresses: None, clock)
+    for state in ("LOADING", "READY", "STOPPING", "STOPPED", "LOADING", "FAILED", "LOADING", "READY"):
+        view.instance_changed("m", "cpu#0", "cpu", state, "")
+        clock.now_s += 1.0
+    assert caplog.messages == ["loading", "ready after 1.0 s", "loading", "loading", "ready after 1.0 s"]
+
+
 def test_the_table_counts_seconds_until_ready() -> None:
     clock, shown = Clock(), []
     view = TableView(LogView(shown.append, clock), clock)

@@ -14,7 +14,7 @@ from gpuserve import Server
 from gpuserve.errors import ConfigError
 from gpuserve.front.certificates import CertificateWatch
 from gpuserve.settings import ServerSettings
-from gpuserve.tls import TlsFiles, check_files, check_tls
+from gpuserve.tls import TlsFiles, certificate_expiry, check_files, check_tls
 
 PEM = "-----BEGIN {0}-----\nAAAA\n-----END {0}-----\n"
 
@@ -118,6 +118,18 @@ def test_a_path_begins_at_the_current_folder(folder: Path, monkeypatch: pytest.M
         Server(tls_certfile="none", tls_keyfile="good.key")
 
 
+#: 2099-01-01 and 2020-01-02, both at midnight: how long certificates are issued for.
+_GOOD_UNTIL, _OLD_UNTIL = 4070908800.0, 1577923200.0
+
+
+@pytest.mark.parametrize(
+    ("name", "until"), [("good", _GOOD_UNTIL), ("early", _GOOD_UNTIL), ("old", _OLD_UNTIL)]
+)
+def test_when_a_certificate_expires(folder: Path, name: str, until: float) -> None:
+    """Also of one that is not valid now: a server goes on with the one it has."""
+    assert certificate_expiry(TlsFiles(f"{folder}/{name}.pem", f"{folder}/{name}.key")) == until
+
+
 # ---- renewal ------------------------------------------------------------------------------------
 
 
@@ -167,3 +179,33 @@ def test_files_that_do_not_fit_are_told_once_and_not_used(
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "the renewed TLS files are not used"
     ]
+
+
+def test_the_expiry_is_that_of_the_certificate_in_use(folder: Path, tmp_path: Path) -> None:
+    good, old = (Pair(folder / f"{one}.pem", folder / f"{one}.key") for one in ("good", "old"))
+    mine = Pair(tmp_path / "c.pem", tmp_path / "k.pem")
+    old.copy_to(mine)
+    files, told = TlsFiles(*map(str, mine)), []
+
+    async def renew() -> None:
+        """Nothing has to be told."""
+
+    async def main() -> None:
+        changes = [None, good, Pair(folder / "other.pem", folder / "good.key")]
+
+        async def sleep(_: float) -> None:
+            told.append([one.samples for one in watch.families(lambda: _OLD_UNTIL - 60)])
+            if not changes:
+                raise asyncio.CancelledError
+            if (change := changes.pop(0)) is not None:
+                change.copy_to(mine)
+
+        watch = CertificateWatch(files, renew, sleep)
+        assert not list(watch.families())
+        await watch.run()
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    name = "gpuserve_certificate_expiry_seconds"
+    left = _GOOD_UNTIL - _OLD_UNTIL + 60
+    assert told == [[[f"{name} {one}"]] for one in (60.0, 60.0, left, left)]

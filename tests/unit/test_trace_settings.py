@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpuserve.errors import ConfigError, InvalidArgument, RequestError, Unimplemented
 from gpuserve.front.endpoint import trace_codec
+from gpuserve.front.tracing.control import TraceControl
 from gpuserve.front.tracing.sampler import Sampler
 from gpuserve.front.tracing.scopes import TraceScopes
 from gpuserve.front.tracing.trace import TraceParent
@@ -243,3 +244,13 @@ def test_a_server_is_not_started_with_settings_that_cannot_be(settings: Any, tex
 @pytest.mark.parametrize(("flags", "sampled"), [("01", True), ("00", False), ("03", True), ("fe", False)])
 def test_whether_a_caller_traces(flags: str, sampled: bool) -> None:
     assert TraceParent(f"00-{'a' * 32}-{'b' * 16}-{flags}", "").sampled is sampled
+
+
+def test_other_settings_of_the_start_leave_what_clients_have_changed() -> None:
+    control = TraceControl(tuple, TraceSettings(rate=2, count=3, file="a"))
+    control.update("", {"trace_rate": ["5"]})
+    control.restart(TraceSettings(rate=7, count=9, file="b"))
+    now = control.settings()
+    assert (now["trace_rate"], now["trace_count"], now["trace_file"]) == (["5"], ["9"], ["b"])
+    control.update("", {"trace_rate": None})
+    assert control.settings()["trace_rate"] == ["7"]

@@ -6,13 +6,13 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from gpuserve.access import ENDPOINT_GROUPS, check_access
+from gpuserve.access import ADMIN, ENDPOINT_GROUPS, check_access
 from gpuserve.client.auth import HEADERS
 from gpuserve.client.url import HTTP
 from gpuserve.compat.pytriton.translation import pytriton_errors
 from gpuserve.settings import ServerSettings
 
-VALID_TRITON_ENDPOINTS: Final = ENDPOINT_GROUPS
+VALID_TRITON_ENDPOINTS: Final = tuple(group for group in ENDPOINT_GROUPS if group != ADMIN)
 DEFAULT_PROTECTED_ENDPOINTS: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
 TRITON_ACCESS_HEADER: Final = HEADERS[HTTP]
 _TOKEN_NBYTES: Final = 32

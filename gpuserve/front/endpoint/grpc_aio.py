@@ -91,6 +91,14 @@ class GrpcAioTransport:
         """Nobody is told."""
         return 0
 
+    @property
+    def n_held(self) -> int:
+        """It is not known which connection has which."""
+        return 0
+
+    def limit_age(self, max_age_s: float) -> None:
+        """Its connections keep what they were made with."""
+
     async def renew(self) -> None:
         """Use the files of TLS anew, for connections from now on."""
         if self._certificates is not None:

@@ -126,14 +126,20 @@ class GrpcDoor:
         if call.timeout_s is not None:
             late = DeadlineExceeded(f"the stream did not end within its {call.timeout_s:g} s")
             timer = loop.call_later(call.timeout_s, stream.fail, late)
+        started = False
         try:
-            await call.send(START)
             async for chunk in stream.chunks():
+                if not started:
+                    started = True
+                    await call.send(START)
                 await call.send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if not started:
+                await call.send(START)
             await call.send({"type": "http.response.body", "body": b"", "more_body": False})
             await call.send(OK)
         except RequestError as error:
-            await end(call.send, error)
+            # Without an answer before it the status stands alone: clients and proxies may repeat such a call.
+            await (end if started else refuse)(call.send, error)
         except OSError:  # the client is gone
             pass
         finally:

@@ -3,7 +3,8 @@ come out as answers are there. Knows the service and the codec; no ASGI and no g
 
 Answers of models that give one, and refusals, are sent in the order of their requests; the responses of
 decoupled models as they are produced. An error of a request is a message, and the stream goes on, unless
-the client asked for ``strict_errors``: then the first one ends the call with its status.
+the client asked for ``strict_errors``: then the first one ends the call with its status. So does, for every
+client, the end of the server, once what it has taken is answered.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class InferStream:
         self._no_more_requests = False
         #: Nothing more is taken because the server ends, not because the client has said everything.
         self._stopping = False
+        #: A request came after that. The status says so and not a message: then clients and proxies that ask
+        #: again on UNAVAILABLE do.
+        self._turned_away = False
         self._ended = False
         self._failure: RequestError | None = None
         self._changed = asyncio.Event()
@@ -79,6 +83,9 @@ class InferStream:
             if self._forwarded:
                 request.parameters.update(self._forwarded)
             self._submit(request, len(body))
+        except Stopping:
+            self._turned_away = self._no_more_requests = True
+            self._changed.set()
         except RequestError as error:
             if self._strict_errors:
                 self.fail(error)
@@ -148,7 +155,7 @@ class InferStream:
             unwatch()
         if self._failure is not None:
             raise self._failure
-        if self._stopping:
+        if self._stopping or self._turned_away:
             raise Stopping("the server is stopping: what was not answered on this stream was not run")
 
     def _on_service_changed(self) -> None:

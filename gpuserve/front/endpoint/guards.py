@@ -32,16 +32,17 @@ class RoutedDoor(Protocol):
 
 
 class HttpGuard:
-    """Before the HTTP door."""
+    """Before the HTTP door. ``admin``: whether the paths of the admin API exist."""
 
-    def __init__(self, door: RoutedDoor, policy: Policy) -> None:
+    def __init__(self, door: RoutedDoor, policy: Policy, *, admin: bool = False) -> None:
         self._door = door
         self._policy = policy
+        self._admin = admin
         self._open = frozenset(one for one, access in ENDPOINTS.items() if policy.is_open(access))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one request, or answer 403, or 404 for what the policy does not list."""
-        route = routes.match(scope["method"], raw_path(scope))
+        route = routes.match(scope["method"], raw_path(scope), admin=self._admin)
         if isinstance(route, Refusal) or route.endpoint in self._open:
             return self._door.serve(route, scope, receive, send)
         return self._judged(route, scope, receive, send)

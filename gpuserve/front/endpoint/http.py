@@ -22,6 +22,7 @@ from gpuserve.front.endpoint.closing_peers import Peer
 from gpuserve.front.endpoint.disconnects import DisconnectWatch
 from gpuserve.front.endpoint.docs_page import NOSNIFF, page
 from gpuserve.front.endpoint.forwarding import HeaderForwarding
+from gpuserve.front.endpoint.http_admin import admin_endpoints
 from gpuserve.front.endpoint.http_answers import (
     Answer,
     content_length,
@@ -74,7 +75,7 @@ class HttpDoor:
         self._forwarding = forwarding
         self._watch = watch
         self._max_request_nbytes = max_request_nbytes
-        self._description = Description(service.name, service.version)
+        self._description = Description(service.name, service.version, admin=service.admin.is_open)
         self._generate = GenerateDoor(service, watch, max_request_nbytes)
         #: By the body of their answer.
         self._controls = {
@@ -94,6 +95,7 @@ class HttpDoor:
             Endpoint.GPUS: self._gpus,
             Endpoint.METRICS: self._metrics,
             **dict.fromkeys(self._controls, self._control),
+            **admin_endpoints(service),
             Endpoint.OPENAPI: self._openapi,
             Endpoint.DOCS: self._docs,
         }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from gpuserve.errors import Code, RequestError, ResourceExhausted
 from gpuserve.front.endpoint import http_bodies, http_encoding
@@ -34,9 +35,9 @@ def started_answer(started: bool) -> Answer:
     return json_answer(200 if started else 400, http_bodies.started_body(started))
 
 
-def failure(error: RequestError) -> Answer:
-    """What a failed request is answered with."""
-    status, headers, body = json_answer(STATUS[error.code][0], http_bodies.error_body(str(error)))
+def failure(error: RequestError, details: Mapping[str, Any] | None = None) -> Answer:
+    """What a failed request is answered with; ``details`` are members beside "error"."""
+    status, headers, body = json_answer(STATUS[error.code][0], http_bodies.error_body(str(error), details))
     if error.code is Code.UNAVAILABLE:
         headers.append((b"retry-after", b"1"))
     elif isinstance(error, http_encoding.UnsupportedCoding):

@@ -5,8 +5,8 @@ Pure. What the values are is the service layer's to say; here they only get thei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.endpoint.http_json import compact, is_too_deep, loads
@@ -22,9 +22,9 @@ def json_headers(body: bytes) -> list[tuple[bytes, bytes]]:
     return [(b"content-type", JSON_TYPE), (b"content-length", b"%d" % len(body))]
 
 
-def error_body(text: str) -> bytes:
-    """What every failed request is answered with; the text is for the client."""
-    return compact({"error": text}).encode()
+def error_body(text: str, details: Mapping[str, Any] | None = None) -> bytes:
+    """What every failed request is answered with; the text, and the details, are for the client."""
+    return compact({"error": text, **(details or {})}).encode()
 
 
 def live_body(live: bool) -> bytes:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from gpuserve.front.endpoint import openapi_examples as examples
 from gpuserve.front.endpoint.http_json import compact
+from gpuserve.front.endpoint.openapi_admin import ADMIN_OPERATIONS, ADMIN_SCHEMAS
 from gpuserve.front.endpoint.openapi_operations import (
     BINARY,
     EVENTS,
@@ -44,8 +45,9 @@ _RUNS: Final = (Endpoint.MODEL_INFER, Endpoint.MODEL_GENERATE, Endpoint.MODEL_GE
 class Description:
     """The document of one server as JSON, made anew where its models are not those of the last time."""
 
-    def __init__(self, server_name: str, server_version: str) -> None:
+    def __init__(self, server_name: str, server_version: str, *, admin: bool = False) -> None:
         self._server = server_name, server_version
+        self._admin = admin
         self._specs: list[ModelSpec] = []
         self._body = b""
 
@@ -54,15 +56,19 @@ class Description:
         given = list(specs)
         if not self._body or list(map(id, given)) != list(map(id, self._specs)):
             self._specs = given
-            self._body = compact(document(*self._server, given)).encode()
+            self._body = compact(document(*self._server, given, admin=self._admin)).encode()
         return self._body
 
 
-def document(server_name: str, server_version: str, specs: Iterable[ModelSpec]) -> dict[str, Any]:
-    """The OpenAPI document of a server with these models."""
+def document(
+    server_name: str, server_version: str, specs: Iterable[ModelSpec], *, admin: bool = False
+) -> dict[str, Any]:
+    """The OpenAPI document of a server with these models, and with the admin API where it has one."""
     models = sorted(specs, key=lambda spec: spec.name)
+    operations = {**OPERATIONS, **ADMIN_OPERATIONS} if admin else OPERATIONS
+    schemas = {**SCHEMAS, **ADMIN_SCHEMAS} if admin else SCHEMAS
     paths: dict[str, Any] = {}
-    for endpoint, operation in OPERATIONS.items():
+    for endpoint, operation in operations.items():
         for path in operation.paths:
             described = _operation(endpoint, operation, path, models)
             paths.setdefault(path, {})[endpoint.method.lower()] = described
@@ -77,7 +83,7 @@ def document(server_name: str, server_version: str, specs: Iterable[ModelSpec]) 
         },
         "paths": paths,
         "components": {
-            "schemas": SCHEMAS,
+            "schemas": schemas,
             "responses": {"Failed": _response("The request failed.", {JSON: {"schema": reference("Error")}})},
             "securitySchemes": {
                 "accessToken": {"type": "apiKey", "in": "header", "name": TOKEN_HEADER},
@@ -86,7 +92,7 @@ def document(server_name: str, server_version: str, specs: Iterable[ModelSpec]) 
         },
         "security": [{}, {"accessToken": []}, {"bearerToken": []}],
         "tags": [_tag(spec) for spec in models]
-        + [{"name": tag} for tag in dict.fromkeys(one.tag for one in OPERATIONS.values())],
+        + [{"name": tag} for tag in dict.fromkeys(one.tag for one in operations.values())],
     }
 
 

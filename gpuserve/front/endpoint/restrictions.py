@@ -12,6 +12,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
+from gpuserve.access import ADMIN
 from gpuserve.errors import PermissionDenied, RequestError, Unavailable
 from gpuserve.front.endpoint.routes import Endpoint
 from gpuserve.settings import TOKEN_HEADER, AccessRule
@@ -29,6 +30,7 @@ class Kind(enum.Enum):
 
     USE = "uses it, or asks for something"
     CONTROL = "changes it, for all its clients"
+    INSIGHT = "shows what is for its operators"
     EITHER = "changes it where the request says something to change"
 
 
@@ -79,6 +81,13 @@ ENDPOINTS: Final[Mapping[Endpoint, Access]] = {
     Endpoint.MODEL_STATISTICS: Access("statistics"),
     Endpoint.GPUS: Access("statistics"),
     Endpoint.METRICS: Access("statistics"),  # not on the metrics port, which is never restricted
+    Endpoint.ADMIN_STATUS: Access(ADMIN, Kind.INSIGHT),
+    Endpoint.ADMIN_DRAIN: Access(ADMIN, Kind.CONTROL),
+    Endpoint.ADMIN_RELOAD: Access(ADMIN, Kind.CONTROL),
+    Endpoint.ADMIN_MODEL_LOAD: Access(ADMIN, Kind.CONTROL),
+    Endpoint.ADMIN_MODEL_UNLOAD: Access(ADMIN, Kind.CONTROL),
+    Endpoint.ADMIN_MODEL_RELOAD: Access(ADMIN, Kind.CONTROL),
+    Endpoint.ADMIN_MODEL_SCALE: Access(ADMIN, Kind.CONTROL),
 }
 
 _V2: Final = "/inference.GRPCInferenceService/"

@@ -53,6 +53,13 @@ class Endpoint(enum.Enum):
     METRICS = ("metrics", "GET")
     OPENAPI = ("openapi", "GET")
     DOCS = ("docs", "GET")
+    ADMIN_STATUS = ("admin status", "GET")
+    ADMIN_DRAIN = ("admin drain", "POST")
+    ADMIN_RELOAD = ("admin reload", "POST")
+    ADMIN_MODEL_LOAD = ("admin model load", "POST")
+    ADMIN_MODEL_UNLOAD = ("admin model unload", "POST")
+    ADMIN_MODEL_RELOAD = ("admin model reload", "POST")
+    ADMIN_MODEL_SCALE = ("admin model scale", "POST")
 
 
 class Route(NamedTuple):
@@ -118,6 +125,20 @@ _OF_REGION: Final[dict[tuple[bytes, bytes], Endpoint]] = {
     (b"cudasharedmemory", b"register"): Endpoint.CUDA_REGION_REGISTER,
     (b"cudasharedmemory", b"unregister"): Endpoint.CUDA_REGION_UNREGISTER,
 }
+#: Before all paths of the admin API.
+ADMIN_PREFIX: Final = "/v2/admin/"
+_ADMIN: Final = ADMIN_PREFIX.encode()
+_OF_ADMIN: Final[dict[bytes, Endpoint]] = {
+    b"status": Endpoint.ADMIN_STATUS,
+    b"drain": Endpoint.ADMIN_DRAIN,
+    b"reload": Endpoint.ADMIN_RELOAD,
+}
+_OF_ADMIN_MODEL: Final[dict[bytes, Endpoint]] = {
+    b"load": Endpoint.ADMIN_MODEL_LOAD,
+    b"unload": Endpoint.ADMIN_MODEL_UNLOAD,
+    b"reload": Endpoint.ADMIN_MODEL_RELOAD,
+    b"scale": Endpoint.ADMIN_MODEL_SCALE,
+}
 _MODELS: Final = b"/v2/models/"
 _VERSIONS: Final = b"/versions/"
 #: So many paths are remembered, none of them longer than this: clients send the same few, and may send any.
@@ -125,9 +146,14 @@ _REMEMBERED: Final = 1024
 _REMEMBERED_NBYTES: Final = 256
 
 
-def match(method: str, raw_path: bytes) -> Route | Refusal:
-    """The route of a request line: 404 for a path that does not exist, 405 for another method of it."""
+def match(method: str, raw_path: bytes, *, admin: bool = False) -> Route | Refusal:
+    """The route of a request line: 404 for a path that does not exist, 405 for another method of it.
+
+    The paths of the admin API exist where ``admin`` says so.
+    """
     route = match_path(raw_path)
+    if route is None and admin:
+        route = _admin_route(raw_path.partition(b"?")[0])
     if route is None:
         return NOT_FOUND
     if route.endpoint.method == method:
@@ -141,7 +167,10 @@ def match(method: str, raw_path: bytes) -> Route | Refusal:
 
 
 def match_path(raw_path: bytes) -> Route | None:
-    """The route of a path as it was sent, still percent-encoded; a query string does not count."""
+    """The route of a path as it was sent, still percent-encoded; a query string does not count.
+
+    None for the paths of the admin API, whether there is one or not.
+    """
     return _remembered_path(raw_path) if len(raw_path) <= _REMEMBERED_NBYTES else _match_path(raw_path)
 
 
@@ -181,6 +210,18 @@ def _region_route(path: bytes) -> Route | None:
             return Route(_OF_REGION[kind, verb], region_name=_decode(name))
         case [b"", b"v2", kind, verb] if (kind, verb) in _OF_REGION:
             return Route(_OF_REGION[kind, verb])
+    return None
+
+
+def _admin_route(path: bytes) -> Route | None:
+    """What operators ask: of the server, or of a model."""
+    if not path.startswith(_ADMIN):
+        return None
+    match path[len(_ADMIN) :].split(b"/"):
+        case [verb] if verb in _OF_ADMIN:
+            return Route(_OF_ADMIN[verb])
+        case [b"models", name, verb] if name and verb in _OF_ADMIN_MODEL:
+            return Route(_OF_ADMIN_MODEL[verb], _decode(name))
     return None
 
 

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from gpuserve import __version__
 from gpuserve.ensemble_spec import StepSpec
 from gpuserve.errors import InvalidArgument, NotFound, RequestError, Unavailable
+from gpuserve.front.admin_control import AdminControl
 from gpuserve.front.driver import Driver
 from gpuserve.front.endpoint import classification
 from gpuserve.front.endpoint.health import HealthReport
@@ -80,6 +81,7 @@ class InferenceService:
         self.trace = TraceControl(self.models)
         self.log = LogControl()
         self.repository = RepositoryControl()
+        self.admin = AdminControl()
         #: The shared memory that clients have registered; the front puts its own here.
         self.regions = RegionTable()
         #: The GPUs, and how many of those that models name must be usable; the front puts its own here.
@@ -124,8 +126,8 @@ class InferenceService:
 
     def _has_enough(self, driver: Driver) -> bool:
         """Whether so many instances of a model are up that the server may be ready."""
-        wanted = min(self.min_ready_instances, len(driver.spec.instances))
-        return len(driver.instances.names()) >= wanted
+        wanted = min(self.min_ready_instances, len(driver.spec.instances) - driver.instances.n_coming)
+        return len(driver.instances.in_rotation()) >= wanted
 
     @property
     def started(self) -> bool:
@@ -339,6 +341,11 @@ class InferenceService:
     def leave(self) -> None:
         """Not ready from now on. What comes is still taken."""
         self._leaving = True
+        self.changed()
+
+    def stay(self) -> None:
+        """Ready again, if all else is; unless the server drains."""
+        self._leaving = self._draining
         self.changed()
 
     def drain(self) -> None:

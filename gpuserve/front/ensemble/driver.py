@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from gpuserve.errors import InvalidArgument, RequestError, Unavailable
+from gpuserve.errors import InvalidArgument, RequestError
 from gpuserve.front.driver import Driver
 from gpuserve.front.endpoint.limits import shown
 from gpuserve.front.endpoint.v2 import InferRequest, InferResponse
@@ -186,5 +186,5 @@ class EnsembleDriver:
         while self.scheduler.runs:
             pending, run = next(iter(self.scheduler.runs.items()))
             run.end()
-            self._on_end(pending, Unavailable(refusals.removed(self.spec.name)))
+            self._on_end(pending, refusals.ended(self.spec.name, stops=self.scheduler.draining))
         self.arena.close()

@@ -121,6 +121,13 @@ class GpuWatch:
             for (model, version), total in sorted(nbytes.items()):
                 yield ModelMemory(model, version, gpu.uuid, gpu.device, total)
 
+    def process_memory(self) -> tuple[tuple[int, int], ...]:
+        """The pid of each worker, and the bytes that it has on all GPUs, as far as the driver tells."""
+        nbytes: Counter[int] = Counter()
+        for gpu in self._fleet:
+            nbytes.update(gpu.reading.processes if gpu.reading else {})
+        return tuple((pid, used) for pid, used in nbytes.items() if pid in self._workers)
+
     def memory_of(self, model: str, version: str) -> dict[int, int]:
         """What the workers of a model have on each GPU that has a number, by that."""
         return {

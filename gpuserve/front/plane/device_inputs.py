@@ -32,6 +32,12 @@ class DeviceInputs:
         #: Those that no instance is handed as memory of the host.
         self.everywhere = names if is_everywhere else NO_INPUTS
 
+    def resize(self, spec: ModelSpec) -> None:
+        """The model has other instances, on the devices that it had; those that were are still known."""
+        names = next(iter(self._by_instance.values()), NO_INPUTS)
+        self._by_instance |= {one.name: names for one in spec.instances if one.device != _CPU}
+        self.instances = frozenset(self._by_instance)
+
     def at(self, instance: str) -> frozenset[str]:
         """The inputs that this instance copies to its device."""
         return self._by_instance.get(instance, NO_INPUTS)

@@ -69,6 +69,8 @@ class Exports:
 
     def __init__(self, link: WorkerLink) -> None:
         self._link = link
+        #: Answers of its worker with outputs on its device that are not given back yet.
+        self.owed = 0
         self._segments: dict[int, _Segment] = {}
         self._is_started = False
         #: Whether these workers can read it, as far as they have said so.

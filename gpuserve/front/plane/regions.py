@@ -55,13 +55,17 @@ class RegionTable:
     ) -> None:
         self._links_on = links_on
         self._devices = devices
-        self._owners = frozenset({os.geteuid(), *owners})
+        self.allow(owners)
         self._by_name: dict[str, Region] = {}
         self._by_number: dict[int, Region] = {}
         self._numbers = itertools.count(1)
         #: The regions that each worker has been told of.
         self._introduced: dict[WorkerLink, set[int]] = {}
         self._opening: dict[int, tuple[WorkerLink, asyncio.Future[str]]] = {}
+
+    def allow(self, owners: Iterable[int]) -> None:
+        """Memory of these users, and of the server's own, may be registered from now on."""
+        self._owners = frozenset({os.geteuid(), *owners})
 
     # ---- registration ---------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ class _Lease:
         self._exported = exported
         self._left = holders
         self._on_gone = on_gone
+        link.exports.owed += bool(exported)
 
     def release(self) -> None:
         self._left -= 1
@@ -55,6 +56,7 @@ class _Lease:
             self._link.send(wire.Free(self._blocks))
         if self._exported:
             self._link.send(wire.FreeExports(self._exported))
+            self._link.exports.owed -= 1
         if self._on_gone is not None:
             self._on_gone()
 

@@ -25,7 +25,7 @@ Every request that was accepted is in exactly one place, at any time::
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from gpuserve.errors import RequestError
@@ -41,7 +41,7 @@ from gpuserve.front.scheduler.queue import (
     first_queued,
 )
 from gpuserve.front.scheduler.slots import Batch, InstanceSlots
-from gpuserve.spec import BatchingSpec, QueueSpec
+from gpuserve.spec import BatchingSpec, InstanceSpec, QueueSpec
 
 __all__ = [
     "Batch",
@@ -233,6 +233,17 @@ class ModelScheduler:
             ValueError: it is up already.
         """
         self._slots.up(name, slots, self._prefetch)
+
+    def resize(self, instances: Sequence[InstanceSpec]) -> None:
+        """The model has these instances from now on, which come up later where they are new."""
+
+    def retire(self, name: str) -> None:
+        """An instance takes no more batches; it goes down once it is idle."""
+        self._slots.retire(name)
+
+    def is_idle(self, name: str) -> bool:
+        """Whether nothing is left for an instance that was retired to do."""
+        return self._slots.is_idle(name)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it. Nothing where it was not up.

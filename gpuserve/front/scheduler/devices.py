@@ -8,7 +8,7 @@ other requests wait in. An instance with room is for the request that is next: b
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from gpuserve.errors import QueueFull
@@ -16,6 +16,7 @@ from gpuserve.front.scheduler.batcher import ModelScheduler
 from gpuserve.front.scheduler.interface import SchedulerStatistics
 from gpuserve.front.scheduler.queue import QueuedRequest, RequestState
 from gpuserve.front.scheduler.slots import Batch
+from gpuserve.spec import InstanceSpec
 
 #: The counts of requests, which each of the schedulers has of its own.
 _COUNTS: Final = (
@@ -40,7 +41,7 @@ class DeviceScheduler(ModelScheduler):
     def __init__(self, devices: Mapping[str, str], **options: Any) -> None:
         super().__init__(**options)
         self._options = options
-        self._devices = devices
+        self._devices = dict(devices)
         self._up: dict[str, None] = {}
         self._bound: dict[str, ModelScheduler] = {}
 
@@ -130,6 +131,15 @@ class DeviceScheduler(ModelScheduler):
         """An instance is ready for batches, of which it runs ``slots`` at once."""
         super().instance_up(name, slots)
         self._up[name] = None
+
+    def resize(self, instances: Sequence[InstanceSpec]) -> None:
+        """The model has these instances from now on, on the devices that it had."""
+        self._devices |= {one.name: one.device for one in instances}
+
+    def retire(self, name: str) -> None:
+        """An instance takes no more batches; it goes down once it is idle."""
+        super().retire(name)
+        self._up.pop(name, None)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it."""

@@ -8,19 +8,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpuserve.errors import RequestError, Unavailable, request_error
+from gpuserve.errors import RequestError, request_error
 from gpuserve.front.endpoint.sequence_check import SequenceCheck
 from gpuserve.front.endpoint.v2 import InferRequest
 from gpuserve.front.endpoint.validation import ModelCheck
 from gpuserve.front.links import WorkerLink, no_such_message
 from gpuserve.front.metrics import ModelMetrics
+from gpuserve.front.plane.batch_messages import BatchMessages
 from gpuserve.front.plane.blocks import bring_home
-from gpuserve.front.plane.gather import Gathering
-from gpuserve.front.plane.run_message import RegionUse, region_numbers, run_message
-from gpuserve.front.plane.scatter import Answer, scatter
-from gpuserve.front.plane.sequence_rows import SequenceRows
+from gpuserve.front.plane.run_message import RegionUse, region_numbers
+from gpuserve.front.plane.scatter import Answer
 from gpuserve.front.scheduler import fates, refusals
 from gpuserve.front.scheduler.answers import Answers, phases_of
 from gpuserve.front.scheduler.choice import scheduler_of
@@ -64,16 +63,15 @@ class ModelDriver:
         self.scheduler = scheduler_of(spec, limiter, self._pump_soon)
         instances = self.instances = Instances({one.name: one.device for one in spec.instances})
         self.arena = Arena(max_arena_nbytes, instances.announce_segment, instances.announce_drop)
-        self._gathering = Gathering(spec, self.arena)
-        self.device_inputs = self._gathering.device_inputs
-        self._rows = SequenceRows(spec) if spec.in_sequences else None
+        self._messages = BatchMessages(spec, self.arena)
+        self.device_inputs = self._messages.device_inputs
         self._device_check = DeviceCheck(spec, instances)
         self._flights = Flights(self.free)
         self._answers = Answers(spec, metrics, cache)
         self._loop = asyncio.get_running_loop()
         self._pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
-        self._unavailable = ""
+        self._refusal: Callable[[], RequestError] | None = None
         #: Why no instance can run, where it is the machine's fault.
         self.fault = ""
         self._removed = False
@@ -127,9 +125,9 @@ class ModelDriver:
             checked = self.check.check(request)
             if request.regions:
                 self._device_check.check(request)
-            if self._unavailable:
-                raise Unavailable(self._unavailable)
-            retriable = not blocks or self._gathering.is_repeatable(request)
+            if self._refusal is not None:
+                raise self._refusal()
+            retriable = not blocks or self._messages.is_repeatable(request)
             pending = PendingRequest(self, request, checked, blocks, retriable, on_response, on_answer)
             if self.tracer is not None:
                 self.tracer.begin(pending)
@@ -204,8 +202,7 @@ class ModelDriver:
         self._pump_due = False
         now = time.monotonic()
         for late in self.scheduler.expire(now):
-            reason = fates.reason_taken_out(self.spec, late)
-            self._answer(late, fates.taken_out(self.spec, late), reason)
+            self._answer(late, fates.taken_out(self.spec, late), fates.reason_taken_out(self.spec, late))
         while (batch := self.scheduler.next_batch(now)) is not None:
             self._dispatch(batch, now)
         if self._wakeup is not None:
@@ -216,16 +213,13 @@ class ModelDriver:
             self._wakeup = self._loop.call_later(wakeup - now, self._pump)
 
     def _dispatch(self, batch: Batch, now: float) -> None:
-        members: Sequence[Any] = batch.requests if self._rows is None else self._rows.members(batch)
-        requests: list[InferRequest] = [one.request for one in members]
-        rows = [one.rows for one in members]
-        nbytes = sum([one.nbytes for one in members])
+        link = self.instances[batch.instance]
         try:
-            link = self.instances[batch.instance]
-            gathered = self._gathering.gather(requests, rows, nbytes, link)
+            gathered, run = self._messages.pack(batch, link)
         except OutOfMemory as error:
             logger.warning("model %s: %s", self.spec.name, error)
-            self._fail_batch(batch, refusals.no_memory(self.spec.name))
+            self.scheduler.complete(batch.batch_id)
+            self._refuse(batch.requests, refusals.no_memory(self.spec.name))
             return
         self._flights.depart(Flight(batch, link, gathered.blocks, gathered.in_place, now))
         self.metrics.queued(batch.requests, now)
@@ -233,12 +227,7 @@ class ModelDriver:
             self.tracer.dispatched(batch)
         if gathered.with_regions and self._regions is not None:
             self._regions.introduce(link, region_numbers(gathered.with_regions))
-        run = run_message(batch.batch_id, rows, requests, gathered)
-        link.send(run if self._rows is None else self._rows.told(run, batch, members))
-
-    def _fail_batch(self, batch: Batch, error: RequestError) -> None:
-        self.scheduler.complete(batch.batch_id)
-        self._refuse(batch.requests, error)
+        link.send(run)
 
     # ---- answers in -----------------------------------------------------------------------
 
@@ -284,7 +273,7 @@ class ModelDriver:
         self._pump()
         answers: Sequence[Answer] = [None] * len(flight.batch.requests)
         if not self.spec.decoupled:
-            answers = self._scatter(link, flight.batch, done)
+            answers = self._messages.unpack(link, flight.batch, done)
         self._answers.executed(flight, phases, answers)
         settle, give = self._settle, self._answers.give
         for pending, answer in zip(flight.requests, answers, strict=True):
@@ -293,27 +282,10 @@ class ModelDriver:
 
     def _on_yield(self, link: WorkerLink, message: wire.Yield) -> bool:
         flight = self._flights.at(link, message.batch_id)
-        answers = self._scatter(link, flight.batch, message, flight.yield_gone)
+        answers = self._messages.unpack(link, flight.batch, message, flight.yield_gone)
         for pending in self._answers.pass_on(flight, answers):
             self._flights.call_off(pending)  # nobody waits for more of it
         return flight.count_yield() == 1
-
-    def _scatter(
-        self,
-        link: WorkerLink,
-        batch: Batch,
-        message: wire.Done | wire.Yield,
-        on_gone: Callable[[], None] | None = None,
-    ) -> list[Answer]:
-        try:
-            if self._rows is not None:
-                return self._rows.scatter(link, batch, message, on_gone)
-            return scatter(self.spec, link, batch.requests, message, on_gone)
-        except (ValueError, TypeError, KeyError) as error:
-            # A worker is not trusted either: user code runs in it.
-            logger.error("model %s: nonsense from instance %s: %s", self.spec.name, link.instance, error)
-            wrong = refusals.nonsense(self.spec.name)
-            return [wrong] * len(batch.requests)
 
     def _land(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> Flight:
         flight = self._flights.land(link, batch_id, inputs_free)
@@ -329,7 +301,7 @@ class ModelDriver:
 
     def instance_up(self, link: WorkerLink) -> None:
         """A worker is there; it may be given batches at once."""
-        self._unavailable = self.fault = ""
+        self._refusal, self.fault = None, ""
         self.was_ready = True
         link.open()
         for segment, fd, nbytes in self.arena.segments():
@@ -341,36 +313,65 @@ class ModelDriver:
 
     def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:
         """A worker is gone: what it ran runs once more elsewhere, or is lost."""
-        if instance in self.instances.names():
-            self.instances[instance].drain()  # what it answered before is answered
+        if instance not in self.instances:  # it was let go meanwhile
+            return
         link = self.instances.remove(instance, restart_in_s)
         if link is not None:
-            self._lose(link, reason)
-        if not self.instances and self.instances.none_is_due():
-            self._give_up(refusals.no_instance(self.spec.name, self.fault))
+            self._lose(link, reason, self._refusal if self._removed else None)
+        self._refuse_hopeless(instance)
+
+    def _refuse_hopeless(self, instance: str) -> None:
+        """Nobody waits for what cannot run soon, after an instance went."""
+        if not (self.instances or self._removed) and self.instances.none_is_due():
+            self._give_up(lambda: refusals.no_instance(self.spec.name, self.fault))
         device = self.instances.device_of(instance)
         if self.instances.none_is_due(device):
             self._refuse(self.scheduler.take_all(device), refusals.none_on_device(self.spec.name, device))
 
-    def _lose(self, link: WorkerLink, reason: str) -> None:
+    def resize(self, spec: ModelSpec) -> None:
+        """The same model with other instances, which come up later or are going to be retired."""
+        self.spec = spec
+        self.instances.resize({one.name: one.device for one in spec.instances})
+        self.scheduler.resize(spec.instances)
+        self.device_inputs.resize(spec)
+
+    def retire_instance(self, instance: str) -> None:
+        """It gets nothing new, and is let go once it is idle."""
+        self.instances.retire(instance)
+        self.scheduler.retire(instance)
+        self._refuse_hopeless(instance)
+        self._pump_soon()
+
+    def is_idle(self, instance: str) -> bool:
+        """Whether one that was retired has finished, and nobody has to read what is on its device."""
+        return self.scheduler.is_idle(instance) and not self.instances.owes(instance)
+
+    def let_go(self, instance: str) -> None:
+        """One that was retired leaves; what it has not finished runs once more elsewhere, or is lost."""
+        link = self.instances.forget(instance)
+        if link is not None:
+            self._lose(link, "it is retired", lambda: refusals.retired(self.spec.name))
+        self.scheduler.instance_down(instance)
+
+    def _lose(self, link: WorkerLink, reason: str, ended: Callable[[], RequestError] | None) -> None:
         instance = self.metrics.instance(link.instance)
         instance.set_up(False)
-        instance.restarts += not self._removed
+        instance.restarts += ended is None
         running = self._flights.lose(link)
         logger.debug("model %s: instance %s is down: %s", self.spec.name, link.instance, reason)
         lost = self.scheduler.instance_down(link.instance)
         link.close()
-        reason_of_lost = Reason.OTHER if self._removed else Reason.BACKEND
+        counted = Reason.BACKEND if ended is None else Reason.OTHER
         for pending in lost:
-            self._answer(pending, fates.lost(self.spec, pending, removed=self._removed), reason_of_lost)
+            self._answer(pending, fates.lost(self.spec, pending, ended), counted)
         for pending in running:
             if pending.cancelled:  # nobody waits for it, but its body is still here
                 self._settle(pending)
         self._pump_soon()
 
-    def _give_up(self, reason: str) -> None:
-        self._unavailable = reason
-        self._refuse(self.scheduler.take_all(), Unavailable(reason))
+    def _give_up(self, refusal: Callable[[], RequestError]) -> None:
+        self._refusal = refusal
+        self._refuse(self.scheduler.take_all(), refusal())
 
     def _refuse(self, requests: Iterable[QueuedRequest], error: RequestError) -> None:
         for pending in requests:
@@ -389,9 +390,10 @@ class ModelDriver:
     def close(self) -> None:
         """Let every worker go and give the arena up; whoever still waits is told."""
         self._removed = True
+        self._refusal = lambda: refusals.ended(self.spec.name, stops=self.scheduler.draining)
         for instance in self.instances.names():
             self.instance_down(instance, "the model is removed")
-        self._give_up(refusals.removed(self.spec.name))
+        self._give_up(self._refusal)
         self.scheduler.close()
         if self._wakeup is not None:
             self._wakeup.cancel()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpuserve.errors import RequestError, Unavailable
+from collections.abc import Callable
+
+from gpuserve.errors import RequestError
 from gpuserve.front.scheduler import refusals
 from gpuserve.front.scheduler.queue import Fate, QueuedRequest
 from gpuserve.front.statistics import FailureReason
@@ -24,10 +26,10 @@ def reason_taken_out(spec: ModelSpec, pending: QueuedRequest) -> FailureReason:
     return FailureReason.REJECTED
 
 
-def lost(spec: ModelSpec, pending: QueuedRequest, *, removed: bool) -> RequestError:
-    """``Scheduler.instance_down`` gave it."""
-    if removed:
-        return Unavailable(refusals.removed(spec.name))
+def lost(spec: ModelSpec, pending: QueuedRequest, ended: Callable[[], RequestError] | None) -> RequestError:
+    """``Scheduler.instance_down`` gave it; ``ended`` says why no instance runs it, where no worker died."""
+    if ended is not None:
+        return ended()
     if pending.correlation is not None and spec.in_sequences:
         return refusals.sequence_lost(spec.name, pending.correlation.id)
     return refusals.worker_died(spec.name, pending.attempts)

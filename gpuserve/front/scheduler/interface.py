@@ -4,11 +4,12 @@ called.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from gpuserve.front.scheduler.queue import QueuedRequest
 from gpuserve.front.scheduler.slots import Batch
+from gpuserve.spec import InstanceSpec
 
 
 class SchedulerStatistics(NamedTuple):
@@ -77,6 +78,17 @@ class Scheduler(Protocol):
 
     def instance_up(self, name: str, slots: int = 1) -> None:
         """An instance is ready for batches, of which it runs ``slots`` at once."""
+
+    def resize(self, instances: Sequence[InstanceSpec]) -> None:
+        """The model has these instances from now on, on the devices that it had. New ones come up later, and
+        those that are not among them are retired.
+        """
+
+    def retire(self, name: str) -> None:
+        """An instance gets nothing new; once it is idle, ``instance_down`` takes it out for good."""
+
+    def is_idle(self, name: str) -> bool:
+        """Whether nothing is left for an instance that was retired to do."""
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it."""

@@ -4,13 +4,13 @@ for an instance that the ``RateLimiter`` lets run. Pure. Where rates are not lim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from gpuserve.front.scheduler.interface import Scheduler, SchedulerStatistics
 from gpuserve.front.scheduler.queue import QueuedRequest
 from gpuserve.front.scheduler.rate_limiter import RateLimiter
 from gpuserve.front.scheduler.slots import Batch
-from gpuserve.spec import ModelSpec
+from gpuserve.spec import InstanceSpec, ModelSpec
 
 
 class LimitedScheduler:
@@ -21,7 +21,10 @@ class LimitedScheduler:
     ) -> None:
         self._scheduler = scheduler
         self._limiter = limiter
-        self._rates = limiter.add(spec, wake)
+        self._wake = wake
+        self._rates = limiter.add(spec.instances, wake)
+        #: Instances that go for good when they go down.
+        self._retired: set[str] = set()
         #: The instances of the batches that have resources.
         self._running: dict[int, str] = {}
         #: Instances that wait for resources.
@@ -79,8 +82,24 @@ class LimitedScheduler:
         for batch_id in [n for n, instance in self._running.items() if instance == name]:
             del self._running[batch_id]
             self._limiter.release(self._rates[name])
-        self._limiter.withdraw(self._rates[name])
+        if name in self._rates:
+            self._limiter.withdraw(self._rates[name])
+        if name in self._retired:
+            self._retired.remove(name)
+            self._limiter.remove([self._rates.pop(name)])
         return lost
+
+    def resize(self, instances: Sequence[InstanceSpec]) -> None:
+        """The model has these instances from now on: those that are new take part."""
+        self._scheduler.resize(instances)
+        new = [one for one in instances if one.name not in self._rates]
+        self._rates |= self._limiter.add(new, self._wake)
+
+    def retire(self, name: str) -> None:
+        """An instance takes nothing new, and has its resources as long as it has something to finish."""
+        self._scheduler.retire(name)
+        self._retired.add(name)
+        self._limiter.withdraw(self._rates[name])
 
     def close(self) -> None:
         """The model is no more; its instances are down."""
@@ -120,6 +139,10 @@ class LimitedScheduler:
     def instance_up(self, name: str, slots: int = 1) -> None:
         """An instance is ready for batches, of which it runs ``slots`` at once."""
         self._scheduler.instance_up(name, slots)
+
+    def is_idle(self, name: str) -> bool:
+        """Whether nothing is left for an instance that was retired to do."""
+        return self._scheduler.is_idle(name)
 
     def statistics(self) -> SchedulerStatistics:
         """The counts at this moment."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from gpuserve.rate_spec import Resource, ResourceLimit, limit_of
-from gpuserve.spec import InstanceSpec, ModelSpec
+from gpuserve.spec import InstanceSpec
 
 
 class InstanceRate:
@@ -47,10 +47,10 @@ class RateLimiter:
         self._available: dict[Resource, int] = {}
         self._taken: Counter[Resource] = Counter()
 
-    def add(self, spec: ModelSpec, wake: Callable[[], None]) -> dict[str, InstanceRate]:
-        """The instances of a model take part from now on, by name; ``wake`` is called when one may run."""
+    def add(self, instances: Iterable[InstanceSpec], wake: Callable[[], None]) -> dict[str, InstanceRate]:
+        """Instances of a model take part from now on, by name; ``wake`` is called when one may run."""
         made = {}
-        for one in spec.instances:
+        for one in instances:
             made[one.name] = InstanceRate(self._needs(one), one.rate.priority, wake)
         self._instances += made.values()
         self._count()
@@ -65,7 +65,7 @@ class RateLimiter:
         return needs
 
     def remove(self, instances: Iterable[InstanceRate]) -> None:
-        """Instances of a model that is no more; they have given back what they had."""
+        """Instances that are no more; they have given back what they had."""
         for instance in instances:
             self._instances.remove(instance)
         self._count()

@@ -121,11 +121,18 @@ def none_on_device(model: str, device: str) -> RequestError:
     return Unavailable(f"model {model!r} has no live instance on {device}, whose memory the request names")
 
 
-def no_instance(model: str, fault: str = "") -> str:
-    """Why nothing is taken while no instance is to be had soon; ``fault``: what is wrong with the machine."""
-    return f"model {model!r} has no live instance: {fault or 'its last one died'}"
+def no_instance(model: str, fault: str = "") -> RequestError:
+    """No instance is to be had soon; ``fault``: what is wrong with the machine."""
+    return Unavailable(f"model {model!r} has no live instance: {fault or 'its last one died'}")
 
 
-def removed(model: str) -> str:
-    """Why nothing is taken any more."""
-    return f"model {model!r} is not served any more"
+def retired(model: str) -> RequestError:
+    """Its instance was taken away before it, or the sequence that it belongs to, had come to its end."""
+    return Unavailable(
+        f"model {model!r} was scaled down, and the instance that ran this request did not finish in time"
+    )
+
+
+def ended(model: str, *, stops: bool) -> RequestError:
+    """Nothing is run any more: the server ``stops``, or the model was removed."""
+    return stopping() if stops else Unavailable(f"model {model!r} is not served any more")

@@ -16,16 +16,19 @@ from gpuserve.front.scheduler.slots import Batch
 
 class SeatedInstance:
     """One instance. ``ready`` are the sequences with a request that may run; ``dropped`` are those of which
-    it has not been told yet that they are no more.
+    it has not been told yet that they are no more. One that is ``retired`` keeps the sequences that it has.
     """
 
-    __slots__ = ("at_once", "capacity", "dropped", "free_seats", "name", "ready", "running", "seated")
+    __slots__ = (
+        "at_once", "capacity", "dropped", "free_seats", "name", "ready", "retired", "running", "seated",
+    )  # fmt: skip
 
     def __init__(self, name: str, seats: int, at_once: int, capacity: int) -> None:
         self.name = name
         self.at_once = at_once
         self.capacity = capacity
         self.running = 0
+        self.retired = False
         #: The lowest first: batches that keep rows stay small.
         self.free_seats = list(range(seats))
         self.seated: dict[ActiveSequence, None] = {}
@@ -48,7 +51,7 @@ class Seats:
         self._next_batch_id = 0
 
     def __len__(self) -> int:
-        return len(self._instances)
+        return len(self._in_rotation())
 
     def __getitem__(self, name: str) -> SeatedInstance:
         return self._instances[name]
@@ -56,12 +59,12 @@ class Seats:
     @property
     def at_once(self) -> int:
         """How many batches the instances that are up run at once."""
-        return sum(one.at_once for one in self._instances.values())
+        return sum(one.at_once for one in self._in_rotation())
 
     @property
     def room(self) -> int:
         """How many batches could be taken."""
-        return sum(one.capacity - one.running for one in self._instances.values())
+        return sum(one.capacity - one.running for one in self._in_rotation())
 
     @property
     def running(self) -> tuple[Batch, ...]:
@@ -77,6 +80,19 @@ class Seats:
         if name in self._instances:
             raise ValueError(f"instance {name!r} is up already")
         self._instances[name] = SeatedInstance(name, self.seats, at_once, at_once + prefetch)
+
+    def retire(self, name: str) -> None:
+        """An instance takes no more sequences; nothing where it is not up."""
+        if name in self._instances:
+            self._instances[name].retired = True
+
+    def is_idle(self, name: str) -> bool:
+        """Whether an instance has neither a sequence nor a batch."""
+        instance = self._instances.get(name)
+        return instance is None or not (instance.seated or instance.running)
+
+    def _in_rotation(self) -> list[SeatedInstance]:
+        return [one for one in self._instances.values() if not one.retired]
 
     def down(self, name: str) -> list[ActiveSequence]:
         """An instance is gone, and so are its batches: the sequences that were seated there."""
@@ -94,7 +110,7 @@ class Seats:
 
     def seat(self, sequence: ActiveSequence) -> bool:
         """Give a sequence a seat where most are free; False: there is none."""
-        instance = max(self._instances.values(), key=_free_seats, default=None)
+        instance = max(self._in_rotation(), key=_free_seats, default=None)
         if instance is None or not instance.free_seats:
             return False
         sequence.advance("seat")

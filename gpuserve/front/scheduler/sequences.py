@@ -20,7 +20,7 @@ batch (``Batch.dropped``). Here too, every request that was accepted is in exact
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from gpuserve.errors import RequestError
 from gpuserve.front.scheduler import refusals
@@ -31,7 +31,7 @@ from gpuserve.front.scheduler.sequence_state import ActiveSequence, SequenceStat
 from gpuserve.front.scheduler.slots import Batch
 from gpuserve.front.scheduler.steps import step_of
 from gpuserve.sequence_spec import DIRECT, SequenceSpec
-from gpuserve.spec import BatchingSpec, QueueSpec
+from gpuserve.spec import BatchingSpec, InstanceSpec, QueueSpec
 
 
 class SequenceScheduler:
@@ -263,6 +263,17 @@ class SequenceScheduler:
         at_once, prefetch = (1, 0) if self._stepwise else (slots, self._prefetch)
         self._seats.up(name, at_once, prefetch)
         self._fill_seats()
+
+    def resize(self, instances: Sequence[InstanceSpec]) -> None:
+        """The model has these instances from now on, which come up later where they are new."""
+
+    def retire(self, name: str) -> None:
+        """An instance takes no more sequences; it goes down once those that it has are over."""
+        self._seats.retire(name)
+
+    def is_idle(self, name: str) -> bool:
+        """Whether nothing is left for an instance that was retired to do."""
+        return self._seats.is_idle(name)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: what ran there, and what waited of the sequences that had begun, is lost."""

@@ -42,13 +42,14 @@ class Batch:
 
 
 class _Instance:
-    __slots__ = ("at_once", "capacity", "name", "running")
+    __slots__ = ("at_once", "capacity", "name", "retired", "running")
 
     def __init__(self, name: str, at_once: int, capacity: int) -> None:
         self.name = name
         self.at_once = at_once
         self.capacity = capacity
         self.running = 0
+        self.retired = False
 
     @property
     def has_seclusion(self) -> bool:
@@ -70,7 +71,9 @@ _LOAD: Final = operator.attrgetter("load")
 
 
 class InstanceSlots:
-    """Slots for batches on every instance that is up. ``room`` is how many are free."""
+    """Slots for batches on every instance that is up. ``room`` is how many are free. One that is retired
+    finishes its batches and counts for nothing else.
+    """
 
     def __init__(self) -> None:
         self._instances: dict[str, _Instance] = {}
@@ -83,7 +86,7 @@ class InstanceSlots:
     @property
     def instances(self) -> int:
         """How many instances are up."""
-        return len(self._instances)
+        return len(self._by_use)
 
     @property
     def at_once(self) -> int:
@@ -116,14 +119,29 @@ class InstanceSlots:
         instance = self._instances.pop(name, None)
         if instance is None:
             return [], []
-        self._by_use.remove(instance)
-        self.room -= instance.capacity - instance.running
+        self._take_out(instance)
         batches = [batch for batch in self._running.values() if batch.instance == name]
         for batch in batches:
             del self._running[batch.batch_id]
         computed = [batch for batch in batches if not batch.slots]
         others = [batch for batch in batches if batch.slots]
         return computed + others[: instance.at_once], others[instance.at_once :]
+
+    def retire(self, name: str) -> None:
+        """An instance takes no more batches; nothing where it is not up."""
+        instance = self._instances.get(name)
+        if instance is not None:
+            self._take_out(instance)
+
+    def is_idle(self, name: str) -> bool:
+        """Whether an instance has no batch."""
+        return all(batch.instance != name for batch in self._running.values())
+
+    def _take_out(self, instance: _Instance) -> None:
+        if not instance.retired:
+            instance.retired = True
+            self._by_use.remove(instance)
+            self.room -= instance.capacity - instance.running
 
     def has_room(self, among: Collection[str] | None = None, *, secluded: bool = False) -> bool:
         """Whether one of some instances, or any, can take a batch; ``secluded``: one without company."""
@@ -173,8 +191,10 @@ class InstanceSlots:
 
     def free_slot(self, batch: Batch) -> None:
         """A batch goes on without a slot until it ends."""
-        self._instances[batch.instance].running -= batch.slots
-        self.room += batch.slots
+        instance = self._instances[batch.instance]
+        instance.running -= batch.slots
+        if not instance.retired:
+            self.room += batch.slots
         batch.slots = 0
 
     def release(self, batch_id: int) -> Batch:

@@ -200,6 +200,11 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the client has heard of it, as far as that can be known, or is about to by its answer."""
         return self._spoken is not None and self._spoken.aware
 
+    @property
+    def held(self) -> Sequence[str]:
+        """The paths of the requests that it has, where its client was told that it takes no more."""
+        return self._spoken.unanswered if self._announced and self._spoken is not None else ()
+
     def shut_down(self) -> None:
         """Finish what is there and close. Called until it is closed: the first bytes may be on their way."""
         again, self._leaving = self._leaving, True

@@ -161,8 +161,8 @@ class Spoken(Protocol):
     """A protocol on one connection. Called in the loop; none of these raises."""
 
     @property
-    def busy(self) -> bool:
-        """Whether a request is not answered yet."""
+    def unanswered(self) -> Sequence[str]:
+        """The paths of the requests that are not answered yet."""
 
     def feed(self, data: Piece) -> None:
         """What has arrived. A view is valid in the call only."""

@@ -62,7 +62,9 @@ class Http1:
         self._begun_nbytes = 0
         self._running = False
         self._paused = False
-        #: The answer to come, or that is there, is the last.
+        #: Answers that begin from now on say that they are the last.
+        self._retiring = False
+        #: The answer to come, or that is there, is the last, and says so.
         self._closing = False
         #: The server wants to be rid of the connection, idle or not.
         self._asked_to_close = False
@@ -74,9 +76,9 @@ class Http1:
         self._sending_watch = timeouts.Watch()
 
     @property
-    def busy(self) -> bool:
-        """Whether a request is not answered yet."""
-        return self._exchange is not None
+    def unanswered(self) -> Sequence[str]:
+        """The paths of the requests that are not answered yet."""
+        return () if self._exchange is None else (self._exchange.head.path,)
 
     # ---- bytes in -------------------------------------------------------------------------
 
@@ -133,7 +135,7 @@ class Http1:
         nbytes = request.body_nbytes
         if 0 <= nbytes <= len(data) - end:
             self._stage = Stage.ANSWER  # checked by hand: this is every small request
-            exchange = Http1Exchange(self, request, request.is_plain and not self._closing)
+            exchange = Http1Exchange(self, request, request.is_plain and not self._retiring)
             sink = self._sink_of(exchange)
             if sink is not None:
                 sink.take(data[end : end + nbytes], True)
@@ -186,7 +188,7 @@ class Http1:
             return self._refuse(error)
         if body.ended:
             self._enter(Stage.ANSWER)
-            exchange.is_plain = exchange.request.is_plain and not self._closing
+            exchange.is_plain = exchange.request.is_plain and not self._retiring
             sink.take(piece, True)
         elif len(piece):
             self._unconsumed_nbytes += len(piece)
@@ -261,7 +263,7 @@ class Http1:
 
     def closes_after(self, request: RequestHead) -> bool:
         """Whether the answer of the request is the last of its connection."""
-        if self._closing or not request.keep_alive:
+        if self._closing or self._retiring or not request.keep_alive:
             return True
         left = self._body.left_nbytes or 0
         return self._stage is Stage.BODY and (self._awaits_continue or left > DRAIN_NBYTES)
@@ -323,19 +325,22 @@ class Http1:
         self._drop_request()
 
     def announce(self) -> None:
-        """Tell the client with the next answer, which is the last."""
-        self._closing = True
+        """Tell the client with the next answer that begins, which is the last."""
+        self._retiring = True
         if self._exchange is not None:
             self._exchange.is_plain = False
 
     @property
     def aware(self) -> bool:
         """Whether it is told with the answer to come, or has been."""
-        return self._exchange is not None or self._stage in (Stage.LINGER, Stage.CLOSED)
+        if self._exchange is not None:
+            return self._closing or self._exchange.progress is not Progress.SENDING
+        return self._stage in (Stage.LINGER, Stage.CLOSED)
 
     def shut_down(self) -> None:
         """Take no new request but one that is on its way: idle, it is closed the second time."""
         again, self._asked_to_close = self._asked_to_close, True
+        self._closing = True
         self.announce()
         if self._exchange is not None:
             return

@@ -73,9 +73,9 @@ class Http2:
         way.write(h2.settings_frame(_SETTINGS) + grown)
 
     @property
-    def busy(self) -> bool:
-        """Whether a request is not answered yet."""
-        return bool(self._streams)
+    def unanswered(self) -> list[str]:
+        """The paths of the requests that are not answered yet."""
+        return [stream.head.path for stream in self._streams.values()]
 
     # ---- bytes in -------------------------------------------------------------------------
 

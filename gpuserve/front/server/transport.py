@@ -14,6 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from gpuserve.front.endpoint.asgi import Application
+from gpuserve.front.endpoint.grpc_health import WATCH
+from gpuserve.front.endpoint.routes import ADMIN_PREFIX
 from gpuserve.front.server.asgi_requests import AsgiRequests
 from gpuserve.front.server.connection import READ_NBYTES, Connection
 from gpuserve.front.server.exchange import Exchange, Sink
@@ -41,6 +43,8 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 )
 _TLS_HANDSHAKE_S: Final = 15.0
+#: Paths of requests that may be open while there is nothing to do, by how they begin.
+_NO_WORK: Final = (WATCH, ADMIN_PREFIX)
 #: After our own drain every request is answered, and what idles is closed at once. What is waited for are
 #: answers to clients that are slow to read them.
 CLOSE_TIMEOUT_S: Final = 3.0
@@ -65,13 +69,12 @@ class NativeTransport:
         self._listeners = listeners
         self._requests = AsgiRequests(application)
         self._tls = tls
-        self._max_age_s = max_connection_age_s or math.inf
-        self._check_s = min(_CHECK_S, max(_MIN_CHECK_S, self._max_age_s * _AGE_JITTER / 4))
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
         self._connections: set[Connection] = set()
         self._buffer = memoryview(bytearray(READ_NBYTES))
         self._check: asyncio.TimerHandle | None = None
+        self.limit_age(max_connection_age_s)
 
     async def start(self) -> None:
         """Accept connections on every listener."""
@@ -87,6 +90,22 @@ class NativeTransport:
     def n_unaware(self) -> int:
         """How many connections there are whose clients may not have heard of it."""
         return sum(not connection.aware for connection in self._connections)
+
+    @property
+    def n_held(self) -> int:
+        """How many requests there are on connections whose clients were told. Who watches health has none,
+        nor who operates the server, and may be waiting for this.
+        """
+        held = (path for connection in self._connections for path in connection.held)
+        return sum(not path.startswith(_NO_WORK) for path in held)
+
+    def limit_age(self, max_age_s: float) -> None:
+        """Connections that are made from now on take requests for so long; 0 is for ever."""
+        self._max_age_s = max_age_s or math.inf
+        self._check_s = min(_CHECK_S, max(_MIN_CHECK_S, self._max_age_s * _AGE_JITTER / 4))
+        if self._check is not None:
+            self._check.cancel()
+            self._on_check()
 
     async def renew(self) -> None:
         """Use the files of TLS anew, for connections from now on.

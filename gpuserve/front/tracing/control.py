@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from gpuserve.errors import InvalidArgument
@@ -19,6 +20,7 @@ from gpuserve.front.tracing.trace import Trace
 from gpuserve.front.tracing.trace_file import TraceFileWriter
 from gpuserve.front.tracing.values import OPENTELEMETRY, Changes, described, read_changes
 from gpuserve.settings import TraceSettings
+from gpuserve.trace_output import is_without_file
 
 #: What waits to be written when the front ends has so long; less than the supervisor's patience.
 CLOSE_TIMEOUT_S: Final = 2.0
@@ -48,6 +50,9 @@ class TraceControl:
         self._known: set[str] = set()
         self._ids = trace_ids(epoch)
         self._sink: TraceSink | None = None
+        #: Sinks that only write what they have, and the files that this front has written.
+        self._ending: set[asyncio.Task[None]] = set()
+        self._written: set[str] = set()
         self._active = False
 
     def settings(self, model: str = "") -> dict[str, list[str]]:
@@ -78,6 +83,19 @@ class TraceControl:
         self._scopes.restore(wire)
         self.refresh()
 
+    def restart(self, start: TraceSettings) -> None:
+        """The settings of the start are others. What clients have changed stays over them."""
+        former, self._start = self._start, start
+        changes = self._scopes.to_wire()
+        self._scopes = TraceScopes(start)
+        self._scopes.restore(changes)
+        if self._sink is not None and _output(former) != _output(start):
+            ending = asyncio.get_running_loop().create_task(_close(self._sink))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+            self._sink = None
+        self.refresh()
+
     def refresh(self) -> None:
         """Let every model be traced as its settings say. The settings of one that is no more go with it."""
         drivers = list(self._models())
@@ -94,8 +112,8 @@ class TraceControl:
 
     async def close(self) -> None:
         """Write what is not written yet."""
-        if self._sink is not None:
-            await asyncio.to_thread(self._sink.close, CLOSE_TIMEOUT_S)
+        ending = [*self._ending, *([_close(self._sink)] if self._sink is not None else ())]
+        await asyncio.gather(*ending)
 
     def _check_model(self, model: str) -> None:
         if model and all(driver.spec.name != model for driver in self._models()):
@@ -116,14 +134,28 @@ class TraceControl:
         )
 
     def _deliver(self, trace: Trace) -> None:
+        if is_without_file(self._start.mode, True, self._start.file):
+            return  # there was one when its request began
         if self._sink is None:
-            self._sink = TraceSink(self._writer)
+            continues = self._epoch > 1 or self._start.file in self._written
+            self._written.add(self._start.file)
+            self._sink = TraceSink(partial(_writer, self._start, continues))
             self._sink.open()
         self._sink.put(trace)
 
-    def _writer(self) -> TraceWriter:
-        if self._start.mode != OPENTELEMETRY:
-            return TraceFileWriter(self._start.file, continues=self._epoch > 1)
-        from gpuserve.front.tracing.otlp import OtlpWriter  # an extra, which only this mode needs
 
-        return OtlpWriter(self._start)
+def _writer(start: TraceSettings, continues: bool) -> TraceWriter:
+    if start.mode != OPENTELEMETRY:
+        return TraceFileWriter(start.file, continues=continues)
+    from gpuserve.front.tracing.otlp import OtlpWriter  # an extra, which only this mode needs
+
+    return OtlpWriter(start)
+
+
+def _output(start: TraceSettings) -> tuple[object, ...]:
+    """What decides where traces go."""
+    return start.mode, start.file, start.url, start.resource
+
+
+async def _close(sink: TraceSink) -> None:
+    await asyncio.to_thread(sink.close, CLOSE_TIMEOUT_S)

@@ -1,0 +1,116 @@
+"""The HTTP endpoints of the admin API: a request to a verb and its arguments, and the outcome to an answer.
+Part of the HTTP door; what the verbs do is the supervisor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from gpuserve.errors import InvalidArgument, request_error
+from gpuserve.front.endpoint.asgi import Receive
+from gpuserve.front.endpoint.http_answers import Answer, failure, json_answer
+from gpuserve.front.endpoint.http_json import compact, loads
+from gpuserve.front.endpoint.limits import shown, shown_names
+from gpuserve.front.endpoint.request_body import read_body
+from gpuserve.front.endpoint.routes import Endpoint, Route
+from gpuserve.front.endpoint.service import InferenceService
+from gpuserve.spec import MAX_INSTANCES
+from gpuserve.supervisor.operator.arguments import MAX_TIMEOUT_S
+from gpuserve.supervisor.operator.outcome import Outcome
+
+#: Two members at most.
+MAX_BODY_NBYTES: Final = 64 << 10
+
+
+class Question(NamedTuple):
+    """What the supervisor is asked."""
+
+    verb: str
+    arguments: dict[str, Any]
+
+
+def admin_endpoints(
+    service: InferenceService,
+) -> dict[Endpoint, Callable[[Route, Receive], Awaitable[Answer]]]:
+    """What answers each of these endpoints.
+
+    Each raises ``RequestError``: a body is malformed, or a value cannot be.
+    """
+
+    async def ask(route: Route, receive: Receive) -> Answer:
+        body = b"" if route.endpoint.method == "GET" else await read_body(receive, MAX_BODY_NBYTES)
+        return answer_of(await service.admin.ask(*question(route, body)))
+
+    return dict.fromkeys(_VERBS, ask)
+
+
+def question(route: Route, body: bytes) -> Question:
+    """The verb that a request stands for, with its arguments.
+
+    Raises:
+        InvalidArgument: the body is no JSON object, or has a member that the verb does not take or a value
+            that cannot be.
+    """
+    verb, members = _VERBS[route.endpoint]
+    given = _given(body, verb, members)
+    if not route.model_name:
+        return Question(verb, given)
+    if route.endpoint is Endpoint.ADMIN_MODEL_SCALE:
+        if "instances" not in given:
+            raise InvalidArgument("the body of a scale request must have the member 'instances'")
+        return Question(verb, {"counts": {route.model_name: given["instances"]}})
+    return Question(verb, {"model": route.model_name})
+
+
+def answer_of(outcome: Outcome) -> Answer:
+    """The answer for an outcome: its result, with what there is to be said as "text" or as "error"."""
+    if outcome.code:
+        return failure(request_error(outcome.code, outcome.text), outcome.result)
+    said = {"text": outcome.text} if outcome.text else {}
+    return json_answer(200, compact({**outcome.result, **said}).encode())
+
+
+def _given(body: bytes, verb: str, members: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    document = loads(body) if body.strip() else {}
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"the body of a {verb} request must be a JSON object")
+    for name in document:
+        if name not in members:
+            known = f"expected {shown_names(members)}" if members else "it takes none"
+            raise InvalidArgument(f"unknown member '{shown(name)}' in the body of a {verb} request; {known}")
+    return {name: members[name](value) for name, value in document.items()}
+
+
+def _timeout_s(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= MAX_TIMEOUT_S:
+        raise _wrong("timeout_s", f"a number of seconds from 0 to {MAX_TIMEOUT_S:.0f}", value)
+    return float(value)
+
+
+def _undo(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong("undo", "true or false", value)
+    return value
+
+
+def _instances(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_INSTANCES:
+        raise _wrong("instances", f"an integer from 1 to {MAX_INSTANCES}", value)
+    return value
+
+
+def _wrong(member: str, expected: str, value: Any) -> InvalidArgument:
+    return InvalidArgument(f"'{member}': expected {expected}, given {shown(compact(value))}")
+
+
+#: The verb of each endpoint, and the members that its body may have.
+_VERBS: Final[dict[Endpoint, tuple[str, dict[str, Callable[[Any], Any]]]]] = {
+    Endpoint.ADMIN_STATUS: ("status", {}),
+    Endpoint.ADMIN_DRAIN: ("drain", {"timeout_s": _timeout_s, "undo": _undo}),
+    Endpoint.ADMIN_RELOAD: ("reload", {}),
+    Endpoint.ADMIN_MODEL_LOAD: ("load", {}),
+    Endpoint.ADMIN_MODEL_UNLOAD: ("unload", {}),
+    Endpoint.ADMIN_MODEL_RELOAD: ("reload", {}),
+    Endpoint.ADMIN_MODEL_SCALE: ("scale", {"instances": _instances}),
+}

@@ -1,0 +1,214 @@
+"""The socket that a running server is operated by: listening on it, and the clients that ask.
+
+The kernel says who a client is (SO_PEERCRED). What a client sends is not trusted beyond that: one that sends
+anything but one question, or nothing, is let go, and no other notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from gpuserve.errors import Code
+from gpuserve.supervisor.attach_address import may_attach
+from gpuserve.supervisor.attach_socket import peer_credentials
+from gpuserve.supervisor.listeners import Listeners
+from gpuserve.supervisor.operator.control_address import ControlName
+from gpuserve.supervisor.operator.messages import (
+    ALIVE_PERIOD_S,
+    OPERATE,
+    PROTOCOL,
+    Alive,
+    Answered,
+    Ask,
+    Told,
+)
+from gpuserve.supervisor.operator.outcome import AnswerOutcome, Outcome, Tell
+from gpuserve.supervisor.reactor import Reactor
+from gpuserve_worker import datagram
+from gpuserve_worker.wire import WireError
+
+logger = logging.getLogger(__name__)
+
+#: Clients at once. Others wait until one of them has gone.
+MAX_CLIENTS: Final = 64
+#: A client that has asked nothing for so long is let go.
+ASK_TIMEOUT_S: Final = 5.0
+#: No question is larger.
+MAX_ASK_NBYTES: Final = 64 << 10
+_BACKLOG: Final = 64
+#: Out of descriptors, the server tries again to take a client after this time.
+_RETRY_S: Final = 1.0
+
+#: See ``OperatorVerbs.ask``.
+AskVerb: TypeAlias = Callable[[str, dict[str, Any], Tell, AnswerOutcome], None]
+
+
+class ControlSocket:
+    """The listeners of one server and their clients, from ``open()`` to ``close()``."""
+
+    def __init__(self, reactor: Reactor, ask: AskVerb) -> None:
+        self._reactor = reactor
+        self._ask = ask
+        self._listeners: list[socket.socket] = []
+        self._clients: set[ControlClient] = set()
+
+    def open(self, ports: Listeners) -> None:
+        """Take clients from now on, by a name for each port."""
+        for listener in ports.sockets.values():
+            address, port = listener.getsockname()[:2]
+            self._listen(ControlName(os.geteuid(), address, port))
+
+    def close(self) -> None:
+        """Let everybody go."""
+        for listener in self._listeners:
+            self._reactor.unwatch(listener.fileno())
+            listener.close()
+        self._listeners.clear()
+        for client in list(self._clients):
+            client.close()
+
+    def _listen(self, name: ControlName) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            listener.bind(name.encode())
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            logger.warning("the server cannot be operated by %s: %s", name, error.strerror or error)
+            return
+        self._listeners.append(listener)
+        self._watch(listener)
+
+    def _watch(self, listener: socket.socket) -> None:
+        self._reactor.watch(listener.fileno(), lambda: self._accept(listener))
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # out of descriptors: that passes
+            logger.error("nobody can operate the server now: %s", error.strerror or error)
+            self._reactor.unwatch(listener.fileno())
+            self._reactor.call_later(_RETRY_S, lambda: self._accept_again(listener))
+            return
+        sock.setblocking(False)
+        peer = peer_credentials(sock)
+        if not may_attach(os.geteuid(), peer.uid):
+            logger.warning("process %d may not operate the server: it belongs to user %d", peer.pid, peer.uid)
+            sock.close()
+        else:
+            client = ControlClient(sock, self._reactor, self._ask, self._gone)
+            self._clients.add(client)
+            client.open()
+            if len(self._clients) >= MAX_CLIENTS:
+                for one in self._listeners:
+                    self._reactor.unwatch(one.fileno())
+
+    def _gone(self, client: ControlClient) -> None:
+        self._clients.discard(client)
+        if len(self._clients) == MAX_CLIENTS - 1:
+            for one in self._listeners:
+                self._watch(one)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener in self._listeners and len(self._clients) < MAX_CLIENTS:
+            self._reactor.unwatch(listener.fileno())  # a client that has gone may have been quicker
+            self._watch(listener)
+
+
+class ControlClient:
+    """One client, from ``open()`` to its answer. ``on_gone`` is told once that it is no more.
+
+    What it asked for goes on where it has gone away.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        reactor: Reactor,
+        ask: AskVerb,
+        on_gone: Callable[[ControlClient], None],
+    ) -> None:
+        self._sock = sock
+        self._reactor = reactor
+        self._ask = ask
+        self._on_gone = on_gone
+        self._has_asked = False
+        self._is_closed = False
+
+    def open(self) -> None:
+        """Hear it from now on."""
+        self._reactor.watch(self._sock.fileno(), self._on_readable)
+        self._reactor.call_later(ASK_TIMEOUT_S, self._on_ask_timeout)
+
+    def close(self) -> None:
+        """Let it go."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._reactor.unwatch(self._sock.fileno())
+        self._sock.close()
+        self._on_gone(self)
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._sock.recv(MAX_ASK_NBYTES + 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data or self._has_asked or len(data) > MAX_ASK_NBYTES:
+            self.close()
+            return
+        try:
+            message = OPERATE.decode(data)
+        except WireError as error:
+            logger.warning("a command that asks nonsense is let go: %s", error)
+            self.close()
+            return
+        self._heard(message)
+
+    def _heard(self, message: Any) -> None:
+        match message:
+            case Ask(int(protocol)) if protocol != PROTOCOL:
+                text = "the command and the server need the same version of gpuserve"
+                self._answer(Outcome(Code.UNIMPLEMENTED.value, text, {}))
+            case Ask(int(), str(verb), dict(arguments)):
+                self._has_asked = True
+                self._reactor.call_later(ALIVE_PERIOD_S, self._say_alive)
+                self._ask(verb, arguments, lambda text: self._say(Told(text)), self._answer)
+            case _:
+                logger.warning("a command that asks nonsense is let go")
+                self.close()
+
+    def _answer(self, outcome: Outcome) -> None:
+        self._say(Answered(*outcome))
+        self.close()
+
+    def _say_alive(self) -> None:
+        if not self._is_closed:
+            self._say(Alive())
+            self._reactor.call_later(ALIVE_PERIOD_S, self._say_alive)
+
+    def _say(self, message: Told | Alive | Answered) -> None:
+        if not self._is_closed and not _send(self._sock, message):
+            self.close()
+
+    def _on_ask_timeout(self) -> None:
+        if not self._has_asked:
+            self.close()
+
+
+def _send(sock: socket.socket, message: Told | Alive | Answered) -> bool:
+    """Whether it left: a client that does not read is not waited for."""
+    with contextlib.suppress(OSError):
+        datagram.send(sock, OPERATE.encode(message))
+        return True
+    return False

@@ -1,0 +1,184 @@
+"""What a reload of the config has to do to the models, and in which order. Pure; who does it is in
+``reload/config_reload.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from gpuserve.spec import ModelSpec
+
+#: The versions of models as a file declares them, by name.
+Declared: TypeAlias = Mapping[str, Sequence[ModelSpec]]
+
+
+class Action(enum.Enum):
+    """What becomes of a model; the value is the list of the result that it is told in."""
+
+    LOAD = "loaded"
+    RELOAD = "reloaded"
+    SCALE = "scaled"
+    UNLOAD = "unloaded"
+
+
+class ConfigModels(NamedTuple):
+    """The models of a config, and the names of those that are loaded at a start with it."""
+
+    declared: Declared
+    wanted: Collection[str]
+
+
+def by_name(specs: Iterable[ModelSpec]) -> dict[str, tuple[ModelSpec, ...]]:
+    """The versions of each model, in the order in which they were declared."""
+    found: dict[str, tuple[ModelSpec, ...]] = {}
+    for one in specs:
+        found[one.name] = (*found.get(one.name, ()), one)
+    return found
+
+
+def actions(before: ConfigModels, now: ConfigModels, is_served: Callable[[str], bool]) -> dict[str, Action]:
+    """What has to be done, by model: what has changed, and no more.
+
+    A model that is declared as it was is not touched, whatever clients or operators have made of it. One that
+    is declared otherwise is loaded anew where it is served; one that was unloaded by hand stays unloaded, but
+    for an ensemble that is loaded and needs it.
+    """
+    found: dict[str, Action] = {}
+    for name in dict.fromkeys([*now.declared, *before.declared]):
+        action = _action(name, before, now, is_served(name))
+        if action is not None:
+            found[name] = action
+    loads = [name for name, action in found.items() if action in (Action.LOAD, Action.RELOAD)]
+    for member in sorted(set().union(*(members(name, now.declared) for name in loads))):
+        if not is_served(member):
+            found.setdefault(member, Action.LOAD)
+    return found
+
+
+def _action(name: str, before: ConfigModels, now: ConfigModels, served: bool) -> Action | None:
+    old, new = before.declared.get(name), now.declared.get(name)
+    is_new = name in now.wanted and name not in before.wanted
+    is_left_out = name in before.wanted and name not in now.wanted
+    if served and (new is None or is_left_out):
+        return Action.UNLOAD
+    if new is None or (not served and not is_new):
+        return None
+    if not served:
+        return Action.LOAD
+    if old == new:
+        return None
+    return Action.SCALE if _differ_in_counts(old or (), new) else Action.RELOAD
+
+
+def _differ_in_counts(old: Sequence[ModelSpec], new: Sequence[ModelSpec]) -> bool:
+    """Whether only the numbers of instances are others."""
+    return [_without_counts(one) for one in old] == [_without_counts(one) for one in new]
+
+
+def _without_counts(spec: ModelSpec) -> ModelSpec:
+    """The model with one instance of each kind."""
+    kinds = [dataclasses.replace(one, name="") for one in spec.instances]
+    return dataclasses.replace(
+        spec, instances=tuple(one for place, one in enumerate(kinds) if one not in kinds[:place])
+    )
+
+
+def even_count(placed: Iterable[ModelSpec]) -> int | None:
+    """How many instances models have on each of their devices, where that is one number and all instances of
+    a device are alike; else None.
+    """
+    counts: set[int] = set()
+    for spec in placed:
+        counts.update(Counter(one.device for one in spec.instances).values())
+        if len(_without_counts(spec).instances) != len({one.device for one in spec.instances}):
+            return None
+    return counts.pop() if len(counts) == 1 else None
+
+
+def members(model: str, declared: Declared) -> set[str]:
+    """The models of an ensemble's steps, and theirs."""
+    found: set[str] = set()
+    left = [model]
+    while left:
+        new = {step.model for spec in declared.get(left.pop(), ()) for step in spec.steps} - found
+        found |= new
+        left += new
+    return found
+
+
+def needs(found: Mapping[str, Action], before: Declared, now: Declared) -> dict[str, set[str]]:
+    """For each model the others that must be done first: what an ensemble asks is loaded before it, and
+    unloaded after it. Unloads come last.
+    """
+    unloads = {name for name, action in found.items() if action is Action.UNLOAD}
+    loads = found.keys() - unloads
+    needed = {name: members(name, now) & loads - {name} for name in loads}
+    for name in unloads:
+        needed[name] = {one for one in unloads - {name} if name in members(one, before)}
+    return needed
+
+
+class StepState(enum.Enum):
+    """Where the work on one model stands."""
+
+    WAITING = "WAITING"
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+
+
+TRANSITIONS: Final[dict[StepState, frozenset[StepState]]] = {
+    StepState.WAITING: frozenset({StepState.RUNNING, StepState.FAILED}),
+    StepState.RUNNING: frozenset({StepState.DONE, StepState.FAILED}),
+    StepState.DONE: frozenset(),
+    StepState.FAILED: frozenset(),
+}
+
+
+class Steps:
+    """The work of one reload: each step once those are done that it needs."""
+
+    def __init__(self, needed: Mapping[str, Collection[str]]) -> None:
+        self._needed = needed
+        self._states = dict.fromkeys(needed, StepState.WAITING)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not {StepState.WAITING, StepState.RUNNING} & set(self._states.values())
+
+    def begin(self) -> list[str]:
+        """Those that may begin now, and do."""
+        ready = [
+            name
+            for name, state in self._states.items()
+            if state is StepState.WAITING and all(self._is(one, StepState.DONE) for one in self._needed[name])
+        ]
+        for name in ready:
+            self._move(name, StepState.RUNNING)
+        return ready
+
+    def done(self, name: str) -> None:
+        """One went well."""
+        self._move(name, StepState.DONE)
+
+    def failed(self, name: str) -> list[tuple[str, str]]:
+        """One did not; each of those that cannot be done for that now, with the one that it needs."""
+        self._move(name, StepState.FAILED)
+        lost: list[tuple[str, str]] = []
+        for one, needed in self._needed.items():
+            if name in needed and self._is(one, StepState.WAITING):
+                lost += [(one, name), *self.failed(one)]
+        return lost
+
+    def _is(self, name: str, state: StepState) -> bool:
+        return self._states[name] is state
+
+    def _move(self, name: str, state: StepState) -> None:
+        if state not in TRANSITIONS[self._states[name]]:
+            raise RuntimeError(f"the step of {name} cannot go from {self._states[name].name} to {state.name}")
+        self._states[name] = state

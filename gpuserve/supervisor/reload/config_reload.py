@@ -1,0 +1,146 @@
+"""The reload of the whole config while the server runs: what the file says now is compared with what was
+applied last, and what has changed is done.
+
+Settings come first, so that loads go by them; then the models, in ``reload/run.py``. One reload runs at a
+time; who asks meanwhile is answered by one more, which follows it. How a file is read is not known here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from gpuserve import live_settings
+from gpuserve.errors import Code, GpuserveError, InvalidArgument
+from gpuserve.settings import ServerSettings
+from gpuserve.spec import ModelSpec
+from gpuserve.supervisor.operator.outcome import AnswerOutcome, Outcome, Tell, failed
+from gpuserve.supervisor.reload.changes import ConfigModels, by_name
+from gpuserve.supervisor.reload.report import ConfigReport
+from gpuserve.supervisor.reload.run import AppliedModels, ConfigRun
+from gpuserve.supervisor.reload.work import ConfigWork
+from gpuserve.supervisor.repository import ConfigSource, ServerDeclaration, loaded_at_start
+from gpuserve.supervisor.server_state import ServerLife, ServerState
+
+logger = logging.getLogger(__name__)
+
+NO_FILE: Final = "this server has no config file that could be read again; its models can be loaded by name"
+_NO_MODELS: Final = ConfigModels({}, frozenset())
+
+
+class ConfigReload:
+    """The reloads of one server. ``source`` is None where it has no config file.
+
+    ``adjust`` makes settings hold, given the new ones by name.
+    """
+
+    def __init__(
+        self,
+        source: ConfigSource | None,
+        life: ServerLife,
+        work: ConfigWork,
+        adjust: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._source = source
+        self._life = life
+        self._work = work
+        self._adjust = adjust
+        self._settings = ServerSettings() if source is None else source.start.settings
+        self._models = AppliedModels(_NO_MODELS if source is None else _models(source.start, self._settings))
+        self._run: ConfigRun | None = None
+        #: Those who are answered by the next reload.
+        self._asked: list[tuple[AnswerOutcome, Tell]] = []
+        self._is_remembered = False
+
+    @property
+    def path(self) -> str:
+        """Of the config file; "" where there is none."""
+        return "" if self._source is None else self._source.path
+
+    # ---- who asks -------------------------------------------------------------------------
+
+    def begin(self, answer: AnswerOutcome, tell: Tell) -> None:
+        """Reload, now or after the reload that runs; ``tell`` is given a line for each change."""
+        refusal = InvalidArgument(NO_FILE) if self._source is None else self._life.why_not_now()
+        if refusal is not None:
+            answer(failed(refusal))
+            return
+        self._asked.append((answer, tell))
+        if self._run is None:
+            self._begin_next()
+
+    def signalled(self) -> None:
+        """SIGHUP: nobody is to be answered, but the log. While the server starts it is remembered."""
+        if self._life.state is ServerState.STARTING:
+            self._is_remembered = True
+        else:
+            self.begin(_log_refusal, lambda _: None)
+
+    def started(self) -> None:
+        """The server serves: what was remembered is due."""
+        if self._is_remembered:
+            self._is_remembered = False
+            self.signalled()
+
+    def loaded(self, model: str, specs: Sequence[ModelSpec]) -> None:
+        """A model was loaded by its name, as the file declared it then."""
+        self._models.loaded(model, specs)
+
+    # ---- one reload -----------------------------------------------------------------------
+
+    def _begin_next(self) -> None:
+        assert self._source is not None
+        asked, self._asked = self._asked, []
+
+        def tell(line: str) -> None:
+            for _, one in asked:
+                one(line)
+
+        try:
+            now = self._source.read_all()
+        except GpuserveError as error:
+            logger.error("the config is not reloaded, and nothing has changed:\n%s", error)
+            self._end(asked, Outcome(Code.INVALID_ARGUMENT.value, str(error), ConfigReport().result))
+            return
+        report = ConfigReport(tell)
+        self._change_settings(now, report)
+        self._run = ConfigRun(
+            self._work,
+            self._models,
+            _models(now, self._settings),
+            report,
+            self._life.why_not_now,
+            lambda: self._end(asked, report.outcome()),
+        )
+        self._run.begin()
+
+    def _change_settings(self, now: ServerDeclaration, report: ConfigReport) -> None:
+        change = live_settings.change(self._settings, now.settings)
+        before, self._settings = self._settings, change.settings
+        if change.changed:
+            self._adjust({name: getattr(change.settings, name) for name in change.changed})
+        for name in change.changed:
+            report.setting(name, live_settings.described(name, before, change.settings))
+        for refusal in change.refused:
+            report.refused(refusal)
+
+    def _end(self, asked: Sequence[tuple[AnswerOutcome, Tell]], outcome: Outcome) -> None:
+        """It is over; the next one begins, where anybody has asked for it."""
+        self._run = None
+        for answer, _ in asked:
+            answer(outcome)
+        if self._asked and self._run is None:
+            self._begin_next()
+
+
+def _models(declaration: ServerDeclaration, settings: ServerSettings) -> ConfigModels:
+    """The models of a config, under the settings that hold."""
+    loaded = loaded_at_start(declaration.models, settings.load_at_start)
+    return ConfigModels(by_name(declaration.models), frozenset(one.name for one in loaded))
+
+
+def _log_refusal(outcome: Outcome) -> None:
+    """What else an outcome says was logged when it came about."""
+    if not outcome.result:
+        logger.warning("SIGHUP: %s", outcome.text)

@@ -1,0 +1,230 @@
+"""The admin API of a running server: what operators ask of it over HTTP, and what is refused."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from repositories import Client, clients_are_closed, entry, write
+from serving import GPUSERVE, JSON_LOG, Addresses, serving
+
+from gpuserve.front.endpoint.openapi_admin import ADMIN_OPERATIONS
+
+__all__ = ["clients_are_closed"]  # it is for every test here
+TIMEOUT_S = 30.0
+PATHS = [row.paths[0].replace("{model_name}", "m") for row in ADMIN_OPERATIONS.values()]
+
+
+@pytest.fixture(scope="module", params=["native", "h2corn"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The config file and the addresses of a server of "m" and "other". With h2corn HTTP goes the way of any
+    ASGI server.
+    """
+    path = tmp_path_factory.mktemp("admin") / "config.yaml"
+    models = entry("m", 1.0), entry("other", 2.0), entry("later", 3.0)
+    settings = {"model_control": "explicit", "load_at_start": ["m", "other"]}
+    write(path, *models, host="127.0.0.1", transport=request.param, admin_api=True, **settings)
+    with serving(GPUSERVE, "serve", str(path), *JSON_LOG) as addresses:
+        yield path, addresses
+
+
+@pytest.fixture
+def addresses(server: tuple[Path, Addresses]) -> Addresses:
+    return server[1]
+
+
+def asked(
+    address: str, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def post(address: str, path: str, document: Any = None) -> tuple[int, Any]:
+    """The status and the JSON of an answer."""
+    body = None if document is None else json.dumps(document).encode()
+    status, headers, answer = asked(address, "POST", f"/v2/admin/{path}", body)
+    assert headers["Content-Type"] == "application/json"
+    return status, json.loads(answer)
+
+
+def status_of(address: str) -> Any:
+    status, _, body = asked(address, "GET", "/v2/admin/status")
+    assert status == 200, body
+    return json.loads(body)
+
+
+def instances(address: str, model: str) -> list[dict[str, Any]]:
+    return next(one["instances"] for one in status_of(address)["models"] if one["name"] == model)
+
+
+def is_ready(address: str) -> bool:
+    return asked(address, "GET", "/v2/health/ready")[0] == 200
+
+
+# ---- what is asked ------------------------------------------------------------------------------
+
+
+def test_the_status(addresses: Addresses) -> None:
+    told = status_of(addresses.http)
+    assert told["server"]["state"] == "SERVING"
+    assert told["server"]["addresses"]["http"].endswith(addresses.http.rpartition(":")[2])
+    assert {one["name"] for one in told["models"]} >= {"m", "other"}
+    (worker,) = instances(addresses.http, "m")
+    assert worker["pid"] == Client("http", addresses.http).infer("m").pid
+
+
+def test_models_are_unloaded_and_loaded(addresses: Addresses) -> None:
+    client = Client("http", addresses.http)
+    assert post(addresses.http, "models/other/unload")[0] == 200
+    assert not client.asked.is_model_ready("other")
+    assert post(addresses.http, "models/other/unload") == (400, {"error": "model 'other' is not loaded"})
+    assert post(addresses.http, "models/other/load", {})[0] == 200
+    assert client.infer("other").tag == 2.0
+    again = post(addresses.http, "models/other/load")
+    assert again == (200, {"text": "model 'other' is loaded already"})
+
+
+def test_a_model_is_loaded_anew(server: tuple[Path, Addresses]) -> None:
+    _, addresses = server
+    client = Client("http", addresses.http)
+    before = client.infer("m").pid
+    assert post(addresses.http, "models/m/reload")[0] == 200
+    assert client.infer("m").pid != before
+
+
+def test_a_model_is_scaled(addresses: Addresses) -> None:
+    status, result = post(addresses.http, "models/m/scale", {"instances": 3})
+    assert (status, result["models"]) == (200, {"m": {"before": 1, "after": 3}})
+    assert len(instances(addresses.http, "m")) == 3
+    status, result = post(addresses.http, "models/m/scale", {"instances": 1})
+    assert (status, result["models"]) == (200, {"m": {"before": 3, "after": 1}})
+    assert len(instances(addresses.http, "m")) == 1
+
+
+def test_the_config_is_read_anew(server: tuple[Path, Addresses]) -> None:
+    path, addresses = server
+    status, result = post(addresses.http, "reload")
+    assert (status, result["reloaded"], result["failed"]) == (200, [], [])
+    good = path.read_text()
+    path.write_text("models: 5")
+    try:
+        status, result = post(addresses.http, "reload")
+    finally:
+        path.write_text(good)
+    assert (status, next(iter(result))) == (400, "error")
+    assert Client("http", addresses.http).infer("m").tag == 1.0
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_drain_is_over_while_its_own_request_waits_and_can_be_undone(
+    addresses: Addresses, times: int
+) -> None:
+    for _ in range(times):
+        status, result = post(addresses.http, "drain", {"timeout_s": 20})
+        assert (status, result["unfinished"]) == (200, 0)
+        assert not is_ready(addresses.http)
+    assert Client("http", addresses.http).infer("m").tag == 1.0  # all that comes is served
+    assert post(addresses.http, "drain", {"undo": True})[0] == 200
+    assert is_ready(addresses.http)
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["load", "unload", "reload", "scale"])
+def test_a_model_that_there_is_not(addresses: Addresses, verb: str) -> None:
+    body = {"instances": 2} if verb == "scale" else None
+    status, told = post(addresses.http, f"models/othr/{verb}", body)
+    assert status == 404
+    assert "'othr'" in told["error"]
+    assert "'other'" in told["error"]
+    for name in ("%00", "..%2F..%2Fetc", "m" * 5000, "%ff", "a%0d%0ab"):
+        status, told = post(addresses.http, f"models/{name}/{verb}", body)
+        assert status == 404
+        assert len(told["error"]) < 500
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("drain", b"{", "failed to parse the request JSON buffer"),
+        ("drain", b"[]", "must be a JSON object"),
+        ("drain", b'{"timeout_s":"soon"}', "'timeout_s': expected a number of seconds"),
+        ("drain", b'{"timeout_s":-1}', "'timeout_s': expected a number of seconds"),
+        ("drain", b'{"undo":1}', "'undo': expected true or false"),
+        ("drain", b'{"undo":true,"timeout_s":1}', "timeout_s"),
+        ("models/m/scale", b"", "'instances'"),
+        ("models/m/scale", b'{"instances":0}', "'instances': expected an integer from 1"),
+        ("models/m/scale", b'{"instances":1e3}', "'instances': expected an integer from 1"),
+        ("models/m/scale", b'{"instances":[1]}', "'instances': expected an integer from 1"),
+        ("models/m/load", b'{"parameters":{}}', "unknown member 'parameters'"),
+        ("reload", b'{"model":"m"}', "unknown member 'model'"),
+        ("reload", b" " * 70_000, "the request body is over the limit of 65536 bytes"),
+    ],
+)
+def test_bodies_that_cannot_be(addresses: Addresses, path: str, body: bytes, text: str) -> None:
+    status, headers, answer = asked(addresses.http, "POST", f"/v2/admin/{path}", body)
+    assert status == 400
+    assert text in json.loads(answer)["error"]
+    assert headers["Content-Type"] == "application/json"
+    assert is_ready(addresses.http)
+    assert len(instances(addresses.http, "m")) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_other_methods(addresses: Addresses, path: str) -> None:
+    allowed = "GET" if path.endswith("/status") else "POST"
+    for method in {"GET", "POST", "PUT", "DELETE"} - {allowed}:
+        status, headers, _ = asked(addresses.http, method, path)
+        assert (status, headers["Allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_metrics_port_has_none_of_it(addresses: Addresses, path: str) -> None:
+    for method in ("GET", "POST"):
+        assert asked(addresses.metrics, method, path)[0] == 404
+
+
+def test_who_is_not_on_this_machine_is_refused(addresses: Addresses) -> None:
+    for headers in ({"x-forwarded-for": "203.0.113.9"}, {"origin": "https://example.com"}):
+        for path in PATHS:
+            method = "GET" if path.endswith("/status") else "POST"
+            status, _, body = asked(addresses.http, method, path, **headers)
+            assert status == 403
+            assert "This 'admin' operation is only for clients on the server's own machine" in body.decode()
+
+
+def test_it_is_described(addresses: Addresses) -> None:
+    document = json.loads(asked(addresses.http, "GET", "/openapi.json")[2])
+    OpenAPIV31SpecValidator(document).validate()
+    assert "/v2/admin/models/{model_name}/scale" in document["paths"]
+
+
+def test_it_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "config.yaml", entry("m"), host="127.0.0.1", remote_control=["admin"])
+    with serving(GPUSERVE, "serve", str(path), *JSON_LOG) as addresses:
+        nowhere = asked(addresses.http, "GET", "/v2/nowhere")
+        for one in PATHS:
+            for method in ("GET", "POST", "DELETE"):
+                status, _, body = asked(addresses.http, method, one)
+                assert (status, body) == (nowhere[0], nowhere[2])
+        assert b"admin" not in asked(addresses.http, "GET", "/openapi.json")[2]
+
+
+def test_the_flag_and_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "config.yaml", entry("m"), host="127.0.0.1")
+    monkeypatch.setitem(os.environ, "GPUSERVE_SERVER__ADMIN_API", "true")
+    with serving(GPUSERVE, "serve", str(path), *JSON_LOG) as addresses:
+        assert status_of(addresses.http)["server"]["state"] == "SERVING"

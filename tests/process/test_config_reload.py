@@ -1,0 +1,236 @@
+"""The config of a running server changes, and SIGHUP has it read again: under traffic, while things break."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_operator import Operator, fifo, kill_front, operated
+from operated import TIMEOUT_S, OperatedServer
+from processes import wait_until
+from repositories import Traffic, clients_are_closed, entry, write
+from serving import FREE_PORTS, GPUSERVE
+from tritonclient.utils import InferenceServerException
+
+__all__ = ["clients_are_closed"]  # it is for every test here
+
+
+def ensemble(name: str, asked: str) -> dict[str, Any]:
+    """An ensemble of one step, which answers as the model does."""
+    tensors = {key: entry(asked)[key] for key in ("inputs", "outputs")}
+    outputs = {one["name"]: one["name"] for one in tensors["outputs"]}
+    steps = [{"model": asked, "inputs": {"x": "x"}, "outputs": outputs}]
+    return {"name": name, "max_batch_size": 8, "ensemble": {"steps": steps}, **tensors}
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.thorough)])
+def test_no_request_is_lost_by_reloads(tmp_path: Path, times: int) -> None:
+    with operated(tmp_path, entry("m", 0.0), entry("same")) as operator:
+        same = operator.client().infer("same").pid
+        with (
+            Traffic(operator.client(), "m") as one,
+            Traffic(operator.client("http"), "m") as other,
+        ):
+            for tag in range(1, times + 1):
+                operator.reload(entry("m", float(tag)), entry("same"))
+                for traffic in (one, other):
+                    traffic.wait_for(tag)
+        assert (one.errors, other.errors) == ([], [])
+        for traffic in (one, other):
+            tags = [told.tag for told in traffic.told]
+            assert tags == sorted(tags)
+            assert set(tags) == set(range(times + 1))
+        operator.wait_said("config reload: model m is loaded anew", times)
+        wait_until(lambda: len(operator.server.workers) == 2, "the earlier workers are ended")
+        assert operator.client().infer("same").pid == same
+
+
+def test_a_version_that_fails_to_load_leaves_what_serves_and_is_tried_again(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    with operated(tmp_path, entry("m", 1.0)) as operator:
+        with Traffic(operator.client(), "m") as traffic:
+            operator.reload(entry("m", 2.0, broken=str(broken)), entry("other"))
+            operator.wait_said("config reload: model m: version 1: instance cpu#0 could not be started")
+            operator.wait_said("config reload: model other is loaded")
+        assert traffic.errors == []
+        assert {told.tag for told in traffic.told} == {1.0}
+        broken.unlink()
+        operator.server.process.send_signal(signal.SIGHUP)
+        operator.wait_said("config reload: model m is loaded anew")
+        assert operator.client().infer("m").tag == 2.0
+
+
+def test_a_broken_file_changes_nothing(tmp_path: Path) -> None:
+    with operated(tmp_path, entry("m", 1.0)) as operator:
+        wrong = entry("m", 2.0) | {"max_batch_sise": 4}
+        operator.reload(wrong, entry("other") | {"callable": "absent.py:f"}, log_level="debug")
+        operator.wait_said("the config is not reloaded, and nothing has changed")
+        (told,) = [one["msg"] for one in operator.server.messages() if "is not reloaded" in one["msg"]]
+        assert "unknown key 'max_batch_sise' in models[0]; did you mean 'max_batch_size'?" in told
+        assert "there is no file 'absent.py'" in told
+        assert operator.client().infer("m").tag == 1.0
+        operator.reload(entry("m", 3.0))
+        operator.wait_said("model m is loaded anew")
+        assert operator.client().infer("m").tag == 3.0
+
+
+def test_numbers_of_instances_change_in_place(tmp_path: Path) -> None:
+    def of(count: int) -> dict[str, Any]:
+        return entry("m", 1.0, instances=[{"device": "cpu", "count": count}])
+
+    with operated(tmp_path, of(1)) as operator:
+        (first,) = operator.server.workers
+        with Traffic(operator.client(), "m") as one, Traffic(operator.client("http"), "m") as other:
+            for turn, count in enumerate((3, 2, 1), 1):
+                operator.reload(of(count))
+                operator.wait_said("config reload: model m is scaled", turn)
+                wait_until(lambda count=count: len(operator.server.workers) == count, f"{count} workers")
+        assert (one.errors, other.errors) == ([], [])
+        assert operator.server.workers == [first]
+        operator.reload(entry("m", 2.0, instances=[{"device": "cpu", "count": 2}]))
+        operator.wait_said("config reload: model m is loaded anew")
+        wait_until(lambda: len(operator.server.workers) == 2, "two workers")
+
+
+def test_models_come_and_go(tmp_path: Path) -> None:
+    with operated(tmp_path, entry("a"), entry("b")) as operator:
+        operator.reload(entry("a"), entry("c", 3.0))
+        operator.wait_said("config reload: model b is unloaded")
+        client = operator.client()
+        assert (client.infer("c").tag, client.infer("a").tag) == (3.0, 1.0)
+        assert sorted(one[:3] for one in client.index()) == [("a", "1", "READY"), ("c", "1", "READY")]
+        with pytest.raises(InferenceServerException, match="'b'"):
+            client.infer("b")
+        assert len(operator.server.workers) == 2
+        operator.server.process.send_signal(signal.SIGHUP)
+        operator.wait_said("config reload: nothing has changed")
+
+
+def test_an_ensemble_and_its_models_change_together(tmp_path: Path) -> None:
+    with operated(tmp_path, entry("a", 1.0), ensemble("e", "a")) as operator:
+        with Traffic(operator.client(), "e") as traffic:
+            operator.reload(entry("b", 2.0), ensemble("e", "b"))
+            operator.wait_said("config reload: model a is unloaded")
+            traffic.wait_for(2.0)
+        assert traffic.errors == []
+        told = [one["msg"] for one in operator.server.messages() if one["msg"].startswith("config reload: ")]
+        assert told == [
+            f"config reload: model {text}" for text in ("b is loaded", "e is loaded anew", "a is unloaded")
+        ]
+        operator.reload(entry("b", 2.0))
+        operator.wait_said("config reload: model e is unloaded")
+
+
+def test_what_clients_have_unloaded_or_loaded_is_left_to_them(tmp_path: Path) -> None:
+    explicit = {"model_control": "explicit", "load_at_start": ["m", "n"]}
+    with operated(tmp_path, entry("m"), entry("n"), entry("o"), **explicit) as operator:
+        client = operator.client()
+        client.asked.unload_model("m")
+        operator.write(entry("m", 2.0), entry("n", 2.0), entry("o"), **explicit)
+        client.asked.load_model("n")  # it reads the file
+        loaded = client.infer("n").pid
+        operator.reload(entry("m", 2.0), entry("n", 2.0), entry("o"), entry("p"), **explicit)
+        operator.wait_said("config reload: nothing has changed")
+        assert client.infer("n").pid == loaded
+        assert client.states("m") == {"1": "UNAVAILABLE"}
+        assert client.states("p") == {"": ""}  # it can be loaded
+        operator.reload(
+            entry("m", 2.0), entry("n", 2.0), entry("o"), **explicit | {"load_at_start": ["n", "o"]}
+        )
+        operator.wait_said("config reload: model o is loaded")
+        assert client.infer("o").tag == 1.0
+
+
+# ---- when it comes ------------------------------------------------------------------------------
+
+
+def test_a_signal_at_the_start_is_remembered(tmp_path: Path) -> None:
+    gate = fifo(tmp_path, "gate")
+    path = tmp_path / "config.yaml"
+    operator = Operator(OperatedServer(path), path)
+    operator.write(entry("m", 1.0, load_fifo=str(gate)))
+    with operator.server as server:
+        wait_until(lambda: bool(server.front), "its first child runs")
+        server.process.send_signal(signal.SIGHUP)  # it reads its command line, or the config
+        wait_until(lambda: bool(server.workers), "the model loads")
+        operator.reload(entry("m", 2.0))
+        operator.reload(entry("m", 3.0))
+        gate.write_bytes(b"")
+        server.wait_ready()
+        operator.wait_said("config reload: model m is loaded anew")
+        assert operator.client().infer("m").tag == 3.0
+        operator.reload(entry("m", 4.0))
+        operator.wait_said("config reload: model m is loaded anew", 2)
+        assert operator.said("config reload: ") == 2  # those of the start were one
+        assert server.end() == 0
+
+
+def test_a_signal_while_it_reloads_is_one_more_reload(tmp_path: Path) -> None:
+    gate = fifo(tmp_path, "gate")
+    with operated(tmp_path, entry("m", 1.0)) as operator:
+        operator.reload(entry("m", 2.0, load_fifo=str(gate)))
+        wait_until(lambda: len(operator.server.workers) == 2, "it loads")
+        operator.reload(entry("m", 3.0), entry("other"))
+        operator.reload(entry("m", 4.0))
+        kill_front(operator.server)
+        assert operator.client().infer("m").tag == 1.0
+        gate.write_bytes(b"")
+        wait_until(lambda: operator.client().infer("m").tag == 4.0, "the last one holds")
+        assert operator.said("config reload: model m is loaded anew") == 2
+        assert operator.said("model other is loaded") == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_stopped_while_it_reloads(tmp_path: Path, number: signal.Signals) -> None:
+    gate = fifo(tmp_path, "gate")
+    path = tmp_path / "config.yaml"
+    operator = Operator(OperatedServer(path), path)
+    operator.write(entry("m", 1.0))
+    with operator.server as server:
+        server.wait_ready()
+        operator.reload(entry("a", load_fifo=str(gate)), ensemble("e", "a"))
+        wait_until(lambda: len(server.workers) == 2, "it loads")
+        assert server.end(number) == 0
+    assert operator.said("model a: the server has been stopped") == 1
+
+
+def test_a_server_without_a_file_says_so(tmp_path: Path) -> None:
+    module = tmp_path / "model.py"
+    module.write_text("def f(requests):\n    return [{'y': one['x']} for one in requests]\n")
+    tensors = ("--input", "x:float32:-1", "--output", "y:float32:-1")
+    command = (GPUSERVE, "serve", f"{module}:f", *tensors, *FREE_PORTS, "--log-format", "json")
+    with OperatedServer(module, command=command) as server:
+        server.wait_ready()
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_log("SIGHUP: this server has no config file that could be read again")
+        assert server.status("/v2/health/ready") == 200
+        assert server.end() == 0
+
+
+def test_a_terminal_that_is_closed_ends_the_server(tmp_path: Path) -> None:
+    path = write(tmp_path / "config.yaml", entry("m"), host="127.0.0.1")
+    ours, theirs = os.openpty()
+
+    log = (tmp_path / "log").open("w+")
+    server = subprocess.Popen(
+        ["setsid", "--ctty", GPUSERVE, "serve", str(path), *FREE_PORTS, "--log-format", "json"],
+        stdin=theirs,
+        stdout=subprocess.DEVNULL,
+        stderr=log,
+    )
+    os.close(theirs)
+    with log:
+        wait_until(lambda: '"ready: ' in (tmp_path / "log").read_text(), "it is ready")
+        server.send_signal(signal.SIGHUP)
+        wait_until(lambda: "nothing has changed" in (tmp_path / "log").read_text(), "it is reloaded")
+        os.close(ours)
+        assert server.wait(TIMEOUT_S) == 0
+        assert "stopping: " in (tmp_path / "log").read_text()

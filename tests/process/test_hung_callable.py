@@ -1,0 +1,35 @@
+"""A callable that never comes back: who is told what, and how an operator gets rid of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from operated import InBackground, OperatedServer
+from processes import wait_until
+from repositories import Client, clients_are_closed, entry, write
+from tritonclient.utils import InferenceServerException
+
+__all__ = ["clients_are_closed"]  # it is for every test here
+
+
+def test_a_model_whose_callable_hangs_is_loaded_anew_beside_it(tmp_path: Path) -> None:
+    """Its request is told when the drain time is over, and the process is ended although it never answers."""
+    run, config = tmp_path / "run", tmp_path / "config.yaml"
+    os.mkfifo(run)
+    write(config, entry("m", 1.0, run_fifo=str(run)), host="127.0.0.1", drain_timeout_s=0.5)
+    with OperatedServer(config) as server:
+        server.wait_ready()
+        client = Client("grpc", server.addresses["gRPC"])
+        hung = InBackground(client.infer, "m")
+        wait_until(lambda: server.metric("gpuserve_running_requests", model="m") == 1, "it hangs")
+        before = server.workers
+        write(config, entry("m", 2.0), host="127.0.0.1", drain_timeout_s=0.5)
+        client.asked.load_model("m")
+        assert client.infer("m").tag == 2.0
+        with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+            hung.result()
+        wait_until(lambda: not set(before) & set(server.workers), "the process that hung is gone")
+        assert client.infer("m").tag == 2.0
+        assert server.end() == 0

@@ -1,0 +1,131 @@
+"""A reload of the config as those see it who ask for it, without processes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+from reloading import Work, model
+
+from gpuserve.errors import ConfigError
+from gpuserve.settings import ServerSettings
+from gpuserve.spec import ModelSpec
+from gpuserve.supervisor.operator.outcome import Outcome
+from gpuserve.supervisor.reload.config_reload import ConfigReload
+from gpuserve.supervisor.server_state import ServerLife, ServerState
+
+
+class Said(NamedTuple):
+    """What a config file says."""
+
+    settings: ServerSettings
+    models: tuple[ModelSpec, ...]
+
+
+class File:
+    """A config file that can be another one each time, or a wrong one."""
+
+    def __init__(self, *models: ModelSpec) -> None:
+        self.path = "config.yaml"
+        self.start = self.says = Said(ServerSettings(), models)
+        self.problem = ""
+
+    def read_all(self) -> Said:
+        if self.problem:
+            raise ConfigError(self.problem)
+        return self.says
+
+
+class Asked:
+    """A ``ConfigReload`` and those who ask it."""
+
+    def __init__(self, file: File | None, *served: str) -> None:
+        self.work = Work(*served)
+        self.life = ServerLife()
+        self.life.begin()
+        self.adjusted: list[dict[str, Any]] = []
+        self.outcomes: list[Outcome] = []
+        self.lines: list[str] = []
+        self.config = ConfigReload(file, self.life, self.work, self.adjusted.append)  # type: ignore[arg-type]
+
+    def serve(self) -> Asked:
+        self.life.move(ServerState.SERVING)
+        self.config.started()
+        return self
+
+    def ask(self) -> None:
+        self.config.begin(self.outcomes.append, self.lines.append)
+
+
+def test_a_server_without_a_file_or_that_does_not_serve_refuses() -> None:
+    without = Asked(None).serve()
+    without.ask()
+    assert without.outcomes[0].text.startswith("this server has no config file that could be read again")
+    early = Asked(File())
+    early.ask()
+    assert (early.outcomes[0].code, early.outcomes[0].text) == ("UNAVAILABLE", "Server not ready")
+
+
+def test_a_wrong_file_is_told_and_changes_nothing() -> None:
+    file = File(model("a"))
+    asked = Asked(file, "a").serve()
+    file.problem = "config.yaml:1:1: no"
+    asked.ask()
+    (outcome,) = asked.outcomes
+    assert (outcome.code, outcome.text) == ("INVALID_ARGUMENT", "config.yaml:1:1: no")
+    assert not any(outcome.result.values())
+    assert (asked.adjusted, asked.work.begun) == ([], {})
+
+
+def test_settings_hold_before_models_are_loaded() -> None:
+    file = File(model("a"))
+    asked = Asked(file, "a").serve()
+    file.says = Said(ServerSettings(load_timeout_s=5.0, http_port=9), (model("a", size=8),))
+    asked.ask()
+    assert asked.adjusted == [{"load_timeout_s": 5.0}]
+    asked.work.end("a")
+    (outcome,) = asked.outcomes
+    assert outcome.result["settings"] == ["server.load_timeout_s"]
+    assert [one["key"] for one in outcome.result["refused"]] == ["server.http_port"]
+    assert asked.lines == ["server.load_timeout_s is 5.0 now, it was 0.0", "model a is loaded anew"]
+    asked.ask()  # what is refused is told again, and nothing is done again
+    assert (outcome.text, asked.adjusted[1:], asked.work.begun) == (asked.outcomes[1].text, [], {})
+
+
+def test_all_who_ask_during_a_reload_are_answered_by_the_next_one() -> None:
+    file = File(model("a"))
+    asked = Asked(file, "a").serve()
+    file.says = Said(ServerSettings(), (model("a", size=8),))
+    asked.ask()
+    file.says = Said(ServerSettings(), (model("a", size=16), model("b")))
+    asked.ask()
+    asked.ask()
+    asked.work.end("a")
+    assert len(asked.outcomes) == 1
+    assert set(asked.work.begun) == {"a", "b"}
+    asked.work.end("a")
+    asked.work.end("b")
+    assert [one.result["loaded"] for one in asked.outcomes] == [[], ["b"], ["b"]]
+
+
+def test_what_was_loaded_by_name_is_not_loaded_again() -> None:
+    file = File(model("a"))
+    asked = Asked(file, "a").serve()
+    file.says = Said(ServerSettings(), (model("a", size=8),))
+    asked.config.loaded("a", [model("a", size=8)])
+    asked.ask()
+    assert asked.outcomes[0].text == "nothing has changed"
+
+
+def test_a_signal_at_the_start_is_due_when_the_server_serves(caplog: pytest.LogCaptureFixture) -> None:
+    file = File(model("a"))
+    asked = Asked(file, "a")
+    file.says = Said(ServerSettings(), (model("b"),))
+    asked.config.signalled()
+    asked.config.signalled()
+    assert asked.work.begun == {}
+    asked.serve()
+    assert set(asked.work.begun) == {"b"}
+    asked.life.move(ServerState.DRAINING)
+    asked.config.signalled()
+    assert "SIGHUP: Server exiting" in caplog.text

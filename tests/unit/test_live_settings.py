@@ -1,0 +1,81 @@
+"""Which settings may change while a server runs, and what is said of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gpuserve.front import live_settings as in_front
+from gpuserve.live_settings import LIVE, change, described
+from gpuserve.log_settings import ISO8601, LogSettings
+from gpuserve.settings import AccessRule, ServerSettings, TraceSettings
+
+NAMES = {field.name for field in dataclasses.fields(ServerSettings)}
+BEFORE = ServerSettings()
+
+
+def test_what_is_the_same_is_neither_changed_nor_refused() -> None:
+    assert change(BEFORE, ServerSettings()) == (BEFORE, (), ())
+
+
+def test_what_may_change_does_and_the_rest_stays() -> None:
+    given = dataclasses.replace(BEFORE, http_port=9000, log_level="debug", drain_timeout_s=5.0)
+    found = change(BEFORE, given)
+    assert found.settings == dataclasses.replace(BEFORE, log_level="debug", drain_timeout_s=5.0)
+    assert set(found.changed) == {"log_level", "drain_timeout_s"}
+    assert [tuple(one) for one in found.refused] == [
+        (
+            "server.http_port",
+            "server.http_port: cannot change while the server runs: 8000 stays, the file says 9000",
+        )
+    ]
+
+
+def test_what_is_refused_is_refused_again_until_the_file_is_as_it_was() -> None:
+    given = dataclasses.replace(BEFORE, grpc_port=None)
+    once = change(BEFORE, given)
+    assert once.refused[0].text.endswith("8001 stays, the file says null")
+    assert change(once.settings, given).refused == once.refused
+    assert change(once.settings, BEFORE).refused == ()
+
+
+@pytest.mark.parametrize("name", ["access_token", "access_rules"])
+def test_no_token_is_told(name: str) -> None:
+    secret = AccessRule(("health",), "s3cret")
+    value: Any = "s3cret" if name == "access_token" else (secret,)
+    (refusal,) = change(BEFORE, dataclasses.replace(BEFORE, **{name: value})).refused
+    assert refusal.text == f"server.{name}: cannot change while the server runs"
+
+
+def test_a_transport_that_cannot_is_named() -> None:
+    before = dataclasses.replace(BEFORE, transport="grpcio")
+    (refusal,) = change(before, dataclasses.replace(before, max_connection_age_s=9.0)).refused
+    assert "while the server runs with transport grpcio: 0.0 stays, the file says 9.0" in refusal.text
+    assert change(BEFORE, dataclasses.replace(BEFORE, max_connection_age_s=9.0)).refused == ()
+
+
+def test_the_tables_name_settings() -> None:
+    assert set(LIVE) <= NAMES
+    # What is not the front's is the supervisor's.
+    supervisors = {"drain_timeout_s", "lame_duck_s", "load_at_start", "load_timeout_s", "log_level"}
+    assert set(in_front._APPLIED) == set(LIVE) - supervisors
+
+
+def test_a_change_is_told_in_a_line() -> None:
+    now = dataclasses.replace(BEFORE, log_level="debug", trace=TraceSettings(rate=1))
+    assert described("log_level", BEFORE, now) == 'server.log_level is "debug" now, it was "info"'
+    assert described("trace", BEFORE, now) == "server.trace is as the file says now"
+
+
+def test_settings_reach_the_front_as_plain_data() -> None:
+    now = dataclasses.replace(BEFORE, trace=TraceSettings(rate=1), min_ready_instances=2)
+    wire = now.to_wire()
+    changes = {name: wire[name] for name in ("trace", "min_ready_instances")}
+    assert in_front.adjusted(BEFORE, changes) == now
+
+
+def test_a_new_level_keeps_the_form_of_the_time() -> None:
+    assert LogSettings.of_level("error", ISO8601).log_format == ISO8601
+    assert LogSettings.of_level("error") == LogSettings(False, False, True, 0, "default")

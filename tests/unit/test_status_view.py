@@ -1,0 +1,85 @@
+"""The status of a server as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuserve.cli.status_view import status_text
+
+SERVER: dict[str, Any] = {
+    "name": "triton",
+    "version": "1.2",
+    "pid": 10,
+    "state": "SERVING",
+    "service": "IN_SERVICE",
+    "ready": True,
+    "uptime_s": 11_530.4,
+    "addresses": {"http": "http://localhost:8000", "grpc": "localhost:8001"},
+    "front": {"pid": 11, "restarts": 0, "answers": True},
+    "config": "/srv/config.yaml",
+}
+INSTANCE = {"name": "cpu#0", "device": "cpu", "state": "READY", "pid": 12, "restarts": 0}
+MODEL: dict[str, Any] = {
+    "name": "linear",
+    "version": 1,
+    "state": "READY",
+    "reason": "",
+    "source": "config",
+    "instances": [{**INSTANCE, "memory_nbytes": 40 << 20}],
+    "queued": 3,
+    "in_flight": 2,
+    "slots": 1,
+    "saturation": 1.25,
+}
+
+
+def test_all_of_it() -> None:
+    text = status_text({"server": SERVER, "models": [MODEL]})
+    assert text == (
+        "triton: SERVING, ready, up 3 h 12 min\n"
+        "  version  1.2\n"
+        "  pid      10\n"
+        "  front    pid 11, 0 restarts\n"
+        "  config   /srv/config.yaml\n"
+        "  http     http://localhost:8000\n"
+        "  grpc     localhost:8001\n"
+        "\n"
+        "MODEL   VERSION  STATE  QUEUED  IN FLIGHT  SLOTS  SATURATION  SOURCE\n"
+        "linear  1        READY  3       2          1      1.25        config\n"
+        "\n"
+        "MODEL   INSTANCE  DEVICE  STATE  PID  RESTARTS  MEMORY\n"
+        "linear  cpu#0     cpu     READY  12   0         40 MiB\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("uptime_s", "shown"),
+    [(0.4, "0 s"), (59.9, "59 s"), (61.0, "1 min 1 s"), (3600.0, "1 h 0 s"), (90_061.0, "1 d 1 h")],
+)
+def test_how_long_it_runs(uptime_s: float, shown: str) -> None:
+    text = status_text({"server": {**SERVER, "uptime_s": uptime_s}, "models": []})
+    assert text.splitlines()[0] == f"triton: SERVING, ready, up {shown}"
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    front = {"pid": None, "restarts": 2, "answers": False}
+    server = {**SERVER, "front": front, "ready": False, "config": "", "service": "OUT_OF_SERVICE"}
+    instance = {"name": "0", "device": "cpu", "state": "DOWN", "pid": None, "restarts": None}
+    unknown = dict.fromkeys(("queued", "in_flight", "slots", "saturation"))
+    model = {**MODEL, "state": "UNAVAILABLE", "reason": "no live instance", **unknown}
+    lines = status_text({"server": server, "models": [{**model, "instances": [instance]}]}).splitlines()
+    assert lines[0] == "triton: SERVING, drained, not ready, up 3 h 12 min"
+    assert "  front    pid -, 2 restarts, does not answer" in lines
+    assert "  config   -" in lines
+    (row,) = [line for line in lines if "UNAVAILABLE (no live instance)" in line]
+    assert row.split()[-5:] == ["-", "-", "-", "-", "config"]
+    assert lines[-1].split() == ["linear", "0", "cpu", "DOWN", "-", "-", "-"]
+
+
+def test_memory_of_gpus_is_a_column_where_the_driver_tells_it() -> None:
+    told = {**INSTANCE, "name": "cuda:0#0", "device": "cuda:0", "gpu_memory_nbytes": 2 << 30}
+    lines = status_text({"server": SERVER, "models": [{**MODEL, "instances": [INSTANCE, told]}]}).splitlines()
+    assert lines[-3].endswith("MEMORY  GPU MEMORY")
+    assert [line.split()[6:] for line in lines[-2:]] == [["-", "-"], ["-", "2048", "MiB"]]
