@@ -50,7 +50,9 @@ def selectors(objects: Objects) -> Iterator[str]:
 def service_ports(objects: Objects) -> Iterator[str]:
     """The target of a Service is a named port of the container."""
     for template in pod_templates(objects):
-        names = Counter(port["name"] for one in template["spec"]["containers"] for port in one["ports"])
+        names = Counter(
+            port["name"] for one in template["spec"]["containers"] for port in one.get("ports", ())
+        )
         yield from (f"port {name} is there twice" for name, count in names.items() if count > 1)
         yield from (f"port name {name} is longer than 15" for name in names if len(name) > 15)
         for service in of_kind(objects, "Service"):
@@ -63,8 +65,8 @@ def probes(objects: Objects) -> Iterator[str]:
     """A probe asks a port that there is; a grpc probe needs its number."""
     for template in pod_templates(objects):
         for container in template["spec"]["containers"]:
-            ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-            for name in _PROBES:
+            ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+            for name in _PROBES if ports else ():  # a container without ports has nobody to be asked
                 probe = container[name]
                 asked = probe["grpc"]["port"] if "grpc" in probe else probe["httpGet"]["port"]
                 if asked not in (ports.values() if "grpc" in probe else ports):
@@ -81,10 +83,9 @@ def volumes(objects: Objects) -> Iterator[str]:
         mounted = {one["name"] for container in spec["containers"] for one in container["volumeMounts"]}
         if there != mounted:
             yield f"volumes {sorted(there)}, mounts {sorted(mounted)}"
-        paths = Counter(
-            one["mountPath"] for container in spec["containers"] for one in container["volumeMounts"]
-        )
-        yield from (f"{path} is mounted twice" for path, count in paths.items() if count > 1)
+        for container in spec["containers"]:
+            paths = Counter(one["mountPath"] for one in container["volumeMounts"])
+            yield from (f"{path} is mounted twice" for path, count in paths.items() if count > 1)
 
 
 def service_accounts(objects: Objects) -> Iterator[str]:
@@ -134,7 +135,7 @@ def policies(objects: Objects) -> Iterator[str]:
         ports = {
             port["name"]: port["containerPort"]
             for one in template["spec"]["containers"]
-            for port in one["ports"]
+            for port in one.get("ports", ())
         }
         for policy in of_kind(objects, "NetworkPolicy"):
             allowed = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}

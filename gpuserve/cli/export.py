@@ -20,14 +20,21 @@ Name = Annotated[
     typer.Option(metavar="NAME", help="Name in the cluster; default that of the only model, or gpuserve."),
 ]
 Namespace = Annotated[str, typer.Option(metavar="NAME", help="Default: the one in which they are applied.")]
+Host = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Name with an address for each pod; default their headless Service."),
+]
+TlsSecret = Annotated[
+    str, typer.Option(metavar="NAME", help="The Secret of the pods, where they speak TLS by it.")
+]
 Out = Annotated[str | None, typer.Option(metavar="DIR", help="Folder for the files; default is stdout.")]
 
 
 def export_app() -> typer.Typer:
     """``export`` and its verbs."""
-    text = "Write manifests for Kubernetes or KServe, a dashboard, alerts, from a config file."
+    text = "Write manifests for Kubernetes or KServe, a balancer, a dashboard, alerts, from a config file."
     app = typer.Typer(name="export", help=text, no_args_is_help=True)
-    for verb in (kubernetes, kserve, grafana, alerts):
+    for verb in (kubernetes, kserve, envoy, grafana, alerts):
         app.command(epilog=help_text())(verb)
     return app
 
@@ -42,14 +49,15 @@ def kubernetes(config: Config, out: Out = None, **flags: Any) -> None:
 
     Examples:
       gpuserve export kubernetes config.yaml --image my/models:1 --out cluster
-      kubectl apply -k cluster/base
+      kubectl apply --server-side -k cluster/base
       gpuserve export kubernetes config.yaml --image my/models:1 > cluster.yaml
     """
     from gpuserve.export import rendering
+    from gpuserve.export.output import to_stdout
 
     options, configuration = export_options(flags), _load(config)
     if out is None:
-        sys.stdout.write(rendering.kubernetes_stream(configuration, options))
+        to_stdout(rendering.kubernetes_stream(configuration, options))
     else:
         _write(out, rendering.kubernetes(configuration, options))
 
@@ -65,6 +73,37 @@ def kserve(config: Config, out: Out = None, **flags: Any) -> None:
 
     options = export_options(flags)
     _put(out, "kserve.yaml", rendering.kserve_stream(_load(config), options))
+
+
+def envoy(
+    config: Config,
+    name: Name = "",
+    namespace: Namespace = "",
+    host: Host = "",
+    tls_secret: TlsSecret = "",
+    out: Out = None,
+) -> None:
+    """Write the configuration of Envoy in front of the pods.
+
+    It balances single requests, by the health of each pod, and repeats those
+    that a dying pod has lost. With TLS there are more files than one.
+
+    Examples:
+      gpuserve export envoy config.yaml > envoy.yaml
+      gpuserve export envoy config.yaml --host models.example --out /etc/envoy
+    """
+    from gpuserve.export import rendering
+    from gpuserve.export.options import ExportOptions
+    from gpuserve.export.output import to_stdout
+
+    options = ExportOptions(name=name, namespace=namespace, tls_secret=tls_secret)
+    files = rendering.envoy(_load(config), options, host)
+    if out is not None:
+        _write(out, files)
+    elif len(files) > 1:
+        raise typer.BadParameter("TLS takes more files than one, so give a folder", param_hint="--out")
+    else:
+        to_stdout(*files.values())
 
 
 def grafana(config: Config, name: Name = "", out: Out = None) -> None:
@@ -95,12 +134,14 @@ def alerts(config: Config, name: Name = "", namespace: Namespace = "", out: Out 
 def _load(config: str) -> Configuration:
     from gpuserve.config.load import load_file
 
-    return load_file(config, {})
+    return load_file(config, {}, served_here=False)
 
 
 def _put(out: str | None, name: str, text: str) -> None:
+    from gpuserve.export.output import to_stdout
+
     if out is None:
-        sys.stdout.write(text)
+        to_stdout(text)
     else:
         _write(out, {name: text})
 

@@ -36,6 +36,9 @@ _OPTIONS: dict[str, Any] = {
         str,
         typer.Option(metavar="RESOURCE", help="What the device plugin calls them: nvidia.com/mig-1g.10gb."),
     ],
+    "node_cpus": Annotated[
+        int | None, typer.Option(min=1, help="Cores of a node that pods may have; checked.")
+    ],
     "node_memory": Annotated[
         str | None,
         typer.Option(metavar="MEMORY", help="Memory of a node that pods may have, such as 64Gi; checked."),

@@ -8,10 +8,13 @@ Pure: plain dicts and text are made of a ``Configuration`` and of ``ExportOption
 ``sizing``       every computed number, with its reason
 ``scaling``      how autoscalers scale, by a simulation
 ``reservation``  how many GPUs, and what the instances of them take
-``checks``       what cannot run in a cluster, told with the key that says so
+``checks``       what cannot run in a cluster, told with the key that says so; ``option_checks``: the flag
+``findings``     one such thing, before it knows where its key stands
 ``pod``          the pod: container, probes, volumes; ``workload``: what runs it; ``network``: who reaches it
-``components``   what changes the base: surge, daemonset, keda, monitoring
+``pod_defaults`` the keys that have another default in a pod
+``components``   what changes the base: surge, writable root, daemonset, keda, monitoring
 ``kserve``       ServingRuntime and InferenceService
+``envoy``        what balances in front of the pods, a package
 ``alerts``       PrometheusRule; ``dashboard``: Grafana; both in the names of ``metric_names``
 ``yaml_text``    dicts as YAML, a ``Reasoned`` value with its reason as a comment
 ===============  ==================================================================================

@@ -15,6 +15,7 @@ WARNING: Final = "warning"
 _QUEUE_P99_S: Final = 1.0
 _FULL: Final = 0.8
 _STALE_READING_S: Final = 60
+_RENEWAL_DAYS: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def _serving() -> Iterator[Alert]:
         "Look at the pods: are there any, are they ready, may monitoring reach them (NetworkPolicy)?",
     )  # fmt: skip
     yield Alert(
-        "GpuserveModelDown", CRITICAL, "1m", f"max by (job, model, version) ({m.WORKER_UP}{{{{s}}}}) == 0",
+        "GpuserveModelDown", CRITICAL, "2m", f"max by (job, model, version) ({m.WORKER_UP}{{{{s}}}}) == 0",
         "Model {{ $labels.model }} has no instance in any pod.",
         "Its requests get UNAVAILABLE. The log of a pod has the traceback of the load or the death.",
     )  # fmt: skip
@@ -75,8 +76,8 @@ def _serving() -> Iterator[Alert]:
         "It is started again and again, with growing pauses. The log of the pod says why it ends.",
     )  # fmt: skip
     yield Alert(
-        "GpuserveInstanceRestarts", WARNING, "0m", f"increase({m.WORKER_RESTARTS}{{{{s}}}}[10m]) > 3",
-        "Instance {{ $labels.instance }} of {{ $labels.model }} in {{ $labels.pod }} dies often.",
+        "GpuserveInstanceRestarts", WARNING, "5m", f"rate({m.WORKER_RESTARTS}{{{{s}}}}[5m]) > 0",
+        "Instance {{ $labels.instance }} of {{ $labels.model }} in {{ $labels.pod }} dies again and again.",
         "Each death costs its batch one more run. Look for the signal or the traceback in the log.",
     )  # fmt: skip
     yield Alert(
@@ -86,6 +87,12 @@ def _serving() -> Iterator[Alert]:
         f"+ sum by (job, model) (rate({m.FAILURES}{{{{s}}}}[5m])))",
         "More than 1 % of the requests for {{ $labels.model }} fail in its callable.",
         "The callable raises, or answers what its declaration does not allow. The log has the traceback.",
+    )  # fmt: skip
+    yield Alert(
+        "GpuserveCertificateExpiry", WARNING, "10m",
+        f"{m.CERTIFICATE_EXPIRY}{{{{s}}}} < {_RENEWAL_DAYS} * 86400",
+        f"The TLS certificate of {{{{ $labels.pod }}}} expires in less than {_RENEWAL_DAYS} days.",
+        "A renewed one is used as soon as it is in the Secret: is it renewed, and is it in the pod?",
     )  # fmt: skip
 
 

@@ -8,22 +8,28 @@ the computed sizes and the node.
 from __future__ import annotations
 
 import ipaddress
-import re
+import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gpuserve.config.messages import Origin, Problem
+from gpuserve.config.messages import dotted
 from gpuserve.devices.names import EVERY_GPU, is_uuid, number_of
+from gpuserve.export.findings import Finding, of_flag
 from gpuserve.export.names import (
     LABEL_FORM,
     export_name,
     is_label_value,
-    is_namespace,
     is_object_name,
     model_names,
 )
+from gpuserve.export.option_checks import (
+    host_violations,
+    namespace_violations,
+    option_violations,
+    shown,
+)
 from gpuserve.export.options import GPU_RESOURCE
+from gpuserve.export.pod import WORKING_FOLDER
 from gpuserve.export.ports import ServerPorts, probe_port
 from gpuserve.export.quantities import readable
 from gpuserve.export.reservation import InstanceGroup, gpu_memory
@@ -35,31 +41,11 @@ if TYPE_CHECKING:
     from gpuserve.export.sizing import Sizes
     from gpuserve.settings import ServerSettings
 
-#: host[:port]/path:tag or @sha256:…; what a registry would refuse anyway is not looked for.
-_IMAGE: Final = re.compile(
-    r"[a-z0-9][a-zA-Z0-9._:/-]*?(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})|@sha256:[0-9a-f]{64})"
-)
 _PORT_KEYS: Final = ("http_port", "grpc_port", "metrics_port", "health_port")
+_TIME_KEYS: Final = ("lame_duck_s", "drain_timeout_s", "load_timeout_s")
+#: Grace periods and counts of probes have 32 bits with a sign, and some of these are added up.
+_LONGEST_S: Final = 500_000_000
 _WRITABLE: Final = ("/tmp/", "/dev/")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A problem before it knows where its key stands. ``flag``: the command line is to blame, not a key."""
-
-    path: Path
-    text: str
-    flag: str = ""
-
-
-def problems(configuration: Configuration, found: Iterator[Finding]) -> list[Problem]:
-    """The findings, each with its place."""
-    return [
-        Problem(one.flag, one.text, Origin.FLAG)
-        if one.flag
-        else configuration.sources.problem(one.path, one.text)
-        for one in found
-    ]
 
 
 def monitoring_violations(configuration: Configuration, options: ExportOptions) -> Iterator[Finding]:
@@ -70,13 +56,22 @@ def monitoring_violations(configuration: Configuration, options: ExportOptions) 
         yield Finding(("server", "metrics_port"), text)
 
 
+def balancer_violations(
+    configuration: Configuration, options: ExportOptions, host: str = ""
+) -> Iterator[Finding]:
+    """For what stands in front of the pods, and starts none."""
+    yield from host_violations(host)
+    yield from _name(configuration, options)
+    yield from _reach(configuration.settings)
+
+
 def violations(configuration: Configuration, options: ExportOptions) -> Iterator[Finding]:
     """Everything that is wrong before sizes are computed."""
-    yield from _image(options.image)
-    yield from _replicas(options)
+    yield from option_violations(options)
     yield from monitoring_violations(configuration, options)
     yield from _label_values(configuration)
     yield from _network(configuration, options)
+    yield from _times(configuration.settings)
     yield from _devices(configuration, options)
     yield from _trace_file(configuration)
 
@@ -86,41 +81,20 @@ def fit_violations(
 ) -> Iterator[Finding]:
     """What does not fit a node of this kind."""
     yield from _node_memory(options, computed)
+    yield from _node_cpus(options, computed, groups)
     yield from _gpu_memory(configuration, options, groups)
 
 
-def _image(image: str) -> Iterator[Finding]:
-    form = "expected one with a tag or a digest, such as registry.example/gpuserve:1.2"
-    if not image:
-        yield Finding(
-            (), f"missing: a pod runs an image, and no key of the config names it; {form}", "--image"
-        )
-        return
-    found = _IMAGE.fullmatch(image)
-    if found is None:
-        yield Finding((), f"{form}, given {image!r}", "--image")
-    elif found["tag"] == "latest":
-        text = "the tag 'latest' is another image tomorrow, and a rollback finds the same; give it a version"
-        yield Finding((), text, "--image")
-
-
-def _replicas(options: ExportOptions) -> Iterator[Finding]:
-    if options.most_replicas < options.replicas:
-        text = f"expected at least --replicas {options.replicas}, given {options.most_replicas}"
-        yield Finding((), text, "--max-replicas")
-
-
 def _name(configuration: Configuration, options: ExportOptions) -> Iterator[Finding]:
-    if options.namespace and not is_namespace(options.namespace):
-        yield Finding((), f"{options.namespace!r} is no name of a namespace", "--namespace")
+    yield from namespace_violations(options)
     name = export_name(configuration, options)
     if is_object_name(name):
         return
     if options.name:
-        yield Finding((), f"{name!r} is no DNS label: {LABEL_FORM}", "--name")
+        yield of_flag("--name", f"{shown(name)} is no DNS label: {LABEL_FORM}")
         return
     text = (
-        f"models[0].name: the objects of the cluster would be called {name!r}, which is no DNS label "
+        f"models[0].name: the objects of the cluster would be called {shown(name)}, which is no DNS label "
         f"({LABEL_FORM}); give them a name with --name"
     )
     yield Finding(("models", 0, "name"), text)
@@ -132,7 +106,7 @@ def _label_values(configuration: Configuration) -> Iterator[Finding]:
         if not is_label_value(name):
             index = names.index(name)
             text = (
-                f"models[{index}].name: {name[:140]!r} cannot be the value of a label, by which the "
+                f"models[{index}].name: {shown(name)} cannot be the value of a label, by which the "
                 "autoscaler finds its metrics: at most 63 characters, a letter or digit first and last"
             )
             yield Finding(("models", index, "name"), text)
@@ -140,15 +114,9 @@ def _label_values(configuration: Configuration) -> Iterator[Finding]:
 
 def _network(configuration: Configuration, options: ExportOptions) -> Iterator[Finding]:
     settings = configuration.settings
-    for key in _PORT_KEYS:
-        if getattr(settings, key) == 0:
-            text = f"server.{key}: 0 picks a free port, and a Service needs a fixed one"
-            yield Finding(("server", key), text)
-    if settings.http_port is None and settings.grpc_port is None:
-        yield Finding(
-            ("server", "http_port"), "server.http_port: neither HTTP nor gRPC is served; nobody could ask"
-        )
-    elif probe_port(ServerPorts.of(settings, options)) is None:
+    yield from _reach(settings)
+    is_served = settings.http_port is not None or settings.grpc_port is not None
+    if is_served and probe_port(ServerPorts.of(settings, options)) is None:
         text = (
             "server.tls_ports: the node asks for health without TLS, and every port speaks TLS; give a "
             "server.health_port"
@@ -157,7 +125,18 @@ def _network(configuration: Configuration, options: ExportOptions) -> Iterator[F
     if settings.health_port is None and (key := _health_restriction(settings)):
         text = f"server.{key}: the node asks for health without a token; give a server.health_port"
         yield Finding(("server", key), text)
-    if _is_loopback(settings.host):
+
+
+def _reach(settings: ServerSettings) -> Iterator[Finding]:
+    for key in _PORT_KEYS:
+        if getattr(settings, key) == 0:
+            text = f"server.{key}: 0 picks a free port, and a Service needs a fixed one"
+            yield Finding(("server", key), text)
+    if settings.http_port is None and settings.grpc_port is None:
+        yield Finding(
+            ("server", "http_port"), "server.http_port: neither HTTP nor gRPC is served; nobody could ask"
+        )
+    if not _is_every_address(settings.host):
         text = f"server.host: {settings.host!r} is not reached from outside a pod; expected 0.0.0.0 or '::'"
         yield Finding(("server", "host"), text)
 
@@ -169,11 +148,20 @@ def _health_restriction(settings: ServerSettings) -> str:
     return "access_rules" if any("health" in rule.groups for rule in settings.access_rules) else ""
 
 
-def _is_loopback(host: str) -> bool:
+def _is_every_address(host: str) -> bool:
+    """Whether a server listens on whatever address its pod is given."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host).is_unspecified
     except ValueError:
-        return host == "localhost"
+        return False
+
+
+def _times(settings: ServerSettings) -> Iterator[Finding]:
+    for key in _TIME_KEYS:
+        given = getattr(settings, key)
+        if given > _LONGEST_S:
+            text = f"server.{key}: a pod can be given at most {_LONGEST_S} s of it, and this is {given:g}"
+            yield Finding(("server", key), text)
 
 
 def _devices(configuration: Configuration, options: ExportOptions) -> Iterator[Finding]:
@@ -202,7 +190,9 @@ def _device_problem(device: str, options: ExportOptions) -> str:
 
 def _trace_file(configuration: Configuration) -> Iterator[Finding]:
     file = configuration.settings.trace.file
-    if file.startswith("/") and not file.startswith(_WRITABLE):
+    if not file:
+        return
+    if not posixpath.normpath(posixpath.join(WORKING_FOLDER, file)).startswith(_WRITABLE):
         text = (
             f"server.trace.file: {file!r} cannot be written in a pod, its root is read only; write into /tmp"
         )
@@ -215,10 +205,22 @@ def _node_memory(options: ExportOptions, computed: Sizes) -> Iterator[Finding]:
         return
     largest = max(computed.parts, key=lambda part: part.nbytes)
     text = (
-        f"a pod may take {readable(computed.memory_nbytes)} of memory, and a node has {readable(there_is)} "
-        f"(--node-memory): {readable(largest.nbytes)} of it is {largest.name}"
+        f"{dotted(largest.path)}: a pod may take {readable(computed.memory_nbytes)} of memory, and a node "
+        f"has {readable(there_is)} (--node-memory): {readable(largest.nbytes)} of it is {largest.name}"
     )
     yield Finding(largest.path, text)
+
+
+def _node_cpus(options: ExportOptions, computed: Sizes, groups: list[InstanceGroup]) -> Iterator[Finding]:
+    if options.node_cpus is None or computed.cpus.value <= options.node_cpus:
+        return
+    largest = max(groups, key=lambda group: group.processes * group.resources.cpus)
+    path: Path = (*largest.path, "resources", "cpus")
+    text = (
+        f"{dotted(path)}: a pod takes {computed.cpus.value} cores, and a node has {options.node_cpus} "
+        f"(--node-cpus): {largest.processes} x {largest.resources.cpus} of them are of these instances"
+    )
+    yield Finding(path, text)
 
 
 def _gpu_memory(
@@ -234,9 +236,10 @@ def _gpu_memory(
                 f"{configuration.models[group.model].name} {readable(nbytes)}" for group, nbytes in taken
             )
             what = "a slice" if options.gpu_resource != GPU_RESOURCE else "a GPU"
+            path: Path = (*last.path, "resources", "gpu_memory_nbytes")
             text = (
-                f"cuda:{number} would hold {readable(total)} ({names}), and {what} has "
+                f"{dotted(path)}: cuda:{number} would hold {readable(total)} ({names}), and {what} has "
                 f"{readable(options.gpu_memory_nbytes)} (--gpu-memory)"
             )
-            yield Finding((*last.path, "resources", "gpu_memory_nbytes"), text)
+            yield Finding(path, text)
             return  # the next GPU has the same models

@@ -1,11 +1,11 @@
-"""What changes the base, each as a kustomize component: surge, daemonset, keda, monitoring.
+"""What changes the base, each as a kustomize component: surge, writable root, daemonset, keda, monitoring.
 
 Components go together with each other and with an overlay of a user's own, which overlays do not.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from gpuserve.export import kustomize
 from gpuserve.export.alerts import rules, scrape_selector
@@ -19,6 +19,7 @@ from gpuserve.export.scaling import SATURATION_TARGET
 from gpuserve.export.workload import SURGE, behavior
 from gpuserve.export.yaml_text import render
 
+_SCRAPE_S: Final = 15
 #: Where Prometheus looks for monitors and rules of its own accord, in the charts that most clusters have.
 _RELEASE = {"release": "prometheus"}
 
@@ -26,7 +27,7 @@ _RELEASE = {"release": "prometheus"}
 def components(parts: Parts, models: list[str]) -> dict[str, dict[str, str]]:
     """Files by component and name."""
     made = {"daemonset": daemonset(parts), "keda": keda(parts, models), "monitoring": monitoring(parts)}
-    return {"surge": surge(parts), **made} if parts.on_gpu else made
+    return {"surge": surge(parts), "writable-root": writable_root(parts), **made} if parts.on_gpu else made
 
 
 def surge(parts: Parts) -> dict[str, str]:
@@ -34,6 +35,14 @@ def surge(parts: Parts) -> dict[str, str]:
     patch = [{"op": "replace", "path": "/spec/strategy/rollingUpdate", "value": SURGE}]
     patches = [_patch(parts, "Deployment", patch)]
     header = "Needs one GPU node more than there are pods: a new pod serves before an old one leaves."
+    return {"kustomization.yaml": render([kustomize.component(patches=patches)], header)}
+
+
+def writable_root(parts: Parts) -> dict[str, str]:
+    """For nodes whose container toolkit writes into the root of a container when it brings the GPUs in."""
+    path = "/spec/template/spec/containers/0/securityContext/readOnlyRootFilesystem"
+    patches = [_patch(parts, "Deployment", [{"op": "replace", "path": path, "value": False}])]
+    header = "For nodes that bring GPUs in by a hook that writes into the root of the container."
     return {"kustomization.yaml": render([kustomize.component(patches=patches)], header)}
 
 
@@ -78,15 +87,13 @@ def scaled_object(parts: Parts, models: list[str]) -> dict[str, Any]:
         "metadata": parts.metadata(),
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": parts.name},
-            "pollingInterval": 15,
-            "minReplicaCount": parts.options.replicas,
-            "maxReplicaCount": most,
-            "fallback": {
-                "failureThreshold": 3,
-                "replicas": Reasoned(
-                    most, "Without Prometheus nobody knows the load: as many as there may be."
-                ),
-            },
+            "pollingInterval": Reasoned(_SCRAPE_S, "As often as Prometheus has something new."),
+            "minReplicaCount": Reasoned(parts.options.replicas, "--replicas."),
+            "maxReplicaCount": Reasoned(most, "--max-replicas."),
+            "fallback": Reasoned(
+                {"failureThreshold": 3, "replicas": most},
+                "Without Prometheus nobody knows the load: as many as there may be, after three questions.",
+            ),
             "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior()}},
             "triggers": [_trigger(parts, model) for model in models],
         },
@@ -127,13 +134,12 @@ def service_monitor(parts: Parts) -> dict[str, Any]:
     endpoint: dict[str, Any] = {
         "port": METRICS,
         "path": "/metrics",
-        "interval": "15s",
-        "scrapeTimeout": "5s",
+        "interval": Reasoned(f"{_SCRAPE_S}s", "As often as the autoscaler decides."),
+        "scrapeTimeout": Reasoned("5s", "A pod that is asked for longer is no reading."),
         "honorLabels": own,
     }
     if METRICS in parts.ports.tls:
-        secret = {"name": parts.tls_secret, "key": "ca.crt"}
-        endpoint |= {"scheme": "https", "tlsConfig": {"ca": {"secret": secret}, "serverName": parts.name}}
+        endpoint |= {"scheme": "https", "tlsConfig": _scrape_tls(parts)}
     metadata = parts.metadata() | {"labels": {**parts.labels, **_RELEASE}}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -141,6 +147,18 @@ def service_monitor(parts: Parts) -> dict[str, Any]:
         "metadata": metadata,
         "spec": {"selector": {"matchLabels": {**parts.labels, **METRICS_LABEL}}, "endpoints": [endpoint]},
     }
+
+
+def _scrape_tls(parts: Parts) -> dict[str, Any]:
+    """How Prometheus speaks TLS to the pods; where they ask for a certificate, it shows theirs."""
+
+    def of_secret(key: str) -> dict[str, str]:
+        return {"name": parts.tls_secret, "key": key}
+
+    config: dict[str, Any] = {"ca": {"secret": of_secret("ca.crt")}, "serverName": parts.name}
+    if parts.settings.tls_client_ca:
+        config |= {"cert": {"secret": of_secret("tls.crt")}, "keySecret": of_secret("tls.key")}
+    return config
 
 
 def prometheus_rule(parts: Parts) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from gpuserve.export import metric_names as m
 _WIDTH: Final = 24
 _HEIGHT: Final = 8
 _COLUMNS: Final = 3
+#: Grafana refuses a longer one.
+_MAX_UID_LENGTH: Final = 40
+_HASH_LENGTH: Final = 8
 #: What every query is chosen by: the variables at the top of the dashboard.
 _POD: Final = 'job=~"$job",pod=~"$pod"'
 _MODEL: Final = f'{_POD},model=~"$model"'
@@ -39,7 +43,7 @@ def dashboard(name: str, *, on_gpu: bool) -> dict[str, Any]:
     if on_gpu:
         rows.append(("GPUs", _gpus()))
     return {
-        "uid": name,
+        "uid": _uid(name),
         "title": f"gpuserve: {name}",
         "tags": ["gpuserve"],
         "schemaVersion": 39,
@@ -49,6 +53,14 @@ def dashboard(name: str, *, on_gpu: bool) -> dict[str, Any]:
         "templating": {"list": _variables(name)},
         "panels": list(_placed(rows)),
     }
+
+
+def _uid(name: str) -> str:
+    """The name, as far as Grafana takes it; a longer one is told apart by a hash."""
+    if len(name) <= _MAX_UID_LENGTH:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_HASH_LENGTH]
+    return f"{name[: _MAX_UID_LENGTH - 1 - _HASH_LENGTH]}-{digest}"
 
 
 def _variables(name: str) -> list[dict[str, Any]]:

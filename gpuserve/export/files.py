@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from gpuserve.config.fields import split_callable
-from gpuserve.config.messages import ConfigProblems, Problem
+from gpuserve.config.messages import ConfigProblems, Problem, dotted
 from gpuserve.export.quantities import readable
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 #: etcd takes 1 MiB an object; names, metadata and the text around the files are in it too.
 MAX_NBYTES: Final = 960 << 10
-_KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+_MAX_KEY_LENGTH: Final = 253
+_KEY: Final = re.compile(rf"[-._a-zA-Z0-9]{{1,{_MAX_KEY_LENGTH}}}")
 _SEPARATOR: Final = ".."
 
 
@@ -46,10 +47,12 @@ def bundle(configuration: Configuration) -> Bundle:
     Raises:
         ConfigProblems: a file is elsewhere, is not readable, or all together are too large.
     """
-    name = configuration.sources.name
-    found = Bundle("config.json" if name.endswith(".json") else "config.yaml")
-    with open(name, "rb") as file:
-        found.contents[found.config] = file.read()
+    sources = configuration.sources
+    if sources.document is None:
+        raise ValueError("only a config that was read from a file can be in a pod")
+    found = Bundle("config.json" if sources.name.endswith(".json") else "config.yaml")
+    # As it was read: it may be a pipe, or another one by now.
+    found.contents[found.config] = sources.document.text.encode()
     for path, relative in _named_files(configuration):
         _add(found, configuration, path, relative)
     if not found.problems and found.nbytes > MAX_NBYTES:
@@ -84,19 +87,14 @@ def _named_files(configuration: Configuration) -> Iterator[tuple[Path, str]]:
 def _add(found: Bundle, configuration: Configuration, path: Path, relative: str) -> None:
     """The file, and if it is Python the modules beside it that it imports."""
     relative = os.path.normpath(relative)
-    if relative in found.contents:
+    if relative in found.contents and relative != found.config:
         return
-    problem = _misplaced(relative, found)
+    content, problem = b"", _misplaced(relative, configuration.base_dir, found)
+    if not problem:
+        content, problem = _read(configuration.base_dir, relative)
     if problem:
-        found.problems.append(configuration.sources.problem(path, problem))
-        return
-    whole = os.path.join(configuration.base_dir, relative)
-    try:
-        with open(whole, "rb") as file:
-            content = file.read(MAX_NBYTES + 1)
-    except OSError as error:
-        text = f"{relative!r} cannot be read: {(error.strerror or 'unknown reason').lower()}"
-        found.problems.append(configuration.sources.problem(path, text))
+        told = configuration.sources.problem(path, f"{dotted(path)}: {problem}")
+        found.problems += [told] if told not in found.problems else []
         return
     found.contents[relative] = content
     if relative.endswith(".py"):
@@ -105,16 +103,37 @@ def _add(found: Bundle, configuration: Configuration, path: Path, relative: str)
                 _add(found, configuration, path, candidate)
 
 
-def _misplaced(relative: str, found: Bundle) -> str:
+def _read(base_dir: str, relative: str) -> tuple[bytes, str]:
+    """What is in the file, or why that cannot be said."""
+    try:
+        with open(os.path.join(base_dir, relative), "rb") as file:
+            return file.read(MAX_NBYTES + 1), ""
+    except OSError as error:
+        return b"", f"{relative!r} cannot be read: {(error.strerror or 'unknown reason').lower()}"
+
+
+def _misplaced(relative: str, base_dir: str, found: Bundle) -> str:
+    """Why the file cannot be in a ConfigMap; "" where it can."""
     if os.path.isabs(relative) or relative.startswith(".."):
         return (
             f"{relative!r} is outside the folder of the config file, and a pod has only what is in it: move "
             "it there, or put it into the image and name it package.module:attribute"
         )
-    if _KEY.fullmatch(map_key(relative)) is None or map_key(relative) in map(map_key, found.contents):
+    folder = os.path.realpath(base_dir)
+    if os.path.commonpath([folder, os.path.realpath(os.path.join(folder, relative))]) != folder:
         return (
-            f"{relative!r} cannot be in a ConfigMap: expected letters, digits, '-', '_' and '.' in its name"
+            f"{relative!r} leads out of the folder of the config file, by a link; what is behind it would be "
+            "published with the config: put a copy into the folder, or into the image"
         )
+    if _KEY.fullmatch(map_key(relative)) is None:
+        return (
+            f"{relative!r} cannot be in a ConfigMap: expected letters, digits, '-', '_' and '.' in its name, "
+            f"at most {_MAX_KEY_LENGTH}"
+        )
+    taken = next((one for one in found.contents if map_key(one) == map_key(relative)), None)
+    if taken is not None:
+        whose = "the config" if taken == found.config else repr(taken)
+        return f"{relative!r} would have the key of {whose} in the ConfigMap; give it another name"
     return ""
 
 
@@ -122,7 +141,7 @@ def _imported(source: bytes, folder: str) -> set[str]:
     """Modules that a file of this folder imports, wherever in it; nothing of a file that is no Python."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         return set()
     package = folder.split("/") if folder else []
     names: set[str] = set()
@@ -155,7 +174,7 @@ def _too_large(found: Bundle, configuration: Configuration) -> Problem:
     )
     whole, part = readable(found.nbytes), readable(len(found.contents[largest]))
     text = (
-        f"the config and its files have {whole}, and a ConfigMap takes {readable(MAX_NBYTES)}: {largest!r} "
-        f"alone has {part}; put it into the image"
+        f"{dotted(path)}: the config and its files have {whole}, and a ConfigMap takes "
+        f"{readable(MAX_NBYTES)}: {largest!r} alone has {part}; put it into the image"
     )
     return configuration.sources.problem(path, text)

@@ -15,6 +15,8 @@ MAX_NAME_LENGTH: Final = 45
 MAX_LABEL_LENGTH: Final = 63
 _LABEL: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_MAX_SUBDOMAIN_LENGTH: Final = 253
 LABEL_FORM: Final = (
     f"lower-case letters, digits and dashes, at most {MAX_NAME_LENGTH}, a letter first and no dash at the end"
 )
@@ -33,6 +35,17 @@ def is_namespace(text: str) -> bool:
 def is_label_value(text: str) -> bool:
     """Whether a label may have this value."""
     return _LABEL_VALUE.fullmatch(text) is not None
+
+
+def is_secret_name(text: str) -> bool:
+    """Whether a Secret may have this name."""
+    return len(text) <= _MAX_SUBDOMAIN_LENGTH and _SUBDOMAIN.fullmatch(text) is not None
+
+
+def is_resource_name(text: str) -> bool:
+    """Whether devices may be called this: a domain, and a name in it."""
+    domain, _, name = text.partition("/")
+    return is_secret_name(domain) and "." in domain and is_label_value(name)
 
 
 def model_names(configuration: Configuration) -> list[str]:

@@ -69,19 +69,7 @@ def _metrics(parts: Parts) -> dict[str, Any]:
 
 def network_policy(parts: Parts) -> dict[str, Any]:
     """Requests from this namespace and from labelled ones, metrics from monitoring, and out only to DNS."""
-    clients = [
-        {"podSelector": {}},
-        {"namespaceSelector": {"matchLabels": {CLIENT_LABEL: "true"}}},
-    ]
-    monitoring = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": _MONITORING}}}]
-    asked = [_allowed(number) for name, number in parts.ports.numbers.items() if name in (GRPC, HTTP)]
-    dns = {
-        "to": [{
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
-            "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
-        }],
-        "ports": [{"port": _DNS, "protocol": "UDP"}, _allowed(_DNS)],
-    }  # fmt: skip
+    asked = [allowed(number) for name, number in parts.ports.numbers.items() if name in (GRPC, HTTP)]
     why = "A model that asks others, or a collector of traces, needs a rule of its own here."
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -91,13 +79,35 @@ def network_policy(parts: Parts) -> dict[str, Any]:
             "podSelector": {"matchLabels": parts.labels},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [
-                {"from": clients, "ports": asked},
-                {"from": monitoring, "ports": [_allowed(parts.ports.numbers[METRICS])]},
+                {"from": clients(), "ports": asked},
+                {"from": monitoring(), "ports": [allowed(parts.ports.numbers[METRICS])]},
             ],
-            "egress": Reasoned([dns], why),
+            "egress": Reasoned([egress_to_dns()], why),
         },
     }
 
 
-def _allowed(port: int) -> dict[str, Any]:
+def clients() -> list[dict[str, Any]]:
+    """Who may send requests."""
+    return [{"podSelector": {}}, {"namespaceSelector": {"matchLabels": {CLIENT_LABEL: "true"}}}]
+
+
+def monitoring() -> list[dict[str, Any]]:
+    """Who may read metrics."""
+    return [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": _MONITORING}}}]
+
+
+def egress_to_dns() -> dict[str, Any]:
+    """The way to the cluster's DNS."""
+    return {
+        "to": [{
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+            "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+        }],
+        "ports": [{"port": _DNS, "protocol": "UDP"}, allowed(_DNS)],
+    }  # fmt: skip
+
+
+def allowed(port: int) -> dict[str, Any]:
+    """A port of a rule."""
     return {"port": port, "protocol": "TCP"}

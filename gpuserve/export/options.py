@@ -25,6 +25,7 @@ class ExportOptions:
     gpus_per_node: int | None = None
     #: What the device plugin calls a GPU, or a MIG slice: nvidia.com/gpu, nvidia.com/mig-1g.10gb.
     gpu_resource: str = GPU_RESOURCE
+    node_cpus: int | None = None
     node_memory_nbytes: int | None = None
     gpu_memory_nbytes: int | None = None
     #: The Secret with tls.crt and tls.key (and ca.crt), where the config file names no certificate.

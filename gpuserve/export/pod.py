@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from gpuserve.export import config_objects
+from gpuserve.export import config_objects, pod_defaults
 from gpuserve.export.ports import ServerPorts, probe_action
 from gpuserve.export.reasoned import Reasoned
-from gpuserve.export.sizing import CONNECTION_AGE_S, STARTUP_PERIOD_S
+from gpuserve.export.sizing import STARTUP_PERIOD_S
 
 if TYPE_CHECKING:
     from gpuserve.export.files import Bundle
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CONTAINER: Final = "gpuserve"
 #: The user of the Dockerfile.
 UID: Final = 10001
+#: Where relative paths begin, and what is written can be.
+WORKING_FOLDER: Final = "/tmp"
 TLS_FOLDER: Final = "/etc/gpuserve-tls"
 _FIRST_UNPRIVILEGED_PORT: Final = 1024
 #: Of the labels that the GPU operator and the device plugin give a node, the one that both do.
@@ -109,7 +111,8 @@ def spread(parts: Parts, labels: dict[str, str]) -> dict[str, Any]:
         "whenUnsatisfiable": "ScheduleAnyway",
         **selector,
     }
-    return {"affinity": {"podAntiAffinity": anti}, "topologySpreadConstraints": [zone]}
+    why = "As even as zones allow, and a pod rather than none where they do not."
+    return {"affinity": {"podAntiAffinity": anti}, "topologySpreadConstraints": [Reasoned(zone, why)]}
 
 
 def takes_node(parts: Parts) -> bool:
@@ -141,7 +144,7 @@ def container(parts: Parts, name: str) -> dict[str, Any]:
         "name": name,
         "image": parts.options.image,
         "command": ["gpuserve", "serve", f"{config_objects.FOLDER}/{parts.bundle.config}"],
-        "workingDir": "/tmp",
+        "workingDir": WORKING_FOLDER,
         "env": environment(parts),
         "ports": parts.ports.container_ports(),
         "resources": resources(parts),
@@ -161,16 +164,13 @@ def container(parts: Parts, name: str) -> dict[str, Any]:
 def environment(parts: Parts) -> list[dict[str, Any]]:
     """What the process finds in its environment."""
     variables = [
-        {"name": "HOME", "value": Reasoned("/tmp", "Libraries keep caches there; the root is read only.")},
+        {
+            "name": "HOME",
+            "value": Reasoned(WORKING_FOLDER, "Libraries keep caches there; the root is read only."),
+        },
         {"name": "OMP_NUM_THREADS", "value": parts.sizes.threads},
     ]
-    if "log_format" not in parts.said:
-        variables.append({"name": "GPUSERVE_SERVER__LOG_FORMAT", "value": "json"})
-    if "max_connection_age_s" not in parts.said:
-        age = Reasoned(
-            str(CONNECTION_AGE_S), "Clients that connect anew find pods that were not there before."
-        )
-        variables.append({"name": "GPUSERVE_SERVER__MAX_CONNECTION_AGE_S", "value": age})
+    variables += pod_defaults.variables(parts.said)
     if parts.ports.tls:
         files = {"TLS_CERTFILE": "tls.crt", "TLS_KEYFILE": "tls.key"}
         if parts.settings.tls_client_ca:
@@ -185,9 +185,11 @@ def environment(parts: Parts) -> list[dict[str, Any]]:
 def resources(parts: Parts) -> dict[str, Any]:
     """Requests and limits. On a GPU they are the same."""
     sizes = parts.sizes
-    limits: dict[str, Any] = {"memory": sizes.memory, "ephemeral-storage": sizes.ephemeral.value}
+    disk = Reasoned(sizes.ephemeral.value, "As requested: it is not shared.")
+    limits: dict[str, Any] = {"memory": sizes.memory, "ephemeral-storage": disk}
     if parts.on_gpu:
-        limits = {"cpu": sizes.cpus.value, **limits, parts.options.gpu_resource: sizes.gpus}
+        cpus = Reasoned(sizes.cpus.value, "As requested: whole cores can be the pod's own.")
+        limits = {"cpu": cpus, **limits, parts.options.gpu_resource: sizes.gpus}
     requests = {
         "cpu": sizes.cpus,
         "memory": sizes.memory_request,
@@ -217,10 +219,11 @@ def probes(parts: Parts) -> dict[str, Any]:
         "failureThreshold": 3,
         "terminationGracePeriodSeconds": 10,
     }
+    first = "Until this says that all is loaded, nothing else is asked."
     soon = "Every 2 s, and one answer may be late: who is not ready gets no more requests after 4 s."
     hung = "30 s without an answer is a hang, which drains nothing: 10 s to end. Never by load or by models."
     return {
-        "startupProbe": startup,
+        "startupProbe": Reasoned(startup, first),
         "readinessProbe": Reasoned(readiness, soon),
         "livenessProbe": Reasoned(liveness, hung),
     }
@@ -231,7 +234,7 @@ def mounts(parts: Parts) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {"name": "config", "mountPath": config_objects.FOLDER, "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},
-        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "tmp", "mountPath": WORKING_FOLDER},
     ]
     if parts.tls_secret:
         found.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})

@@ -13,7 +13,7 @@ _UNITS: Final = {
     "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
     "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 1 << 40,
 }  # fmt: skip
-_FORM: Final = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_FORM: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 
 
 def parse_nbytes(text: str) -> int:

@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING, Any
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.export import kserve, kustomize, network, workload
 from gpuserve.export.alerts import rules, scrape_selector
-from gpuserve.export.checks import fit_violations, monitoring_violations, problems, violations
+from gpuserve.export.checks import (
+    balancer_violations,
+    fit_violations,
+    monitoring_violations,
+    violations,
+)
 from gpuserve.export.components import components
 from gpuserve.export.config_objects import config_object
 from gpuserve.export.dashboard import dashboard_text
+from gpuserve.export.envoy import bootstrap, pods
+from gpuserve.export.envoy.proxy import Proxy
 from gpuserve.export.files import bundle
+from gpuserve.export.findings import problems
 from gpuserve.export.names import export_name
 from gpuserve.export.pod import Parts
+from gpuserve.export.pod_defaults import in_pod, said
 from gpuserve.export.ports import ServerPorts
 from gpuserve.export.reservation import gpu_count, instance_groups
 from gpuserve.export.sizing import sizes
@@ -37,7 +46,9 @@ def kubernetes(configuration: Configuration, options: ExportOptions) -> Files:
     files = {f"base/{name}": render(documents) for name, documents in _base(parts, configuration).items()}
     resources = [name.removeprefix("base/") for name in files]
     files["base/kustomization.yaml"] = render([kustomize.base(resources)])
-    for name, contents in components(parts, scaled_models(configuration)).items():
+    made = components(parts, scaled_models(configuration))
+    made["envoy"] = pods.component(parts, Proxy.of(configuration, options))
+    for name, contents in made.items():
         files |= {f"components/{name}/{file}": text for file, text in contents.items()}
         files[f"overlays/{name}/kustomization.yaml"] = render([kustomize.overlay(name)])
     return files
@@ -88,12 +99,23 @@ def alerts_text(configuration: Configuration, options: ExportOptions) -> str:
     return render([rules({"name": name, **space}, selector, name, max_arena_nbytes=nbytes, on_gpu=on_gpu)])
 
 
+def envoy(configuration: Configuration, options: ExportOptions, host: str = "") -> Files:
+    """Envoy in front of the pods; ``host`` is a name with an address for each, "" their headless Service.
+
+    Raises:
+        ConfigProblems: a key or a flag that no pod can be reached with.
+    """
+    _refuse(configuration, balancer_violations(configuration, options, host))
+    return bootstrap.files(Proxy.of(configuration, options, host))
+
+
 def checked_parts(configuration: Configuration, options: ExportOptions) -> Parts:
     """What the pods are made of.
 
     Raises:
         ConfigProblems: a key or a flag that no cluster can run.
     """
+    configuration = in_pod(configuration)
     _refuse(configuration, violations(configuration, options))
     computed = sizes(configuration, options)
     groups = instance_groups(configuration, options)
@@ -106,7 +128,7 @@ def checked_parts(configuration: Configuration, options: ExportOptions) -> Parts
         sizes=computed,
         bundle=bundle(configuration),
         ports=ServerPorts.of(settings, options),
-        said=frozenset(configuration.entries.server.model_fields_set),
+        said=said(configuration),
     )
 
 

@@ -53,8 +53,6 @@ PROCESS_START_S: Final = 60
 #: Scheduling, a node that is added for the pod, and pulling an image of some gigabytes.
 SCHEDULING_S: Final = 900
 MIN_READY_S: Final = 10
-#: New pods are found by clients that connect anew.
-CONNECTION_AGE_S: Final = 300
 
 
 @dataclass(frozen=True, slots=True)

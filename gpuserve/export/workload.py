@@ -52,7 +52,7 @@ def disruption_budget(parts: Parts) -> dict[str, Any]:
         "kind": "PodDisruptionBudget",
         "metadata": parts.metadata(),
         "spec": {
-            "maxUnavailable": 1,
+            "maxUnavailable": Reasoned(1, "The others take over what one pod leaves, not what two leave."),
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": parts.labels},
         },
@@ -88,7 +88,9 @@ def behavior() -> dict[str, Any]:
     steady = "By a simulation of days and bursts: a shorter window refuses more requests of bursts."
     return {
         "scaleUp": {
-            "stabilizationWindowSeconds": scaling.UP_WINDOW_S,
+            "stabilizationWindowSeconds": Reasoned(
+                scaling.UP_WINDOW_S, "At once: what does not fit is refused until a pod is there."
+            ),
             "policies": [Reasoned(double, "Twice as many in a minute, in which a pod starts.")],
         },
         "scaleDown": {

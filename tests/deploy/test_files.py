@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from exporting import exported, loaded
+from exporting import exported, loaded, written
 from manifests import only
 
+from gpuserve.config.load import load_file
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.export.files import MAX_NBYTES, bundle
 
@@ -93,6 +95,61 @@ def test_what_is_elsewhere_is_refused(tmp_path: Path) -> None:
     configuration = loaded(tmp_path / "there", {"callable": "../outside.py:double"})
     with pytest.raises(ConfigProblems, match=r"'\.\./outside\.py' is outside the folder of the config file"):
         bundle(configuration)
+
+
+def refused(folder: Path, *models: dict[str, Any]) -> list[str]:
+    """The problems, without where they stand."""
+    with pytest.raises(ConfigProblems) as error:
+        bundle(loaded(folder, *models))
+    return [one.message for one in error.value.problems]
+
+
+def test_what_a_link_leads_to_outside_is_not_published(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    in_folder(tmp_path, secret="def double(r): ...\n")
+    (tmp_path / "there" / "linked.py").symlink_to("../secret.py")
+    (tmp_path / "there" / "first.py").write_text("import linked\n")
+    (found,) = refused(tmp_path / "there", {"callable": "linked.py:double"})
+    assert found.startswith("models[0].callable: 'linked.py' leads out of the folder of the config file")
+    (found,) = refused(tmp_path / "there", {"callable": "first.py:double"})
+    assert found.startswith("models[0].callable: 'linked.py' leads out of the folder of the config file")
+
+
+def test_a_link_inside_the_folder_is_a_file_like_others(tmp_path: Path) -> None:
+    in_folder(tmp_path, real="def double(r): ...\n")
+    (tmp_path / "linked.py").symlink_to("real.py")
+    found = bundle(loaded(tmp_path, {"callable": "linked.py:double"}))
+    assert found.contents["linked.py"] == b"def double(r): ...\n"
+
+
+def test_a_name_that_no_config_map_takes_is_told_with_its_key(tmp_path: Path) -> None:
+    in_folder(tmp_path, mödel="def double(r): ...\n")
+    (found,) = refused(tmp_path, {"callable": "mödel.py:double"})
+    assert found.startswith("models[0].callable: 'mödel.py' cannot be in a ConfigMap: expected letters")
+
+
+def test_two_files_of_one_key_are_told_apart(tmp_path: Path) -> None:
+    in_folder(tmp_path, a__b="def double(r): ...\n")
+    (tmp_path / "a..b.py").write_text("def double(r): ...\n")
+    (found,) = refused(tmp_path, {"callable": "a/b.py:double"}, {"name": "two", "callable": "a..b.py:double"})
+    assert found.startswith("models[1].callable: 'a..b.py' would have the key of 'a/b.py' in the ConfigMap")
+
+
+def test_a_file_under_the_name_of_the_config_is_not_taken_for_it(tmp_path: Path) -> None:
+    model = {"outputs": [{"name": "y", "dtype": "float32", "shape": [2], "label_filename": "config.yaml"}]}
+    config = written(tmp_path, model)
+    config.rename(tmp_path / "models.yaml")
+    (tmp_path / "config.yaml").write_text("cat\ndog\n")
+    with pytest.raises(ConfigProblems, match="would have the key of the config"):
+        bundle(load_file(str(tmp_path / "models.yaml"), {}))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    in_folder(tmp_path, locked="def double(r): ...\n")
+    (tmp_path / "locked.py").chmod(0)
+    (found,) = refused(tmp_path, {"callable": "locked.py:double"})
+    assert found == "models[0].callable: 'locked.py' cannot be read: permission denied"
 
 
 def test_what_is_too_large_is_refused(tmp_path: Path) -> None:

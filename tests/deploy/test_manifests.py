@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from manifest_checks import all_violations
 from manifests import DEPLOY, EXAMPLES, documents, kustomizations, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
+from gpuserve.export.pod_defaults import LAME_DUCK_S
 from gpuserve.export.quantities import parse_nbytes
 from gpuserve.export.sizing import PROPAGATION_S, STOP_MARGIN_S
 
 #: preStop.sleep is on since this version.
 OLDEST = "1.30"
+_NEWER_KEYS = frozenset({"sleep", "unhealthyPodEvictionPolicy"})
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
 SCHEMAS = Path(__file__).parent / "schemas"
 BUILDS = [
     pytest.param(folder, id=f"{name}-{folder.name}")
@@ -55,6 +59,22 @@ def test_kubernetes_knows_every_key(different: list[dict[str, Any]], version: st
     assert len(own) > 20
     for one in own:
         kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_the_oldest_that_there_is_a_schema_of_lacks_two_keys_only(different: list[dict[str, Any]]) -> None:
+    """With a preStop hook of one's own they run there as well."""
+    folders = (Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema").iterdir()
+    versions = {tuple(map(int, found.groups())) for one in folders if (found := _VERSION.match(one.name))}
+    oldest = "{}.{}".format(*min(versions))
+    for one in different:
+        if _is_of_kubernetes(one):
+            kubernetes_validate.validate(_without(one, _NEWER_KEYS), oldest, strict=True)
+
+
+def _without(tree: Any, keys: frozenset[str]) -> Any:
+    if isinstance(tree, dict):
+        return {key: _without(value, keys) for key, value in tree.items() if key not in keys}
+    return [_without(one, keys) for one in tree] if isinstance(tree, list) else tree
 
 
 def _is_of_kubernetes(one: dict[str, Any]) -> bool:
@@ -104,7 +124,7 @@ def test_the_arithmetic(objects: list[dict[str, Any]]) -> None:
     (container,) = pod["spec"]["containers"]
     grace = pod["spec"]["terminationGracePeriodSeconds"]
     drain = 45 if "cuda" in container["image"] else 30
-    assert container["lifecycle"]["preStop"]["sleep"]["seconds"] == PROPAGATION_S
+    assert container["lifecycle"]["preStop"]["sleep"]["seconds"] == PROPAGATION_S - LAME_DUCK_S
     assert grace == PROPAGATION_S + drain + STOP_MARGIN_S
     memory = parse_nbytes(container["resources"]["limits"]["memory"])
     volumes = [one["emptyDir"] for one in pod["spec"]["volumes"] if "emptyDir" in one]
@@ -151,6 +171,13 @@ def test_the_surge_overlay_keeps_every_pod() -> None:
     assert (before, after) == ({"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 1, "maxUnavailable": 0})
 
 
+def test_a_root_that_can_be_written_is_an_overlay() -> None:
+    root = DEPLOY / "gpu" / "kubernetes"
+    for overlay, read_only in (("base", True), ("overlays/writable-root", False)):
+        (pod,) = pod_templates(kustomized(root / overlay))
+        assert pod["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is read_only
+
+
 def test_components_go_together(tmp_path: Path) -> None:
     """A user's own overlay takes several of them."""
     root = DEPLOY / "gpu" / "kubernetes"
@@ -162,3 +189,44 @@ def test_components_go_together(tmp_path: Path) -> None:
     assert {one["metadata"]["namespace"] for one in objects} == {"models"}
     assert of_kind(objects, "ScaledObject", "ServiceMonitor")
     assert all_violations(objects) == []
+
+
+#: Numbers that are no choice of an export: they repeat a port of the config, or a user of the image.
+_REPEATED = {"containerPort", "port", "runAsGroup", "fsGroup", "weight"}
+_NUMBER = re.compile(r"(?:- )?(\w+): \"?\d[\d.]*(?:Ki|Mi|Gi|m|s)?\"?")
+
+
+def unexplained(text: str) -> set[str]:
+    """Keys of numbers that have no comment, neither above themselves nor above anything they are in."""
+    found: set[str] = set()
+    explained: list[tuple[int, bool]] = []  # by indentation, from the outside
+    above = False
+    for line in text.splitlines():
+        indentation = len(line) - len(line.lstrip(" "))
+        if line.lstrip().startswith("#"):
+            above = True
+            continue
+        while explained and explained[-1][0] >= indentation:
+            explained.pop()
+        why = above or any(one for _, one in explained)
+        explained.append((indentation, why))
+        if line.lstrip().startswith("- "):
+            explained.append((indentation + 1, why))
+        number = _NUMBER.fullmatch(line.strip())
+        if number is not None and not why:
+            found.add(number[1])
+        above = False
+    return found
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_number_says_why(name: str) -> None:
+    files = [
+        path
+        for path in (DEPLOY / name / "kubernetes").rglob("*.yaml")
+        if path.parent.name in ("base", "keda", "surge", "monitoring")
+        and path.name not in ("config.yaml", "dashboard.yaml", "prometheusrule.yaml", "kustomization.yaml")
+    ]
+    assert len(files) > 7
+    assert set().union(*(unexplained(path.read_text()) for path in files)) <= _REPEATED
+    assert unexplained("a: 1\n# Why.\nb:\n  c: 2\nd: 3Gi\n") == {"a", "d"}

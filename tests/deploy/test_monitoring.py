@@ -12,6 +12,8 @@ from typing import Any
 import promql_parser
 import pytest
 from exporting import export, written
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from manifests import DEPLOY, EXAMPLES, documents, kustomized, of_kind, only
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, serving
 
@@ -74,11 +76,15 @@ def test_every_metric_of_a_query_has_a_name_here(name: str) -> None:
 
 
 def test_every_name_is_on_the_metrics_page(served: str) -> None:
-    """A server without a GPU does not tell of GPUs: those names are in the reference, which is tested too."""
+    """A server without a GPU does not tell of GPUs, nor one without TLS of a certificate: those names are in
+    the reference, which is tested too.
+    """
     shown = set(re.findall(r"^# TYPE (\S+)", served, re.MULTILINE))
     names = {value for key, value in vars(metric_names).items() if key.isupper()}
     missing = {name for name in names if name not in shown}
-    assert all(name.startswith("gpuserve_gpu_") for name in missing)
+    assert {name for name in missing if not name.startswith("gpuserve_gpu_")} == {
+        metric_names.CERTIFICATE_EXPIRY
+    }
     assert all(f"`{name}`" in REFERENCE for name in missing)
 
 
@@ -107,6 +113,60 @@ def test_the_dashboard_has_room_for_every_panel(name: str) -> None:
     numbers = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(numbers)) == len(numbers)
     assert ("GPUs" in [panel["title"] for panel in dashboard["panels"]]) == (name == "gpu")
+
+
+#: What has to be noticed, and the metric by which it is.
+_NOTICED = {
+    "GpuserveInstanceRestarts": metric_names.WORKER_RESTARTS,
+    "GpuserveModelDown": metric_names.WORKER_UP,
+    "GpuserveSlowQueue": metric_names.QUEUE_SECONDS,
+    "GpuserveArenaFull": metric_names.ARENA_NBYTES,
+    "GpuserveGpuLost": metric_names.GPU_STATE,
+    "GpuserveQueueFull": metric_names.REJECTIONS,
+    "GpuserveCertificateExpiry": metric_names.CERTIFICATE_EXPIRY,
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_has_to_be_noticed_is(name: str) -> None:
+    (group,) = documents((DEPLOY / name / "alerts.yaml").read_text())[0]["spec"]["groups"]
+    found = {rule["alert"]: rule["expr"] for rule in group["rules"]}
+    wanted = {alert for alert in _NOTICED if "Gpu" not in alert[len("Gpuserve") :] or name == "gpu"}
+    assert wanted <= found.keys()
+    assert all(_NOTICED[alert] in found[alert] for alert in wanted)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_grafana_knows_every_key_of_the_dashboard(name: str) -> None:
+    """What Grafana's own types read of it and write again has lost nothing, and changed nothing."""
+    dashboard = json.loads((DEPLOY / name / "dashboard.json").read_text())
+    assert list(_lost(dashboard, _as_grafana_has_it(dashboard), "dashboard")) == []
+    dashboard["panels"][1]["grid"] = dashboard["panels"][1].pop("gridPos")
+    assert list(_lost(dashboard, _as_grafana_has_it(dashboard), "dashboard")) == ["dashboard.panels[1].grid"]
+
+
+def _as_grafana_has_it(dashboard: dict[str, Any]) -> Any:
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+
+
+def _lost(given: Any, read: Any, path: str) -> Iterator[str]:
+    """Where the second is not all that the first is; it may have more, which are defaults."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            yield from _lost(value, read[key], f"{path}.{key}") if key in read else [f"{path}.{key}"]
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for index, value in enumerate(given):
+            yield from _lost(value, read[index], f"{path}[{index}]")
+    elif given != read:
+        yield path
+
+
+def test_the_longest_name_is_short_enough_for_grafana(tmp_path: Path) -> None:
+    names = ["m" * 44 + end for end in "ab"] + ["m" * 40]
+    uids = [json.loads(export("grafana", written(tmp_path), "--name", one).stdout)["uid"] for one in names]
+    assert len(set(uids)) == 3
+    assert all(len(one) <= 40 for one in uids)
+    assert uids[2] == names[2]
 
 
 def test_exports_without_pods_need_no_image(tmp_path: Path) -> None:

@@ -37,13 +37,28 @@ def on(*devices: str, **resources: int) -> dict[str, Any]:
         ("registry.example/gpu serve:1", "--image: expected one with a tag or a digest"),
         ("registry.example/gpuserve:latest", "--image: the tag 'latest' is another image tomorrow"),
         ("registry.example:5000/gpuserve", "--image: expected one with a tag or a digest"),
+        ("Gpuserve/models:1", "--image: expected one with a tag or a digest"),
+        ("https://registry.example/gpuserve:1", "--image: expected one with a tag or a digest"),
+        ("registry.example//gpuserve:1", "--image: expected one with a tag or a digest"),
+        ("gpuserve:1:2", "--image: expected one with a tag or a digest"),
+        (f"gpuserve@sha256:{'0' * 63}", "--image: expected one with a tag or a digest"),
     ],
 )
 def test_an_image_that_says_no_version(tmp_path: Path, image: str, said: str) -> None:
     assert problem(tmp_path, options={"image": image}).startswith(said)
 
 
-@pytest.mark.parametrize("image", ["gpuserve:1", "registry.example:5000/a/b:1.2-x", f"a/b@sha256:{'0' * 64}"])
+@pytest.mark.parametrize(
+    "image",
+    [
+        "gpuserve:1",
+        "registry.example:5000/a/b:1.2-x",
+        "registry:5000/a:1",
+        "localhost/a_b/c--d:1",
+        f"a/b@sha256:{'0' * 64}",
+        f"a/b:latest@sha256:{'0' * 64}",
+    ],
+)
 def test_an_image_that_says_one(tmp_path: Path, image: str) -> None:
     assert image in kubernetes_stream(loaded(tmp_path), replace(OPTIONS, image=image))
 
@@ -70,6 +85,44 @@ def test_a_model_whose_name_is_no_label_value(tmp_path: Path, name: str) -> None
 def test_a_name_that_is_no_dns_label(tmp_path: Path) -> None:
     said = problem(tmp_path, options={"name": "My.Name"})
     assert said.startswith("--name: 'My.Name' is no DNS label")
+
+
+def test_what_is_shown_of_a_long_image_is_short(tmp_path: Path) -> None:
+    found = problem(tmp_path, options={"image": f"registry.example/{'m' * 5000}:1"})
+    assert found.startswith("--image: expected one with a tag or a digest")
+    assert len(found) < 300
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"gpu_resource": "cpu"}, "--gpu-resource: expected what a device plugin calls its devices"),
+        ({"gpu_resource": "nvidia.com/"}, "--gpu-resource: expected what a device plugin calls its devices"),
+        ({"gpu_resource": "nvidia.com/a b"}, "--gpu-resource: expected what a device plugin calls"),
+        ({"tls_secret": "My_Secret"}, "--tls-secret: 'My_Secret' is no name of a Secret"),
+        ({"prometheus": ""}, "--prometheus: expected an address such as http://"),
+        ({"prometheus": "prometheus:9090"}, "--prometheus: expected an address such as http://"),
+        ({"prometheus": "http://prometheus:port"}, "--prometheus: expected an address such as http://"),
+        ({"replicas": 10**20}, "--replicas: expected at most 2147483647, given 1000"),
+        ({"replicas": 10**9}, "--max-replicas: expected at most 2147483647, given 4000000000"),
+        ({"gpus_per_node": 10**12}, "--gpus-per-node: expected at most 1024, given 1000000000000"),
+    ],
+)
+def test_flags_that_no_cluster_takes(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    found = problem(tmp_path, on("cuda:*"), options={"gpus_per_node": 8} | options, health_port=8003)
+    assert found.startswith(said)
+
+
+@pytest.mark.parametrize("host", ["a b", "host:8000", "http://host", "/host", "-host", "x" * 256])
+def test_a_host_that_is_none(tmp_path: Path, host: str) -> None:
+    done = export("envoy", written(tmp_path), "--host", host)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("--host: expected a name or an address without a port")
+
+
+@pytest.mark.parametrize("host", ["models.example", "my_pods.", "127.0.0.1", "::1"])
+def test_a_host_that_is_one(tmp_path: Path, host: str) -> None:
+    assert f"address: {host}" in export("envoy", written(tmp_path), "--host", host).stdout.replace('"', "")
 
 
 def test_a_namespace_that_is_none(tmp_path: Path) -> None:
@@ -99,12 +152,22 @@ def test_a_config_larger_than_a_node(tmp_path: Path) -> None:
     found = problem(tmp_path, free, options={"node_memory_nbytes": 4 * GIB}, max_arena_nbytes=8 * GIB)
     assert "and a node has 4 GiB (--node-memory): 8.2 GiB of it is requests for double" in found
     assert found.startswith("config.yaml:2:21")  # where max_arena_nbytes stands
+    assert " server.max_arena_nbytes: a pod may take" in found
+
+
+def test_a_config_with_more_cores_than_a_node(tmp_path: Path) -> None:
+    model = {"instances": [{"device": "cpu"}, {"device": "cpu", "count": 4, "resources": {"cpus": 8}}]}
+    found = problem(tmp_path, model, options={"node_cpus": 33})
+    assert "models[0].instances[1].resources.cpus: a pod takes 34 cores, and a node has 33" in found
+    assert "(--node-cpus): 4 x 8 of them are of these instances" in found
+    assert kubernetes_stream(loaded(tmp_path, model), replace(OPTIONS, node_cpus=34))
 
 
 def test_two_models_beyond_the_memory_of_a_gpu(tmp_path: Path) -> None:
     models = [on("cuda:0", gpu_memory_nbytes=50 * GIB) | {"name": name} for name in ("first", "second")]
     found = problem(tmp_path, *models, options={"gpu_memory_nbytes": 80 * GIB})
     assert "cuda:0 would hold 100 GiB (first 50 GiB, second 50 GiB), and a GPU has 80 GiB" in found
+    assert " models[1].instances[0].resources.gpu_memory_nbytes: " in found
     apart = [on(f"cuda:{i}", gpu_memory_nbytes=50 * GIB) | {"name": f"model{i}"} for i in range(2)]
     assert kubernetes_stream(loaded(tmp_path, *apart), replace(OPTIONS, gpu_memory_nbytes=80 * GIB))
 
@@ -114,6 +177,15 @@ def test_two_models_beyond_the_memory_of_a_gpu(tmp_path: Path) -> None:
     [
         ({"grpc_port": 0}, "server.grpc_port: 0 picks a free port, and a Service needs a fixed one"),
         ({"host": "127.0.0.1"}, "server.host: '127.0.0.1' is not reached from outside a pod"),
+        ({"host": "10.0.0.5"}, "server.host: '10.0.0.5' is not reached from outside a pod"),
+        ({"host": "gpu.example"}, "server.host: 'gpu.example' is not reached from outside a pod"),
+        ({"drain_timeout_s": 1e9}, "server.drain_timeout_s: a pod can be given at most 500000000 s"),
+        ({"lame_duck_s": 1e12}, "server.lame_duck_s: a pod can be given at most 500000000 s"),
+        ({"load_timeout_s": 1e9}, "server.load_timeout_s: a pod can be given at most 500000000 s"),
+        (
+            {"trace": {"level": ["TIMESTAMPS"], "file": "/tmp/../var/trace.json"}},
+            "server.trace.file: '/tmp/../var/trace.json' cannot be written in a pod",
+        ),
         ({"metrics_port": None}, "server.metrics_port: null switches off the metrics page"),
         ({"http_port": None, "grpc_port": None}, "server.http_port: neither HTTP nor gRPC is served"),
         (
@@ -164,10 +236,3 @@ def test_a_wrong_command_line_is_told_apart(tmp_path: Path) -> None:
     done = export("kubernetes", written(tmp_path), "--image", IMAGE, "--node-memory", "many")
     assert done.returncode == 2
     assert "expected an amount of memory" in done.stderr
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("")
-    done = export("kubernetes", written(tmp_path), "--image", IMAGE, "--out", tmp_path / "taken")
-    assert done.returncode == 2
-    assert "cannot be written" in done.stderr

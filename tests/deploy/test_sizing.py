@@ -14,7 +14,7 @@ from gpuserve.export import sizing
 from gpuserve.export.options import ExportOptions
 from gpuserve.export.quantities import GIB, MIB, parse_nbytes, quantity, readable
 from gpuserve.export.sizing import STOP_MARGIN_S, Sizes
-from gpuserve.supervisor.supervisor import FRONT_QUIT_TIMEOUT_S, WORKER_STOP_TIMEOUT_S
+from gpuserve.supervisor.ending import FRONT_QUIT_TIMEOUT_S, WORKER_STOP_TIMEOUT_S
 
 
 def sizes(folder: Path, *models: dict[str, Any], options: ExportOptions = OPTIONS, **server: Any) -> Sizes:

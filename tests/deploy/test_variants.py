@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 from exporting import OPTIONS, export, exported, loaded, written
@@ -13,6 +15,7 @@ from manifest_checks import all_violations
 from manifests import documents, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
+from gpuserve.config.load import load_file
 from gpuserve.export.rendering import kserve_stream, kubernetes
 
 
@@ -67,6 +70,34 @@ def test_tls_comes_from_a_secret(tmp_path: Path) -> None:
     assert (http["spec"]["ports"][0]["port"], http["spec"]["ports"][0]["appProtocol"]) == (443, "https")
 
 
+_CLIENT_CA = {"tls_client_ca": "/run/tls/ca.crt"}
+_TLS = {"tls_certfile": "/run/tls/tls.crt", "tls_keyfile": "/run/tls/tls.key"}
+
+
+def test_a_certificate_of_the_pods_need_not_be_here(tmp_path: Path) -> None:
+    """The files are those of a Secret, under its own names."""
+    config = written(tmp_path, **_TLS, tls_client_ca="/run/tls/ca.crt", health_port=8003)
+    done = export("kubernetes", config, "--image", OPTIONS.image)
+    assert done.returncode == 0, done.stderr
+    objects = documents(done.stdout)
+    check(objects)
+    (pod,) = pod_templates(objects)
+    assert pod["spec"]["volumes"][-1]["secret"]["secretName"] == "double-tls"
+    assert environment(objects)["GPUSERVE_SERVER__TLS_CLIENT_CA"] == "/etc/gpuserve-tls/ca.crt"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container(objects)[probe]["grpc"]["port"] == 8003
+
+
+def test_prometheus_shows_a_certificate_where_it_is_asked_for_one(tmp_path: Path) -> None:
+    schema = json.loads((Path(__file__).parent / "schemas" / "servicemonitor.json").read_text())
+    for server, keys in (({}, {"ca", "serverName"}), (_CLIENT_CA, {"ca", "serverName", "cert", "keySecret"})):
+        config = written(tmp_path, **_TLS, **server, health_port=8003)
+        files = kubernetes(load_file(str(config), {}, served_here=False), OPTIONS)
+        (monitor,) = documents(files["components/monitoring/servicemonitor.yaml"])
+        jsonschema.validate(monitor, schema)
+        assert set(monitor["spec"]["endpoints"][0]["tlsConfig"]) == keys
+
+
 def test_a_port_below_1024_needs_no_root(tmp_path: Path) -> None:
     objects = exported(tmp_path, http_port=80)
     check(objects)
@@ -77,7 +108,7 @@ def test_a_port_below_1024_needs_no_root(tmp_path: Path) -> None:
 
 def test_what_the_file_says_is_not_said_again(tmp_path: Path) -> None:
     assert environment(exported(tmp_path))["GPUSERVE_SERVER__LOG_FORMAT"] == "json"
-    said = environment(exported(tmp_path, log_format="text", max_connection_age_s=0))
+    said = environment(exported(tmp_path, log_format="text", max_connection_age_s=0, lame_duck_s=0))
     assert not {name for name in said if name.startswith("GPUSERVE_")}
 
 
@@ -111,6 +142,13 @@ def test_every_model_with_instances_is_scaled_by(tmp_path: Path) -> None:
     metrics = only(objects, "HorizontalPodAutoscaler")["spec"]["metrics"]
     names = [one["pods"]["metric"]["selector"]["matchLabels"]["model"] for one in metrics]
     assert names == ["first", "second"]
+
+
+def test_a_thousand_models(tmp_path: Path) -> None:
+    objects = exported(tmp_path, *({"name": f"model-{number}"} for number in range(1000)))
+    check(objects)
+    assert len(only(objects, "HorizontalPodAutoscaler")["spec"]["metrics"]) == 1000
+    assert max(len(json.dumps(one)) for one in objects) < 1 << 20  # etcd takes 1.5 MiB
 
 
 def test_a_namespace_and_a_number_of_pods(tmp_path: Path) -> None:

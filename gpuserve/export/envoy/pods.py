@@ -1,0 +1,240 @@
+"""Envoy in the cluster: two pods of it in front of ours, as a kustomize component."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any, Final
+
+from gpuserve.export import kustomize
+from gpuserve.export.envoy import bootstrap, status
+from gpuserve.export.envoy.proxy import ADMIN_PORT, FOLDER, STATUS_PORT, Proxy
+from gpuserve.export.network import allowed, clients, egress_to_dns, monitoring
+from gpuserve.export.pod import TLS_FOLDER, UID, Parts, pod_security
+from gpuserve.export.ports import HEALTH, HTTP
+from gpuserve.export.reasoned import Reasoned
+from gpuserve.export.sizing import MIN_READY_S, PROPAGATION_S
+from gpuserve.export.workload import SURGE
+from gpuserve.export.yaml_text import render
+
+#: The version that the tests run. A kustomization's ``images`` names another.
+IMAGE: Final = "envoyproxy/envoy:v1.39.3"
+CONTAINER: Final = "envoy"
+_REPLICAS: Final = 2
+_THREADS: Final = 2
+#: Envoy ends at once when it is told to.
+_STOP_S: Final = 5
+_STATUS: Final = "status"
+
+
+def component(parts: Parts, proxy: Proxy) -> dict[str, str]:
+    """Files by name."""
+    texts = bootstrap.files(proxy)
+    name = f"{parts.name}-envoy-{_digest(texts)}"
+    made = {
+        "config.yaml": [_config(parts, name, texts)],
+        "deployment.yaml": [deployment(parts, proxy, name, list(texts))],
+        "service.yaml": [_service(parts, proxy)],
+        "networkpolicy.yaml": _policies(parts, proxy),
+        "disruptionbudget.yaml": [_budget(parts)],
+    }
+    header = f"Envoy in front of the pods: clients use the Service {parts.name}-envoy."
+    files = {file: render(documents) for file, documents in made.items()}
+    return {"kustomization.yaml": render([kustomize.component(resources=list(made))], header), **files}
+
+
+def deployment(parts: Parts, proxy: Proxy, config: str, files: list[str]) -> dict[str, Any]:
+    """Envoy's pods."""
+    why = "So that one may go. Nothing scales it."
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _metadata(parts),
+        "spec": {
+            "replicas": Reasoned(_REPLICAS, why),
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": SURGE},
+            "minReadySeconds": MIN_READY_S,
+            "selector": {"matchLabels": _labels(parts)},
+            "template": {
+                "metadata": {"labels": _labels(parts)},
+                "spec": _pod(parts, proxy, config, files),
+            },
+        },
+    }
+
+
+def pre_stop(admin_port: int, sleep_s: int) -> list[str]:
+    """Not ready, connections are told to go elsewhere; then there is time for what is under way."""
+    request = (
+        r"POST /healthcheck/fail HTTP/1.1\r\nHost: envoy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    )
+    script = f"exec 3<>/dev/tcp/127.0.0.1/{admin_port}; printf '{request}' >&3; cat <&3; sleep {sleep_s}"
+    return ["/bin/bash", "-c", script]
+
+
+def _labels(parts: Parts) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "envoy", "app.kubernetes.io/instance": parts.name}
+
+
+def _metadata(parts: Parts, name: str = "") -> dict[str, Any]:
+    return parts.named(name or f"{parts.name}-envoy") | {"labels": _labels(parts)}
+
+
+def _digest(texts: dict[str, str]) -> str:
+    joined = "".join(f"{name} {len(text)} {text}" for name, text in texts.items())
+    return hashlib.sha256(joined.encode()).hexdigest()[:10]
+
+
+def _config(parts: Parts, name: str, texts: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(parts, name),
+        "data": texts,
+        "immutable": True,
+    }
+
+
+def _pod(parts: Parts, proxy: Proxy, config: str, files: list[str]) -> dict[str, Any]:
+    sleep_s = PROPAGATION_S + math.ceil(parts.settings.drain_timeout_s)
+    items = [{"key": name, "path": name} for name in files]
+    tls = {"name": "tls", "secret": {"secretName": parts.tls_secret, "defaultMode": 0o440}}
+    why = f"preStop {sleep_s} + {_STOP_S} to end."
+    own_user = Reasoned(UID, "Any user will do; this one may read the certificates.")
+    return {
+        "serviceAccountName": parts.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": Reasoned(sleep_s + _STOP_S, why),
+        "affinity": _apart(parts),
+        "securityContext": pod_security(parts) | {"runAsUser": own_user},
+        "containers": [_container(parts, proxy, sleep_s)],
+        "volumes": [
+            {"name": "config", "configMap": {"name": config, "items": items}},
+            *([tls] if parts.tls_secret else []),
+        ],
+    }
+
+
+def _apart(parts: Parts) -> dict[str, Any]:
+    term = {"labelSelector": {"matchLabels": _labels(parts)}, "topologyKey": "kubernetes.io/hostname"}
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+
+
+def _container(parts: Parts, proxy: Proxy, sleep_s: int) -> dict[str, Any]:
+    stop_why = (
+        f"Not ready, and connections are told to go elsewhere: {PROPAGATION_S} s until nobody comes, "
+        "then server.drain_timeout_s for the last requests. On SIGTERM Envoy ends at once."
+    )
+    ports = {**proxy.listen_ports, _STATUS: STATUS_PORT}
+    named = [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
+    mounts = [{"name": "config", "mountPath": FOLDER, "readOnly": True}]
+    if parts.tls_secret:
+        mounts.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})
+    return {
+        "name": CONTAINER,
+        "image": IMAGE,
+        "command": ["envoy", "-c", f"{FOLDER}/{bootstrap.FILE}"],
+        "args": ["--concurrency", str(_THREADS), "--disable-hot-restart", "--log-level", "warning"],
+        "ports": named,
+        "resources": _resources(),
+        **_probes(),
+        "lifecycle": {"preStop": Reasoned({"exec": {"command": pre_stop(ADMIN_PORT, sleep_s)}}, stop_why)},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "privileged": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": mounts,
+    }
+
+
+def _resources() -> dict[str, Any]:
+    memory = Reasoned("2Gi", "The heap that its configuration allows, and 256 MiB beside it.")
+    cpus = Reasoned(_THREADS, "One for each thread; it would start as many as the node has cores.")
+    return {"requests": {"cpu": cpus, "memory": "256Mi"}, "limits": {"memory": memory}}
+
+
+def _probes() -> dict[str, Any]:
+    live = {"httpGet": {"path": status.LIVE_PATH, "port": _STATUS}, "timeoutSeconds": 2}
+    ready = {"httpGet": {"path": status.READY_PATH, "port": _STATUS}, "timeoutSeconds": 1}
+    first = Reasoned(
+        {**live, "periodSeconds": 2, "failureThreshold": 30},
+        "It waits until it has looked for the pods once.",
+    )
+    return {
+        "startupProbe": first,
+        "readinessProbe": {**ready, "periodSeconds": 2, "failureThreshold": 2},
+        "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 3},
+    }
+
+
+def _service(parts: Parts, proxy: Proxy) -> dict[str, Any]:
+    numbers = dict(proxy.listen_ports)
+    if HTTP in numbers:
+        numbers[HTTP] = 443 if HTTP in parts.ports.tls else 80
+    ports = [
+        {
+            "name": name,
+            "port": port,
+            "targetPort": name,
+            "protocol": "TCP",
+            "appProtocol": parts.ports.app_protocol(name),
+        }
+        for name, port in numbers.items()
+    ]
+    spec = {"selector": _labels(parts), "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(parts), "spec": spec}
+
+
+def _budget(parts: Parts) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(parts),
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": _labels(parts)},
+        },
+    }
+
+
+def _policies(parts: Parts, proxy: Proxy) -> list[dict[str, Any]]:
+    """Clients to Envoy, and Envoy to the pods; their port for health is open to nobody else but the node."""
+    asked = [allowed(port) for port in proxy.listen_ports.values()]
+    to_pods = [
+        allowed(port) for name, port in parts.ports.numbers.items() if name in (*proxy.clusters, HEALTH)
+    ]
+    rules = {
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [
+            {"from": clients(), "ports": asked},
+            {"from": monitoring(), "ports": [allowed(STATUS_PORT)]},
+        ],
+        "egress": [
+            {"to": [{"podSelector": {"matchLabels": parts.labels}}], "ports": to_pods},
+            egress_to_dns(),
+        ],
+    }
+    made = [_policy(_metadata(parts), _labels(parts), rules)]
+    if HEALTH in parts.ports.numbers:
+        envoy = [{"podSelector": {"matchLabels": _labels(parts)}}]
+        rules = {
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": envoy, "ports": [allowed(parts.ports.numbers[HEALTH])]}],
+        }
+        made.append(_policy(_metadata(parts, f"{parts.name}-envoy-health"), parts.labels, rules))
+    return made
+
+
+def _policy(metadata: dict[str, Any], selected: dict[str, str], rules: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata,
+        "spec": {"podSelector": {"matchLabels": selected}, **rules},
+    }
