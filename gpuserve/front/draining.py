@@ -38,8 +38,8 @@ class Drain:
         self._unfinished = unfinished
 
     async def run(self, lame_duck_s: float, timeout_s: float, *, notice: bool) -> int:
-        """Return when everything is finished, or ``timeout_s`` after the lame duck; how much is not. The service
-        has been told to leave.
+        """Return when everything is finished, or ``timeout_s`` after the lame duck; how much is not. The
+        service has been told to leave.
         """
         if lame_duck_s:
             await asyncio.sleep(lame_duck_s)

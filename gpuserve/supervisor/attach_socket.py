@@ -1,4 +1,4 @@
-"""The sockets of an attachment: listening, connecting, and who is at the other end. What is said there is
+"""The sockets of an attachment: connecting, and who is at the other end. What is said there is
 for those to know who hold the ends.
 
 The kernel says who the peer is (SO_PEERCRED). That it has ended is told by its end of the socket, and by its
@@ -24,7 +24,6 @@ from gpuserve_worker.wire import WireError
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG: Final = 128
 _CREDENTIALS: Final = struct.Struct("iII")
 
 
@@ -33,23 +32,6 @@ class PeerCredentials(NamedTuple):
 
     pid: int
     uid: int
-
-
-def listen(port: int) -> socket.socket:
-    """A listener on this user's name for a port.
-
-    Raises:
-        OSError: another process has the name.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.bind(attach_name(os.geteuid(), port))
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def connect(port: int) -> socket.socket:

@@ -12,21 +12,19 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterator
 
-from gpuserve.supervisor import attach_socket
-from gpuserve.supervisor.attach_address import may_attach
+from gpuserve.supervisor.attach_address import attach_name
 from gpuserve.supervisor.attach_messages import Bound, InstanceDown, Refused, Replaced, Welcome
 from gpuserve.supervisor.attached_program import AttachedModel, AttachedProgram
 from gpuserve.supervisor.front_keeper import FrontKeeper
 from gpuserve.supervisor.listeners import Listeners
 from gpuserve.supervisor.live_instance import LiveInstance
+from gpuserve.supervisor.local_listener import LocalListener
 from gpuserve.supervisor.reactor import Reactor
 
 logger = logging.getLogger(__name__)
 
 #: The ports whose numbers a program may attach by.
 _ROLES = ("http", "grpc")
-#: Out of descriptors, a server tries again to take a program after this time.
-_RETRY_S = 1.0
 
 
 class AttachedModels:
@@ -44,7 +42,7 @@ class AttachedModels:
         self._generations = generations
         self._front: FrontKeeper | None = None
         self._welcome = Welcome("", {})
-        self._listeners: list[socket.socket] = []
+        self._listeners: list[LocalListener] = []
         self._programs: list[AttachedProgram] = []
         self._served_by: dict[str, AttachedProgram] = {}
         self._is_closing = False
@@ -62,7 +60,6 @@ class AttachedModels:
         """The server is stopping: no program and no model is taken any more; those that are there stay."""
         self._is_closing = True
         for listener in self._listeners:
-            self._reactor.unwatch(listener.fileno())
             listener.close()
         self._listeners.clear()
 
@@ -91,36 +88,19 @@ class AttachedModels:
     # ---- who comes ------------------------------------------------------------------------
 
     def _listen(self, port: int) -> None:
+        name = attach_name(os.geteuid(), port)
+        listener = LocalListener(name, self._reactor, self._connected, "attach")
         try:
-            listener = attach_socket.listen(port)
+            listener.open()
         except OSError as error:
             logger.warning("programs cannot attach by port %d: %s", port, error.strerror or error)
             return
         self._listeners.append(listener)
-        self._reactor.watch(listener.fileno(), lambda: self._accept(listener))
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:  # out of descriptors: that passes
-            logger.error("no program can attach now: %s", error.strerror or error)
-            self._reactor.unwatch(listener.fileno())
-            self._reactor.call_later(_RETRY_S, lambda: self._accept_again(listener))
-            return
-        peer = attach_socket.peer_credentials(sock)
-        if not may_attach(os.geteuid(), peer.uid):
-            logger.warning("process %d may not attach: it belongs to user %d", peer.pid, peer.uid)
-            sock.close()
-            return
+    def _connected(self, sock: socket.socket) -> None:
         program = AttachedProgram(sock, self._reactor, self)
         self._programs.append(program)
         program.open()
-
-    def _accept_again(self, listener: socket.socket) -> None:
-        if listener in self._listeners:
-            self._reactor.watch(listener.fileno(), lambda: self._accept(listener))
 
     # ---- what the programs tell -----------------------------------------------------------
 

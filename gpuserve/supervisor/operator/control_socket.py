@@ -14,9 +14,8 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from gpuserve.errors import Code
-from gpuserve.supervisor.attach_address import may_attach
-from gpuserve.supervisor.attach_socket import peer_credentials
 from gpuserve.supervisor.listeners import Listeners
+from gpuserve.supervisor.local_listener import LocalListener
 from gpuserve.supervisor.operator.control_address import ControlName
 from gpuserve.supervisor.operator.messages import (
     ALIVE_PERIOD_S,
@@ -40,9 +39,6 @@ MAX_CLIENTS: Final = 64
 ASK_TIMEOUT_S: Final = 5.0
 #: No question is larger.
 MAX_ASK_NBYTES: Final = 64 << 10
-_BACKLOG: Final = 64
-#: Out of descriptors, the server tries again to take a client after this time.
-_RETRY_S: Final = 1.0
 
 #: See ``OperatorVerbs.ask``.
 AskVerb: TypeAlias = Callable[[str, dict[str, Any], Tell, AnswerOutcome], None]
@@ -54,7 +50,7 @@ class ControlSocket:
     def __init__(self, reactor: Reactor, ask: AskVerb) -> None:
         self._reactor = reactor
         self._ask = ask
-        self._listeners: list[socket.socket] = []
+        self._listeners: list[LocalListener] = []
         self._clients: set[ControlClient] = set()
 
     def open(self, ports: Listeners) -> None:
@@ -66,61 +62,34 @@ class ControlSocket:
     def close(self) -> None:
         """Let everybody go."""
         for listener in self._listeners:
-            self._reactor.unwatch(listener.fileno())
             listener.close()
         self._listeners.clear()
         for client in list(self._clients):
             client.close()
 
     def _listen(self, name: ControlName) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener = LocalListener(name.encode(), self._reactor, self._connected, "operate the server")
         try:
-            listener.bind(name.encode())
-            listener.listen(_BACKLOG)
-            listener.setblocking(False)
+            listener.open()
         except OSError as error:
-            listener.close()
             logger.warning("the server cannot be operated by %s: %s", name, error.strerror or error)
             return
         self._listeners.append(listener)
-        self._watch(listener)
 
-    def _watch(self, listener: socket.socket) -> None:
-        self._reactor.watch(listener.fileno(), lambda: self._accept(listener))
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:  # out of descriptors: that passes
-            logger.error("nobody can operate the server now: %s", error.strerror or error)
-            self._reactor.unwatch(listener.fileno())
-            self._reactor.call_later(_RETRY_S, lambda: self._accept_again(listener))
-            return
+    def _connected(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        peer = peer_credentials(sock)
-        if not may_attach(os.geteuid(), peer.uid):
-            logger.warning("process %d may not operate the server: it belongs to user %d", peer.pid, peer.uid)
-            sock.close()
-        else:
-            client = ControlClient(sock, self._reactor, self._ask, self._gone)
-            self._clients.add(client)
-            client.open()
-            if len(self._clients) >= MAX_CLIENTS:
-                for one in self._listeners:
-                    self._reactor.unwatch(one.fileno())
+        client = ControlClient(sock, self._reactor, self._ask, self._gone)
+        self._clients.add(client)
+        client.open()
+        if len(self._clients) >= MAX_CLIENTS:
+            for listener in self._listeners:
+                listener.pause()
 
     def _gone(self, client: ControlClient) -> None:
         self._clients.discard(client)
         if len(self._clients) == MAX_CLIENTS - 1:
-            for one in self._listeners:
-                self._watch(one)
-
-    def _accept_again(self, listener: socket.socket) -> None:
-        if listener in self._listeners and len(self._clients) < MAX_CLIENTS:
-            self._reactor.unwatch(listener.fileno())  # a client that has gone may have been quicker
-            self._watch(listener)
+            for listener in self._listeners:
+                listener.resume()
 
 
 class ControlClient:
