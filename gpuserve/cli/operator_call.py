@@ -14,10 +14,29 @@ from gpuserve.cli.exit_codes import INTERRUPTED, ExitCode
 if TYPE_CHECKING:
     from gpuserve.supervisor.operator.outcome import Outcome
 
+
+def _address(server: str | None) -> str | None:
+    """The address as it was given, if it is one.
+
+    Raises:
+        BadParameter: it is none: a wrong command line.
+    """
+    from gpuserve.errors import ControlError
+    from gpuserve.supervisor.operator.control_address import host_and_port
+
+    if server is not None:
+        try:
+            host_and_port(server)
+        except ControlError as error:
+            raise typer.BadParameter(str(error).removeprefix("--server: ")) from None
+    return server
+
+
 Server: TypeAlias = Annotated[
     str | None,
     typer.Option(
         "--server",
+        callback=_address,
         metavar="ADDRESS",
         help="One of the server's ports, such as localhost:8000. Default: the only server of this user here.",
     ),

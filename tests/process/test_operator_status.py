@@ -216,6 +216,12 @@ def test_no_address(server: str) -> None:
         status(server)
 
 
+def test_no_address_is_a_wrong_command_line() -> None:
+    found = gpuserve("status", "--server", "localhost:port")
+    assert (found.status, found.stdout) == (2, "")
+    assert "expected localhost:8000" in found.stderr
+
+
 def test_several_servers_are_listed(shared: OperatedServer, tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders), host="127.0.0.1")) as other:
         other.wait_ready()
