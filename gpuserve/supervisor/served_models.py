@@ -123,6 +123,11 @@ class ServedModels:
         for generation in self._table:
             yield from generation.group.all
 
+    def leaving(self) -> set[WorkerKeeper]:
+        """The workers that get nothing new, because the model has fewer of them or is not served any more."""
+        going = [one.group.all if one.state in _GOING else one.group.leaving for one in self._table]
+        return {worker for group in going for worker in group}
+
     def workers_of(self, worker: WorkerKeeper) -> Sequence[WorkerKeeper]:
         """A worker and those of its generation."""
         generation = self._table.get(worker.generation)

@@ -130,6 +130,7 @@ def test_what_runs_is_finished_before_its_worker_ends(tmp_path: Path, orders: Or
         assert server.workers == workers
         assert server.metric("gpuserve_worker_up", model="m") == 3
         assert server.status("/v2/models/m/ready") == 200
+        assert sorted(one["state"] for one in instances_of(server)) == ["LEAVING", "LEAVING", "READY"]
         orders.open()
         well(scaling.result())
         assert {one.result().output("pid")[0] for one in running} == set(workers)
@@ -182,10 +183,16 @@ def test_a_worker_that_dies_on_its_way_out_is_not_started_again(tmp_path: Path, 
 
 
 def instance_pids(server: OperatedServer) -> dict[str, int]:
-    """The worker of each instance, by the log of its start."""
+    """The worker of each instance."""
+    return {one["name"]: one["pid"] for one in instances_of(server)}
+
+
+def instances_of(server: OperatedServer) -> list[dict[str, Any]]:
+    """What ``status`` says of each instance of the one model."""
     outcome = control_client.ask(server.addresses["HTTP"], "status", {}, lambda text: None, TIMEOUT_S)
     (found,) = well(outcome)["models"]
-    return {one["name"]: one["pid"] for one in found["instances"]}
+    instances: list[dict[str, Any]] = found["instances"]
+    return instances
 
 
 def test_a_front_that_dies_while_a_model_grows(tmp_path: Path, orders: Orders) -> None:

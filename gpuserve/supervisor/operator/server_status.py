@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,13 +17,15 @@ from gpuserve.supervisor.life import InstanceState
 from gpuserve.supervisor.messages import Census
 from gpuserve.supervisor.worker_keeper import WorkerKeeper
 
+#: In place of READY, of an instance that finishes what it has.
+_LEAVING: Final = "LEAVING"
 _PAGE_NBYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _NO_CENSUS: Final = Census(0, False, (), (), ())
 
 
 class Knowledge(NamedTuple):
     """What the rows are made of. ``own`` is where the server's own models come from; ``census`` is None where
-    the front does not answer.
+    the front does not answer. ``leaving`` workers get nothing new, and end when they have finished.
     """
 
     own: str
@@ -32,6 +34,7 @@ class Knowledge(NamedTuple):
     workers: Iterable[WorkerKeeper]
     attached: Iterable[tuple[int, AttachedModel]]
     census: Census | None
+    leaving: Collection[WorkerKeeper] = ()
 
 
 class _Load(NamedTuple):
@@ -115,10 +118,11 @@ def _instances(known: Knowledge) -> dict[tuple[str, int], list[dict[str, Any]]]:
     found: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for worker in known.workers:
         pid = None if worker.process is None else worker.process.pid
+        is_finishing = worker.life.state is InstanceState.READY and worker in known.leaving
         row = {
             "name": worker.instance.name,
             "device": worker.instance.device,
-            "state": worker.life.state.value,
+            "state": _LEAVING if is_finishing else worker.life.state.value,
             "pid": pid,
             "restarts": worker.life.restarts,
         }

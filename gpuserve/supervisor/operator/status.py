@@ -62,6 +62,7 @@ class OperatorStatus:
             self._models.workers(),
             tuple(self._attached.served()),
             census,
+            self._models.leaving(),
         )
         return {"server": self._server(census), "models": model_rows(known)}
 
