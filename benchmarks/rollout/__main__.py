@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from benchmarks.rollout.cluster import Stuck
+from benchmarks.rollout.envoy import EnvoyFailed
 from benchmarks.rollout.manifest import ManifestError
 from benchmarks.rollout.release import ExportFailed
 from benchmarks.rollout.report import Findings, markdown
 from benchmarks.rollout.run import Options, run
 
-_EXPECTED: Final = (Stuck, ManifestError, ExportFailed)
+_EXPECTED: Final = (Stuck, ManifestError, ExportFailed, EnvoyFailed)
 _INTERRUPTED: Final = 130
 
 Number = TypeVar("Number", int, float)
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(expected, options)
     _write(findings, out)
     if not findings.good():
-        return _failed([f"{len(findings.lost)} requests lost"], options)
+        lost, late = len(findings.lost), len(findings.outlived_grace)
+        return _failed([f"{lost} requests lost, {late} pods outlived their grace period"], options)
     shutil.rmtree(options.folder)
     return 0
 

@@ -33,6 +33,10 @@ _TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.05
 
 
+class EnvoyFailed(Exception):
+    """Envoy did not start, or ended; its log says why."""
+
+
 class Envoy:
     """One Envoy. ``config`` is the file that the pods serve; ``listen_ports``: by "http" and "grpc"."""
 
@@ -70,7 +74,7 @@ class Envoy:
         """It takes requests in the block. ``take`` was called before.
 
         Raises:
-            RuntimeError: it ended, or is not ready in time; its log says why.
+            EnvoyFailed: it ended, or is not ready in time; its log says why.
         """
         for name, text in bootstrap.files(self._proxy).items():
             (self._folder / name).write_text(text)
@@ -79,7 +83,7 @@ class Envoy:
             await self._until_ready(process)
             yield self
             if process.returncode is not None:
-                raise RuntimeError(f"Envoy ended with {process.returncode}: {self.log}")
+                raise EnvoyFailed(f"Envoy ended with {process.returncode}: {self.log}")
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -110,7 +114,7 @@ class Envoy:
                     return
         except TimeoutError:
             pass
-        raise RuntimeError(f"Envoy is not ready: {self.log.read_text()[-2000:]}")
+        raise EnvoyFailed(f"Envoy is not ready: {self.log.read_text()[-2000:]}")
 
     async def _is_ready(self) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""What was rendered, written: below a folder, or to stdout. All of it or nothing."""
+"""What was rendered, written: below a folder, or to stdout. Nothing is replaced before all is on the disk."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 #: Of a file that holds a token: for nobody else on this machine.
 _SECRET_MODE: Final = 0o600
 _USUAL_MODE: Final = 0o666
-_SECRET: Final = "kind: Secret\n"
+#: How one is told: a Secret, or the header with a token in a configuration of Envoy.
+_SECRETS: Final = ("kind: Secret\n", "key: authorization\n")
 
 
 def write(folder: str, files: Files) -> None:
     """Every file below the folder, which is made. Other files there stay as they are.
 
     Raises:
-        ConfigProblems: it cannot be written; then everything is as it was before.
+        ConfigProblems: it cannot be written; then everything is as it was before, unless a file that was
+            written could not be renamed.
     """
     if not folder:
         raise _problem("expected a folder, given ''")
@@ -71,7 +73,8 @@ class _Staging:
             raise IsADirectoryError(errno.EISDIR, f"{path.name} is a directory")
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         self._staged.append((temporary, path))
-        temporary.touch(_SECRET_MODE if _SECRET in text else _USUAL_MODE)
+        is_secret = any(mark in text for mark in _SECRETS)
+        temporary.touch(_SECRET_MODE if is_secret else _USUAL_MODE)
         temporary.write_text(text, encoding="utf-8")
 
     def put(self) -> None:

@@ -218,6 +218,16 @@ def test_inference_is_repeated_and_control_is_not(tmp_path: Path) -> None:
     assert {one["route"]["timeout"] for one in (*repeated, rest)} == {"0s"}
 
 
+def test_inference_that_may_not_run_twice_is_repeated_only_unseen(tmp_path: Path) -> None:
+    made = proxy(tmp_path, {"name": "once", "retry_on_worker_death": False}, {})
+    (listener, *_) = parsed(made)["static_resources"]["listeners"]
+    (host,) = listener["filter_chains"][0]["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
+    rpc, over_http, read, rest = [one["route"] for one in host["routes"] if "route" in one]
+    assert rpc["retry_policy"] == over_http["retry_policy"] == rest["retry_policy"]
+    assert "retry_policy" not in read
+    validated(tmp_path, made)
+
+
 # ---- the command ----------------------------------------------------------------------------
 
 

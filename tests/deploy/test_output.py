@@ -95,6 +95,13 @@ def test_a_file_with_a_token_is_for_nobody_else(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o644}
 
 
+def test_a_configuration_of_envoy_with_a_token_is_for_nobody_else(tmp_path: Path) -> None:
+    closed = {"access_token": "t" * 32, "restricted_endpoints": ["health"]}
+    command = [GPUSERVE, "export", "envoy", str(written(tmp_path, **closed)), "--out", str(tmp_path / "out")]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert stat.S_IMODE((tmp_path / "out" / "envoy.yaml").stat().st_mode) == 0o600
+
+
 def test_a_config_that_comes_through_a_pipe_is_whole(tmp_path: Path) -> None:
     config = written(tmp_path, {"callable": "json:loads"})
     piped = subprocess.run(

@@ -27,7 +27,8 @@ def cluster(proxy: Proxy, name: str) -> dict[str, Any]:
         "lb_policy": Reasoned("LEAST_REQUEST", "Requests differ in what they take, and so do batches."),
         "common_lb_config": {
             "healthy_panic_threshold": Reasoned(
-                {"value": 0}, "Never to pods that are not ready: with few ready ones the others are leaving."
+                {"value": 1},
+                "To pods that are not ready only where none is: with few ready ones the others are leaving.",
             )
         },
         "per_connection_buffer_limit_bytes": 1 * MIB,
@@ -105,8 +106,8 @@ def _thresholds() -> dict[str, Any]:
     limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests"), _NO_LIMIT)
     budget = {"budget_percent": {"value": 100}, "min_retry_concurrency": 1000}
     why = (
-        "When a pod of two dies, half of all requests are repeated at once; Envoy's own limit is 3. An "
-        "overload is doubled at most."
+        "When a pod of two dies, half of all requests are repeated at once; Envoy's own limit is 3. In an "
+        "overload a request may come four times: full queues refuse it at once."
     )
     threshold = {**limits, "retry_budget": Reasoned(budget, why)}
     return {"thresholds": [Reasoned(threshold, "Nothing is refused here: the pods' queues have limits.")]}
@@ -124,7 +125,7 @@ def _health_check(proxy: Proxy) -> Reasoned:
         "answer. Requests that it has are left to it."
     )
     check = {
-        "timeout": "1s",
+        "timeout": Reasoned("2s", "A front with much to do answers late; it is not gone."),
         "interval": "1s",
         "no_traffic_interval": "1s",
         "unhealthy_threshold": 3,

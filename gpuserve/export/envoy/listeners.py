@@ -51,6 +51,7 @@ def _requests(proxy: Proxy, name: str) -> dict[str, Any]:
         "server_header_transformation": "PASS_THROUGH",
         "generate_request_id": False,
         "use_remote_address": True,
+        "max_request_headers_kb": Reasoned(64, "As the pods take them."),
         "request_headers_timeout": Reasoned("10s", "Headers come in one piece; bodies may take their time."),
         "stream_idle_timeout": Reasoned("0s", "A stream, or a slow model, may be silent for long."),
         "common_http_protocol_options": _connections(),

@@ -155,7 +155,10 @@ def _container(parts: Parts, proxy: Proxy, sleep_s: int) -> dict[str, Any]:
 def _resources() -> dict[str, Any]:
     memory = Reasoned("2Gi", "The heap that its configuration allows, and 256 MiB beside it.")
     cpus = Reasoned(_THREADS, "One for each thread; it would start as many as the node has cores.")
-    return {"requests": {"cpu": cpus, "memory": "256Mi"}, "limits": {"memory": memory}}
+    asked = Reasoned(
+        "2Gi", "As the limit: it keeps requests to send them again, and is not to be evicted for it."
+    )
+    return {"requests": {"cpu": cpus, "memory": asked}, "limits": {"memory": memory}}
 
 
 def _probes() -> dict[str, Any]:

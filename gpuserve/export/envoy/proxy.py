@@ -45,6 +45,8 @@ class Proxy:
     #: Of Envoy, by the name of the pods' port that is behind it.
     listen_ports: dict[str, int]
     repeated: Reasoned
+    #: Whether inference may run again where a pod or a worker was lost with it.
+    runs_again: bool = True
     host: str = ""
     endpoints_folder: str = ""
     address: str = "0.0.0.0"
@@ -68,6 +70,7 @@ class Proxy:
             ports=ports,
             listen_ports={one: ports.numbers[one] for one in (HTTP, GRPC) if one in ports.numbers},
             repeated=_repeated(configuration),
+            runs_again=all(model.retry_on_worker_death for model in configuration.entries.models),
             host=host or headless_service(name, options.namespace, ports),
             address="::" if ":" in settings.host else "0.0.0.0",
             asks_clients_for_certificates=bool(settings.tls_client_ca),

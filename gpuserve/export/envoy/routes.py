@@ -30,13 +30,20 @@ def route_config(proxy: Proxy, cluster: str) -> dict[str, Any]:
         "retry_policy": Reasoned(_REPEAT, _REPEAT_WHY),
         "routes": [
             Reasoned(_NO_ADMIN, _NO_ADMIN_WHY),
-            Reasoned(_route(cluster, {"prefix": _GRPC_OF_MODELS}), _TIMEOUT_WHY),
-            _route(cluster, {"safe_regex": {"regex": _HTTP_INFERENCE}}),
+            Reasoned(_inference(proxy, cluster, {"prefix": _GRPC_OF_MODELS}), _TIMEOUT_WHY),
+            _inference(proxy, cluster, {"safe_regex": {"regex": _HTTP_INFERENCE}}),
             _route(cluster, {"prefix": "/", "headers": [_IS_GET]}),
             Reasoned(_route(cluster, {"prefix": "/"}, retry_policy=_REPEAT_UNSEEN), _UNSEEN_WHY),
         ],
     }
     return {"name": cluster, "virtual_hosts": [host]}
+
+
+def _inference(proxy: Proxy, cluster: str, match: dict[str, Any]) -> dict[str, Any]:
+    """gRPC does not say in its path which model is asked: one that may not run again is enough for all."""
+    if proxy.runs_again:
+        return _route(cluster, match)
+    return _route(cluster, match, retry_policy=Reasoned(_REPEAT_UNSEEN, _ONCE_WHY))
 
 
 def _route(cluster: str, match: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -55,6 +62,9 @@ _REPEAT_WHY: Final = (
 )
 _TIMEOUT_WHY: Final = (
     "No time limits here: the server keeps to grpc-timeout and timeout, which pass as they came."
+)
+_ONCE_WHY: Final = (
+    "A model has retry_on_worker_death: false, so inference is sent again only where no pod has seen it."
 )
 _UNSEEN_WHY: Final = "What changes something in a pod is sent again only where the pod has not seen it."
 _IS_GET: Final = {"name": ":method", "string_match": {"exact": "GET"}}
