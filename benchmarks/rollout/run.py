@@ -128,8 +128,9 @@ def _free_ports(count: int) -> list[int]:
 
 def _about(options: Options, manifest: Manifest) -> dict[str, str]:
     container, strategy = manifest.template.container, manifest.strategy
+    kernel = platform.release().partition("-")[0]
     return {
-        "Machine": f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
+        "Machine": f"{os.cpu_count()} cores, Linux {kernel}, Python {platform.python_version()}",
         "Load": f"{options.rate_per_s:g} requests a second, Poisson, open loop, seed {options.seed}",
         "Pods": f"{manifest.replicas}, maxSurge {strategy.max_surge}, maxUnavailable "
         f"{strategy.max_unavailable}, minReadySeconds {manifest.min_ready_s:g}"
