@@ -144,6 +144,7 @@ def test_every_model_with_instances_is_scaled_by(tmp_path: Path) -> None:
     assert names == ["first", "second"]
 
 
+@pytest.mark.thorough
 def test_a_thousand_models(tmp_path: Path) -> None:
     objects = exported(tmp_path, *({"name": f"model-{number}"} for number in range(1000)))
     check(objects)

@@ -57,7 +57,7 @@ def ask_futures(url: str, **how: Any) -> Any:
 def ask_aio(url: str, **how: Any) -> Any:
     async def main() -> Any:
         async with AsyncioModelClient(url, "echo", **how) as client:
-            await client.wait_for_server(5)
+            await client.wait_for_server(how.get("init_timeout_s", 5))
             return (await client.infer_sample(ROW))["y"]
 
     return asyncio.run(main())

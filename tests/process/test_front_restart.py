@@ -82,6 +82,7 @@ def test_what_is_in_flight_gets_a_connection_error_and_the_worker_goes_on(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_fronts_that_die_in_a_row_under_traffic(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))) as server:
         server.wait_ready()

@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 __all__ = ["clients_are_closed"]  # it is for every test here
 
 
+@pytest.mark.thorough
 def test_a_model_whose_callable_hangs_is_loaded_anew_beside_it(tmp_path: Path) -> None:
     """Its request is told when the drain time is over, and the process is ended although it never answers."""
     run, config = tmp_path / "run", tmp_path / "config.yaml"

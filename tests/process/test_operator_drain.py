@@ -93,6 +93,7 @@ def test_one_of_two_is_drained_and_killed_and_no_request_is_lost(tmp_path: Path,
     assert len(load.outcomes) == 4
 
 
+@pytest.mark.thorough
 def test_drained_and_undone_again_and_again_under_load(tmp_path: Path, orders: Orders) -> None:
     """The only server, with nobody else to go to: its clients find it again, and it is never drained."""
     with operated(tmp_path, orders) as server:

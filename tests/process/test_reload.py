@@ -158,6 +158,7 @@ def test_a_body_that_arrives_during_a_reload_is_answered_by_the_new_workers(tmp_
         assert b'"name":"tag","datatype":"FP32","shape":[1,1],"data":[2.0]' in body
 
 
+@pytest.mark.thorough
 def test_many_clients_load_and_unload_one_model(tmp_path: Path) -> None:
     with operated(tmp_path, entry("m", 1.0), entry("other", 2.0)) as server:
         errors: list[str] = []

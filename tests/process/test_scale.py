@@ -265,6 +265,7 @@ def test_a_server_that_scales_up_is_ready_all_the_time(tmp_path: Path, orders: O
         assert said == [SERVING, NOT_SERVING]
 
 
+@pytest.mark.thorough
 def test_a_front_that_hears_late_of_an_instance_that_left_and_came_back(
     tmp_path: Path, orders: Orders
 ) -> None:

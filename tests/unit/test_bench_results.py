@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserve.bench.comparison import compared
@@ -53,6 +53,7 @@ def report(*levels: LevelResult, **more: object) -> Report:
     return Report(**fields, settings={"data": "random"}, levels=levels, **more)  # type: ignore[arg-type]
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=300))
 def test_percentiles_are_those_of_the_values(latencies_s: list[float]) -> None:
     found = Latencies()
