@@ -29,11 +29,16 @@ _OF_THE_TRANSPORT = frozenset(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to the thorough run what grpc.aio, which serves the gRPC port only, does not do itself."""
+    """Leave to the thorough run what a transport beside our own does not do itself; grpc.aio serves the gRPC
+    port only.
+    """
     for item in items:
         parameters = getattr(item, "callspec", None)
         values = [one for one in parameters.params.values() if isinstance(one, str)] if parameters else []
-        if "grpcio" in values and ("http" in values or item.path.name not in _OF_THE_TRANSPORT):
+        of_transport = item.path.name in _OF_THE_TRANSPORT
+        if ("grpcio" in values and ("http" in values or not of_transport)) or (
+            "h2corn" in values and not of_transport
+        ):
             item.add_marker(pytest.mark.thorough)
 
 

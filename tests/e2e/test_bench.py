@@ -156,6 +156,7 @@ def test_ctrl_c_shows_what_is_measured(server: Addresses) -> None:
     assert "- the run was interrupted" in out
 
 
+@pytest.mark.thorough
 def test_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
     pair = authority.issue("server")
