@@ -99,7 +99,12 @@ class Supervisor:
         self._loads = LoadRequests(
             self._life, self._models, self._attached.has, repository, devices, self._config.loaded
         )
-        self._operator = OperatorAccess(
+        self._operator = self._operator_access(repository)
+        self._ending = self._new_ending()
+        self._failure: GpuserveError | None = None
+
+    def _operator_access(self, repository: Repository) -> OperatorAccess:
+        return OperatorAccess(
             self._life,
             self._reactor,
             lambda: self._settings,
@@ -111,7 +116,9 @@ class Supervisor:
             repository,
             self._config,
         )
-        self._ending = Ending(
+
+    def _new_ending(self) -> Ending:
+        return Ending(
             self._life,
             self._reactor,
             lambda: self._settings,
@@ -121,7 +128,6 @@ class Supervisor:
             self._models,
             self._operator.lame_duck_left_s,
         )
-        self._failure: GpuserveError | None = None
 
     @property
     def state(self) -> ServerState:
