@@ -32,7 +32,7 @@ SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), Sweeps())
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line said."""
+    """The options of the command line."""
 
     rounds: int
     seconds: float
@@ -123,13 +123,13 @@ def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
 
 
 def measured(options: Options, servers: list[Server], names: frozenset[str]) -> list[Part]:
-    """What every section has found."""
+    """The results of all sections."""
     plan = Plan(names, servers, options.rounds, options.seconds, options.cache.folder / "logs", say)
     return [part for section in SECTIONS if (part := section.measure(plan)) is not None]
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on."""
+    """The machine and the versions that the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

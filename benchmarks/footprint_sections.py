@@ -25,7 +25,6 @@ class Imports:
     is_default = True
 
     def missing(self, name: str) -> str | None:
-        """Nothing is needed."""
         del name
         return None
 
@@ -43,12 +42,11 @@ class Starts:
     is_default = True
 
     def missing(self, name: str) -> str | None:
-        """Nothing is needed."""
         del name
         return None
 
     def measure(self, plan: Plan) -> StartPart | None:
-        """One server after the other."""
+        """Start one server after the other."""
         servers = [one for one in plan.servers if one.kind is not Kind.FLOOR]
         if not plan.names & set(self.names) or not servers:
             return None
@@ -60,7 +58,7 @@ class Starts:
 
 @dataclass(frozen=True, slots=True)
 class StartPart:
-    """Starts by server name."""
+    """The times and memory of starts, by server name."""
 
     titles: Mapping[str, str]
     starts: Mapping[str, Sequence[Start]]
@@ -75,11 +73,10 @@ class StartPart:
         return table(["Idle with one echo model", "RSS MB", "PSS MB", "has loaded"], lines)
 
     def document(self) -> dict[str, object]:
-        """Every start."""
+        """Every start, for JSON."""
         return {name: list(map(dataclasses.asdict, starts)) for name, starts in self.starts.items()}
 
     def write_plots(self, folder: Path) -> list[Path]:
-        """None."""
         del folder
         return []
 
@@ -105,14 +102,14 @@ def _start_lines(title: str, starts: Sequence[Start]) -> list[list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class ImportPart:
-    """What each statement costs."""
+    """The time and memory of each import statement."""
 
     imports: Sequence[ImportCost]
     failures: Mapping[str, str] = dataclasses.field(default_factory=dict)
     key = "imports"
 
     def markdown(self) -> str:
-        """A line a statement."""
+        """A line for each statement, as Markdown."""
         lines = (
             [
                 f"`{one.statement}`",
@@ -125,7 +122,7 @@ class ImportPart:
         return table(["Import", "ms", "modules added", "of these"], lines)
 
     def document(self) -> list[dict[str, object]]:
-        """Every time."""
+        """Every time, for JSON."""
         return [
             {
                 "statement": one.statement,
@@ -137,6 +134,5 @@ class ImportPart:
         ]
 
     def write_plots(self, folder: Path) -> list[Path]:
-        """None."""
         del folder
         return []

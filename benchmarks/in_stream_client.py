@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from benchmarks import http2
+from gpuserve.bench.calls import http2
 
 _RECEIVE_NBYTES: Final = 1 << 18
 _STREAM: Final = 1
@@ -33,11 +33,11 @@ class Stream:
     """
 
     def __init__(self, method: str, request: bytes, answer: bytes) -> None:
-        self._headers = http2.call_headers(method)
+        self._headers = http2.grpc_headers(method)
         self._frame = http2.frame(http2.DATA, 0, _STREAM, request)
         self._request_nbytes = len(request)
         self._answer = answer
-        self._received = bytearray()
+        self._reader = http2.FrameReader()
         self._body = bytearray()
         self._replies = bytearray()
         #: Bytes that may be sent: on the connection (0) and on the stream.
@@ -51,7 +51,7 @@ class Stream:
     def open(self) -> bytes:
         """The start of the connection and of its stream."""
         headers = http2.frame(http2.HEADERS, http2.END_HEADERS, _STREAM, self._headers)
-        return http2.connection_opening() + headers
+        return http2.opening({}) + headers
 
     def ask(self, requests: int) -> bytes:
         """So many more requests, as far as the flow control lets them go; the others go with a later call."""
@@ -64,7 +64,7 @@ class Stream:
         return self._frame * ready
 
     def half_close(self) -> bytes:
-        """No more requests."""
+        """The frame that says that no more requests come."""
         return http2.frame(http2.DATA, http2.END_STREAM, _STREAM, b"")
 
     def take(self, data: bytes) -> bytes:
@@ -73,24 +73,13 @@ class Stream:
         Raises:
             InStreamFailed: the stream was refused, or an answer is not the right one.
         """
-        received = self._received
-        received += data
-        position = 0
-        while len(received) - position >= http2.HEAD_NBYTES:
-            start = position + http2.HEAD_NBYTES
-            end = start + int.from_bytes(received[position : position + 3])
-            if end > len(received):
-                break
-            kind, flags = received[position + 3], received[position + 4]
+        for kind, flags, stream, payload in self._reader.read(data):
             if kind == http2.DATA:
-                self._body += received[start:end]
+                self._body += payload
             else:
-                stream = int.from_bytes(received[position + 5 : start])
-                self._take_control(kind, flags, stream, bytes(received[start:end]))
+                self._take_control(kind, flags, stream, payload)
             if kind in {http2.DATA, http2.HEADERS} and flags & http2.END_STREAM:
                 self.ended = True
-            position = end
-        del received[:position]
         self._take_answers()
         replies = bytes(self._replies)
         self._replies.clear()
@@ -111,20 +100,18 @@ class Stream:
     def _take_control(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == http2.WINDOW_UPDATE:
             self._windows[stream] += int.from_bytes(payload)
-        elif kind == http2.PING and not flags & http2.ACK:
-            self._replies += http2.frame(http2.PING, http2.ACK, 0, payload)
-        elif kind == http2.SETTINGS and not flags & http2.ACK:
-            self._take_settings(payload)
-            self._replies += http2.frame(http2.SETTINGS, http2.ACK, 0, b"")
+        elif kind in {http2.PING, http2.SETTINGS}:
+            if kind == http2.SETTINGS and not flags & http2.ACK:
+                self._take_settings(payload)
+            self._replies += http2.acknowledgement(kind, flags, payload)
         elif kind in {http2.RESET, http2.GOAWAY}:
             raise InStreamFailed(f"the server sent {'GOAWAY' if kind == http2.GOAWAY else 'RST_STREAM'}")
 
     def _take_settings(self, payload: bytes) -> None:
-        for at in range(0, len(payload), 6):
-            if int.from_bytes(payload[at : at + 2]) == http2.INITIAL_WINDOW:
-                window = int.from_bytes(payload[at + 2 : at + 6])
-                self._windows[_STREAM] += window - self._first_window
-                self._first_window = window
+        for number, value in http2.settings_of(payload):
+            if number == http2.INITIAL_WINDOW:
+                self._windows[_STREAM] += value - self._first_window
+                self._first_window = value
 
 
 def run(

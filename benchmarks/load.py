@@ -67,7 +67,7 @@ class Load(Protocol):
 
     @property
     def payload(self) -> Payload:
-        """What each request holds."""
+        """The payload of each request."""
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """Load the server for this long.
@@ -108,7 +108,6 @@ class GrpcLoad:
     apis: ClassVar[tuple[Api, ...]] = (Api.GRPC, Api.BODY_ECHO)
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
-        """One h2load run; see ``Load``."""
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             log = Path(folder) / "requests.log"
             output = _output(self._command(one.ports, seconds, Path(folder), log), seconds)

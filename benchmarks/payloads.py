@@ -33,7 +33,7 @@ _Infer: TypeAlias = "Callable[[RunningServer, npt.NDArray[np.float32]], npt.NDAr
 
 
 class HttpRequest(NamedTuple):
-    """A POST."""
+    """The path, headers and body of a POST."""
 
     path: str
     body: bytes
@@ -45,22 +45,22 @@ class Payload(Protocol):
 
     @property
     def model(self) -> str:
-        """Who is asked."""
+        """The name of the model that is asked."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensor."""
+        """The size of its tensor in bytes."""
 
     @property
     def path(self) -> str:
-        """The gRPC method."""
+        """The path of the gRPC method."""
 
     @property
     def messages(self) -> int:
-        """Messages of an answer."""
+        """The number of messages of an answer."""
 
     def grpc_message(self) -> bytes:
-        """The serialized request."""
+        """The serialized gRPC request."""
 
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Ask a server in this way, and look at what it answers.
@@ -85,7 +85,7 @@ class EchoPayload:
 
     @property
     def array(self) -> npt.NDArray[np.float32]:
-        """The tensor: [1, nbytes / 4]."""
+        """The tensor, FP32 of shape [1, nbytes / 4]."""
         return np.arange(self.nbytes // 4, dtype=np.float32)[None]
 
     def grpc_message(self) -> bytes:
@@ -93,7 +93,7 @@ class EchoPayload:
         return _grpc_message(ECHO, "x", "FP32", self.array.shape, self.array.tobytes())
 
     def http_request(self, api: Api) -> HttpRequest:
-        """The same over HTTP."""
+        """The request over HTTP, in this API."""
         match api:
             case Api.BYTES:
                 return HttpRequest("/inference", self.array.tobytes(), {})

@@ -36,22 +36,22 @@ class PeerCache:
 
     @property
     def venv(self) -> Path:
-        """PyTriton's environment."""
+        """The virtual environment of PyTriton."""
         return self.folder / "pytriton"
 
     @property
     def mosec(self) -> Path:
-        """mosec's environment."""
+        """The virtual environment of mosec."""
         return self.folder / "mosec"
 
     @property
     def mlserver(self) -> Path:
-        """MLServer's environment."""
+        """The virtual environment of MLServer."""
         return self.folder / "mlserver"
 
     @property
     def litserve(self) -> Path:
-        """LitServe's environment."""
+        """The virtual environment of LitServe."""
         return self.folder / "litserve"
 
     @property

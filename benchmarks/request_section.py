@@ -22,17 +22,17 @@ _SHOWN_SHARE = 0.01
 
 
 class Requests:
-    """The rows."""
+    """The section with the rows of requests."""
 
     names = tuple(row.name for row in ROWS)
     is_default = True
 
     def missing(self, name: str) -> str | None:
-        """Its load generator."""
+        """Why the load generator of a row cannot run here; None when it can."""
         return next((load.missing(row.load) for row in ROWS if row.name == name), None)
 
     def measure(self, plan: Plan) -> RequestPart | None:
-        """All chosen rows, interleaved."""
+        """Measure all chosen rows, interleaved."""
         rows = [row for row in ROWS if row.name in plan.names]
         if not rows or not plan.servers:
             return None
@@ -75,7 +75,7 @@ class RequestPart:
 
     @property
     def failures(self) -> dict[str, str]:
-        """By row and server."""
+        """The failures by row and server."""
         return failures_of(self._samples)
 
     @property
@@ -88,11 +88,10 @@ class RequestPart:
         return "\n\n".join(block for block in blocks if block)
 
     def document(self) -> dict[str, object]:
-        """Every sample."""
+        """Every sample, for JSON."""
         return {row.name: row_document(row, self.titles, self._samples) for row in self.rows}
 
     def write_plots(self, folder: Path) -> list[Path]:
-        """None."""
         del folder
         return []
 

@@ -50,15 +50,15 @@ class Samples:
 
 
 class Subject(Protocol):
-    """What rows are run on."""
+    """What rows are run on: a server, or the bare machine."""
 
     @property
     def name(self) -> str:
-        """As the samples have it."""
+        """The name in samples."""
 
     @property
     def title(self) -> str:
-        """As the tables have it."""
+        """The name in tables."""
 
     def can_run(self, row: Row) -> bool:
         """Whether there is such a thing."""
@@ -98,7 +98,6 @@ class LoadedServer:
         self._answers[row.load] = row.load.payload.check(self._one, api)
 
     def run(self, row: Row, seconds: float) -> Sample:
-        """Load it; see ``Subject``."""
         before = _Clocks.read(self._one.pid)
         result = row.load.run(self._one, seconds, self._answers[row.load])
         after = _Clocks.read(self._one.pid)
@@ -117,10 +116,9 @@ class Memcpy:
         return row.copied_nbytes is not None
 
     def check(self, row: Row) -> None:
-        """It has no answers."""
+        pass
 
     def run(self, row: Row, seconds: float) -> Sample:
-        """Copy; see ``Subject``."""
         before = _Clocks.read(None)
         result = memcpy.copy(row.copied_nbytes or 0, seconds)
         return _sample(row, result, {}, before, _Clocks.read(None))

@@ -114,7 +114,7 @@ class Row:
 
 # Goals are ratios to the best peer. A peer with a goal of its own has it because the issue of speed names it.
 _SMALL_GOALS = _at_least(2.0, pytriton=7.0)
-_LARGE_GOALS = _at_least(1.15, pytriton=3.0, asgi_echo=0.85)
+_LARGE_GOALS = _at_least(1.15, pytriton=3.0)
 _TOKENS_GOALS = _at_least(1.5, pytriton=5.0)
 _FIRST_GOALS = _at_most(0.8)
 

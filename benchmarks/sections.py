@@ -36,10 +36,10 @@ class Part(Protocol):
 
     @property
     def failures(self) -> Mapping[str, str]:
-        """What failed, with the reason."""
+        """The failures, each with its reason."""
 
     def markdown(self) -> str:
-        """For people."""
+        """The part as Markdown."""
 
     def document(self) -> object:
         """Every sample, for JSON."""
@@ -53,11 +53,11 @@ class Section(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What --rows takes."""
+        """The names that --rows takes."""
 
     @property
     def is_default(self) -> bool:
-        """See above."""
+        """Whether the section is measured without --rows."""
 
     def missing(self, name: str) -> str | None:
         """Why this cannot be measured here; None when it can."""

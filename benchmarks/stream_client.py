@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from benchmarks import http2
+from gpuserve.bench.calls import http2
 
 _RECEIVE_NBYTES: Final = 1 << 18
 
@@ -29,13 +29,13 @@ class Streams:
     """The calls of one connection. Bytes and times go in, bytes come out; there is no socket here."""
 
     def __init__(self, method: str, request: bytes, answer: bytes) -> None:
-        self._headers = http2.call_headers(method)
+        self._headers = http2.grpc_headers(method)
         self._request = request
         self._answer = answer
         self._next_id = 1
         self._began_at: dict[int, float] = {}
         self._bodies: dict[int, bytearray] = {}
-        self._received = bytearray()
+        self._reader = http2.FrameReader()
         self._replies = bytearray()
         #: From the opening of each call to the first byte of its first message.
         self.first_s: list[float] = []
@@ -43,7 +43,7 @@ class Streams:
 
     @property
     def under_way(self) -> int:
-        """Calls without their end."""
+        """The number of calls that have not ended."""
         return len(self._bodies)
 
     def open(self, calls: int, now: float) -> bytes:
@@ -64,23 +64,13 @@ class Streams:
         Raises:
             StreamFailed: a call was refused, or its body is not the right one.
         """
-        received = self._received
-        received += data
-        position = 0
-        while len(received) - position >= http2.HEAD_NBYTES:
-            start = position + http2.HEAD_NBYTES
-            end = start + int.from_bytes(received[position : position + 3])
-            if end > len(received):
-                break
-            stream = int.from_bytes(received[position + 5 : start])
-            self._take_frame(received[position + 3], received[position + 4], stream, received[start:end], now)
-            position = end
-        del received[:position]
+        for kind, flags, stream, payload in self._reader.read(data):
+            self._take_frame(kind, flags, stream, payload, now)
         replies = bytes(self._replies)
         self._replies.clear()
         return replies
 
-    def _take_frame(self, kind: int, flags: int, stream: int, payload: bytearray, now: float) -> None:
+    def _take_frame(self, kind: int, flags: int, stream: int, payload: bytes, now: float) -> None:
         if kind in {http2.DATA, http2.HEADERS}:
             if kind == http2.DATA and payload:
                 if stream in self._began_at:
@@ -88,10 +78,8 @@ class Streams:
                 self._bodies[stream] += payload
             if flags & http2.END_STREAM:
                 self._end(stream)
-        elif kind in {http2.SETTINGS, http2.PING} and not flags & http2.ACK:
-            self._replies += http2.frame(
-                kind, http2.ACK, 0, b"" if kind == http2.SETTINGS else bytes(payload)
-            )
+        elif kind in {http2.SETTINGS, http2.PING}:
+            self._replies += http2.acknowledgement(kind, flags, payload)
         elif kind in {http2.RESET, http2.GOAWAY}:
             raise StreamFailed(f"the server sent {'GOAWAY' if kind == http2.GOAWAY else 'RST_STREAM'}")
 
@@ -114,7 +102,7 @@ def run(
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         began_at = time.perf_counter()
-        connection.sendall(http2.connection_opening() + calls.open(streams, began_at))
+        connection.sendall(http2.opening({}) + calls.open(streams, began_at))
         while calls.under_way:
             data = connection.recv(_RECEIVE_NBYTES)
             now = time.perf_counter()

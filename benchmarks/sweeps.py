@@ -36,7 +36,7 @@ class Sweep:
 
     @property
     def measure(self) -> Measure:
-        """That of every row."""
+        """The figure of a row that is plotted."""
         return next(iter(self.rows.values())).measure
 
     def tick(self, at: int) -> str:
@@ -121,7 +121,7 @@ class SweepPart:
 
     @property
     def failures(self) -> dict[str, str]:
-        """By row and server."""
+        """The failures by row and server."""
         return failures_of(self.samples)
 
     def markdown(self) -> str:
@@ -130,7 +130,7 @@ class SweepPart:
         return "\n\n".join([*blocks, conditions(self.samples)])
 
     def document(self) -> dict[str, object]:
-        """Every sample of every point."""
+        """Every sample of every point, for JSON."""
         return {
             sweep.name: {
                 "title": sweep.title,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuserve.model import (
+    from gpuserve.api.server import Server
+    from gpuserve.declare.model import (
         DynamicBatcher,
         ModelConfig,
         RateLimiter,
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
         Step,
         Tensor,
     )
-    from gpuserve.server import Server
-    from gpuserve_worker.calls import ModelCallError
-    from gpuserve_worker.context import current_model
-    from gpuserve_worker.failure import UnrecoverableError
-    from gpuserve_worker.request import Request
-    from gpuserve_worker.response import Response
+    from gpuserve_worker.calling.calls import ModelCallError
+    from gpuserve_worker.calling.context import current_model
+    from gpuserve_worker.calling.failure import UnrecoverableError
+    from gpuserve_worker.calling.request import Request
+    from gpuserve_worker.calling.response import Response
 
-__version__ = "0.1.0"
+from gpuserve.settings.version import VERSION
+
+__version__ = VERSION
 
 __all__ = [
     "DynamicBatcher",
@@ -47,20 +49,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DynamicBatcher": "gpuserve.model",
-    "ModelCallError": "gpuserve_worker.calls",
-    "ModelConfig": "gpuserve.model",
-    "RateLimiter": "gpuserve.model",
-    "Request": "gpuserve_worker.request",
-    "Resource": "gpuserve.model",
-    "Response": "gpuserve_worker.response",
-    "SequenceBatching": "gpuserve.model",
-    "SequenceControl": "gpuserve.model",
-    "Server": "gpuserve.server",
-    "Step": "gpuserve.model",
-    "Tensor": "gpuserve.model",
-    "UnrecoverableError": "gpuserve_worker.failure",
-    "current_model": "gpuserve_worker.context",
+    "DynamicBatcher": "gpuserve.declare.model",
+    "ModelCallError": "gpuserve_worker.calling.calls",
+    "ModelConfig": "gpuserve.declare.model",
+    "RateLimiter": "gpuserve.declare.model",
+    "Request": "gpuserve_worker.calling.request",
+    "Resource": "gpuserve.declare.model",
+    "Response": "gpuserve_worker.calling.response",
+    "SequenceBatching": "gpuserve.declare.model",
+    "SequenceControl": "gpuserve.declare.model",
+    "Server": "gpuserve.api.server",
+    "Step": "gpuserve.declare.model",
+    "Tensor": "gpuserve.declare.model",
+    "UnrecoverableError": "gpuserve_worker.calling.failure",
+    "current_model": "gpuserve_worker.calling.context",
 }
 
 

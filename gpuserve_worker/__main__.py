@@ -1,8 +1,8 @@
 """A worker process: ``python -m gpuserve_worker BOOT_FD LINK_FD``, both inherited from the supervisor.
 
-The boot socket leads to the supervisor: what to load comes in, how it went and log records go out. The
-link leads to the front: batches. Here the two are put together and nothing else is done; the life of
-the process is in ``lifecycle.py``, the loading in ``loading.py``, the work in ``loop.py``. stdout and
+The boot socket leads to the supervisor: what to load comes in, how it went and log records go out. The link
+leads to the front: batches. Here the two are put together and nothing else is done; the life of the process
+is in ``running/lifecycle.py``, the loading in ``loading.py``, the work in ``running/loop.py``. stdout and
 stderr are the user's.
 """
 
@@ -12,16 +12,17 @@ import gc
 import sys
 import time
 
-from gpuserve_worker import lifecycle
-from gpuserve_worker.callable import LoadError
-from gpuserve_worker.link import Link
+from gpuserve_worker.calling.callable import LoadError
+from gpuserve_worker.devices import is_unusable
 from gpuserve_worker.loading import load_model, new_loop, warm_up
-from gpuserve_worker.reporting import Report
-from gpuserve_worker.wire import Init, LoadFailed, Ready
+from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
+from gpuserve_worker.running import lifecycle
+from gpuserve_worker.running.supervision import Reporter, Supervision
 
 
 def main() -> int:
-    """Run the worker; the exit status."""
+    """Run the worker process and return its exit status."""
     if len(sys.argv) != 3 or not all(argument.isdigit() for argument in sys.argv[1:]):
         sys.stderr.write("gpuserve_worker is started by the supervisor, with two descriptors\n")
         return lifecycle.EXIT_USAGE
@@ -36,18 +37,18 @@ def main() -> int:
 
 def _serve(init: Init, boot: Link, link: Link) -> int:
     lifecycle.set_title(f"gs:{init.model}/{init.instance}")
-    supervision = lifecycle.Supervision(boot)
+    supervision = Supervision(boot)
     supervision.start()
-    report = Report(boot)
+    reporter = Reporter(boot)
     started_s = time.monotonic()
-    _place(init, report)
+    _place(init, reporter)
     try:
-        model = load_model(init, report)
+        model = load_model(init, reporter)
     except LoadError as error:
         boot.send(LoadFailed(str(error), error.traceback))
         return _status_of_failed_load(init)
-    loop = new_loop(link, model, report)
-    warm_up(init, model, loop, report)
+    loop = new_loop(link, model, reporter)
+    warm_up(init, model, loop, reporter)
     gc.freeze()  # what was loaded stays; collections need not walk it again
     supervision.on_stop = loop.stop
     boot.send(Ready(time.monotonic() - started_s, model.slots))
@@ -59,21 +60,17 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
 
 def _status_of_failed_load(init: Init) -> int:
     """Whether it was the device's fault is for the device to say: user code fails in words of its own."""
-    if init.device == "cpu":
-        return lifecycle.EXIT_FAILED
-    from gpuserve_worker.cuda.probe import Usability, usability  # most workers have no GPU
-
-    return lifecycle.EXIT_DEVICE if usability() is Usability.UNUSABLE else lifecycle.EXIT_FAILED
+    return lifecycle.EXIT_DEVICE if is_unusable(init.device) else lifecycle.EXIT_FAILED
 
 
-def _place(init: Init, report: Report) -> None:
+def _place(init: Init, reporter: Reporter) -> None:
     """Go beside the GPU, where there is one and the server wants it."""
     if not init.cpus and init.numa_node < 0:
         return
-    from gpuserve_worker.placement import stay_beside_gpu  # most workers have no GPU
+    from gpuserve_worker.running.placement import stay_beside_gpu  # most workers have no GPU
 
     for refusal in stay_beside_gpu(init.cpus, init.numa_node):
-        report.info(refusal)
+        reporter.info(refusal)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpuserve import ModelConfig, Server, Tensor
-from gpuserve_worker.tensor import BYTES, datatype_of, numpy_dtype
+from gpuserve_worker.protocol.tensor import BYTES, datatype_of, numpy_dtype
 
 TIMEOUT_S = 30.0
 FLOATS = Tensor((-1,), np.float32)

@@ -10,19 +10,19 @@ from typing import Any
 from operated import TIMEOUT_S, OperatedServer
 from serving import GPUSERVE
 
-from gpuserve.supervisor.operator import control_client
-from gpuserve.supervisor.operator.outcome import Outcome
+from gpuserve.control import operator_client
+from gpuserve.control.operator import VerbOutcome
 
 
 @dataclass
 class Asked:
     """What became of a verb, and what was told on the way."""
 
-    outcome: Outcome
+    outcome: VerbOutcome
     told: list[str] = field(default_factory=list)
 
 
-def ask(server: str, verb: str, **arguments: Any) -> Outcome:
+def ask(server: str, verb: str, **arguments: Any) -> VerbOutcome:
     """The outcome of a verb at a server, by one of its addresses."""
     return ask_and_hear(server, verb, **arguments).outcome
 
@@ -30,7 +30,7 @@ def ask(server: str, verb: str, **arguments: Any) -> Outcome:
 def ask_and_hear(server: str, verb: str, **arguments: Any) -> Asked:
     """The outcome, and the lines of progress before it."""
     told: list[str] = []
-    return Asked(control_client.ask(server, verb, arguments, told.append, TIMEOUT_S), told)
+    return Asked(operator_client.ask(server, verb, arguments, told.append, TIMEOUT_S), told)
 
 
 def status(server: str) -> dict[str, Any]:

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 
 import leaks
 import pytest
+from exploring import examples
 from hypothesis import HealthCheck, settings
 
 # How fast examples are made says something about the machine, and nothing about what is tested.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "any machine", deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuserve_worker.context import ModelContext, enter_model
-from gpuserve_worker.request import Batch
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.calling.context import ModelContext, enter_model
+from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 def rows(*values: float) -> Any:

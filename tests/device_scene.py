@@ -11,11 +11,11 @@ import numpy as np
 from ensemble_scene import Worker
 from graphs import MEMBERS, tensors
 
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker import wire
-from gpuserve_worker.cuda.exports import ExportPool, Segment
-from gpuserve_worker.outputs import Answers, Output
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
+from gpuserve_worker.cuda.device.exports import ExportedSegment, ExportPool
+from gpuserve_worker.protocol import wire
 
 LIMIT_NBYTES = 1 << 30
 
@@ -100,7 +100,7 @@ class DeviceWorker(Worker):
             case _:
                 super().obey(message, fds)
 
-    def _announce(self, segment: Segment) -> None:
+    def _announce(self, segment: ExportedSegment) -> None:
         self.say(wire.ExportSegment(*segment))
 
     def answer(self, *, well: bool) -> None:
@@ -139,7 +139,9 @@ class DeviceWorker(Worker):
             case _:
                 return self.session.mapping.view(*payload)
 
-    def done(self, run: wire.Run, outputs: list[Output], requests: tuple[wire.WireRequest, ...]) -> wire.Done:
+    def done(
+        self, run: wire.Run, outputs: list[CheckedOutput], requests: tuple[wire.WireRequest, ...]
+    ) -> wire.Done:
         if not any(one.kept for one in requests):
             return super().done(run, outputs, requests)
         responses, start = [], 0
@@ -149,14 +151,14 @@ class DeviceWorker(Worker):
             start += request.rows
         return wire.Done(run.batch_id, None, tuple(responses), True, 1, 1, 1)
 
-    def _cut(self, output: Output, start: int, request: wire.WireRequest) -> wire.WireTensor:
+    def _cut(self, output: CheckedOutput, start: int, request: wire.WireRequest) -> wire.WireTensor:
         part = np.ascontiguousarray(output.parts[0][start : start + request.rows])
         block = None
         if output.name in request.kept and part.nbytes > wire.INLINE_NBYTES:
             block = self.pool.allocate(part.nbytes, self._announce)
         if block is None:
-            one = Output(output.name, "FP32", part.shape, part.nbytes, part.dtype, [part])
-            written = self.session.writer.write(Answers([one], None), ())
+            one = CheckedOutput(output.name, "FP32", part.shape, part.nbytes, part.dtype, [part])
+            written = self.session.writer.write(BatchAnswers([one], None), ())
             assert written.outputs is not None
             return written.outputs[0]
         memory = self._gpus.memory[self._runtime.export_memory(block.address)]

@@ -10,18 +10,18 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from gpuserve.declare.spec import InstanceSpec, ModelSpec, QueueSpec
 from gpuserve.errors import QueueFull
-from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
-from gpuserve.front.links import WorkerLink
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.plane.scatter import Answer
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.scheduler.pending import PendingRequest
-from gpuserve.front.scheduler.response_cache import ResponseCache
-from gpuserve.spec import InstanceSpec, ModelSpec, QueueSpec
-from gpuserve_worker import wire
-from gpuserve_worker.link import Link
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.v2.types import InferRequest, InputTensor
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 EPOCH, ROOM = 1, 6
 SPEC = ModelSpec(
@@ -51,10 +51,12 @@ class Worker:
         self._link = Link(theirs)
         self.instance = instance
         self.runs: list[wire.Run] = []
-        on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.instance_down(  # noqa: E731
+        on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.workers.instance_down(  # noqa: E731
             link.instance, why
         )
-        driver.instance_up(WorkerLink(instance, 1, ours, life, EPOCH, driver.on_message, on_down))
+        driver.workers.instance_up(
+            WorkerLink(instance, 1, ours, life, EPOCH, driver.workers.on_message, on_down)
+        )
         self._link.send(wire.Attached(EPOCH))
 
     def hear(self) -> None:

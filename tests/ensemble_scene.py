@@ -14,20 +14,22 @@ from typing import Any
 import numpy as np
 from graphs import MEMBERS, expected
 
+from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import NotFound, RequestError
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor
-from gpuserve.front.ensemble.driver import EnsembleDriver
-from gpuserve.front.links import WorkerLink
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.plane.regions import RegionTable
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.scheduler.pending import PendingRequest
-from gpuserve.front.statistics import FailureReason
-from gpuserve.spec import ModelSpec
-from gpuserve_worker import wire
-from gpuserve_worker.link import Link
-from gpuserve_worker.outputs import Answers, Output
-from gpuserve_worker.session import Session
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.memory.regions import RegionTable
+from gpuserve.front.models.ensembles.driver import EnsembleDriver
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.v2.statistics import FailureReason
+from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.running.batch_inputs import fill_all
+from gpuserve_worker.running.host_path import HostPath
+from gpuserve_worker.running.session import FrontSession
 
 EPOCH, ARENA_NBYTES = 1, 1 << 28
 SMALL, LARGE = 4, 1 << 13
@@ -43,13 +45,14 @@ class Worker:
         self._socket = theirs
         self._link = Link(theirs)
         self._spec = driver.spec
-        self.session = Session(self._link, read_only_inputs=driver.spec.read_only_inputs)
+        self.session = FrontSession(self._link, HostPath(), read_only_inputs=driver.spec.read_only_inputs)
         self.runs: list[wire.Run] = []
         self.heard: list[wire.Run] = []
-        on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.instance_down(  # noqa: E731
+        on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.workers.instance_down(  # noqa: E731
             link.instance, why, 60.0
         )
-        driver.instance_up(WorkerLink("a", 1, ours, life, EPOCH, driver.on_message, on_down))
+        take = driver.workers.on_message
+        driver.workers.instance_up(WorkerLink("a", 1, ours, life, EPOCH, take, on_down))
         self._link.send(wire.Attached(EPOCH))
 
     def hear(self) -> None:
@@ -91,12 +94,15 @@ class Worker:
 
     def arrays(self, run: wire.Run) -> list[Any]:
         """The inputs of a batch."""
-        self.session.take_in(run)
+        if run.fills:
+            fill_all(run, self.session.mapping, self.session.regions, self.session.loans)
         return list(self.session.inputs.arrays(run.batch_id, wire.tensors(run.inputs)).values())
 
-    def done(self, run: wire.Run, outputs: list[Output], requests: tuple[wire.WireRequest, ...]) -> wire.Done:
+    def done(
+        self, run: wire.Run, outputs: list[CheckedOutput], requests: tuple[wire.WireRequest, ...]
+    ) -> wire.Done:
         """The answer to a batch."""
-        written = self.session.writer.write(Answers(outputs, None), requests)
+        written = self.session.writer.write(BatchAnswers(outputs, None), requests)
         return wire.Done(run.batch_id, written.outputs, None, True, 1, 1, 1)
 
     def _done(self, run: wire.Run) -> wire.Done:
@@ -107,7 +113,7 @@ class Worker:
         outputs = []
         for number, spec in enumerate(self._spec.outputs):
             made = total + np.float32(number)
-            outputs.append(Output(spec.name, "FP32", made.shape, made.nbytes, made.dtype, [made]))
+            outputs.append(CheckedOutput(spec.name, "FP32", made.shape, made.nbytes, made.dtype, [made]))
         requests = wire.requests(run.requests)
         wanted = {name for one in requests for name in one.requested_outputs}
         outputs = [one for one in outputs if one.name in wanted]

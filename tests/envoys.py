@@ -20,9 +20,9 @@ from gpuserve.config.load import load_file
 from gpuserve.export.envoy import bootstrap
 from gpuserve.export.envoy.clusters import endpoints
 from gpuserve.export.envoy.proxy import Proxy
-from gpuserve.export.options import ExportOptions
-from gpuserve.export.ports import ServerPorts
-from gpuserve.export.yaml_text import render
+from gpuserve.export.manifests.yaml_text import render
+from gpuserve.export.sizing.options import ExportOptions
+from gpuserve.export.sizing.ports import ServerPorts
 
 TIMEOUT_S = 20.0
 _PROGRAM = str(Path(sys.executable).with_name("envoy"))

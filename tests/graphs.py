@@ -6,10 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gpuserve.ensemble_spec import StepSpec
-from gpuserve.ensembles import needed_steps
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.declare.ensembles import needed_steps
+from gpuserve.declare.spec import InstanceSpec, ModelSpec, StepSpec
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 #: Every tensor has it, behind the batch axis.
 SHAPE = (-1,)

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 
-from gpuserve.front.server.exchange import Ends, Exchange, Piece, Release
-from gpuserve.front.server.http1 import Http1
-from gpuserve.front.server.http1_exchange import Http1Exchange
+from gpuserve.front.exchange.exchange import Accept, AnswerHead, Ends, Exchange, Piece, Release
+from gpuserve.front.server.http1.exchange import Http1Exchange
+from gpuserve.front.server.http1.protocol import Http1
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 OLD_GET = b"GET /a HTTP/1.0\r\n\r\n"
 CHUNKED = b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 OK_HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 OK = OK_HEAD + b"ok"
+OK_ANSWER = AnswerHead(200, ())
 
 
 class RecordingWay:
     """Where a connection would write to."""
 
-    def __init__(self) -> None:
-        self.ends = Ends(("127.0.0.1", 5), ("127.0.0.1", 80), tls=False)
+    def __init__(self, client: tuple[str, int] = ("127.0.0.1", 5)) -> None:
+        self.ends = Ends(client, ("127.0.0.1", 80), tls=False)
         self.full = False
         self.unsent_nbytes = 0
-        self.sent = b""
+        self.raw = b""
         self.n_writes = 0
         self.releases: list[Release] = []
         self.reading = True
         self.said: list[str] = []
 
+    @property
+    def sent(self) -> bytes:
+        """What was written, without dates."""
+        return re.sub(rb"date: [^\r]*\r\n", b"", self.raw)
+
     def write(self, data: bytes) -> None:
         assert data
         assert not self.said
-        self.sent += data
+        self.raw += data
         self.n_writes += 1
 
     def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
@@ -81,13 +88,20 @@ class RecordingSink:
 
 
 class Talk:
-    """One connection and all that was asked on it. ``answer``: what to do once a request is complete."""
+    """One connection and all that was asked on it. ``answer``: what to do once a request is complete;
+    ``door``: what accepts requests instead.
+    """
 
-    def __init__(self, answer: Callable[[Http1Exchange], None] | None = None) -> None:
-        self.way = RecordingWay()
+    def __init__(
+        self,
+        answer: Callable[[Http1Exchange], None] | None = None,
+        door: Accept | None = None,
+        client: tuple[str, int] = ("127.0.0.1", 5),
+    ) -> None:
+        self.way = RecordingWay(client)
         self.sinks: list[RecordingSink] = []
         self._answer = answer
-        self.http1 = Http1(self.way, self.accept)
+        self.http1 = Http1(self.way, door or self.accept)
 
     def accept(self, exchange: Exchange) -> RecordingSink:
         self.sinks.append(RecordingSink(exchange, self._answer))
@@ -134,7 +148,7 @@ def post(body: bytes, fields: bytes = b"", line: bytes = b"POST /a HTTP/1.1") ->
 
 
 def answer_ok(exchange: Http1Exchange) -> None:
-    exchange.answer(OK_HEAD, (b"ok",))
+    exchange.answer(OK_ANSWER, (b"ok",), 2)
 
 
 def early(nbytes: int, sent: bytes, fields: bytes = b"") -> Talk:

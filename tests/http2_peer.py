@@ -8,12 +8,39 @@ from typing import NamedTuple
 
 import hpack
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
-    range(10)
-)
-END_STREAM, ACK, END_HEADERS, PADDED, PRIORITIZED = 0x1, 0x1, 0x4, 0x8, 0x20
-TABLE_SIZE, ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME = range(1, 6)
+from gpuserve.bench.calls.http2 import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    INITIAL_WINDOW,
+    MAX_FRAME,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITIZED,
+    PRIORITY,
+    PUSH_PROMISE,
+    SETTINGS,
+    WINDOW_UPDATE,
+    FrameReader,
+    frame,
+)  # fmt: skip
+from gpuserve.bench.calls.http2 import FIRST_WINDOW_NBYTES as DEFAULT_WINDOW
+from gpuserve.bench.calls.http2 import RESET as RST_STREAM
+from gpuserve.bench.calls.http2 import settings_frame as settings
+from gpuserve.bench.calls.http2 import window_update as grow
+
+__all__ = [
+    "ACK", "CANCEL", "COMPRESSION_ERROR", "CONTINUATION", "DATA", "END_HEADERS", "END_STREAM",
+    "ENHANCE_YOUR_CALM", "FLOW_CONTROL_ERROR", "FRAME_SIZE_ERROR", "GOAWAY", "HEADERS", "NO_ERROR", "PADDED",
+    "PING", "PING_FRAME", "POST", "PREFACE", "PRIORITIZED", "PRIORITY", "PROTOCOL_ERROR", "PUSH_PROMISE",
+    "REFUSED_STREAM", "RST_STREAM", "SETTINGS", "STREAM_CLOSED", "WINDOW_UPDATE", "Frame", "Peer", "data",
+    "frame", "grow", "reset", "settings", "u32",
+]  # fmt: skip
 (
     NO_ERROR,
     PROTOCOL_ERROR,
@@ -28,7 +55,6 @@ TABLE_SIZE, ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME = range(1, 6)
     CONNECT_ERROR,
     ENHANCE_YOUR_CALM,
 ) = range(12)
-DEFAULT_WINDOW = 65535
 POST = (
     (":method", "POST"),
     (":scheme", "http"),
@@ -48,21 +74,11 @@ class Frame(NamedTuple):
     payload: bytes = b""
 
     def encode(self) -> bytes:
-        length = struct.pack(">I", len(self.payload))[1:]
-        return length + struct.pack(">BBI", self.kind, self.flags, self.stream_id) + self.payload
-
-
-def frame(kind: int, flags: int = 0, stream_id: int = 0, payload: bytes = b"") -> bytes:
-    return Frame(kind, flags, stream_id, payload).encode()
+        return frame(*self)
 
 
 def u32(number: int) -> bytes:
     return struct.pack(">I", number)
-
-
-def settings(pairs: dict[int, int] | Iterable[tuple[int, int]] = ()) -> bytes:
-    items = pairs.items() if isinstance(pairs, dict) else pairs
-    return frame(SETTINGS, payload=b"".join(struct.pack(">HI", *pair) for pair in items))
 
 
 def data(stream_id: int, body: bytes, *, end: bool = False) -> bytes:
@@ -71,10 +87,6 @@ def data(stream_id: int, body: bytes, *, end: bool = False) -> bytes:
 
 def reset(stream_id: int, code: int = CANCEL) -> bytes:
     return frame(RST_STREAM, 0, stream_id, u32(code))
-
-
-def grow(stream_id: int, nbytes: int) -> bytes:
-    return frame(WINDOW_UPDATE, 0, stream_id, u32(nbytes))
 
 
 PING_FRAME = frame(PING, payload=b"12345678")
@@ -121,7 +133,7 @@ class Peer:
         self.pongs: list[bytes] = []
         #: What the server wants to have back.
         self.pings: list[bytes] = []
-        self._rest = b""
+        self._reader = FrameReader()
         self._block: tuple[Frame, bytes] | None = None
 
     def greeting(self) -> bytes:
@@ -181,13 +193,7 @@ class Peer:
 
     def read(self, received: bytes) -> list[Frame]:
         """The frames in it, judged."""
-        self._rest += received
-        frames = []
-        while len(self._rest) >= 9 and len(self._rest) >= 9 + int.from_bytes(self._rest[:3]):
-            end = 9 + int.from_bytes(self._rest[:3])
-            kind, flags, stream_id = struct.unpack(">BBI", self._rest[3:9])
-            frames.append(Frame(kind, flags, stream_id, self._rest[9:end]))
-            self._rest = self._rest[end:]
+        frames = [Frame(*one) for one in self._reader.read(received)]
         for one in frames:
             self._take(one)
         return frames

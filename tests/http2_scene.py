@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from http2_peer import Frame, Peer
 
-from gpuserve.front.server.exchange import Ends, Exchange, Piece, Release
-from gpuserve.front.server.http2 import Http2
-from gpuserve.front.server.http2_stream import Stream
+from gpuserve.front.exchange.exchange import Accept, Ends, Exchange, Piece, Release
+from gpuserve.front.server.http2.protocol import Http2
+from gpuserve.front.server.http2.stream import Stream
 
 READ_NBYTES = 256 << 10
 #: What is called for each part of a request.
@@ -106,7 +106,9 @@ class Sink:
 
 
 class Talk:
-    """One connection, and the client at its other end. ``consume``: bodies are used up as they come."""
+    """One connection, and the client at its other end. ``consume``: bodies are used up as they come. What is
+    asked goes to ``door``, where there is one.
+    """
 
     def __init__(
         self,
@@ -116,13 +118,14 @@ class Talk:
         way: RecordingWay | None = None,
         greet: bool = True,
         consume: bool = True,
+        door: Accept | None = None,
     ) -> None:
         self.peer = peer or Peer()
         self.way = way or RecordingWay()
         self.sinks: list[Sink] = []
         self._answer = answer
         self._consume = consume
-        self.http2 = Http2(self.way, self.accept)
+        self.http2 = Http2(self.way, door or self.accept)
         self.way.drained = self.http2.drained
         if greet:
             self.feed(self.peer.first_settings())

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from gpuserve.ensemble_spec import StepSpec
+from gpuserve.declare.spec import InstanceSpec, ModelSpec, StepSpec
 from gpuserve.errors import GpuserveError
-from gpuserve.spec import InstanceSpec, ModelSpec
 from gpuserve.supervisor.reload.changes import Action, ConfigModels, by_name
 
 

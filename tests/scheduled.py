@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuserve.front.scheduler.batcher import (
-    Batch,
-    ModelScheduler,
-    QueuedRequest,
-)
-from gpuserve.spec import BatchingSpec, QueueSpec
+from gpuserve.declare.spec import BatchingSpec, QueueSpec
+from gpuserve.front.batching.model_scheduler import ModelScheduler
+from gpuserve.front.batching.queue import QueuedRequest
+from gpuserve.front.batching.slots import Batch
 
 US = 1e-6
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from gpuserve.front.endpoint.v2 import Sequence
-from gpuserve.front.scheduler.queue import QueuedRequest
-from gpuserve.front.scheduler.sequences import SequenceScheduler
-from gpuserve.front.scheduler.slots import Batch
-from gpuserve.sequence_spec import SequenceSpec
-from gpuserve.spec import BatchingSpec, QueueSpec
+from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceSpec
+from gpuserve.front.batching.queue import QueuedRequest
+from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
+from gpuserve.front.batching.slots import Batch
+from gpuserve.front.v2.types import Sequence
 
 US = 1e-6
 
@@ -53,7 +52,7 @@ class Sequenced:
         self.scheduler = SequenceScheduler(
             "m",
             max_batch_size=max_batch_size,
-            sequence=sequence or SequenceSpec(strategy, max_idle_us=1000),
+            sequence=sequence or SequenceSpec(strategy, max_sequence_idle_us=1000),
             batching=batching or BatchingSpec(),
             queue=QueueSpec(max_requests, 0),
             prefetch=prefetch,

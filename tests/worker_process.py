@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from gpuserve_worker import wire
-from gpuserve_worker.datagram import close_all
-from gpuserve_worker.link import Link
-from gpuserve_worker.memory import Arena, Mapping
+from gpuserve_worker.memory.arena import Arena, Mapping
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.datagram import close_all
+from gpuserve_worker.protocol.link import Link
 
 MODELS = Path(__file__).parent / "models"
 TIMEOUT_S = 30.0

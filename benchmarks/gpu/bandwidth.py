@@ -15,15 +15,17 @@ import numpy as np
 
 from benchmarks.gpu.section import Findings, Site, ratio_figure
 from benchmarks.scenarios.figures import Figure, Goal
-from gpuserve_worker.cuda.device import Device, open_device
-from gpuserve_worker.cuda.output_copies import OutputCopies
-from gpuserve_worker.cuda.runtime import Copy
-from gpuserve_worker.cuda.staging import Arrival, Staging
-from gpuserve_worker.link import Link
-from gpuserve_worker.memory import Arena
-from gpuserve_worker.outputs import Answers, Output
-from gpuserve_worker.payloads import Ref, WireTensor
-from gpuserve_worker.session import Session
+from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
+from gpuserve_worker.cuda.copies.cuda_session import CudaSession
+from gpuserve_worker.cuda.copies.output_copies import CudaOutputCopies
+from gpuserve_worker.cuda.copies.staging import StagedInputs, Staging
+from gpuserve_worker.cuda.device.device import CudaDevice, open_device
+from gpuserve_worker.cuda.device.runtime import Copy
+from gpuserve_worker.cuda.path import CudaPath
+from gpuserve_worker.memory.arena import Arena
+from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.protocol.payloads import Ref, WireTensor
+from gpuserve_worker.running.session import FrontSession
 
 _SIZES: Final = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 #: From here on a copy is long against what begins it; below there is no goal.
@@ -33,7 +35,7 @@ _UNDER_WAY: Final = 2
 _PART: Final = 0.5  #: of the seconds of a run, for each side
 
 #: The other ends of links: closed, they would end the sessions.
-_KEPT: list[socket.socket] = []
+_KEPT: list[Any] = []
 
 #: So many copies, one after the other; all are over when it returns.
 Mover = Callable[[int], None]
@@ -85,7 +87,7 @@ def _gigabytes_per_s(move: Mover, count: int, nbytes: int) -> float:
 class _RawCopy:
     """``cudaMemcpyAsync`` between memory of the device and page-locked memory of CUDA's, two of each."""
 
-    def __init__(self, device: Device, nbytes: int, kind: Copy) -> None:
+    def __init__(self, device: CudaDevice, nbytes: int, kind: Copy) -> None:
         cupy = device.runtime.cupy
         self._runtime, self._nbytes, self._kind = device.runtime, nbytes, kind
         self._stream = device.runtime.create_stream()
@@ -106,16 +108,16 @@ class _RawCopy:
 class _Bringing:
     """Inputs from an arena, as the front has it, to the device, as the worker brings them."""
 
-    def __init__(self, device: Device, nbytes: int) -> None:
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self._session = _session(device)
-        self._arena = Arena(1 << 40, self._session.mapping.attach, lambda _segment: None)
+        self._arena = Arena(1 << 40, self._session.memory.mapping.attach, lambda _segment: None)
         self._staging = Staging(device, frozenset({"x"}), "cupy")
         self._blocks = [self._arena.allocate(nbytes) for _ in range(_UNDER_WAY)]
         self._nbytes = nbytes
 
     def move(self, count: int) -> None:
         """See ``Mover``."""
-        under_way: deque[tuple[Any, Arrival]] = deque()
+        under_way: deque[tuple[Any, StagedInputs]] = deque()
         for index in range(count):
             block = self._blocks[index % _UNDER_WAY]
             payload = Ref(block.segment, block.offset, self._nbytes)
@@ -130,33 +132,37 @@ class _Bringing:
 class _Taking:
     """Outputs of a callable to the worker's arena, as the worker takes them."""
 
-    def __init__(self, device: Device, nbytes: int) -> None:
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self._session = _session(device)
         cupy = device.runtime.cupy
         self._outputs = [
-            Output("y", "UINT8", (nbytes,), nbytes, np.dtype(np.uint8), [cupy.zeros(nbytes, np.uint8)])
+            CheckedOutput("y", "UINT8", (nbytes,), nbytes, np.dtype(np.uint8), [cupy.zeros(nbytes, np.uint8)])
             for _ in range(_UNDER_WAY)
         ]
 
     def move(self, count: int) -> None:
         """See ``Mover``."""
-        under_way: deque[OutputCopies] = deque()
+        under_way: deque[CudaOutputCopies] = deque()
         for index in range(count):
-            answers = Answers([self._outputs[index % _UNDER_WAY]], None)
+            answers = BatchAnswers([self._outputs[index % _UNDER_WAY]], None)
             under_way.append(self._session.begin_outputs(answers, ()))
             if len(under_way) > _UNDER_WAY:
                 self._end(under_way.popleft())
         while under_way:
             self._end(under_way.popleft())
 
-    def _end(self, copies: OutputCopies) -> None:
+    def _end(self, copies: CudaOutputCopies) -> None:
         """Wait for it, and say as the front does that it has been read."""
         written: Any = copies.wait().outputs
         self._session.writer.free([(one.payload.segment, one.payload.offset) for one in written])
 
 
-def _session(device: Device) -> Session:
+def _session(device: CudaDevice) -> CudaSession:
     """What a worker shares with a front; nobody reads the other end of the link."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     _KEPT.append(theirs)
-    return Session(Link(ours), read_only_inputs=False, device=device)
+    staging = Staging(device, frozenset({"x"}), "cupy")
+    session = FrontSession(Link(ours), CudaPath(device, staging), read_only_inputs=False)
+    assert isinstance(session.device, CudaSession)
+    _KEPT.append(session)
+    return session.device

@@ -15,10 +15,10 @@ class Echo(litserve.LitAPI):
     """The array of each request, answered as it came."""
 
     def setup(self, device: str) -> None:
-        """Nothing to load."""
+        """Do nothing, as there is nothing to load."""
 
     def decode_request(self, request):  # type: ignore[no-untyped-def] # a type would make it a query parameter
-        """One request: FP32."""
+        """The FP32 array of one request."""
         return np.asarray(request["x"], np.float32)
 
     def batch(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -30,11 +30,11 @@ class Echo(litserve.LitAPI):
         return x
 
     def unbatch(self, output: list[np.ndarray]) -> list[np.ndarray]:
-        """As they are."""
+        """The rows as they are, one for each request."""
         return output
 
     def encode_response(self, output: np.ndarray) -> dict[str, list[float]]:
-        """One response."""
+        """The body of one response."""
         return {"y": output.tolist()}
 
 

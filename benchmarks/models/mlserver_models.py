@@ -11,19 +11,17 @@ from mlserver.types import InferenceRequest, InferenceResponse
 
 
 class Echo(MLModel):
-    """y = x, an array of FP32."""
+    """The model y = x for arrays of FP32."""
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """One response."""
         x = NumpyCodec.decode_input(payload.inputs[0])
         return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", x)])
 
 
 class EchoBytes(MLModel):
-    """y = x, strings."""
+    """The model y = x for strings."""
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """One response."""
         given = payload.inputs[0]
         y = StringCodec.encode_output("y", StringCodec.decode_input(given))
         y.shape = given.shape

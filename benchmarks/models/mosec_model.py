@@ -10,7 +10,7 @@ class Echo(Worker):
     """The array of each request, answered as it came."""
 
     def deserialize(self, data: bytes) -> np.ndarray:
-        """One request: FP32."""
+        """The FP32 array of one request."""
         return np.frombuffer(data, np.float32)
 
     def forward(self, data: list[np.ndarray]) -> list[np.ndarray]:
@@ -18,7 +18,7 @@ class Echo(Worker):
         return data
 
     def serialize(self, data: np.ndarray) -> bytes:
-        """One response."""
+        """The body of one response."""
         return data.tobytes()
 
 

@@ -55,7 +55,7 @@ def bind_echo_read_only(triton: Triton) -> None:
 
 
 def bind_echo_bytes(triton: Triton) -> None:
-    """The model echo for strings."""
+    """Bind the model echo for strings."""
     bind_echo(triton, "echo-bytes", np.bytes_)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec
-from gpuserve_worker.wire import Done, Run, WireTensor
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve.front.v2.types import InferRequest, InputTensor
+from gpuserve_worker.protocol.tensor import TensorSpec
+from gpuserve_worker.protocol.wire import Done, Run, WireTensor
 
 INSTANCE: Final = "cpu#0"
 ELEMENTS: Final = 16

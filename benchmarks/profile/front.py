@@ -16,12 +16,12 @@ from time import perf_counter_ns
 import uvloop
 
 from benchmarks.profile.echo import INSTANCE, SPEC, done, infer_request
-from gpuserve.front.links import WorkerLink
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.plane.scatter import Answer
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.scheduler.pending import PendingRequest
-from gpuserve_worker import datagram, wire
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve_worker.protocol import datagram, wire
 
 STAGES = ("submit", "send", "answer")
 
@@ -32,8 +32,8 @@ class FarEnd:
     def __init__(self, driver: ModelDriver) -> None:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe()
-        link = WorkerLink(INSTANCE, 1, ours, life, 1, driver.on_message, lambda _, reason: None)
-        driver.instance_up(link)
+        link = WorkerLink(INSTANCE, 1, ours, life, 1, driver.workers.on_message, lambda _, reason: None)
+        driver.workers.instance_up(link)
         self._socket.recv(datagram.MAX_DATAGRAM_NBYTES)
         self._socket.send(wire.encode(wire.Attached(1)))
 

@@ -17,12 +17,13 @@ import numpy as np
 
 from benchmarks.profile.echo import INSTANCE, X, Y, run
 from gpuserve.decorators import batch
-from gpuserve_worker import datagram, wire
-from gpuserve_worker.context import ModelContext
-from gpuserve_worker.link import Link
-from gpuserve_worker.loop import Loop
-from gpuserve_worker.model import Model
-from gpuserve_worker.reporting import Report
+from gpuserve_worker.calling.context import ModelContext
+from gpuserve_worker.protocol import datagram, wire
+from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.running.host_path import HostPath
+from gpuserve_worker.running.loop import Loop
+from gpuserve_worker.running.model import Model
+from gpuserve_worker.running.supervision import Reporter
 
 
 @batch
@@ -61,7 +62,7 @@ def measure(requests: int, batches: int) -> dict[str, Any]:
     context = ModelContext("echo", 1, INSTANCE, "cpu", (X,), (Y,), 64, (), False)
     boot, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = FedLink(requests, batches)
-    Loop(link, Model(context, echo, False, False), Report(Link(boot))).run()
+    Loop(link, Model(context, echo, HostPath(), False, False), Reporter(Link(boot))).run()
     return {"batch": statistics.quantiles(link.taken_ns[1:], n=10)[0] / requests}
 
 

@@ -59,7 +59,7 @@ class Cluster:
     # ---- what a user does -------------------------------------------------------------------
 
     def apply(self, manifest: Manifest) -> None:
-        """As ``kubectl apply``."""
+        """Apply an object, as ``kubectl apply`` does."""
         self.deployment.apply(manifest)
         self._news.set()
 

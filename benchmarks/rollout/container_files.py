@@ -18,7 +18,7 @@ _HOST: Final = "GPUSERVE_SERVER__HOST"
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """How to start it."""
+    """How to start a container whose files are laid out."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]

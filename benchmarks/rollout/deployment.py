@@ -44,7 +44,7 @@ class Deployment:
 
     @property
     def release(self) -> str:
-        """The newest."""
+        """The newest release."""
         return self.manifest.template.release
 
     def reconcile(self, pods: Sequence[PodView]) -> Changes:

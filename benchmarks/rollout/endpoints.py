@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 
 class Endpoint(NamedTuple):
-    """A pod that takes requests."""
+    """The address of a pod that takes requests."""
 
     pod: str
     address: str
@@ -24,7 +24,7 @@ Consumer = Callable[[Sequence[Endpoint]], None]
 
 
 class CallLater(Protocol):
-    """``loop.call_later``."""
+    """The type of ``loop.call_later``."""
 
     def __call__(self, delay_s: float, callback: Callable[[], None], /) -> object: ...
 

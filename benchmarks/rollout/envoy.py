@@ -23,8 +23,8 @@ from gpuserve.config.load import load_file
 from gpuserve.export.envoy import bootstrap
 from gpuserve.export.envoy.clusters import endpoints
 from gpuserve.export.envoy.proxy import Proxy
-from gpuserve.export.options import ExportOptions
-from gpuserve.export.yaml_text import render
+from gpuserve.export.manifests.yaml_text import render
+from gpuserve.export.sizing.options import ExportOptions
 
 _LAUNCHER: Final = Path(__file__).with_name("container.py")
 _PROGRAM: Final = Path(sys.executable).with_name("envoy")

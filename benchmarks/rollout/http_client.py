@@ -49,7 +49,7 @@ class NewConnections(aiohttp.abc.AbstractResolver):  # type: ignore[misc]  # unt
         ]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        pass
 
 
 def service_session(service: NewConnections) -> aiohttp.ClientSession:

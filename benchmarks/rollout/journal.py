@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class What(Enum):
-    """Kinds of events."""
+    """The kinds of events."""
 
     CREATED = "created"
     STARTED = "container started"

@@ -48,7 +48,7 @@ class Client(Protocol):
         """
 
     async def close(self) -> None:
-        """Give connections back."""
+        """Close the connections."""
 
 
 class Failure(NamedTuple):
@@ -77,7 +77,7 @@ class Load:
         self._stopped = asyncio.Event()
 
     def stop(self) -> None:
-        """No more requests."""
+        """Send no more requests."""
         self._stopped.set()
 
     @contextlib.asynccontextmanager
@@ -93,7 +93,7 @@ class Load:
                 await client.close()
 
     async def run(self) -> None:
-        """See the class."""
+        """Send requests until ``stop``."""
         due_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for number in itertools.count():

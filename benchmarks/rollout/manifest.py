@@ -48,7 +48,7 @@ class PodTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Of a rolling update, in pods."""
+    """The surge and unavailability of a rolling update, in pods."""
 
     max_surge: int
     max_unavailable: int
@@ -166,7 +166,7 @@ def _pre_stop(lifecycle: Mapping[str, Any]) -> float:
 
 
 def _probe(said: Mapping[str, Any] | None, ports: Mapping[str, int]) -> Probe | None:
-    """With the defaults of the API."""
+    """A probe with the defaults of the Kubernetes API."""
     if said is None:
         return None
     grace_s = said.get("terminationGracePeriodSeconds")

@@ -78,7 +78,7 @@ class RunningPod:
         self._changed()
 
     def delete(self) -> None:
-        """As ``kubectl delete pod``."""
+        """Delete a pod, as ``kubectl delete pod`` does."""
         self._note(What.DELETED)
         self.pod.delete(time.monotonic())
         self._news.set()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Kind(Enum):
-    """Of a request."""
+    """The kinds of requests."""
 
     GRPC_UNARY = "ModelInfer"
     GRPC_STREAM = "ModelStreamInfer"
@@ -20,7 +20,7 @@ class Kind(Enum):
 
 
 class Way(Enum):
-    """From the client to a pod."""
+    """The ways from the client to a pod."""
 
     DIRECT = "direct"
     ENVOY = "Envoy"
@@ -65,5 +65,5 @@ class Outcomes:
         return (one for one in self.all if kind in (None, one.kind) and way in (None, one.way))
 
     def during(self, began_s: float, ended_s: float) -> Iterator[Outcome]:
-        """Those that were due then."""
+        """The outcomes of requests that were due in this time."""
         return (one for one in self.all if began_s <= one.due_s < ended_s)

@@ -19,7 +19,7 @@ class GrpcAction:
 
 @dataclass(frozen=True, slots=True)
 class HttpAction:
-    """GET: 200 to 399 is good."""
+    """A GET whose status must be 200 to 399."""
 
     port: int
     path: str

@@ -47,7 +47,7 @@ class Findings:
 
     @property
     def lost(self) -> list[Outcome]:
-        """There must be none."""
+        """The lost requests, of which there must be none."""
         return [one for one in self.outcomes.lost if not self._is_excused(one)]
 
     @property
@@ -81,7 +81,7 @@ class Findings:
 
 
 def markdown(findings: Findings) -> str:
-    """The whole of it."""
+    """The whole report as Markdown."""
     parts = [
         "# Rollouts under load",
         _verdict(findings),

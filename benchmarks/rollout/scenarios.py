@@ -86,7 +86,7 @@ class Stage:
             await self._step(Scenario.CRASHES, f"{number} of {count}: {name}", self._crash(name))
 
     async def render(self, *, broken: bool = False) -> Manifest:
-        """The next release."""
+        """Render the next release; returns its manifest."""
         number = next(self._numbers)
         return read(await asyncio.to_thread(self._releases.render, number, broken=broken))
 

@@ -15,7 +15,7 @@ class Schedule:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """The number of connections."""
         return max(self.connection) + 1
 
 

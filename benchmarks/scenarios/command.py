@@ -39,7 +39,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line said."""
+    """The options of the command line."""
 
     scenarios: tuple[str, ...]
     servers: tuple[str, ...]

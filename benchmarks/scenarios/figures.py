@@ -16,7 +16,7 @@ class Goal:
     at_least: bool = False
 
     def met_by(self, value: float) -> bool:
-        """Whether a value keeps it."""
+        """Whether a value keeps the limit."""
         return value >= self.limit if self.at_least else value <= self.limit
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Figure:
 
     @property
     def value(self) -> float:
-        """The median of the rounds."""
+        """The median over the rounds."""
         return median(self.samples)
 
     @property

@@ -30,7 +30,7 @@ class ManyModels:
     }
 
     def run(self, site: Site) -> list[Figure]:
-        """One case."""
+        """Run one case."""
         with ExitStack() as stack:
             up = {
                 count: stack.enter_context(site.serving(_models(count), f"models-{count}"))

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks import http2
+from gpuserve.bench.calls import http2
 
 _RECEIVE_NBYTES: Final = 1 << 18
 #: From the last request, or the last answer, until the server is given up.
@@ -66,7 +66,7 @@ class Calls:
     """
 
     def __init__(self, method: str, request: bytes, answer: bytes) -> None:
-        block = http2.call_headers(method)
+        block = http2.grpc_headers(method)
         self._headers = http2.frame(http2.HEADERS, http2.END_HEADERS, 0, block)
         self._data = http2.frame(http2.DATA, http2.END_STREAM, 0, request)
         self._request_nbytes = len(request)
@@ -76,7 +76,7 @@ class Calls:
         self._calls: dict[int, int] = {}
         self._bodies: dict[int, bytes] = {}
         self._waiting: deque[int] = deque()
-        self._received = bytearray()
+        self._reader = http2.FrameReader()
         self._replies = bytearray()
 
     def ask(self, call: int) -> bytes:
@@ -94,28 +94,18 @@ class Calls:
         Raises:
             PacedFailed: the body of a call is not the right one.
         """
-        received, ended = self._received, list[tuple[int, bool]]()
-        received += data
-        position, total = 0, len(received)
-        while total - position >= http2.HEAD_NBYTES:
-            start = position + http2.HEAD_NBYTES
-            end = start + int.from_bytes(received[position : position + 3])
-            if end > total:
-                break
-            kind, flags = received[position + 3], received[position + 4]
-            stream = int.from_bytes(received[position + 5 : start])
+        ended = list[tuple[int, bool]]()
+        for kind, flags, stream, payload in self._reader.read(data):
             if kind == http2.DATA:
-                self._bodies[stream] = self._bodies.get(stream, b"") + received[start:end]
+                self._bodies[stream] = self._bodies.get(stream, b"") + payload
             elif kind == http2.RESET:
                 self._bodies.pop(stream, None)
                 if stream in self._calls:  # not where it only tells that no more of the request is wanted
                     ended.append((self._calls.pop(stream), False))
             elif kind != http2.HEADERS:
-                self._take_control(kind, flags, bytes(received[start:end]), stream)
+                self._take_control(kind, flags, payload, stream)
             if flags & http2.END_STREAM and kind in {http2.DATA, http2.HEADERS}:
                 ended.append(self._end(stream))
-            position = end
-        del received[:position]
         owed = bytes(self._replies)
         self._replies.clear()
         return ended, owed
@@ -139,14 +129,14 @@ class Calls:
             self._window_nbytes += int.from_bytes(payload)
             while self._waiting and self._window_nbytes >= self._request_nbytes:
                 self._replies += self._open(self._waiting.popleft())
-        elif kind in {http2.SETTINGS, http2.PING} and not flags & http2.ACK:
-            self._replies += http2.frame(kind, http2.ACK, 0, b"" if kind == http2.SETTINGS else payload)
+        elif kind in {http2.SETTINGS, http2.PING}:
+            self._replies += http2.acknowledgement(kind, flags, payload)
         elif kind == http2.GOAWAY:
             raise PacedFailed("the server sent GOAWAY")
 
 
 class Connection:
-    """One socket and its calls."""
+    """A socket and the calls on it."""
 
     def __init__(self, port: int, calls: Calls, epoll: select.epoll) -> None:
         self.calls = calls
@@ -155,7 +145,7 @@ class Connection:
         self._is_full = False
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.sendall(http2.connection_opening())
+        self._socket.sendall(http2.opening({}))
         self._socket.setblocking(False)
         epoll.register(self.fileno(), select.EPOLLIN)
 
@@ -188,7 +178,6 @@ class Connection:
         raise PacedFailed("the server closed the connection")
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
 
 

@@ -41,7 +41,7 @@ def markdown(report: ScenarioReport) -> str:
 
 
 def write_json(report: ScenarioReport, path: Path) -> None:
-    """Every sample as JSON."""
+    """Write every sample as JSON."""
     document = {
         "machine": dict(report.machine),
         "effort": asdict(report.effort),

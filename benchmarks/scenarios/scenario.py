@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long and how often."""
+    """The duration and the number of rounds of a scenario."""
 
     rounds: int
     seconds: float
@@ -104,7 +104,7 @@ class Executions(NamedTuple):
             raise ServerFailed(f"{one.server.title} has no statistics of {model}: {text}") from None
 
     def since(self, before: Executions) -> Executions:
-        """What has come since."""
+        """The difference to an earlier reading."""
         return Executions(
             self.batches - before.batches, self.rows - before.rows, self.compute_s - before.compute_s
         )
@@ -118,7 +118,7 @@ class Usage(NamedTuple):
 
     @classmethod
     def read(cls, one: RunningServer) -> Usage:
-        """Until now."""
+        """Read the counters now."""
         return cls(sum(processes.cpu_by_pid(one.pid).values()), processes.machine_busy_s())
 
     def share_of_others(self, before: Usage, known_s: float, took_s: float) -> float:

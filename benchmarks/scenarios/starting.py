@@ -32,7 +32,7 @@ class Starting:
     }
 
     def run(self, site: Site) -> list[Figure]:
-        """Times and memory."""
+        """Measure the times and the memory of starts."""
         starts: dict[int, list[Start]] = {1: [], _MANY: []}
         for _ in range(site.effort.rounds):
             for count, runs in starts.items():

@@ -7,7 +7,7 @@ Who knows what::
     floors.py   what the parts of a server cost by themselves
 """
 
-from benchmarks.servers.floors import AsgiEcho, Nghttpd
+from benchmarks.servers.floors import Nghttpd
 from benchmarks.servers.others import LitServe, MLServer, Mosec, PlainTriton, PyTriton
 from benchmarks.servers.ours import GpuServe
 from benchmarks.servers.running import RunningServer, ServerFailed, running
@@ -25,7 +25,7 @@ from benchmarks.servers.server import (
 
 #: By name, in the order of the columns.
 SERVERS: dict[str, type[Server]] = {
-    one.name: one for one in (GpuServe, PyTriton, PlainTriton, Mosec, MLServer, LitServe, AsgiEcho, Nghttpd)
+    one.name: one for one in (GpuServe, PyTriton, PlainTriton, Mosec, MLServer, LitServe, Nghttpd)
 }
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "SERVERS",
     "TOKENS",
     "Api",
-    "AsgiEcho",
     "GpuServe",
     "Kind",
     "LitServe",

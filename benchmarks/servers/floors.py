@@ -5,35 +5,10 @@ reading a request and writing an answer costs. They are no peers.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from benchmarks.peers import ServerMissing
 from benchmarks.servers.server import ECHO, ECHO_BYTES, Api, Kind, Ports, Server
-
-
-class AsgiEcho(Server):
-    """The smallest ASGI application, on h2corn with the front's settings."""
-
-    name = "asgi-echo"
-    title = "bare ASGI echo on h2corn"
-    kind = Kind.FLOOR
-    apis = frozenset({Api.BODY_ECHO, Api.BYTES})
-    models = frozenset({ECHO, ECHO_BYTES})
-    roles = (("benchmarks.models.asgi_echo", "h2corn and the application"),)
-
-    def prepare(self) -> None:
-        try:
-            self.title = f"bare ASGI echo on h2corn {version('h2corn')}"
-        except PackageNotFoundError:
-            raise ServerMissing(f"h2corn is not installed in {sys.prefix}") from None
-
-    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        return [sys.executable, "-m", "benchmarks.models.asgi_echo", str(ports.http), str(ports.grpc)]
-
-    def ready_paths(self, models: Sequence[str]) -> list[str]:
-        return []
 
 
 class Nghttpd(Server):

@@ -36,7 +36,7 @@ class Api(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What a server is compared as."""
+    """The kind of a server in comparisons."""
 
     OURS = enum.auto()
     PEER = enum.auto()

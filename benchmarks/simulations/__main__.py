@@ -40,23 +40,23 @@ _LIMIT: Final = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What the command line said."""
+    """The options of the command line."""
 
     fronts: int
     prefetch: int
     requests: int
 
     def deployment(self, model: Model, request_s: float, sharing: Sharing) -> Deployment:
-        """Several fronts."""
+        """A deployment of several fronts."""
         return Deployment(model, Costs(request_s), self.fronts, _WORKERS, sharing, self.prefetch)
 
     def schedule(self, rate_hz: float, connections: int) -> Schedule:
-        """Arrivals at a rate."""
+        """A schedule of arrivals at a rate."""
         return poisson(rate_hz, self.requests / rate_hz, connections, _SEED)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Simulate and print."""
+    """Simulate and print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulations")
     parser.add_argument("--fronts", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--prefetch", type=int, default=1, help="default: %(default)s, as on a GPU")
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def limits(effort: Effort) -> Iterator[str]:
-    """How far one front goes."""
+    """The table with the limits of one front."""
     yield f"| model | front CPU a request | one front at most, req/s | of {_WORKERS} workers | limit from |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for model, request_s in _CASES:

@@ -68,7 +68,7 @@ class Node:
 
     @property
     def front_hz(self) -> float:
-        """The front's core fully used."""
+        """The rate that uses the front's core fully."""
         return 1 / self.cost.front_s
 
     @property
@@ -150,7 +150,7 @@ def tail_limit(cost: Cost, requests: int = 12_000) -> float:
 
 
 def node_lines(costs: Iterable[Cost], feeds: Service) -> Iterator[str]:
-    """One front, and one node."""
+    """The lines for one front and for one node."""
     heads = (
         "load", "front CPU", "worker CPU", "seen, 2 cores with the client", "one front", "p99 holds up to",
         f"{WORKERS} workers that do nothing", "one node", f"pods of `{feeds.name}` that it feeds",

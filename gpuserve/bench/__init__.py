@@ -2,16 +2,13 @@
 
 ::
 
-    levels, arrivals, plan        what load is wanted                                        pure
-    target, inputs, payloads      what a request is: its bytes are made once                 pure
-    control, regions              metadata, statistics and shared memory, before and after   shell
-    calls, http2_calls, http1_calls   the protocol of a connection: bytes in, bytes out      pure
-    load, samples                 which call is sent when; what became of the calls          pure
-    connection, timer, worker     sockets, the clock, the process that loads                 shell
-    fleet, session                the processes that load, driven level by level             shell
-    latencies, stability, server_time, results   samples into figures                        pure
-    report, compare, output       a report: kept, compared, written                          pure
+    plan         what load is wanted                                                      pure
+    server       what a request is, and what is asked of the server beside the load       both
+    calls        connections, their protocols, and the processes that send requests       both
+    preparation  options into requests as bytes                                           shell
+    fleet, session   the processes that send requests, driven level by level              shell
+    reports      samples into figures; a report kept, compared, written                   pure
 
-A process that loads (``python -m gpuserve.bench.worker``) imports nothing that only reports need. No part of
-the server is imported here: what is measured is on the other side of a socket.
+A process that loads (``python -m gpuserve.bench.calls.worker``) imports nothing that only reports need. No
+part of the server is imported here: what is measured is on the other side of a socket.
 """

@@ -7,11 +7,10 @@ import contextlib
 import sys
 from typing import Final
 
-from gpuserve.bench import messages
-from gpuserve.bench.errors import BenchError
-from gpuserve.bench.levels import Level, LoadKind
-from gpuserve.bench.messages import Failed, Message, Ready, Setup, Start
-from gpuserve.bench.plan import Plan
+from gpuserve.bench.calls import messages
+from gpuserve.bench.calls.messages import LoaderFailed, LoaderMessage, LoaderReady, LoaderSetup, StartLevel
+from gpuserve.bench.plan.errors import BenchError
+from gpuserve.bench.plan.plan import LoadKind, LoadLevel, LoadPlan
 
 _START_TIMEOUT_S: Final = 60.0
 _END_TIMEOUT_S: Final = 5.0
@@ -19,25 +18,25 @@ _READ_NBYTES: Final = 1 << 18
 
 
 class Fleet:
-    """So many processes; use as an asynchronous context manager.
+    """The processes that send requests; use as an asynchronous context manager.
 
     They are sessions of their own, so Ctrl-C is not theirs, and end when their stdin does.
     """
 
-    def __init__(self, setup: Setup, plan: Plan, protocol: str) -> None:
+    def __init__(self, setup: LoaderSetup, plan: LoadPlan, protocol: str) -> None:
         self._setup = setup
         self._plan = plan
         self._protocol = protocol
         self._processes: list[asyncio.subprocess.Process] = []
         self._readers: list[asyncio.Task[None]] = []
-        self._inbox: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[int, LoaderMessage]] = asyncio.Queue()
 
     async def __aenter__(self) -> Fleet:
         try:
             for index in range(self._plan.processes):
                 await self._spawn(index)
             self.tell(self._setup)
-            await self.gather(Ready)
+            await self.gather(LoaderReady)
         except BaseException:
             await self._end()
             raise
@@ -48,21 +47,21 @@ class Fleet:
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """The number of processes in the fleet."""
         return len(self._processes)
 
-    def tell(self, message: Message) -> None:
-        """The same to all."""
+    def tell(self, message: LoaderMessage) -> None:
+        """Send the same message to all processes."""
         data = messages.packed(message)
         for process in self._processes:
             _write(process, data)
 
-    def start(self, level: Level) -> None:
-        """To each its part of a level."""
+    def start(self, level: LoadLevel) -> None:
+        """Tell each process to begin its share of a level."""
         for index, process in enumerate(self._processes):
             _write(process, messages.packed(self._start_of(level, index)))
 
-    async def receive(self, timeout_s: float | None = None) -> tuple[int, Message] | None:
+    async def receive(self, timeout_s: float | None = None) -> tuple[int, LoaderMessage] | None:
         """The next message and who it is from; None when the time is over.
 
         Raises:
@@ -73,12 +72,12 @@ class Fleet:
                 index, message = await self._inbox.get()
         except TimeoutError:
             return None
-        if isinstance(message, Failed):
+        if isinstance(message, LoaderFailed):
             raise BenchError(f"the server cannot be loaded: {message.text}")
         return index, message
 
-    async def gather(self, kind: type[Ready] | type[messages.Started]) -> None:
-        """Wait until every process has said this.
+    async def gather(self, kind: type[LoaderReady] | type[messages.LevelStarted]) -> None:
+        """Wait until every process has sent a message of this kind.
 
         Raises:
             BenchError: one cannot go on.
@@ -93,10 +92,10 @@ class Fleet:
             if isinstance(received[1], kind):
                 missing.discard(received[0])
 
-    def _start_of(self, level: Level, index: int) -> Start:
+    def _start_of(self, level: LoadLevel, index: int) -> StartLevel:
         part = level.share(index, self.size)
         is_rate = level.kind is LoadKind.RATE
-        return Start(
+        return StartLevel(
             self._plan.connections_of(part, self._protocol),
             0 if is_rate else int(part.value),
             part.value if is_rate else 0.0,
@@ -107,7 +106,7 @@ class Fleet:
 
     async def _spawn(self, index: int) -> None:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "gpuserve.bench.worker"),
+            *(sys.executable, "-P", "-m", "gpuserve.bench.calls.worker"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -123,7 +122,7 @@ class Fleet:
             for one in unpacker:
                 self._inbox.put_nowait((index, messages.unpacked(one)))
         text = "a process of the load generator ended"
-        self._inbox.put_nowait((index, Failed(text)))
+        self._inbox.put_nowait((index, LoaderFailed(text)))
 
     async def _end(self) -> None:
         for process in self._processes:

@@ -9,17 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpuserve.bench import payloads
-from gpuserve.bench.control import Control
-from gpuserve.bench.errors import BenchOptionError
-from gpuserve.bench.input_files import OPTION, read_requests
-from gpuserve.bench.inputs import Array, Fill, content, fitted, made_up
-from gpuserve.bench.messages import Setup
-from gpuserve.bench.model_metadata import ModelMetadata, request_shapes
-from gpuserve.bench.payloads import Place, Tensors
-from gpuserve.bench.plan import Plan, SharedMemory
-from gpuserve.bench.regions import Regions
-from gpuserve.bench.target import Target
+from gpuserve.bench.calls.messages import LoaderSetup
+from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.bench.plan.plan import LoadPlan, SharedMemory
+from gpuserve.bench.server import payloads
+from gpuserve.bench.server.control import ServerControl
+from gpuserve.bench.server.inputs import OPTION, Array, TensorFill, content, fitted, made_up, read_requests
+from gpuserve.bench.server.model_metadata import TargetModel, request_shapes
+from gpuserve.bench.server.payloads import TensorPlace, Tensors
+from gpuserve.bench.server.regions import SharedRegions
+from gpuserve.bench.server.target import Target
 
 _ALIGNMENT: Final = 64
 #: Requests in flight at once write to so many different places of the output region.
@@ -29,10 +28,10 @@ _MAX_OUTPUT_NBYTES: Final = 1 << 30
 
 @dataclass(frozen=True)
 class Data:
-    """What requests hold. ``file`` None: made up."""
+    """What the tensors of requests hold; with ``file`` None they are made up."""
 
     file: str | None = None
-    fill: Fill = Fill.RANDOM
+    fill: TensorFill = TensorFill.RANDOM
     shapes: dict[str, tuple[int, ...]] | None = None
     batch_size: int = 1
     string_length: int = 32
@@ -47,13 +46,13 @@ class Data:
         string_length: int = 32,
         seed: int = 0,
     ) -> Data:
-        """Of ``random``, ``zero`` or the name of a file."""
-        fills = {fill.value: fill for fill in Fill}
+        """The data that ``random``, ``zero`` or the name of a file stands for."""
+        fills = {fill.value: fill for fill in TensorFill}
         file = None if text in fills else text
-        return cls(file, fills.get(text, Fill.RANDOM), shapes, batch_size, string_length, seed)
+        return cls(file, fills.get(text, TensorFill.RANDOM), shapes, batch_size, string_length, seed)
 
 
-def request_arrays(model: ModelMetadata, data: Data) -> list[dict[str, Array]]:
+def request_arrays(model: TargetModel, data: Data) -> list[dict[str, Array]]:
     """The tensors of every request, sent in turn.
 
     Raises:
@@ -67,7 +66,7 @@ def request_arrays(model: ModelMetadata, data: Data) -> list[dict[str, Array]]:
     return [fitted(model, one, data.batch_size, OPTION) for one in read_requests(data.file)]
 
 
-def check_memory(target: Target, model: ModelMetadata, memory: SharedMemory) -> None:
+def check_memory(target: Target, model: TargetModel, memory: SharedMemory) -> None:
     """Do nothing if the tensors of this model can lie there, over this protocol.
 
     Raises:
@@ -80,18 +79,18 @@ def check_memory(target: Target, model: ModelMetadata, memory: SharedMemory) -> 
 
 
 def place_tensors(
-    control: Control,
+    control: ServerControl,
     target: Target,
-    model: ModelMetadata,
+    model: TargetModel,
     requests: Sequence[dict[str, Array]],
-    regions: Regions,
+    regions: SharedRegions,
     in_flight: int,
 ) -> list[Tensors]:
     """The same requests with their tensors in regions; answers to several at once go to different places."""
     placed, parts = _input_places(model, requests)
     region = regions.add("in", sum(map(len, parts)), b"".join(parts))
     inputs = [
-        Tensors(arrays, {name: Place(region, *where) for name, where in places.items()})
+        Tensors(arrays, {name: TensorPlace(region, *where) for name, where in places.items()})
         for arrays, places in zip(requests, placed, strict=True)
     ]
     if model.decoupled:
@@ -108,7 +107,7 @@ def place_tensors(
 
 
 def _input_places(
-    model: ModelMetadata, requests: Sequence[dict[str, Array]]
+    model: TargetModel, requests: Sequence[dict[str, Array]]
 ) -> tuple[list[dict[str, tuple[int, int]]], list[bytes]]:
     """(offset, bytes) of every input of every request, and what a region with all of them holds."""
     datatypes = {one.name: one.datatype for one in model.inputs}
@@ -127,7 +126,7 @@ def _input_places(
 
 
 def _output_sizes(
-    control: Control, target: Target, model: ModelMetadata, requests: Sequence[Tensors]
+    control: ServerControl, target: Target, model: TargetModel, requests: Sequence[Tensors]
 ) -> dict[str, int]:
     """The largest that the answers to the first requests had."""
     sizes: dict[str, int] = {}
@@ -137,10 +136,10 @@ def _output_sizes(
     return sizes
 
 
-def _output_places(region: str, offset: int, sizes: dict[str, int]) -> dict[str, Place]:
+def _output_places(region: str, offset: int, sizes: dict[str, int]) -> dict[str, TensorPlace]:
     places = {}
     for name, nbytes in sizes.items():
-        places[name] = Place(region, offset, nbytes)
+        places[name] = TensorPlace(region, offset, nbytes)
         offset += _aligned(nbytes)
     return places
 
@@ -149,14 +148,14 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _control_request(target: Target, model: ModelMetadata, tensors: Tensors) -> Any:
+def _control_request(target: Target, model: TargetModel, tensors: Tensors) -> Any:
     if target.is_grpc:
         return payloads.grpc_message(target, model, tensors)
     return payloads.http_infer(target, model, tensors)
 
 
 def require_answer(
-    control: Control, target: Target, model: ModelMetadata, requests: Sequence[Tensors]
+    control: ServerControl, target: Target, model: TargetModel, requests: Sequence[Tensors]
 ) -> None:
     """Ask once before anything is timed; a model with streams is not asked.
 
@@ -167,9 +166,9 @@ def require_answer(
         control.infer(_control_request(target, model, requests[0]))
 
 
-def setup(target: Target, model: ModelMetadata, requests: Sequence[Tensors], plan: Plan) -> Setup:
-    """What a process that loads has to know."""
-    return Setup(
+def setup(target: Target, model: TargetModel, requests: Sequence[Tensors], plan: LoadPlan) -> LoaderSetup:
+    """What every process that sends requests is told at its start."""
+    return LoaderSetup(
         target.url.host,
         target.url.port,
         target.tls,
@@ -183,7 +182,7 @@ def setup(target: Target, model: ModelMetadata, requests: Sequence[Tensors], pla
     )
 
 
-def _wire(target: Target, model: ModelMetadata, tensors: Tensors) -> bytes:
+def _wire(target: Target, model: TargetModel, tensors: Tensors) -> bytes:
     if target.is_grpc:
         return payloads.framed(payloads.grpc_message(target, model, tensors))
     if model.decoupled:

@@ -1,41 +1,53 @@
-"""One run: level after level, each warmed up, measured and drained."""
+"""One run, from a target and data to the figures: level after level, each warmed up, measured and drained."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gpuserve.bench.control import Control
+from gpuserve.bench.calls.messages import LevelCounted, LevelDone, LevelStarted, MeasureLevel, StopLevel
 from gpuserve.bench.fleet import Fleet
-from gpuserve.bench.levels import Level
-from gpuserve.bench.messages import Counted, Done, Measure, Started, Stop
-from gpuserve.bench.plan import Plan
-from gpuserve.bench.results import LevelResult, Tally
-from gpuserve.bench.server_time import difference
-from gpuserve.bench.stability import WINDOW_S, Window, is_stable
+from gpuserve.bench.plan.plan import LoadKind, LoadLevel, LoadPlan, SharedMemory
+from gpuserve.bench.preparation import (
+    Data,
+    check_memory,
+    place_tensors,
+    request_arrays,
+    require_answer,
+    setup,
+)
+from gpuserve.bench.reports.latencies import histogram_type
+from gpuserve.bench.reports.results import WINDOW_S, LevelResult, Tally, Window, is_stable
+from gpuserve.bench.server.control import ServerControl, connect
+from gpuserve.bench.server.payloads import Tensors
+from gpuserve.bench.server.regions import SharedRegions
+from gpuserve.bench.server.server_time import difference
+from gpuserve.bench.server.target import Target
 
 _GRACE_S: Final = 30.0
 
 
-class Observer(Protocol):
-    """Who is told how a run goes on."""
+class BenchObserver(Protocol):
+    """Receives the progress of a run, to show it."""
 
-    def level_started(self, level: Level, position: int, levels: int) -> None:
-        """A level is warmed up."""
+    def level_started(self, level: LoadLevel, position: int, levels: int) -> None:
+        """A level begins with its warm-up."""
 
     def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
-        """What the last stretch of a level gave."""
+        """A stretch of a level has been measured."""
 
     def level_ended(self, result: LevelResult) -> None:
-        """The figures of a level."""
+        """A level has been measured."""
 
 
-class Session:
-    """Measures the levels of a plan. ``results`` has those that are through, also after an error."""
+class LevelSession:
+    """Measures the levels of a plan; ``results`` has those that are done, also after an error."""
 
-    def __init__(self, plan: Plan, control: Control, observer: Observer) -> None:
+    def __init__(self, plan: LoadPlan, control: ServerControl, observer: BenchObserver) -> None:
         self._plan = plan
         self._control = control
         self._observer = observer
@@ -55,32 +67,32 @@ class Session:
             if until(self.results):
                 return
 
-    async def measure(self, fleet: Fleet, level: Level) -> LevelResult:
+    async def measure(self, fleet: Fleet, level: LoadLevel) -> LevelResult:
         """One level.
 
         Raises:
             BenchError: the server cannot be loaded.
         """
         fleet.start(level)
-        await fleet.gather(Started)
+        await fleet.gather(LevelStarted)
         await _pass(fleet, self._plan.warmup_s)
         before = await asyncio.to_thread(self._control.totals)
-        fleet.tell(Measure())
+        fleet.tell(MeasureLevel())
         total = Tally()
         await self._count(fleet, total)
-        fleet.tell(Stop())
+        fleet.tell(StopLevel())
         asking = asyncio.create_task(asyncio.to_thread(self._control.totals))
         await self._drain(fleet, total)
         return total.result(level, difference(before, await asking))
 
     async def _count(self, fleet: Fleet, total: Tally) -> None:
-        """Until the time is over, or nothing new is to be seen."""
+        """Count until the time is over, or the level is stable."""
         began_s = time.monotonic()
         recent, recent_since_s = Tally(), began_s
         windows: list[Window] = []
         while (left_s := began_s + self._plan.duration_s - time.monotonic()) > 0:
             received = await fleet.receive(left_s)
-            if received is None or not isinstance(received[1], Counted):
+            if received is None or not isinstance(received[1], LevelCounted):
                 continue
             index, counted = received[0], received[1].interval
             total.add(index, counted)
@@ -101,14 +113,76 @@ class Session:
         deadline = time.monotonic() + self._plan.drain_s + _GRACE_S
         while missing and (received := await fleet.receive(deadline - time.monotonic())) is not None:
             index, message = received
-            if isinstance(message, Counted | Done):
+            if isinstance(message, LevelCounted | LevelDone):
                 total.add(index, message.interval)
-            if isinstance(message, Done):
+            if isinstance(message, LevelDone):
                 missing.discard(index)
 
 
 async def _pass(fleet: Fleet, seconds: float) -> None:
-    """Let time go by, unless a process ends."""
+    """Let ``seconds`` go by; raises where a process ends meanwhile."""
     end_s = time.monotonic() + seconds
     while (left_s := end_s - time.monotonic()) > 0:
         await fleet.receive(left_s)
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """A run: the model, the data of requests, and the load."""
+
+    target: Target
+    data: Data
+    plan: LoadPlan
+    memory: SharedMemory = SharedMemory.NONE
+
+
+@dataclass(frozen=True)
+class BenchOutcome:
+    """The measured levels; ``interrupted`` by Ctrl-C before the last of them."""
+
+    levels: tuple[LevelResult, ...]
+    interrupted: bool
+
+
+def measure(
+    run: BenchRun,
+    observer: BenchObserver,
+    until: Callable[[Sequence[LevelResult]], bool] = lambda _results: False,
+) -> BenchOutcome:
+    """Measure the levels of a plan, or until there are results enough.
+
+    Raises:
+        BenchOptionError: an option does not go with the model.
+        BenchError: the server cannot be loaded.
+        MissingPackage: a package of the extra ``bench`` is not installed.
+    """
+    histogram_type()
+    with contextlib.ExitStack() as stack:
+        control = connect(run.target)
+        stack.callback(control.close)
+        model = control.metadata()
+        check_memory(run.target, model, run.memory)
+        requests = [Tensors(arrays) for arrays in request_arrays(model, run.data)]
+        if run.memory is not SharedMemory.NONE:
+            regions = stack.enter_context(SharedRegions(run.memory, control))
+            arrays = [dict(one.arrays) for one in requests]
+            requests = place_tensors(control, run.target, model, arrays, regions, _most_in_flight(run.plan))
+        require_answer(control, run.target, model, requests)
+        session = LevelSession(run.plan, control, observer)
+        interrupted = False
+        fleet = Fleet(setup(run.target, model, requests, run.plan), run.plan, run.target.url.protocol)
+        try:
+            asyncio.run(_run(fleet, session, until))
+        except KeyboardInterrupt:
+            interrupted = True
+        return BenchOutcome(tuple(session.results), interrupted)
+
+
+async def _run(fleet: Fleet, session: LevelSession, until: Callable[[Sequence[LevelResult]], bool]) -> None:
+    async with fleet:
+        await session.run(fleet, until)
+
+
+def _most_in_flight(plan: LoadPlan) -> int:
+    rates = [one for one in plan.levels if one.kind is LoadKind.RATE]
+    return plan.max_in_flight if rates else int(max(one.value for one in plan.levels))

@@ -6,14 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from gpuserve.bench.levels import Level
-from gpuserve.bench.output import markdown
-from gpuserve.bench.plan import Plan
-from gpuserve.bench.report import Report
-from gpuserve.bench.results import LevelResult
-from gpuserve.bench.session import Observer
-from gpuserve.bench.stability import Window
-from gpuserve.bench.table import notes, table
+from gpuserve.bench.plan.plan import LoadLevel, LoadPlan
+from gpuserve.bench.reports.output import markdown
+from gpuserve.bench.reports.report import BenchReport
+from gpuserve.bench.reports.results import LevelResult, Window
+from gpuserve.bench.reports.table import notes, table
+from gpuserve.bench.session import BenchObserver
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -25,14 +23,13 @@ class LineView:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def level_started(self, level: Level, position: int, levels: int) -> None:
-        """See ``Observer``."""
+    def level_started(self, level: LoadLevel, position: int, levels: int) -> None:
+        pass
 
     def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
-        """See ``Observer``."""
+        pass
 
     def level_ended(self, result: LevelResult) -> None:
-        """See ``Observer``."""
         self._stream.write(f"{_level_line(result)}\n")
         self._stream.flush()
 
@@ -40,18 +37,16 @@ class LineView:
 class LiveView:
     """A bar for the level that is measured, with what its last second gave."""
 
-    def __init__(self, progress: Progress, plan: Plan) -> None:
+    def __init__(self, progress: Progress, plan: LoadPlan) -> None:
         self._progress = progress
         self._plan = plan
         self._task: TaskID | None = None
 
-    def level_started(self, level: Level, position: int, levels: int) -> None:
-        """See ``Observer``."""
+    def level_started(self, level: LoadLevel, position: int, levels: int) -> None:
         title = f"{level.kind.value} {level} ({position + 1}/{levels})"
         self._task = self._progress.add_task(title, total=self._plan.duration_s, figures="warming up")
 
     def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
-        """See ``Observer``."""
         figures = f"{window.throughput:,.0f} req/s  p50 {window.p50_ms:.3g} ms  p99 {window.p99_ms:.3g} ms"
         if failed:
             figures += f"  [red]{failed} failed[/red]"
@@ -59,15 +54,14 @@ class LiveView:
             self._progress.update(self._task, completed=elapsed_s, figures=figures)
 
     def level_ended(self, result: LevelResult) -> None:
-        """See ``Observer``."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._progress.console.print(_level_line(result), highlight=False, markup=False)
 
 
 @contextlib.contextmanager
-def progress_view(plan: Plan, stream: TextIO) -> Iterator[Observer]:
-    """The view that suits the stream."""
+def progress_view(plan: LoadPlan, stream: TextIO) -> Iterator[BenchObserver]:
+    """The view for a stream: bars on a terminal, lines elsewhere."""
     if not stream.isatty():
         yield LineView(stream)
         return
@@ -84,8 +78,8 @@ def progress_view(plan: Plan, stream: TextIO) -> Iterator[Observer]:
         yield LiveView(progress, plan)
 
 
-def show(report: Report, baseline: Report | None, stream: TextIO) -> None:
-    """The table of a report: drawn on a terminal, Markdown elsewhere."""
+def show(report: BenchReport, baseline: BenchReport | None, stream: TextIO) -> None:
+    """Write the table of a report: drawn on a terminal, as Markdown elsewhere."""
     if not stream.isatty():
         stream.write(markdown(report, baseline))
         return

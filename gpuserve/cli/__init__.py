@@ -19,22 +19,22 @@ def main() -> NoReturn:
         sys.exit(_run_with_front())
     try:
         if sys.argv[1:2] and sys.argv[1] in _OPERATOR_VERBS:
-            from gpuserve.cli.operator_app import run
+            from gpuserve.cli.verbs.operator import run
         else:
             from gpuserve.cli.app import run
         sys.exit(run())
     except KeyboardInterrupt:  # while modules are imported
-        from gpuserve.cli.exit_codes import INTERRUPTED
+        from gpuserve.cli.console.exit_codes import INTERRUPTED
 
         sys.exit(INTERRUPTED)
 
 
 def _run_with_front() -> int:
     """Run ``gpuserve serve``; the front starts while the command line and the configuration are read."""
-    from gpuserve.cli.signals import hold_hangup
+    from gpuserve.cli.console.signals import hold_hangup
 
     hold_hangup()
-    from gpuserve.supervisor.front_process import EarlyFront
+    from gpuserve.supervisor.core.processes import EarlyFront
 
     front = EarlyFront()
     front.start()

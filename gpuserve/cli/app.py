@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import platform
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuserve import logs
-from gpuserve.cli.bench import bench
-from gpuserve.cli.check import check
-from gpuserve.cli.devices import devices
-from gpuserve.cli.exit_codes import ExitCode, help_text
-from gpuserve.cli.export import export_app
-from gpuserve.cli.operator_app import add_verbs as add_operator_verbs
-from gpuserve.cli.option_blocks import BlockCommand
-from gpuserve.cli.run import RUN_SETTINGS, run_program
-from gpuserve.cli.schema import schema
-from gpuserve.cli.serve import serve
-from gpuserve.cli.tune import tune
-from gpuserve.cli.version import print_version, version
+from gpuserve.cli.console.exit_codes import ExitCode, help_text
+from gpuserve.cli.console.server_options import BlockCommand
+from gpuserve.cli.verbs.bench import bench
+from gpuserve.cli.verbs.check import check, schema
+from gpuserve.cli.verbs.devices import devices
+from gpuserve.cli.verbs.export import export_app
+from gpuserve.cli.verbs.operator import add_verbs as add_operator_verbs
+from gpuserve.cli.verbs.run import RUN_SETTINGS, run_program
+from gpuserve.cli.verbs.serve import serve
+from gpuserve.cli.verbs.tune import tune
 from gpuserve.errors import ConfigError, DeviceError, GpuserveError, ModelUnrecoverable, StartupError
+from gpuserve.settings import logs
+from gpuserve.settings.version import VERSION
 
 if TYPE_CHECKING:
-    from gpuserve.supervisor.front_process import EarlyFront
+    from gpuserve.supervisor.core.processes import EarlyFront
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
@@ -43,7 +44,7 @@ The options of a verb: gpuserve serve --help"""
 
 
 def build_app() -> typer.Typer:
-    """The command line as typer sees it."""
+    """Put the verbs together as one typer application."""
     app = typer.Typer(
         name="gpuserve",
         help=f"Serve Python inference callables over gRPC and HTTP.\n\n{_EXAMPLES}",
@@ -78,7 +79,7 @@ def run(arguments: list[str] | None = None, front: EarlyFront | None = None) -> 
 
 
 def exit_code_of(error: GpuserveError) -> ExitCode:
-    """The exit status that stands for an error."""
+    """Choose the exit status that stands for an error."""
     match error:
         case ConfigError():
             return ExitCode.USAGE if getattr(error, "only_flags", False) else ExitCode.BAD_CONFIG
@@ -92,16 +93,35 @@ def exit_code_of(error: GpuserveError) -> ExitCode:
 
 
 def _tell(error: GpuserveError) -> None:
-    """Its sentence, or its list of problems; a log that is JSON stays JSON to the last line."""
+    """Write the text of an error to stderr; a log that is JSON stays JSON to the last line."""
     if logs.configured_format() == "json":
         logging.getLogger(__name__).error("%s", error)
     else:
         sys.stderr.write(f"{error}\n")
 
 
+def version(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
+    """Print the version of gpuserve.
+
+    Example:
+      gpuserve version --json
+    """
+    if as_json:
+        facts = {"gpuserve": VERSION, "python": platform.python_version()}
+        sys.stdout.write(json.dumps(facts) + "\n")
+    else:
+        _print_version()
+
+
+def _print_version() -> None:
+    sys.stdout.write(f"gpuserve {VERSION}\n")
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print_version()
+        _print_version()
         raise typer.Exit
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpuserve.client.aio import AsyncioModelClient
     from gpuserve.client.config import ClientModelConfig
-    from gpuserve.client.decoupled import DecoupledModelClient
-    from gpuserve.client.decoupled_aio import AsyncioDecoupledModelClient
+    from gpuserve.client.decoupled import AsyncioDecoupledModelClient, DecoupledModelClient
     from gpuserve.client.exceptions import (
         ClientClosedError,
         ClientError,
@@ -46,7 +45,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncioDecoupledModelClient": "decoupled_aio",
+    "AsyncioDecoupledModelClient": "decoupled",
     "AsyncioModelClient": "aio",
     "ClientModelConfig": "config",
     "DecoupledModelClient": "decoupled",

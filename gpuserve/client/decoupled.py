@@ -1,48 +1,44 @@
-"""``DecoupledModelClient``: the responses of a decoupled model as a generator, one inference at a time.
+"""The clients of decoupled models, over gRPC: the responses of an inference as a generator.
 
-One stream serves one inference after the other. It is given up when an inference did not come to its end
-(what is still on its way would be taken for the next one's) and when the headers change, which belong to it.
+The blocking client has one stream, which serves one inference after the other. It is given up when an
+inference did not come to its end (what is still on its way would be taken for the next one's) and when the
+headers change, which belong to it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
-from collections.abc import Generator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from typing import Any, Final
 
-from gpuserve.client.exceptions import ClientInferenceServerError
+from gpuserve.client.aio import AsyncioClient
+from gpuserve.client.base import Values
+from gpuserve.client.exceptions import ClientInferenceServerError, ClientTimeoutError, ClientValueError
 from gpuserve.client.failures import inference_error
-from gpuserve.client.inputs import Arrays
-from gpuserve.client.request_builder import RequestBuilder
-from gpuserve.client.streaming import check_grpc, is_empty, is_final, no_response
-from gpuserve.client.sync_base import SyncClient
-from gpuserve.client.url import ServerUrl
+from gpuserve.client.request_builder import Arrays, RequestBuilder
+from gpuserve.client.sync import SyncClient
+from gpuserve.client.url import GRPC, ServerUrl
 
+_FINAL: Final = "triton_final_response"
+#: How long a server may take to end a stream whose last response it has sent.
+_END_S: Final = 1.0
+
+#: The results and the errors of one stream, as they come.
 Answers = queue.SimpleQueue[tuple[Any, Exception | None]]
 
 
 class DecoupledModelClient(SyncClient):
-    """A blocking client of one decoupled model, over gRPC; ``SyncClient`` says what the arguments are.
+    """A blocking client of one decoupled model, over gRPC; ``ModelClientBase`` says what the arguments are.
 
     ``inference_timeout_s`` is how long each response may take. The next inference begins after the last
     response of the one before, or after its generator was closed. ``close()`` ends the one that runs, from
     any thread.
     """
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        self._turn = threading.Lock()
-        self._stream_lock = threading.Lock()
-        self._answers: Answers | None = None
-        self._stream_headers: dict[str, str] | None = None
-        super().__init__(*args, **more)
-
     def infer_sample(
-        self,
-        *inputs: Any,
-        parameters: Mapping[str, str | int | bool] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
-        **named_inputs: Any,
+        self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Generator[Arrays, None, None]:
         """Infer one sample: the responses as they come. The request is sent by this call; closing the
         generator takes it back.
@@ -56,11 +52,7 @@ class DecoupledModelClient(SyncClient):
         return self._infer(inputs, named_inputs, parameters, headers, sample=True)
 
     def infer_batch(
-        self,
-        *inputs: Any,
-        parameters: Mapping[str, str | int | bool] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
-        **named_inputs: Any,
+        self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Generator[Arrays, None, None]:
         """Infer a batch; otherwise as ``infer_sample``.
 
@@ -75,22 +67,20 @@ class DecoupledModelClient(SyncClient):
         self._stop_stream()
         super().close()
 
+    def _begin(self) -> None:
+        self._turn = threading.Lock()
+        self._stream_lock = threading.Lock()
+        self._answers: Answers | None = None
+        self._stream_headers: dict[str, str] | None = None
+        super()._begin()
+
     def _check_url(self, url: ServerUrl) -> None:
         check_grpc(url, type(self).__name__)
 
-    def _infer(
-        self,
-        inputs: tuple[Any, ...],
-        named: Mapping[str, Any],
-        parameters: Mapping[str, Any] | None,
-        headers: Mapping[str, Any] | None,
-        *,
-        sample: bool,
-    ) -> Generator[Arrays, None, None]:
+    def _infer(self, *call: Any, sample: bool) -> Generator[Arrays, None, None]:
         self._check_open()
         requests = self._requests()
-        requests.check_kind(decoupled=True, sample=sample)
-        arguments = requests.arguments(inputs, named, parameters, headers, sample=sample)
+        arguments = requests.arguments(*call, decoupled=True, sample=sample)
         responses = self._responses(requests, arguments, sample)
         next(responses)
         return responses
@@ -165,3 +155,117 @@ class DecoupledModelClient(SyncClient):
             waiting = getattr(stream, "_request_queue", None)
             if waiting is not None:
                 waiting.put(None)
+
+
+class AsyncioDecoupledModelClient(AsyncioClient):
+    """An asyncio client of one decoupled model, over gRPC; ``ModelClientBase`` says what the arguments are.
+
+    ``inference_timeout_s`` is how long each response may take.
+    """
+
+    def infer_sample(
+        self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
+    ) -> AsyncGenerator[Arrays, None]:
+        """Infer one sample: the responses as they come. Closing the generator takes the request back.
+
+        Raises:
+            ClientValueError, ClientInferenceServerError, ClientClosedError: see ``ModelClient.infer_sample``.
+            ClientTimeoutError: a response did not come in time, or the model did not get ready.
+        """
+        return self._responses(inputs, named_inputs, parameters, headers, sample=True)
+
+    def infer_batch(
+        self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
+    ) -> AsyncGenerator[Arrays, None]:
+        """Infer a batch; otherwise as ``infer_sample``.
+
+        Raises:
+            ClientModelDoesntSupportBatchingError: the model does not batch.
+        """
+        return self._responses(inputs, named_inputs, parameters, headers, sample=False)
+
+    def _check_url(self, url: ServerUrl) -> None:
+        check_grpc(url, type(self).__name__)
+
+    async def _responses(self, *call: Any, sample: bool) -> AsyncGenerator[Arrays, None]:
+        requests = await self._requests()
+        connection = self._connection()
+        arguments = requests.arguments(*call, decoupled=True, sample=sample)
+        metadata = arguments.pop("headers")
+        stream = connection.stream_infer(_only(arguments), headers=metadata)
+        final = False
+        try:
+            while not final:
+                result = await self._next(stream)
+                if result is None:
+                    return
+                final = is_final(result)
+                if not (final and is_empty(result)):
+                    yield requests.arrays(result, sample=sample)
+        finally:
+            if not final:
+                stream.cancel()  # does nothing to a stream that has ended
+            await _end(stream)
+
+    async def _next(self, stream: Any) -> Any:
+        """The next result, None at the end of the stream.
+
+        Raises:
+            ClientTimeoutError: it does not come in time. ClientInferenceServerError: it is an error.
+        """
+        timeout_s = self.settings.inference_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                result, error = await anext(stream)
+        except StopAsyncIteration:
+            return None
+        except TimeoutError as late:
+            raise no_response(self.settings.shown, timeout_s) from late
+        except self._library.errors as failed:
+            self._check_open()
+            raise inference_error(failed, timeout_s) from failed
+        if error is not None:
+            raise inference_error(error, timeout_s)
+        return result
+
+
+async def _end(stream: Any) -> None:
+    """Wait until grpc is done with the stream: what it still had to do would outlive the event loop."""
+    rest = asyncio.ensure_future(stream.__anext__())
+    await asyncio.wait({rest}, timeout=_END_S)
+    if not rest.done():
+        stream.cancel()
+    elif not rest.cancelled():
+        rest.exception()  # which is nobody's
+
+
+async def _only(arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield arguments
+
+
+def check_grpc(url: ServerUrl, client: str) -> None:
+    """Responses of decoupled models come over gRPC only.
+
+    Raises:
+        ClientValueError: the URL is of another protocol.
+    """
+    if url.protocol != GRPC:
+        raise ClientValueError(f"{client} is only supported for grpc protocol, got {url}")
+
+
+def is_final(result: Any) -> bool:
+    """Whether no response follows this one."""
+    parameters = result.get_response().parameters
+    return _FINAL in parameters and bool(parameters[_FINAL].bool_param)
+
+
+def is_empty(result: Any) -> bool:
+    """Whether a response has no outputs. A final one without outputs only says that it was the end."""
+    return not result.get_response().outputs
+
+
+def no_response(model: str, timeout_s: float) -> ClientTimeoutError:
+    """The next response did not come in time."""
+    return ClientTimeoutError(
+        f"Timeout occurred while waiting for the next response of {model}. Timeout: {timeout_s} s"
+    )

@@ -53,7 +53,7 @@ class ClientModelUnavailableError(ClientTimeoutError):
 
 
 class ClientClosedError(ClientError):
-    """The client is closed."""
+    """The client was used after ``close()``."""
 
 
 class ClientModelDoesntSupportBatchingError(ClientError):

@@ -54,7 +54,7 @@ def status(error: Exception) -> str | None:
 
 
 def text(error: Exception) -> str:
-    """What the server said, or the connection."""
+    """The message of the server, or of the connection."""
     for name in ("message", "details"):
         said = getattr(error, name, None)
         if callable(said) and (words := said()):

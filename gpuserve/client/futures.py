@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
+from gpuserve.client.base import AnyClient, Values, same_arguments
 from gpuserve.client.config import ClientModelConfig
 from gpuserve.client.exceptions import ClientClosedError, ClientQueueFullError
-from gpuserve.client.inputs import Arrays
 from gpuserve.client.pool import PoolClosed, PoolFull, ResourcePool
+from gpuserve.client.request_builder import Arrays
 from gpuserve.client.settings import ClientSettings
 from gpuserve.client.sync import ModelClient
-from gpuserve.client.sync_base import AnyClient
 from gpuserve.client.url import HTTP, ServerUrl
 
 
@@ -22,12 +22,12 @@ class FuturesModelClient:
     """A client of one model for any number of threads, whose calls return ``concurrent.futures.Future``.
 
     Args:
-        url, model_name, model_version, init_timeout_s, inference_timeout_s, access_token: see ``SyncClient``.
+        url, model_name, model_version, init_timeout_s, inference_timeout_s, model_config,
+            ensure_model_is_ready, access_token: see ``ModelClientBase``.
         max_workers: how many inferences run at once, each over a connection of its own; None is no limit.
         max_queue_size: how many calls wait besides; None is no limit.
         non_blocking: whether a call that finds the queue full is refused at once, instead of after
             ``inference_timeout_s``.
-        model_config, ensure_model_is_ready: see ``SyncClient``.
 
     Raises:
         ClientValueError: an argument is wrong. ValueError: a limit is not above 0.
@@ -62,21 +62,10 @@ class FuturesModelClient:
     @classmethod
     def from_existing_client(cls, existing_client: AnyClient) -> Self:
         """A client of the same model with connections of its own. What the other knows is not asked again."""
-        settings = existing_client.settings
         limits: dict[str, Any] = (
             existing_client._limits if isinstance(existing_client, FuturesModelClient) else {}
         )
-        return cls(
-            settings.url,
-            settings.model_name,
-            settings.model_version or None,
-            **limits,
-            init_timeout_s=settings.init_timeout_s,
-            inference_timeout_s=settings.inference_timeout_s,
-            model_config=existing_client.known_config,
-            ensure_model_is_ready=existing_client.known_config is None,
-            access_token=settings.access_token,
-        )
+        return cls(**same_arguments(existing_client), **limits)
 
     def __enter__(self) -> Self:
         return self
@@ -91,11 +80,7 @@ class FuturesModelClient:
         self._pool.close(wait)
 
     def infer_sample(
-        self,
-        *inputs: Any,
-        parameters: Mapping[str, str | int | bool] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
-        **named_inputs: Any,
+        self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Future[Arrays]:
         """Infer one sample; the future has what ``ModelClient.infer_sample`` returns or raises.
 
@@ -106,11 +91,7 @@ class FuturesModelClient:
         return self._submit(lambda client: client.infer_sample(*inputs, **more))
 
     def infer_batch(
-        self,
-        *inputs: Any,
-        parameters: Mapping[str, str | int | bool] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
-        **named_inputs: Any,
+        self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Future[Arrays]:
         """Infer a batch; the future has what ``ModelClient.infer_batch`` returns or raises."""
         more = {**named_inputs, "parameters": parameters, "headers": headers}
@@ -140,23 +121,14 @@ class FuturesModelClient:
 
     @contextlib.contextmanager
     def _client(self) -> Iterator[ModelClient]:
-        """A thread's own client."""
-        settings = self.settings
-        client = ModelClient(
-            settings.url,
-            settings.model_name,
-            settings.model_version or None,
-            init_timeout_s=settings.init_timeout_s,
-            inference_timeout_s=settings.inference_timeout_s,
-            model_config=self.known_config,
-            ensure_model_is_ready=self._waits and self.known_config is None,
-            access_token=settings.access_token,
-        )
+        """The client that one thread has for itself."""
+        arguments = same_arguments(self)
+        arguments["ensure_model_is_ready"] &= self._waits
         try:
-            with client:
+            with ModelClient(**arguments) as client:
                 yield client
         finally:
-            if settings.url.protocol == HTTP:
+            if self.settings.url.protocol == HTTP:
                 _leave_gevent()
 
 

@@ -21,7 +21,7 @@ class PoolClosed(Exception):
 
 
 class PoolFull(Exception):
-    """As many calls wait as may."""
+    """As many calls wait as the pool may hold."""
 
 
 class _Work(NamedTuple):

@@ -5,19 +5,130 @@ do alike. No I/O.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from gpuserve.client.config import ClientModelConfig
-from gpuserve.client.exceptions import ClientInferenceServerError, ClientModelDoesntSupportBatchingError
-from gpuserve.client.inputs import (
-    Arrays,
-    arrays_by_name,
-    datatype_of_input,
-    with_batch_axis,
-    without_batch_axis,
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuserve.client.config import ClientModelConfig, TensorSpec
+from gpuserve.client.exceptions import (
+    ClientEncodingError,
+    ClientInferenceServerError,
+    ClientModelDoesntSupportBatchingError,
+    ClientValueError,
 )
-from gpuserve.client.options import check_values, infer_options
 from gpuserve.client.settings import ClientSettings
+from gpuserve_worker.protocol.tensor import datatype_of
+
+#: Parameters that tritonclient takes as arguments of their own.
+_ARGUMENTS: Final[tuple[str, ...]] = ("priority", "timeout", "sequence_id", "sequence_start", "sequence_end")
+
+
+def infer_options(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The parameters of a request as the arguments that tritonclient takes them by.
+
+    ``priority`` and ``timeout`` (microseconds) are the protocol's, as are ``sequence_*``; all others reach
+    the model.
+
+    Raises:
+        ClientValueError: no mapping of strings to strings, integers or booleans.
+    """
+    if parameters is None:
+        return {}
+    custom = dict(check_values("parameters", parameters))
+    options = {name: custom.pop(name) for name in _ARGUMENTS if name in custom}
+    for name in ("priority", "timeout"):
+        value = options.get(name, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ClientValueError(f"Parameter {name!r} must be an integer of at least 0, got {value!r}")
+    if custom:
+        options["parameters"] = custom
+    return options
+
+
+def check_values(what: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters or headers, if they may be sent. ``what`` names them in messages.
+
+    Raises:
+        ClientValueError: no mapping of strings to strings, integers or booleans.
+    """
+    if not isinstance(given, Mapping):
+        raise ClientValueError(f"{what} must be a dictionary, got {type(given).__name__}")
+    for key, value in given.items():
+        if not isinstance(key, str):
+            raise ClientValueError(f"Each key of {what} must be a string, got {key!r}")
+        if not isinstance(value, str | int | bool):
+            raise ClientValueError(
+                f"The value of {key!r} in {what} must be a string, integer or boolean, got {value!r:.200}"
+            )
+    return given
+
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def arrays_by_name(
+    model_name: str, declared: Sequence[TensorSpec] | None, given: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The inputs by name. By position they stand for the declared ones in order; the last may be left out.
+
+    Raises:
+        ClientValueError: both ways at once, no input for a model that has some, or more than it has.
+    """
+    if given and named:
+        raise ClientValueError("Inputs are given either by position or by name, not both ways in one call")
+    if named:
+        return dict(named)
+    count = len(declared or ())
+    if not given and count:
+        raise ClientValueError(f"Provide input data: model {model_name} has {count} inputs, none was given")
+    if len(given) > count:
+        raise ClientValueError(f"Model {model_name} has {count} inputs, {len(given)} were given")
+    return {spec.name: array for spec, array in zip(declared or (), given, strict=False)}
+
+
+def datatype_of_input(name: str, array: Any) -> str:
+    """The v2 datatype of an input.
+
+    Raises:
+        ClientValueError: it is no array, or of a type that the protocol does not know.
+        ClientEncodingError: it is an array of text, or of other objects than ``bytes``.
+    """
+    if not isinstance(array, np.ndarray):
+        raise ClientValueError(f"Input {name} is not a numpy array. Got {type(array)} instead.")
+    kind = array.dtype.kind
+    if kind == "U":
+        raise ClientEncodingError(
+            f"Unicode inputs are not supported. Encode the array of input {name!r}, for example with "
+            "np.char.encode(array, 'utf-8')"
+        )
+    if kind == "O":
+        _check_bytes(name, array)
+    try:
+        return datatype_of(array.dtype)
+    except ValueError:
+        raise ClientValueError(
+            f"Input {name!r} has dtype {array.dtype}, which the protocol has no datatype for"
+        ) from None
+
+
+def with_batch_axis(arrays: Arrays) -> Arrays:
+    """Each array as a batch of one."""
+    return {name: array[np.newaxis] for name, array in arrays.items()}
+
+
+def without_batch_axis(arrays: Arrays) -> Arrays:
+    """The only row of each array."""
+    return {name: array[0] for name, array in arrays.items()}
+
+
+def _check_bytes(name: str, array: NDArray[Any]) -> None:
+    for one in array.flat:
+        if not isinstance(one, bytes):
+            raise ClientEncodingError(
+                f"Input {name!r} has dtype=object, whose elements must be encoded strings, which is bytes, "
+                f"and one of them is of type {type(one).__name__}"
+            )
 
 
 class RequestBuilder:
@@ -38,13 +149,7 @@ class RequestBuilder:
         """Whether requests have a batch axis."""
         return self.config.max_batch_size > 0
 
-    def check_kind(self, *, decoupled: bool, sample: bool) -> None:
-        """Whether the model can be asked this way.
-
-        Raises:
-            ClientInferenceServerError: the model is decoupled and this client is not, or the other way round.
-            ClientModelDoesntSupportBatchingError: a batch for a model that does not batch.
-        """
+    def _check_kind(self, decoupled: bool, sample: bool) -> None:
         name = self.config.model_name
         if self.config.decoupled != decoupled:
             kind, use = ("coupled", "ModelClient") if decoupled else ("decoupled", "DecoupledModelClient")
@@ -61,13 +166,17 @@ class RequestBuilder:
         parameters: Mapping[str, Any] | None,
         headers: Mapping[str, Any] | None,
         *,
+        decoupled: bool,
         sample: bool,
     ) -> dict[str, Any]:
         """The arguments of tritonclient's ``infer``, the headers among them.
 
         Raises:
             ClientValueError: the inputs, parameters or headers are wrong.
+            ClientInferenceServerError: the model is decoupled and this client is not, or the other way round.
+            ClientModelDoesntSupportBatchingError: a batch for a model that does not batch.
         """
+        self._check_kind(decoupled, sample)
         options = infer_options(parameters)
         if headers is not None:
             check_values("headers", headers)

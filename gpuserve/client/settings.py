@@ -1,4 +1,4 @@
-"""What every client is told at its making, checked: ``ClientSettings``. No I/O."""
+"""The checked arguments of every client, and the headers that show an access token. No I/O."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpuserve.client.auth import create_auth_headers
 from gpuserve.client.exceptions import ClientValueError
-from gpuserve.client.url import GRPC, ServerUrl
+from gpuserve.client.url import GRPC, HTTP, ServerUrl
 
 DEFAULT_INIT_TIMEOUT_S: Final = 300.0
 DEFAULT_INFERENCE_TIMEOUT_S: Final = 60.0
@@ -73,3 +72,33 @@ def _timeout(name: str, given: float | None, default: float) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
         raise ClientValueError(f"{name} must be a number of seconds above 0, got {given!r}")
     return float(given)
+
+
+#: protocol -> the header, or metadata key, that a server expects the token in
+HEADERS: Final = {HTTP: "triton-access-token", GRPC: "triton-grpc-protocol-triton-access-token"}
+
+
+def create_auth_headers(access_token: str | None, protocol: str) -> dict[str, str]:
+    """The header that shows the token to a server.
+
+    Raises:
+        ValueError: there is no token, or the protocol is neither "http" nor "grpc" (in any case).
+    """
+    if not access_token:
+        raise ValueError("access_token cannot be None or empty")
+    if protocol.lower() not in HEADERS:
+        raise ValueError(f"Invalid protocol {protocol!r}: expected 'http' or 'grpc'")
+    return {HEADERS[protocol.lower()]: access_token}
+
+
+def extract_access_token_from_headers(headers: Mapping[str, str]) -> str | None:
+    """The token in the headers of either protocol, None where there is none.
+
+    Raises:
+        ValueError: both are there and differ.
+    """
+    lower = {key.lower(): value for key, value in headers.items()}
+    found = {lower[name] for name in HEADERS.values() if name in lower}
+    if len(found) > 1:
+        raise ValueError("Conflicting authentication headers found: the two access tokens differ")
+    return found.pop() if found else None

@@ -1,30 +1,146 @@
-"""``ModelClient``: one inference after the other, each call waits for its answer."""
+"""The blocking clients: ``SyncClient``, and ``ModelClient``, whose calls wait for their answers."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+from gpuserve.client.base import Found, ModelClientBase, Question, Steps, Values
+from gpuserve.client.config import ClientModelConfig
 from gpuserve.client.failures import inference_error
-from gpuserve.client.inputs import Arrays
-from gpuserve.client.library import library
-from gpuserve.client.sync_base import SyncClient
+from gpuserve.client.library import Library, library
+from gpuserve.client.request_builder import Arrays, RequestBuilder
 from gpuserve.client.url import ServerUrl
 
 
+class SyncClient(ModelClientBase):
+    """A blocking client of one model; ``ModelClientBase`` says what the arguments are.
+
+    Not for several threads at once, but for ``close()``.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Using the client afterwards is a ClientClosedError."""
+        self._closed = True
+        if self._connection_made is not None:
+            self._connection_made.close()
+            self._connection_made = None
+
+    @property
+    def model_config(self) -> ClientModelConfig:
+        """The model's configuration; waits for the model at first.
+
+        Raises:
+            ClientTimeoutError, ClientModelUnavailableError: see ``wait_for_model``.
+        """
+        return self._requests().config
+
+    @property
+    def is_batching_supported(self) -> bool:
+        """Whether the model batches, so that ``infer_batch`` is possible."""
+        return self._requests().batches
+
+    def wait_for_server(self, timeout_s: float) -> None:
+        """Wait until the server is ready.
+
+        Raises:
+            ClientTimeoutError: it is not, in that time.
+        """
+        self._run(self._server_steps(timeout_s))
+
+    def wait_for_model(self, timeout_s: float) -> None:
+        """Wait until the model is ready.
+
+        Raises:
+            ClientTimeoutError: it is not, in that time. ClientModelUnavailableError: the server answers and
+                has no such model.
+        """
+        self._run(self._model_steps(timeout_s))
+
+    def load_model(self, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Have the server load the model, with a configuration as JSON and files where given.
+
+        Raises:
+            ClientInferenceServerError: the server refuses. ClientTimeoutError: it does not answer in time.
+        """
+        more = {} if files is None else {"files": dict(files)}
+        self._run(self._order_steps("load_model", self.settings.model_name, config=config, **more))
+        self._builder = self.known_config = None  # it may have changed
+
+    def unload_model(self) -> None:
+        """Have the server unload the model; raises as ``load_model``."""
+        self._run(self._order_steps("unload_model", self.settings.model_name))
+
+    def _begin(self) -> None:
+        if not self._lazy:
+            try:
+                self._requests()
+            except BaseException:
+                self.close()
+                raise
+
+    def _load_library(self) -> Library:
+        return library(self.settings.url)
+
+    def _requests(self) -> RequestBuilder:
+        """What makes the requests, once the model is known to be there."""
+        if self._builder is None:
+            self._check_open()
+            self._builder = self._run(self._build_steps())
+        return self._builder
+
+    def _run(self, steps: Steps[Found]) -> Found:
+        """Carry out steps to their end."""
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    answer = None
+                    if isinstance(step, Question):
+                        answer = self._ask(step)
+                    else:
+                        time.sleep(step.seconds)
+                except self._library.errors as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(answer)
+        except StopIteration as end:
+            found: Found = end.value
+            return found
+
+    def _ask(self, question: Question) -> Any:
+        """Call a small method of tritonclient. Over HTTP a connection has one timeout for all its calls, so
+        that the small ones, which have others, get a connection of their own.
+        """
+        method, args, timeout_s, more = question
+        headers = self.settings.headers()
+        self._check_open()
+        if self._library.timeout_a_call:
+            ask = getattr(self._connection(), method)
+            return ask(*args, headers=headers, client_timeout=timeout_s, **more)
+        with self._library.connect(self.settings.url, timeout_s) as connection:
+            return getattr(connection, method)(*args, headers=headers, **more)
+
+
 class ModelClient(SyncClient):
-    """A blocking client of one model, over HTTP or gRPC; ``SyncClient`` says what the arguments are.
+    """A blocking client of one model, over HTTP or gRPC; ``ModelClientBase`` says what the arguments are.
 
     ``parameters`` reach the model, but for ``priority`` and ``timeout`` (microseconds), which the server
     reads: the level of the request, and how long it may take. ``headers`` are sent along.
     """
 
     def infer_sample(
-        self,
-        *inputs: Any,
-        parameters: Mapping[str, str | int | bool] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
-        **named_inputs: Any,
+        self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Arrays:
         """Infer one sample. Where the model batches, the batch axis is added to the inputs and taken from
         the outputs.
@@ -40,11 +156,7 @@ class ModelClient(SyncClient):
         return self._infer(inputs, named_inputs, parameters, headers, sample=True)
 
     def infer_batch(
-        self,
-        *inputs: Any,
-        parameters: Mapping[str, str | int | bool] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
-        **named_inputs: Any,
+        self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Arrays:
         """Infer a batch; axis 0 of every input and output is the batch. Otherwise as ``infer_sample``.
 
@@ -67,19 +179,10 @@ class ModelClient(SyncClient):
         """The tritonclient module that this client is built on."""
         return self._library.module
 
-    def _infer(
-        self,
-        inputs: tuple[Any, ...],
-        named: Mapping[str, Any],
-        parameters: Mapping[str, Any] | None,
-        headers: Mapping[str, Any] | None,
-        *,
-        sample: bool,
-    ) -> Arrays:
+    def _infer(self, *call: Any, sample: bool) -> Arrays:
         connection = self._connection()
         requests = self._requests()
-        requests.check_kind(decoupled=False, sample=sample)
-        arguments = requests.arguments(inputs, named, parameters, headers, sample=sample)
+        arguments = requests.arguments(*call, decoupled=False, sample=sample)
         timeout_s = self.settings.inference_timeout_s
         if self._library.timeout_a_call:
             arguments["client_timeout"] = timeout_s

@@ -1,37 +1,28 @@
 """A whole configuration: read, overridden, checked and converted, with all its mistakes told at once.
 
 The only file of this package that reads files. Devices and imports are not looked at: what a
-machine has, and what a callable does, is for ``cli/preflight.py`` and for the workers.
+machine has, and what a callable does, is for ``cli/console/preflight.py`` and for the workers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
-from gpuserve.config import (
-    convert,
-    ensembles,
-    labels,
-    positions,
-    precedence,
-    rules,
-    schema,
-    sequences,
-    tls,
-    warmups,
-)
-from gpuserve.config.fields import nearest, split_callable
+from gpuserve.config import models, positions, precedence, rules, schema
+from gpuserve.config.entries.fields import nearest, split_callable
 from gpuserve.config.messages import ConfigProblems, Origin, Problem, dotted, sentence, without_token
 from gpuserve.config.positions import Document, Path
 from gpuserve.config.precedence import Override
-from gpuserve.settings import ServerSettings
-from gpuserve.spec import ModelSpec
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.options import declared
+from gpuserve.settings.server import ServerSettings
+from gpuserve.settings.tls import TlsFileError, check_files, tls_files, with_whole_paths
 
 #: What is given there is not for a terminal or a log.
 _SECRET: tuple[Path, ...] = (("server", "access_token"), ("server", "access_rules"))
@@ -84,7 +75,7 @@ def load_file(
         ConfigProblems: all that is wrong with the file, the variables and the flags.
     """
     try:
-        document = positions.parse(_read(path))
+        document = positions.parse(_read(path), schema.usual_key)
     except positions.YamlSyntaxError as error:
         text, span = error.fault
         line = without_token(error.source_line)
@@ -135,14 +126,16 @@ def _resolve(
     problems += [sources.problem(path, text) for path, text in rules.violations(merged)]
     problems += _missing_files(merged, base_dir, sources)
     if not problems and entries is not None:
-        problems += _bad_warmups(entries, base_dir, sources)
-        problems += _bad_controls(entries, sources)
-        problems += _bad_labels(entries, base_dir, sources)
+        problems += [
+            sources.problem(path, text)
+            for index, entry in enumerate(entries.models)
+            for path, text in models.violations(entry, base_dir, ("models", index))
+        ]
     if problems or entries is None:
         raise ConfigProblems(sorted(problems, key=_reading_order))
-    settings = tls.with_paths(convert.server_settings(entries.server), base_dir, overrides)
-    models = tuple(convert.model_spec(entry, base_dir) for entry in entries.models)
-    configuration = Configuration(settings, models, entries, sources, base_dir)
+    settings = _with_tls_paths(declared(ServerSettings, entries.server.model_dump()), base_dir, overrides)
+    specs = tuple(models.model_spec(entry, base_dir) for entry in entries.models)
+    configuration = Configuration(settings, specs, entries, sources, base_dir)
     if problems := _bad_together(configuration, served_here=served_here):
         raise ConfigProblems(sorted(problems, key=_reading_order))
     return configuration
@@ -162,49 +155,42 @@ def _schema_problem(record: Any, sources: Sources) -> Problem:
     return sources.problem(path, text, at_key=of_key or record["type"] == "extra_forbidden")
 
 
-def _bad_warmups(entries: schema.ConfigFile, base_dir: str, sources: Sources) -> list[Problem]:
-    return [
-        sources.problem(path, text)
-        for index, entry in enumerate(entries.models)
-        for path, text in warmups.violations(
-            entry, convert.tensors(entry.inputs), base_dir, ("models", index)
-        )
-    ]
-
-
-def _bad_controls(entries: schema.ConfigFile, sources: Sources) -> list[Problem]:
-    return [
-        sources.problem(path, text)
-        for index, entry in enumerate(entries.models)
-        for path, text in sequences.control_violations(entry.sequence_batching, ("models", index))
-    ]
-
-
-def _bad_labels(entries: schema.ConfigFile, base_dir: str, sources: Sources) -> list[Problem]:
-    return [
-        sources.problem(path, text)
-        for index, entry in enumerate(entries.models)
-        for path, text in labels.violations(entry, base_dir, ("models", index))
-    ]
-
-
 def _bad_together(configuration: Configuration, *, served_here: bool) -> list[Problem]:
     """What is wrong between several parts of models that hold by themselves."""
     entries = configuration.entries.models
     retried = [
         "retry_on_worker_death" in one.model_fields_set and one.retry_on_worker_death for one in entries
     ]
-    found = [*sequences.violations(configuration.models, retried, configuration.settings)]
-    found += tls.violations(configuration.settings) if served_here else ()
-    found += ensembles.violations(configuration.models)
+    found = [*models.violations_together(configuration.models, retried, configuration.settings)]
+    found += _bad_tls_file(configuration.settings) if served_here else ()
     return [configuration.sources.problem(path, text) for path, text in found]
+
+
+def _with_tls_paths(settings: ServerSettings, base_dir: str, overrides: Sequence[Override]) -> ServerSettings:
+    """The settings with whole paths. A path of the file is one from its folder, others are from here."""
+
+    def folder_of(key: str) -> str:
+        return base_dir if precedence.override_of(("server", key), overrides) is None else os.getcwd()
+
+    return with_whole_paths(settings, folder_of)
+
+
+def _bad_tls_file(settings: ServerSettings) -> Iterator[rules.Violation]:
+    """The first file of TLS that cannot be used."""
+    files = tls_files(settings)
+    if files is None:
+        return
+    try:
+        check_files(files)
+    except TlsFileError as error:
+        yield rules.Violation(("server", error.key), f"{error.key}: {error}")
 
 
 def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
     """Callables of the form ``file.py:attribute`` whose file is not there."""
     problems = []
-    models = data.get("models") if isinstance(data, dict) else None
-    for index, model in enumerate(models if isinstance(models, list) else ()):
+    listed = data.get("models") if isinstance(data, dict) else None
+    for index, model in enumerate(listed if isinstance(listed, list) else ()):
         path = model.get("callable") if isinstance(model, dict) else None
         try:
             place, _ = split_callable(path) if isinstance(path, str) else ("", "")
@@ -218,8 +204,8 @@ def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
 
 def _model_names(data: Any) -> list[str]:
     """The models' names as far as they can be read; the list keeps its positions."""
-    models = data.get("models") if isinstance(data, dict) else None
-    entries = models if isinstance(models, list) else []
+    listed = data.get("models") if isinstance(data, dict) else None
+    entries = listed if isinstance(listed, list) else []
     names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
     return [name if isinstance(name, str) else "" for name in names]
 

@@ -25,7 +25,7 @@ _TOKEN = re.compile(
 
 
 class Origin(enum.Enum):
-    """Where a value came from."""
+    """The kind of source that gave a value: a file, a variable, a flag, or an attribute of a callable."""
 
     FILE = "file"
     ENVIRONMENT = "environment"
@@ -50,7 +50,7 @@ class Problem:
         return "\n".join((head, *self._excerpt(self.span))) if self.source_line.strip() else head
 
     def as_json(self) -> dict[str, Any]:
-        """For ``gpuserve check --json``."""
+        """The mistake as ``gpuserve check --json`` prints it."""
         place = {"line": self.span.line, "column": self.span.column} if self.span else {}
         return {"origin": self.origin.value, "where": self.label, **place, "message": self.message}
 

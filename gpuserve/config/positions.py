@@ -8,6 +8,7 @@ the first alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,17 +40,17 @@ class Span(NamedTuple):
 _START = Span(1, 1, 1)
 
 
-class Fault(NamedTuple):
-    """Something wrong with the YAML itself."""
+class YamlFault(NamedTuple):
+    """A place where the text is no valid YAML, or YAML that a config may not have."""
 
     text: str
     span: Span
 
 
 class YamlSyntaxError(Exception):
-    """The text is no YAML document at all."""
+    """The text cannot be read as one YAML document."""
 
-    def __init__(self, fault: Fault, lines: tuple[str, ...]) -> None:
+    def __init__(self, fault: YamlFault, lines: tuple[str, ...]) -> None:
         super().__init__(fault.text)
         self.fault = fault
         self.source_line = "".join(lines[fault.span.line - 1 : fault.span.line])
@@ -62,7 +63,7 @@ class Document:
     lines: tuple[str, ...]
     root: Node | None
     data: Any
-    faults: tuple[Fault, ...]
+    faults: tuple[YamlFault, ...]
     text: str
 
     def line(self, number: int) -> str:
@@ -93,8 +94,10 @@ class Document:
         return key, value
 
 
-def parse(text: str) -> Document:
+def parse(text: str, usual_key: Callable[[Path], str] | None = None) -> Document:
     """Compose and build one document.
+
+    ``usual_key`` gives the key at a path the name by which all else knows it; its place stays what it was.
 
     Raises:
         YamlSyntaxError: the text is not YAML, holds several documents, or is nested too deeply.
@@ -103,6 +106,8 @@ def parse(text: str) -> Document:
     yaml = YAML(typ="safe", pure=True)
     try:
         root = yaml.compose(text)
+        if root is not None and usual_key is not None:
+            _rename_keys(root, (), usual_key, set())
         builder = _Builder(yaml.constructor, lines)
         data = None if root is None else builder.build(root)
     except ReaderError as error:
@@ -110,9 +115,9 @@ def parse(text: str) -> Document:
     except MarkedYAMLError as error:
         raise YamlSyntaxError(_syntax_fault(error, lines), lines) from None
     except YAMLError as error:
-        raise YamlSyntaxError(Fault(f"not valid YAML: {error}", _START), lines) from None
+        raise YamlSyntaxError(YamlFault(f"not valid YAML: {error}", _START), lines) from None
     except RecursionError:
-        raise YamlSyntaxError(Fault("nested too deeply to be read", _START), lines) from None
+        raise YamlSyntaxError(YamlFault("nested too deeply to be read", _START), lines) from None
     return Document(lines, root, data, tuple(builder.faults), text)
 
 
@@ -128,11 +133,25 @@ def parse_value(text: str) -> Any:
     return text if document.faults else document.data
 
 
+def _rename_keys(node: Node, path: Path, usual_key: Callable[[Path], str], seen: set[int]) -> None:
+    if id(node) in seen:  # behind an alias
+        return
+    seen.add(id(node))
+    if isinstance(node, SequenceNode):
+        for index, child in enumerate(node.value):
+            _rename_keys(child, (*path, index), usual_key, seen)
+    elif isinstance(node, MappingNode):
+        for key, value in node.value:
+            if isinstance(key, ScalarNode) and key.value != _MERGE_KEY:
+                key.value = usual_key((*path, key.value))
+                _rename_keys(value, (*path, key.value), usual_key, seen)
+
+
 class _Builder:
     """Plain data out of nodes. Faults are collected, and what they concern is left out."""
 
     def __init__(self, constructor: Any, lines: tuple[str, ...]) -> None:
-        self.faults: list[Fault] = []
+        self.faults: list[YamlFault] = []
         self._constructor = constructor
         self._lines = lines
         self._open: set[int] = set()  # nodes being built: meeting one again is a cycle of aliases
@@ -189,7 +208,7 @@ class _Builder:
         return merged
 
     def _fault(self, text: str, node: Node) -> None:
-        self.faults.append(Fault(text, _span(node, self._lines)))
+        self.faults.append(YamlFault(text, _span(node, self._lines)))
 
 
 def _merge_sources(node: MappingNode) -> list[Node]:
@@ -225,21 +244,21 @@ def _span(node: Node, lines: tuple[str, ...]) -> Span:
     return Span(start.line + 1, start.column + 1, max(1, stop - start.column))
 
 
-def _syntax_fault(error: MarkedYAMLError, lines: tuple[str, ...]) -> Fault:
+def _syntax_fault(error: MarkedYAMLError, lines: tuple[str, ...]) -> YamlFault:
     mark = error.problem_mark or error.context_mark
     text = ", ".join(part for part in (error.problem, error.context) if part)
     if mark is None:
-        return Fault(f"not valid YAML: {text}", _START)
+        return YamlFault(f"not valid YAML: {text}", _START)
     if mark.line >= len(lines) and lines:  # the text ended too early: point behind its last character
-        return Fault(f"not valid YAML: {text}", Span(len(lines), len(lines[-1]) + 1, 1))
-    return Fault(f"not valid YAML: {text}", Span(mark.line + 1, mark.column + 1, 1))
+        return YamlFault(f"not valid YAML: {text}", Span(len(lines), len(lines[-1]) + 1, 1))
+    return YamlFault(f"not valid YAML: {text}", Span(mark.line + 1, mark.column + 1, 1))
 
 
-def _unreadable(text: str, error: ReaderError) -> Fault:
+def _unreadable(text: str, error: ReaderError) -> YamlFault:
     """A character that YAML does not allow anywhere; the reader gives its offset, not a mark."""
     position = min(error.position, len(text))
     before = text[:position]
     line = before.count("\n") + 1
     column = position - (before.rfind("\n") + 1) + 1
     character = text[position : position + 1]
-    return Fault(f"not valid YAML: the character {character!r} is not allowed", Span(line, column, 1))
+    return YamlFault(f"not valid YAML: the character {character!r} is not allowed", Span(line, column, 1))

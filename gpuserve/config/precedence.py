@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuserve.config import schema
-from gpuserve.config.fields import nearest
+from gpuserve.config.entries.fields import nearest
 from gpuserve.config.messages import Origin, Problem
 from gpuserve.config.positions import Path, parse_value
 

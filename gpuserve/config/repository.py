@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpuserve import trace_output
 from gpuserve.config.load import Configuration, load_file
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.precedence import Override
-from gpuserve.spec import ModelSpec
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.settings.checks import missing
 
 
 class FileRepository:
@@ -45,7 +45,7 @@ class FileRepository:
                 not there.
         """
         configuration = load_file(self.path, self._environ, self._flags)
-        problem = trace_output.missing(configuration.settings.trace.mode)
+        problem = missing(configuration.settings.trace.mode)
         if problem is not None:
             raise ConfigProblems([configuration.sources.problem(("server", "trace", "mode"), problem)])
         self._known = _names(configuration)

@@ -6,23 +6,36 @@ its mistakes at once; what has the wrong type is passed over here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
-from gpuserve.access import NO_TOKEN
-from gpuserve.array_spec import CUPY, GPU, MEMORIES, array_of, device_problem, memory_problem
-from gpuserve.config import ensembles, queue_rules
-from gpuserve.config.plain import Violation, entries, is_int, mapping
 from gpuserve.config.positions import Path
+from gpuserve.declare.rules import batching_faults, is_int, mapping
+from gpuserve.declare.spec import CUPY
+from gpuserve.declare.tensors import GPU, MEMORIES, array_of, device_problem, memory_problem
 from gpuserve.devices.names import CPU
-from gpuserve.errors import ConfigError
-from gpuserve.settings import ServerSettings, TraceSettings
-from gpuserve.tls import FILE_KEYS, pairing_problem
-from gpuserve.trace_output import NO_FILE, is_without_file
-from gpuserve.transports import TRANSPORTS, check_transport
-from gpuserve_worker.tensor import datatype_of
+from gpuserve.settings.access import NO_TOKEN
+from gpuserve.settings.checks import NO_FILE, is_without_file
+from gpuserve.settings.server import ServerSettings, TraceSettings
+from gpuserve.settings.tls import FILE_KEYS, pairing_problem
+from gpuserve_worker.protocol.tensor import datatype_of
 
-_PORT_KEYS = ("http_port", "grpc_port", "metrics_port", "health_port")
+_PORT_KEYS: Final = ("http_port", "grpc_port", "metrics_port", "health_port")
+#: What an ensemble has of its own. All else of a model is about its callable and its queue.
+_ENSEMBLE_KEYS: Final = frozenset({"name", "version", "inputs", "outputs", "max_batch_size", "ensemble"})
+
+
+class Violation(NamedTuple):
+    """A rule that the value at ``path`` breaks."""
+
+    path: Path
+    text: str
+
+
+def entries(value: Any) -> list[tuple[int, dict[str, Any]]]:
+    """The mappings of a list, with their positions."""
+    listed = value if isinstance(value, list) else []
+    return [(index, entry) for index, entry in enumerate(listed) if isinstance(entry, dict)]
 
 
 def violations(data: Any) -> Iterator[Violation]:
@@ -31,15 +44,14 @@ def violations(data: Any) -> Iterator[Violation]:
     yield from _ports(server)
     yield from _access(server)
     yield from _tls(server)
-    yield from _transport(server)
     yield from _trace(mapping(server.get("trace")))
     models = entries(mapping(data).get("models"))
     yield from _repeated_models(models)
     yield from _load_at_start(server, models)
     for index, model in models:
         path: Path = ("models", index)
-        yield from ensembles.key_violations(model, path)
-        yield from queue_rules.violations(model, path)
+        yield from _ensemble_keys(model, path)
+        yield from (Violation((*path, *place), text) for place, text in batching_faults(model))
         yield from _answers(model, path)
         yield from _memories(model, path)
         yield from _devices(model, path)
@@ -47,7 +59,19 @@ def violations(data: Any) -> Iterator[Violation]:
             yield from _repeated_tensors(entries(model.get(key)), (*path, key))
 
 
-def _ports(server: dict[str, Any]) -> Iterator[Violation]:
+def _ensemble_keys(model: dict[str, Any], path: Path) -> Iterator[Violation]:
+    """Plain data of a model with neither a callable nor steps, or with steps and what a callable has."""
+    if model.get("ensemble") is None:
+        if model.get("callable") is None:
+            yield Violation(path, f"missing key 'callable', or 'ensemble', in models[{path[-1]}]")
+        return
+    for key, value in model.items():
+        if key not in _ENSEMBLE_KEYS and value is not None:
+            text = f"{key} does not go with ensemble: it is for the models of the steps"
+            yield Violation((*path, key), text)
+
+
+def _ports(server: Mapping[str, Any]) -> Iterator[Violation]:
     defaults = ServerSettings()
     first_use: dict[int, str] = {}
     for key in sorted(_PORT_KEYS, key=lambda key: key in server):  # blame a given port, not a default
@@ -89,7 +113,9 @@ def _repeated_tensors(tensors: list[tuple[int, dict[str, Any]]], path: Path) -> 
             yield Violation((*path, index, "name"), text)
 
 
-def _load_at_start(server: dict[str, Any], models: list[tuple[int, dict[str, Any]]]) -> Iterator[Violation]:
+def _load_at_start(
+    server: Mapping[str, Any], models: list[tuple[int, dict[str, Any]]]
+) -> Iterator[Violation]:
     path, names = ("server", "load_at_start"), server.get("load_at_start")
     if not isinstance(names, list | tuple):
         return
@@ -101,28 +127,19 @@ def _load_at_start(server: dict[str, Any], models: list[tuple[int, dict[str, Any
             yield Violation(path, f"load_at_start names {name!r}, which is no model of this file")
 
 
-def _access(server: dict[str, Any]) -> Iterator[Violation]:
+def _access(server: Mapping[str, Any]) -> Iterator[Violation]:
     if server.get("restricted_endpoints") and server.get("access_token") is None:
         yield Violation(("server", "restricted_endpoints"), NO_TOKEN)
 
 
-def _tls(server: dict[str, Any]) -> Iterator[Violation]:
+def _tls(server: Mapping[str, Any]) -> Iterator[Violation]:
     problem = pairing_problem(*(server.get(key) for key in FILE_KEYS))
     if problem is not None:
         key, text = problem
         yield Violation(("server", key), text)
 
 
-def _transport(server: dict[str, Any]) -> Iterator[Violation]:
-    name = server.get("transport")
-    if name in TRANSPORTS:  # any other is told by the schema
-        try:
-            check_transport(name)
-        except ConfigError as error:
-            yield Violation(("server", "transport"), str(error))
-
-
-def _trace(trace: dict[str, Any]) -> Iterator[Violation]:
+def _trace(trace: Mapping[str, Any]) -> Iterator[Violation]:
     defaults = TraceSettings()
     given = [trace.get(key, getattr(defaults, key)) for key in ("mode", "level", "file")]
     if is_without_file(*given):

@@ -12,10 +12,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gpuserve.config.fields import Entry
-from gpuserve.config.model_entry import ModelEntry
+from gpuserve.config.entries.fields import Entry, entry_of
+from gpuserve.config.entries.model import ModelEntry
 from gpuserve.config.positions import Path
-from gpuserve.config.server_entry import ServerEntry
+from gpuserve.settings.server import ServerSettings
+
+_Settings: Any = entry_of(ServerSettings)
+
+
+class ServerEntry(_Settings):  # type: ignore[misc]  # its keys come from the table
+    """The keys of ``server``: what does not depend on a model."""
 
 
 class ConfigFile(Entry):
@@ -37,6 +43,13 @@ def keys_at(path: Path) -> tuple[str, ...]:
     """The keys that the mapping at a path may have; empty where it is none or takes any key."""
     annotation = annotation_at(path)
     return tuple(annotation.model_fields) if _is_entry(annotation) else ()
+
+
+def usual_key(path: Path) -> str:
+    """The last key of a path by its own name, where a file may have Triton's and PyTriton's for it."""
+    *parents, key = path
+    mapping = annotation_at(tuple(parents))
+    return mapping.spellings.get(key, str(key)) if _is_entry(mapping) else str(key)
 
 
 def json_schema() -> dict[str, Any]:

@@ -26,10 +26,9 @@ from gpuserve.decorators.errors import (
     ValuesError,
 )
 from gpuserve.decorators.grouping import group_by_keys, group_by_values
-from gpuserve.decorators.model_argument import model_context
 from gpuserve.decorators.padding import ConstantPadder, pad_batch
-from gpuserve.decorators.values import fill_optionals, first_value
-from gpuserve_worker.context import ModelContext, current_model
+from gpuserve.decorators.values import fill_optionals, first_value, model_context
+from gpuserve_worker.calling.context import ModelContext, current_model
 
 __all__ = [
     "BatchError",

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from gpuserve.decorators.errors import BatchError
-from gpuserve_worker.context import ModelContext
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.calling.context import ModelContext
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 _CUPY: Final = "cupy"
 _TORCH: Final = "torch"
@@ -40,10 +40,8 @@ def on_host(array: Any) -> Any:
 
 
 def concatenated(arrays: Sequence[Any]) -> Any:
-    """One array of the same library, with the rows of all.
-
-    Raises:
-        ValueError: their shapes do not fit, or they are of several libraries.
+    """One array of the same library, with the rows of all. Raises ``ValueError`` where their shapes do not
+    fit, or they are of several libraries.
     """
     libraries = {library_of(one) for one in arrays}
     if libraries == {"numpy"}:
@@ -59,22 +57,15 @@ def concatenated(arrays: Sequence[Any]) -> Any:
 
 
 def repeated(row: Any, times: int) -> Any:
-    """An array with this one row so many times; ``row`` has the axis already."""
+    """An array with this one row so many times; ``row`` has shape ``[1, …]``."""
     if library_of(row) == _TORCH:
         return row.expand(times, *row.shape[1:])
     return sys.modules[_CUPY].broadcast_to(row, (times, *row.shape[1:]))
 
 
-def reordered(array: Any, positions: Sequence[int]) -> Any:
-    """The rows at these positions, in their order."""
-    return array[list(positions)]
-
-
 def as_inputs_of(model: ModelContext, spec: TensorSpec, value: Any) -> Any:
-    """A numpy array as the model is given this input: of its library, and on its device.
-
-    Raises:
-        BatchError: the library cannot take it.
+    """A numpy array as the model is given this input: of its library, and on its device. Raises
+    ``BatchError`` where the library cannot take it.
     """
     if value.dtype.kind == "O" or model.array == "numpy":
         return value
@@ -88,7 +79,7 @@ def as_inputs_of(model: ModelContext, spec: TensorSpec, value: Any) -> Any:
 
 
 def _torch_tensor(value: Any, there: bool) -> Any:
-    from gpuserve_worker.torch_tensors import as_tensor
+    from gpuserve_worker.calling.torch_tensors import as_tensor
 
     tensor = as_tensor(value)
     return tensor.cuda() if there else tensor

@@ -16,7 +16,7 @@ from gpuserve.decorators.outputs import SomeRows, check_rows, named, per_request
 from gpuserve.decorators.requests import joined, not_requests
 from gpuserve.decorators.results import is_deferred, then
 from gpuserve.decorators.wrapping import InferenceCallable, checked_function, is_misfit, misfit, wraps
-from gpuserve_worker.request import Batch, BatchedOutputs, accept_batch
+from gpuserve_worker.calling.request import Batch, BatchedOutputs, accept_batch
 
 #: What most functions return, and nothing has to be awaited or iterated for.
 _AT_HAND = frozenset({dict, list, tuple, np.ndarray})
@@ -101,7 +101,7 @@ def _batched(result: Any, rows: tuple[int, ...], names: Sequence[str], batching:
 
 
 def _only(requests: Any) -> Batch:
-    """The one request there is."""
+    """The batch of the one request that there is."""
     count = len(requests.requests) if isinstance(requests, Batch) else None
     if count is None and isinstance(requests, list | tuple):
         count = len(requests)

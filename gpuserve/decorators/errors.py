@@ -16,7 +16,7 @@ from __future__ import annotations
 
 
 class DecoratorError(Exception):
-    """What every error below has in common."""
+    """The base of every error that a decorator raises."""
 
 
 class BatchError(DecoratorError, ValueError):

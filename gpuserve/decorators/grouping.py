@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gpuserve.decorators.array_libraries import concatenated, library_of, on_host, reordered
-from gpuserve.decorators.context import check_model_batches, has_batch_axis, model_or_none
+from gpuserve.decorators.array_libraries import concatenated, library_of, on_host
 from gpuserve.decorators.errors import BatchError, StackError
 from gpuserve.decorators.outputs import SomeRows, check_rows, named, rows_of
 from gpuserve.decorators.requests import data_of, last_of, taken
@@ -20,13 +19,16 @@ from gpuserve.decorators.results import in_turn
 from gpuserve.decorators.wrapping import (
     InferenceCallable,
     check_below_batch,
+    check_model_batches,
     check_names,
     checked_function,
+    has_batch_axis,
+    model_or_none,
     wraps,
     wraps_request_list,
 )
-from gpuserve_worker.request import Batch
-from gpuserve_worker.tensor import encode_bytes
+from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.protocol.tensor import encode_bytes
 
 #: Positions of requests or rows that belong together.
 Group: TypeAlias = list[int]
@@ -133,7 +135,7 @@ def _put_back(groups: Sequence[Group], answers: Sequence[Any], count: int) -> li
 
 
 def _groups_of_rows(inputs: Mapping[str, Any], keys: Sequence[str]) -> list[Group]:
-    """The groups in the order of their values."""
+    """The positions of rows with equal values, in the order of these values."""
     present = [on_host(inputs[key]) for key in keys if _is_present(key, inputs)]
     groups = _groups(zip(*map(_labels, present), strict=True))
     return sorted(groups, key=lambda group: [_values(array[group[0]]) for array in present])
@@ -172,7 +174,7 @@ def _labels(array: Any) -> list[bytes]:
 
 
 def _values(row: Any) -> list[Any]:
-    """The elements of a row, to be sorted by."""
+    """The elements of a row as they are sorted by."""
     return [one.encode() if isinstance(one, str) else one for one in np.ravel(row).tolist()]
 
 
@@ -184,7 +186,7 @@ def _rows_of_inputs(inputs: Mapping[str, Any], group: Group, rows: int) -> dict[
 
 
 def _part(group: Group, answer: Any) -> SomeRows:
-    """What a generator yielded for one group."""
+    """The answer of a generator to one group of rows."""
     if isinstance(answer, SomeRows):  # of another @group_by_values below
         return SomeRows(answer.arrays, [group[position] for position in answer.positions])
     outputs = _outputs(answer, len(group))
@@ -201,7 +203,7 @@ def _outputs(answer: Any, rows: int) -> dict[str, Any]:
 
 
 def _joined(groups: Sequence[Group], answers: Sequence[Any], pad_fn: PadFunction | None) -> dict[str, Any]:
-    """The outputs of the groups as those of the batch."""
+    """The outputs of all groups as those of the batch."""
     outputs = [_outputs(answer, len(group)) for group, answer in zip(groups, answers, strict=True)]
     if pad_fn is not None:
         outputs = pad_fn(outputs)
@@ -231,7 +233,7 @@ def _column(name: str, groups: Sequence[Group], parts: Sequence[Any]) -> Any:
 
 
 def _column_elsewhere(groups: Sequence[Group], parts: Sequence[Any]) -> Any:
-    """The same of arrays of another library, which stay where they are."""
+    """The rows of all groups in the order of the batch, in the library that they are of."""
     where = [position for group in groups for position in group]
     places = sorted(range(len(where)), key=where.__getitem__)
-    return reordered(concatenated(parts), places)
+    return concatenated(parts)[places]

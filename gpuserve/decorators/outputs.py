@@ -21,10 +21,8 @@ class SomeRows(NamedTuple):
 
 
 def named(result: Any, output_names: Sequence[str]) -> Mapping[str, Any]:
-    """Outputs by name. Where the declared names are not known, OUTPUT_1…: they map by position later.
-
-    Raises:
-        BatchError: they are no outputs, or not as many as are declared.
+    """Outputs by name. Where the declared names are not known, OUTPUT_1…: they map by position later. Raises
+    ``BatchError`` where they are no outputs, or not as many as are declared.
     """
     if type(result) is dict:
         return result
@@ -50,10 +48,8 @@ def named(result: Any, output_names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def check_rows(outputs: Mapping[str, Any], rows: int) -> None:
-    """Do nothing if the first axis of every output is as long as the batch.
-
-    Raises:
-        BatchError: one is not.
+    """Check that the first axis of every output is as long as the batch. Raises ``BatchError`` where one
+    is not.
     """
     for name, value in outputs.items():
         shape = value.shape if hasattr(value, "shape") else np.shape(value)

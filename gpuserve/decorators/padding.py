@@ -10,12 +10,19 @@ from typing import Any
 import numpy as np
 
 from gpuserve.decorators.array_libraries import concatenated, library_of, on_host, repeated
-from gpuserve.decorators.context import has_batch_axis, model_of, not_batching
 from gpuserve.decorators.errors import StackError, ValuesError
 from gpuserve.decorators.outputs import SomeRows, each_changed
 from gpuserve.decorators.results import then
-from gpuserve.decorators.wrapping import InferenceCallable, check_below_batch, checked_function, wraps
-from gpuserve_worker.context import ModelContext
+from gpuserve.decorators.wrapping import (
+    InferenceCallable,
+    check_below_batch,
+    checked_function,
+    has_batch_axis,
+    model_of,
+    not_batching,
+    wraps,
+)
+from gpuserve_worker.calling.context import ModelContext
 
 
 def pad_batch(decorated: InferenceCallable | None = None, /) -> InferenceCallable:
@@ -104,7 +111,6 @@ class ConstantPadder:
 
 
 def _row_count(inputs: Mapping[str, Any], model: ModelContext) -> int:
-    """How many rows the batch has."""
     if not inputs:
         raise StackError(
             "@pad_batch must be below @batch: it works on the arrays of a batch, but was called without"

@@ -12,17 +12,15 @@ import numpy as np
 
 from gpuserve.decorators.array_libraries import concatenated
 from gpuserve.decorators.errors import BatchError
-from gpuserve_worker.payloads import WireRequest
-from gpuserve_worker.request import Batch, Request, RequestBatch
+from gpuserve_worker.calling.request import Batch, Request, RequestBatch
+from gpuserve_worker.protocol.payloads import WireRequest
 
 Data: TypeAlias = Mapping[str, Any]
 
 
 def last_of(args: tuple[Any, ...], decorator: str) -> tuple[tuple[Any, ...], Any]:
-    """What comes before the requests in a call's positional arguments, and the requests.
-
-    Raises:
-        TypeError: there are none, as in a function below ``batch``, which is given arrays.
+    """What comes before the requests in a call's positional arguments, and the requests. Raises ``TypeError``
+    where there are none, as in a function below ``batch``, which is given arrays.
     """
     if args and is_request_list(args[-1]):
         return args[:-1], args[-1]
@@ -67,7 +65,7 @@ def joined(requests: Any, decorator: str) -> Batch:
 
 
 def data_of(request: Any) -> Data:
-    """The arrays of a request by name."""
+    """The arrays of a request, by input name."""
     data: Data = request.data if isinstance(request, Request) else request
     return data
 
@@ -79,7 +77,7 @@ def changed(requests: Any, change: Callable[[Data], dict[str, Any]]) -> Any:
 
 
 def taken(requests: Sequence[Any], positions: Sequence[int]) -> Any:
-    """Some of the requests."""
+    """The requests at these positions, as a list of the same kind."""
     return _like(requests, [requests[position] for position in positions])
 
 
@@ -90,7 +88,7 @@ def _like(requests: Any, made: list[Any]) -> Any:
 
 
 def row_count(data: Data) -> int:
-    """How many rows a request has; 1 where nothing tells."""
+    """How many rows a request has; 1 where its first array has no axis."""
     first = next(iter(data.values()), None)
     return int(first.shape[0]) if first is not None and first.ndim else 1
 

@@ -15,7 +15,7 @@ Change: TypeAlias = Callable[[Any], Any]
 
 
 def is_deferred(result: Any) -> bool:
-    """Whether the answer, or the answers, are yet to come."""
+    """Whether the answer, or the answers, have yet to be awaited or iterated."""
     return isinstance(result, Awaitable | Iterator | AsyncIterator)
 
 

@@ -1,27 +1,33 @@
-"""``first_value`` and ``fill_optionals``: inputs that change before the function sees them."""
+"""``first_value``, ``fill_optionals`` and ``model_context``: what changes before the function sees it."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from gpuserve.decorators.array_libraries import as_inputs_of, library_of, on_host
-from gpuserve.decorators.context import check_model_batches, model_of, not_batching
 from gpuserve.decorators.errors import DefaultsError, ValuesError
 from gpuserve.decorators.requests import Data, changed, is_batching, is_request_list, last_of, row_count
 from gpuserve.decorators.wrapping import (
     InferenceCallable,
     check_below_batch,
+    check_model_batches,
     check_names,
     checked_function,
+    model_of,
+    name_of,
+    not_batching,
     wraps,
     wraps_request_list,
 )
-from gpuserve_worker.context import ModelContext
-from gpuserve_worker.request import Batch
-from gpuserve_worker.tensor import BYTES, TensorSpec, datatype_of
+from gpuserve_worker.calling.context import ModelContext
+from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of
+
+_ARGUMENT: Final = "model_context"
 
 
 def first_value(
@@ -106,6 +112,27 @@ def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[InferenceCalla
     return decorate
 
 
+def model_context(decorated: InferenceCallable | None = None, /) -> InferenceCallable:
+    """Give the function the keyword argument ``model_context``, a ``ModelContext``; anywhere in the stack.
+
+    A caller that passes one itself, as a test may, is believed.
+
+    Raises:
+        TypeError: this is no function, or it does not take the argument.
+        NoModelError: (when called) not by a server.
+    """
+    function = checked_function(decorated, "@model_context")
+    _check_parameter(function)
+
+    @wraps_request_list(function)
+    def call(*args: Any, **given: Any) -> Any:
+        if _ARGUMENT not in given:
+            given[_ARGUMENT] = model_of("@model_context")
+        return function(*args, **given)
+
+    return call
+
+
 def _first(name: str, array: Any, *, squeeze: bool, strict: bool) -> Any:
     shape = array.shape if hasattr(array, "shape") else np.shape(array)
     if not shape or shape[0] == 0:
@@ -141,10 +168,8 @@ def _check_arrays(defaults: Mapping[str, Any]) -> None:
 
 
 def _checked(defaults: Mapping[str, Any], model: ModelContext) -> dict[str, Any]:
-    """The defaults as arrays like those that requests have.
-
-    Raises:
-        DefaultsError: one does not fit the input of its name, or there is none.
+    """The defaults as arrays like those that requests have. Raises ``DefaultsError`` where one does not fit
+    the input of its name, or there is none.
     """
     inputs = {spec.name: spec for spec in model.inputs}
     for name in defaults:
@@ -204,3 +229,14 @@ def _with(
         specs = {spec.name: spec for spec in model.inputs}
         filled |= {name: as_inputs_of(model, specs[name], filled[name]) for name in missing}
     return filled
+
+
+def _check_parameter(function: InferenceCallable) -> None:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # written in C without a signature
+        return
+    if _ARGUMENT in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    taken = f"{name_of(function)}({', '.join(parameters)})"
+    raise TypeError(f"@model_context passes the keyword argument {_ARGUMENT}, which {taken} does not take")

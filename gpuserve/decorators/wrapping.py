@@ -1,5 +1,5 @@
-"""What every decorator does to the function that it is put on: it is checked, and its wrapper is made to
-look like it. What the wrapper does is not known here.
+"""What every decorator needs: checks of the function that it is put on, a wrapper that looks like it, and the
+model that is served. What the wrapper does is not known here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
-from gpuserve.decorators.context import model_or_none
-from gpuserve.decorators.errors import StackError
-from gpuserve_worker.request import accept_batch, accepts_batch
+from gpuserve.decorators.errors import BatchError, NoModelError, StackError
+from gpuserve_worker.calling.context import ModelContext, current_model
+from gpuserve_worker.calling.request import accept_batch, accepts_batch
 
 InferenceCallable: TypeAlias = Callable[..., Any]
 
@@ -21,12 +21,55 @@ _OWN_DIRECTORY: Final = os.path.dirname(__file__) + os.sep
 _MISFITS: Final = ("() got ", "() missing ", "() takes ")
 
 
-def checked_function(function: Any, decorator: str) -> InferenceCallable:
-    """The function, if it can be decorated.
+def model_or_none() -> ModelContext | None:
+    """The model that is served here; None where the callable is called by hand."""
+    try:
+        return current_model()
+    except LookupError:
+        return None
 
-    Raises:
-        TypeError: it is a class, or cannot be called.
+
+def model_of(decorator: str) -> ModelContext:
+    """The model that is served here. Raises ``NoModelError`` where the callable is called by hand."""
+    model = model_or_none()
+    if model is None:
+        raise NoModelError(
+            f"{decorator} needs to know the model, but the callable was not called by a server"
+        )
+    return model
+
+
+def check_model_batches(decorator: str) -> None:
+    """Check that the model batches, where the callable is not called by hand. Raises ``BatchError`` where
+    it does not.
     """
+    model = model_or_none()
+    if model is not None and not model.batching:
+        raise not_batching(decorator)
+
+
+def not_batching(decorator: str) -> BatchError:
+    """The error of a decorator over rows, for a model whose requests have none."""
+    return BatchError(
+        f"The {decorator} decorator can only be used with models that batch, but this one does not"
+    )
+
+
+def has_batch_axis(name: str, value: Any, rows: int) -> bool:
+    """Whether an argument of a function under ``batch`` is an array ``[rows, …]``: an input, and neither
+    one row of it that ``first_value`` took nor something else that was passed along.
+    """
+    shape = getattr(value, "shape", ())
+    if not shape or shape[0] != rows:
+        return False
+    model = model_or_none()
+    if model is None:
+        return True
+    return any(one.name == name and len(one.shape) + 1 == len(shape) for one in model.inputs)
+
+
+def checked_function(function: Any, decorator: str) -> InferenceCallable:
+    """The function, if it can be decorated. Raises ``TypeError`` where it is a class, or cannot be called."""
     if function is None:
         raise TypeError(f"{decorator} is written without parentheses, over the function that it decorates")
     if isinstance(function, type):
@@ -46,10 +89,8 @@ def checked_function(function: Any, decorator: str) -> InferenceCallable:
 
 
 def check_names(names: tuple[Any, ...], decorator: str) -> None:
-    """Do nothing if a decorator was given names of inputs.
-
-    Raises:
-        TypeError: there is none, or one is no string, as when parentheses were forgotten.
+    """Check that a decorator was given names of inputs. Raises ``TypeError`` where there is none, or one
+    is no string, as when parentheses were forgotten.
     """
     if names and all(isinstance(name, str) for name in names):
         return
@@ -58,10 +99,8 @@ def check_names(names: tuple[Any, ...], decorator: str) -> None:
 
 
 def check_below_batch(function: Any, decorator: str) -> None:
-    """Do nothing if a decorator over arrays is not put over one that makes them.
-
-    Raises:
-        StackError: it is.
+    """Check that a decorator over arrays is not put over one that makes them. Raises ``StackError`` where
+    it is.
     """
     if accepts_batch(function):
         raise StackError(
@@ -113,7 +152,7 @@ def misfit(error: TypeError, function: Any, inputs: Iterable[str]) -> TypeError:
 
 
 def name_of(function: Any) -> str:
-    """What a function is called in an error."""
+    """The name of a function as errors show it."""
     named = _innermost(function)
     return str(getattr(named, "__name__", type(named).__name__))
 

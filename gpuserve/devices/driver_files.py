@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from gpuserve.devices.machine import Driver, Gpu, Machine
+from gpuserve.devices.machine import Gpu, Machine, NvidiaDriver
 
 _DRIVER_LIST: Final = "proc/driver/nvidia/gpus"
 _DRIVER_VERSION: Final = "proc/driver/nvidia/version"
@@ -26,27 +26,27 @@ _DISPLAY_CLASS: Final = "0x03"
 
 
 def machine_by_files(root: Path, shortage: str) -> Machine:
-    """What the files tell; ``shortage`` is why nothing better was asked."""
+    """Read the driver's files; ``shortage`` is why NVML was not asked."""
     gpus = _gpus(root)
     has_driver = bool(gpus) or (root / _DRIVER_VERSION).exists() or (root / "dev/nvidiactl").exists()
-    driver = Driver(_driver_version(root)) if has_driver else None
+    driver = NvidiaDriver(_driver_version(root)) if has_driver else None
     idle = () if has_driver else tuple(_pci_gpus(root))
     return Machine(driver, gpus, shortage, idle)
 
 
 def numa_node(root: Path, bus_id: str) -> int:
-    """The NUMA node that a PCI device is next to; -1 where all are alike, or nothing tells."""
+    """Return the NUMA node that a PCI device is next to; -1 where all are alike, or nothing tells."""
     text = _text(root / _PCI / _kernel_bus_id(bus_id) / "numa_node")
     return int(text) if re.fullmatch(r"-?\d+", text) else -1
 
 
 def local_cpus(root: Path, bus_id: str) -> tuple[int, ...]:
-    """The CPUs that a PCI device is next to; empty where nothing tells."""
+    """Return the CPUs that a PCI device is next to; empty where nothing tells."""
     return cpu_list(_text(root / _PCI / _kernel_bus_id(bus_id) / "local_cpulist"))
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
-    """The kernel's ``0-3,8`` as (0, 1, 2, 3, 8); empty for anything else."""
+    """Read the kernel's ``0-3,8`` as (0, 1, 2, 3, 8); empty for anything else."""
     if re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text) is None:
         return ()
     bounds = (part.split("-") for part in text.split(","))
@@ -54,7 +54,7 @@ def cpu_list(text: str) -> tuple[int, ...]:
 
 
 def _gpus(root: Path) -> tuple[Gpu, ...]:
-    """GPUs that a process can open. A container may see the whole driver list, but not all device files."""
+    """Return the GPUs that a process can open: a container may lack device files of the driver's list."""
     listed = [_listed(root, bus_id) for bus_id in sorted(_names_in(root / _DRIVER_LIST))]
     nodes = {int(found[1]) for name in _names_in(root / "dev") if (found := _NODE.fullmatch(name))}
     if nodes:
@@ -74,7 +74,7 @@ def _numbered(root: Path, number: int, gpu: Gpu) -> Gpu:
 
 
 def _listed(root: Path, bus_id: str) -> tuple[Gpu, int]:
-    """A GPU of the driver's list, and the number in the name of its device file (-1: not known)."""
+    """Return a GPU of the driver's list, and the number in the name of its device file (-1: not known)."""
     lines = _text(root / _DRIVER_LIST / bus_id / "information").splitlines()
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor", "")
@@ -88,7 +88,7 @@ def _driver_version(root: Path) -> str:
 
 
 def _pci_gpus(root: Path) -> list[str]:
-    """The addresses of NVIDIA's GPUs on the PCI bus, with or without a driver."""
+    """Return the addresses of NVIDIA's GPUs on the PCI bus, with or without a driver."""
     return [
         address
         for address in sorted(_names_in(root / _PCI))
@@ -98,7 +98,7 @@ def _pci_gpus(root: Path) -> list[str]:
 
 
 def _kernel_bus_id(bus_id: str) -> str:
-    """NVML writes the domain with eight digits and in capitals, the kernel with four and small."""
+    """Write a bus id of NVML, with eight capital digits of the domain, as the kernel's, with four small."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpuserve.devices.driver_files import machine_by_files
-from gpuserve.devices.machine import Driver, Machine
+from gpuserve.devices.machine import Machine, NvidiaDriver
 from gpuserve.devices.names import CPU, VARIABLE
 from gpuserve.devices.nvml import machine_by_nvml
-from gpuserve.devices.visible import Device, visible_devices
+from gpuserve.devices.visible import VisibleDevice, visible_devices
 from gpuserve.errors import DeviceError
 
 #: NVML takes milliseconds, or a second or two where the driver has to be woken up.
@@ -32,15 +32,15 @@ class Inventory:
     """The devices ``cuda:0``, ``cuda:1``…; ``variable`` is ``CUDA_VISIBLE_DEVICES``, None where not set."""
 
     machine: Machine
-    devices: tuple[Device, ...] = ()
+    devices: tuple[VisibleDevice, ...] = ()
     variable: str | None = None
 
     def names(self) -> list[str]:
-        """Every device that a model may name, "cpu" first."""
+        """Return every device that a model may name, "cpu" first."""
         return [CPU, *(one.name for one in self.devices)]
 
     def numbered_as(self, earlier: Inventory) -> Inventory:
-        """The same with the numbers of an earlier look: a name means one device for as long as a server runs.
+        """Keep the numbers of an earlier look: a name means one device for as long as a server runs.
 
         A device that is gone leaves its number free; one that is new gets the next number.
         """
@@ -52,12 +52,12 @@ class Inventory:
         return replace(self, devices=tuple(devices))
 
 
-def _number(device: Device) -> int:
+def _number(device: VisibleDevice) -> int:
     return device.number
 
 
 def load_nvml() -> Any:
-    """The module of NVML.
+    """Import the module of NVML.
 
     Raises:
         ImportError: it is not installed.
@@ -85,7 +85,7 @@ class DriverLook:
         self._under_way: Future[Machine] | None = None
 
     def take(self) -> Inventory:
-        """What there is at this moment.
+        """Look at the machine as it is at this moment.
 
         Raises:
             DeviceError: the driver does not answer.
@@ -121,7 +121,7 @@ class DriverLook:
 
 
 def read_machine(root: Path, load: Callable[[], Any]) -> Machine:
-    """The GPUs, by NVML where it can be had. May hang with the driver."""
+    """Read the GPUs, by NVML where it can be had. May hang with the driver."""
     try:
         nvml = load()
     except ImportError:
@@ -134,4 +134,4 @@ def read_machine(root: Path, load: Callable[[], Any]) -> Machine:
             return by_files
         # A driver that NVML cannot use is of no use to CUDA, whatever the files say.
         is_loaded = error.value != nvml.NVML_ERROR_DRIVER_NOT_LOADED
-        return replace(by_files, driver=by_files.driver or (Driver() if is_loaded else None), gpus=())
+        return replace(by_files, driver=by_files.driver or (NvidiaDriver() if is_loaded else None), gpus=())

@@ -14,7 +14,7 @@ EXCLUSIVE: Final = "exclusive process"
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A part of a GPU in MIG mode, which CUDA takes for a GPU. None: not known."""
+    """A part of a GPU in MIG mode, which CUDA takes for a GPU. None stands for a size that is not known."""
 
     uuid: str
     memory_nbytes: int | None = None
@@ -43,12 +43,12 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """As a sentence names it."""
+        """How a sentence names the GPU: by its UUID or its number."""
         return self.uuid or f"GPU {self.number}"
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class NvidiaDriver:
     """The NVIDIA driver, and the newest CUDA that it can serve; "" is not known."""
 
     version: str = ""
@@ -57,13 +57,13 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found. ``driver`` None: there is none.
+    """What was found on a machine. ``driver`` None: there is none.
 
     ``shortage`` says what stood in the way of finding more, as a clause, "" for nothing. ``idle_gpus`` are
     the PCI addresses of GPUs that no driver serves.
     """
 
-    driver: Driver | None = None
+    driver: NvidiaDriver | None = None
     gpus: tuple[Gpu, ...] = ()
     shortage: str = ""
     idle_gpus: tuple[str, ...] = ()

@@ -32,10 +32,10 @@ _UUID = re.compile(r"(?:GPU-[0-9a-fA-F]|MIG-[0-9a-fA-FG])[0-9a-zA-Z/-]*")
 
 
 def check_device_name(text: str) -> str:
-    """The text, if it is one of these names.
+    """Return the text, if it is the name of a device.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not.
     """
     if text in (CPU, EVERY_GPU) or number_of(text) is not None or is_uuid(text):
         return text
@@ -46,7 +46,7 @@ def check_device_name(text: str) -> str:
 
 
 def meant(text: str) -> str | None:
-    """The name that somebody means who writes it in another way: ``gpu0``, ``CUDA:1``, ``gpu:*``."""
+    """Return the name that somebody means who writes it in another way: ``gpu0``, ``CUDA:1``, ``gpu:*``."""
     word = text.strip().casefold()
     found = _ALIKE.fullmatch(word)
     if found is not None:
@@ -55,12 +55,12 @@ def meant(text: str) -> str | None:
 
 
 def gpu_name(number: int) -> str:
-    """``cuda:3``."""
+    """Return the name of a GPU by its number, such as ``cuda:3``."""
     return f"cuda:{number}"
 
 
 def number_of(text: str) -> int | None:
-    """The 3 of ``cuda:3``; None for every other name."""
+    """Return the 3 of ``cuda:3``; None for every other name."""
     found = _NUMBERED.fullmatch(text)
     return None if found is None else int(found[1])
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 from gpuserve.devices.names import BY_BUS, ORDER_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
-    from gpuserve.devices.visible import Device
+    from gpuserve.devices.visible import VisibleDevice
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """``gpu_uuid`` is that of the GPU or MIG instance, "" for none or where it is not known.
+    """Where a worker runs. ``gpu_uuid`` is of its GPU or MIG instance, "" for none or an unknown one.
 
     ``visible`` is what ``CUDA_VISIBLE_DEVICES`` is in the process, "" where it is left alone. ``cpus``: all,
     where empty; ``numa_nodes`` has one, or none.
@@ -28,11 +28,11 @@ class Placement:
 
     @property
     def numa_node(self) -> int:
-        """As ``wire.Init`` has it; -1 for none."""
+        """The NUMA node for ``wire.Init``; -1 for none."""
         return self.numa_nodes[0] if self.numa_nodes else -1
 
     def environment(self) -> dict[str, str]:
-        """What the process's environment has besides its parent's.
+        """Return what the process's environment has besides its parent's.
 
         CUDA numbers GPUs by speed unless told otherwise; a number in ``visible`` counts them by the bus.
         """
@@ -42,8 +42,8 @@ class Placement:
 ANYWHERE: Final = Placement()
 
 
-def placement_on(device: Device, *, numa_affinity: bool) -> Placement:
-    """For a worker process of that device; with ``numa_affinity`` it stays beside it."""
+def placement_on(device: VisibleDevice, *, numa_affinity: bool) -> Placement:
+    """Place a worker process on a device; with ``numa_affinity`` its CPUs and memory are those beside it."""
     gpu = device.gpu
     if not numa_affinity:
         return Placement(device.uuid, device.entry)

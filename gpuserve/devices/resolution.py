@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from gpuserve.devices.inventory import NOT_INSTALLED, Inventory
 from gpuserve.devices.machine import PROHIBITED, Gpu
 from gpuserve.devices.names import CPU, EVERY_GPU, VARIABLE, number_of
-from gpuserve.devices.visible import Device, matches
+from gpuserve.devices.visible import VisibleDevice, matches
 from gpuserve.errors import DeviceError
 
 
-def devices_named(text: str, inventory: Inventory) -> tuple[Device, ...]:
-    """The devices behind a name other than "cpu": one, or for ``cuda:*`` every one.
+def devices_named(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
+    """Return the devices behind a name other than "cpu": one, or for ``cuda:*`` every one.
 
     Raises:
         DeviceError: there is none, several begin with the UUID, or no process may use it.
@@ -35,7 +35,7 @@ def devices_named(text: str, inventory: Inventory) -> tuple[Device, ...]:
     return found
 
 
-def _by_uuid(text: str, inventory: Inventory) -> tuple[Device, ...]:
+def _by_uuid(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
     found = tuple(one for one in inventory.devices if one.uuid and matches(one.uuid, text))
     if len(found) > 1:
         names = ", ".join(one.uuid for one in found)
@@ -63,7 +63,7 @@ def _refuse_uuid(text: str, inventory: Inventory) -> None:
         if text.startswith("MIG-"):
             raise DeviceError(f"MIG instances such as {text!r} are only found by NVML, but {why}")
         if not any(one.uuid for one in inventory.devices):
-            raise DeviceError(f"the UUIDs of the GPUs are not known here, so not {text!r}: {why}")
+            raise DeviceError(f"the UUIDs of the GPUs are not known here, so {text!r} cannot be found: {why}")
 
 
 def _refused_whole(gpu: Gpu) -> str:
@@ -77,7 +77,7 @@ def _hidden(uuid: str, inventory: Inventory) -> str:
 
 
 def _what_there_is(inventory: Inventory) -> str:
-    """``only cpu, cuda:0 (GPU-…); CUDA_VISIBLE_DEVICES is '0'``, or why there is no GPU at all."""
+    """Write ``only cpu, cuda:0 (GPU-…); CUDA_VISIBLE_DEVICES is '0'``, or why there is no GPU at all."""
     known = [f"{one.name} ({one.uuid})" if one.uuid else one.name for one in inventory.devices]
     text = f"only {', '.join([CPU, *known])}"
     if not known:
@@ -90,7 +90,7 @@ def _what_there_is(inventory: Inventory) -> str:
 
 
 def absence(inventory: Inventory) -> str:
-    """Why there is no GPU to be used, as a clause: what was found and what is missing."""
+    """Say in a clause why there is no GPU to be used: what was found and what is missing."""
     machine = inventory.machine
     if machine.gpus and all(gpu.in_mig_mode and not gpu.mig for gpu in machine.gpus):
         return f"{_counted(machine.gpus, 'GPU')} in MIG mode, without any MIG instance"

@@ -15,7 +15,7 @@ from gpuserve.devices.names import gpu_name
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class VisibleDevice:
     """A GPU, or a MIG instance of one, as ``cuda:N``. ``entry`` is what makes it visible to a process."""
 
     number: int
@@ -25,19 +25,19 @@ class Device:
 
     @property
     def name(self) -> str:
-        """``cuda:3``."""
+        """The name of the device, such as ``cuda:3``."""
         return gpu_name(self.number)
 
     @property
     def uuid(self) -> str:
-        """Of the instance, or of the GPU; "" where it is not known."""
+        """The UUID of the MIG instance or of the GPU; "" where it is not known."""
         return self.gpu.uuid if self.mig is None else self.mig.uuid
 
 
-def visible_devices(gpus: Sequence[Gpu], variable: str | None) -> tuple[Device, ...]:
-    """The devices by number. ``variable`` is ``CUDA_VISIBLE_DEVICES``, None where it is not set."""
+def visible_devices(gpus: Sequence[Gpu], variable: str | None) -> tuple[VisibleDevice, ...]:
+    """Return the devices by number. ``variable`` is ``CUDA_VISIBLE_DEVICES``, None where it is not set."""
     chosen = _all(gpus) if variable is None else _listed(gpus, variable.split(","))
-    return tuple(Device(number, *one) for number, one in enumerate(chosen))
+    return tuple(VisibleDevice(number, *one) for number, one in enumerate(chosen))
 
 
 def matches(uuid: str, written: str) -> bool:
@@ -54,7 +54,7 @@ def _all(gpus: Sequence[Gpu]) -> Iterator[_Chosen]:
 
 
 def _parts(gpu: Gpu, entry: str) -> Iterator[_Chosen]:
-    """A GPU as CUDA has it: whole, or in MIG mode its instances. ``entry`` is for one without a UUID."""
+    """Give a GPU as CUDA has it: whole, or in MIG mode its instances. ``entry`` is for one without a UUID."""
     if gpu.in_mig_mode:
         yield from ((gpu, one, one.uuid) for one in gpu.mig)
     else:
@@ -72,7 +72,7 @@ def _listed(gpus: Sequence[Gpu], entries: Sequence[str]) -> Iterator[_Chosen]:
 
 
 def _named(gpus: Sequence[Gpu], entry: str) -> _Chosen | None:
-    """What one entry names: of a GPU in MIG mode its first instance, as with CUDA."""
+    """Return what one entry names: of a GPU in MIG mode its first instance, as with CUDA."""
     if entry.isdecimal():
         found = [part for gpu in gpus if gpu.number == int(entry) for part in _parts(gpu, entry)][:1]
     elif not entry.startswith(("GPU-", "MIG-")):

@@ -14,32 +14,31 @@ from typing import TYPE_CHECKING, Final
 
 from gpuserve.config.messages import dotted
 from gpuserve.devices.names import EVERY_GPU, is_uuid, number_of
-from gpuserve.export.findings import Finding, of_flag
-from gpuserve.export.names import (
+from gpuserve.export.manifests.pod import WORKING_FOLDER
+from gpuserve.export.sizing.options import (
+    GPU_RESOURCE,
     LABEL_FORM,
+    Finding,
     export_name,
+    host_violations,
     is_label_value,
     is_object_name,
     model_names,
-)
-from gpuserve.export.option_checks import (
-    host_violations,
     namespace_violations,
+    of_flag,
     option_violations,
     shown,
 )
-from gpuserve.export.options import GPU_RESOURCE
-from gpuserve.export.pod import WORKING_FOLDER
-from gpuserve.export.ports import ServerPorts, probe_port
-from gpuserve.export.quantities import readable
-from gpuserve.export.reservation import InstanceGroup, gpu_memory
+from gpuserve.export.sizing.ports import ServerPorts, probe_port
+from gpuserve.export.sizing.sizing import InstanceGroup, gpu_memory
+from gpuserve.export.sizing.values import readable
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
     from gpuserve.config.positions import Path
-    from gpuserve.export.options import ExportOptions
-    from gpuserve.export.sizing import Sizes
-    from gpuserve.settings import ServerSettings
+    from gpuserve.export.sizing.options import ExportOptions
+    from gpuserve.export.sizing.sizing import Sizes
+    from gpuserve.settings.server import ServerSettings
 
 _PORT_KEYS: Final = ("http_port", "grpc_port", "metrics_port", "health_port")
 _TIME_KEYS: Final = ("lame_duck_s", "drain_timeout_s", "load_timeout_s")

@@ -23,7 +23,7 @@ _SECRETS: Final = ("kind: Secret\n", "key: authorization\n")
 
 
 def write(folder: str, files: Files) -> None:
-    """Every file below the folder, which is made. Other files there stay as they are.
+    """Write every file below the folder, which is made. Other files there stay as they are.
 
     Raises:
         ConfigProblems: it cannot be written; then everything is as it was before, unless a file that was
@@ -43,7 +43,7 @@ def write(folder: str, files: Files) -> None:
 
 
 def to_stdout(text: str) -> None:
-    """The text, for a pipe.
+    """Write the text to stdout, for a pipe.
 
     Raises:
         GpuserveError: it cannot be written.
@@ -67,7 +67,7 @@ class _Staging:
         self._made: list[Path] = []
 
     def add(self, path: Path, text: str) -> None:
-        """Write the text beside its place."""
+        """Write the text to a file beside its place."""
         self._make(path.parent)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, f"{path.name} is a directory")
@@ -78,13 +78,13 @@ class _Staging:
         temporary.write_text(text, encoding="utf-8")
 
     def put(self) -> None:
-        """Give every file its place."""
+        """Move every file to its place."""
         for temporary, path in self._staged:
             temporary.replace(path)
         self._made.clear()
 
     def clear(self) -> None:
-        """Take away what has no place, and the folders that were made for it."""
+        """Remove files that were not moved, and the folders that were made for them."""
         for temporary, _ in self._staged:
             temporary.unlink(missing_ok=True)
         for folder in reversed(self._made):

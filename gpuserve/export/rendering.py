@@ -1,36 +1,33 @@
-"""A whole export: checked, computed, and as text by file name. ``cli/export.py`` has a verb for each."""
+"""A whole export: checked, computed, and as text by file name. The verbs are in ``cli/verbs/export.py``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from gpuserve.config.messages import ConfigProblems
-from gpuserve.export import kserve, kustomize, network, workload
-from gpuserve.export.alerts import rules, scrape_selector
 from gpuserve.export.checks import (
     balancer_violations,
     fit_violations,
     monitoring_violations,
     violations,
 )
-from gpuserve.export.components import components
-from gpuserve.export.config_objects import config_object
-from gpuserve.export.dashboard import dashboard_text
 from gpuserve.export.envoy import bootstrap, pods
 from gpuserve.export.envoy.proxy import Proxy
-from gpuserve.export.files import bundle
-from gpuserve.export.findings import problems
-from gpuserve.export.names import export_name
-from gpuserve.export.pod import Parts
-from gpuserve.export.pod_defaults import in_pod, said
-from gpuserve.export.ports import ServerPorts
-from gpuserve.export.reservation import gpu_count, instance_groups
-from gpuserve.export.sizing import sizes
-from gpuserve.export.yaml_text import render
+from gpuserve.export.manifests import kserve, network, workload
+from gpuserve.export.manifests.alerts import rules, scrape_selector
+from gpuserve.export.manifests.components import components, kustomization, kustomization_overlay
+from gpuserve.export.manifests.config_objects import config_object
+from gpuserve.export.manifests.dashboard import dashboard_text
+from gpuserve.export.manifests.pod import PodParts, in_pod, said
+from gpuserve.export.manifests.yaml_text import render
+from gpuserve.export.sizing.files import bundle
+from gpuserve.export.sizing.options import export_name, problems
+from gpuserve.export.sizing.ports import ServerPorts
+from gpuserve.export.sizing.sizing import gpu_count, instance_groups, sizes
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
-    from gpuserve.export.options import ExportOptions
+    from gpuserve.export.sizing.options import ExportOptions
 
 #: Text by path below the folder that is written.
 Files = dict[str, str]
@@ -45,12 +42,12 @@ def kubernetes(configuration: Configuration, options: ExportOptions) -> Files:
     parts = checked_parts(configuration, options)
     files = {f"base/{name}": render(documents) for name, documents in _base(parts, configuration).items()}
     resources = [name.removeprefix("base/") for name in files]
-    files["base/kustomization.yaml"] = render([kustomize.base(resources)])
+    files["base/kustomization.yaml"] = render([kustomization(resources)])
     made = components(parts, scaled_models(configuration))
     made["envoy"] = pods.component(parts, Proxy.of(configuration, options))
     for name, contents in made.items():
         files |= {f"components/{name}/{file}": text for file, text in contents.items()}
-        files[f"overlays/{name}/kustomization.yaml"] = render([kustomize.overlay(name)])
+        files[f"overlays/{name}/kustomization.yaml"] = render([kustomization_overlay(name)])
     return files
 
 
@@ -109,7 +106,7 @@ def envoy(configuration: Configuration, options: ExportOptions, host: str = "") 
     return bootstrap.files(Proxy.of(configuration, options, host))
 
 
-def checked_parts(configuration: Configuration, options: ExportOptions) -> Parts:
+def checked_parts(configuration: Configuration, options: ExportOptions) -> PodParts:
     """What the pods are made of.
 
     Raises:
@@ -121,7 +118,7 @@ def checked_parts(configuration: Configuration, options: ExportOptions) -> Parts
     groups = instance_groups(configuration, options)
     _refuse(configuration, fit_violations(configuration, options, computed, groups))
     settings = configuration.settings
-    return Parts(
+    return PodParts(
         name=export_name(configuration, options),
         options=options,
         settings=settings,
@@ -137,8 +134,8 @@ def scaled_models(configuration: Configuration) -> list[str]:
     return list(dict.fromkeys(model.name for model in configuration.models if model.instances))
 
 
-def _base(parts: Parts, configuration: Configuration) -> dict[str, list[dict[str, Any]]]:
-    """The objects of the base by file."""
+def _base(parts: PodParts, configuration: Configuration) -> dict[str, list[dict[str, Any]]]:
+    """The objects of the base by file name."""
     config = config_object(parts.named(parts.config_name), parts.bundle, secret=parts.is_secret)
     return {
         "config.yaml": [config],
@@ -152,6 +149,6 @@ def _base(parts: Parts, configuration: Configuration) -> dict[str, list[dict[str
 
 
 def _refuse(configuration: Configuration, found: Any) -> None:
-    """Raises ConfigProblems: where anything was found."""
+    """Raise ConfigProblems where anything was found."""
     if told := problems(configuration, found):
         raise ConfigProblems(told)

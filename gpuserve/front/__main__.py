@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import gc
+import importlib.util
 import logging
 import os
 import signal
 import socket
 import sys
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from gpuserve.settings import ServerSettings
+    from gpuserve.settings.server import ServerSettings
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -48,10 +50,8 @@ def main(argv: list[str]) -> int:
 
     import uvloop
 
-    from gpuserve.front.bare_package import make_bare
-
     make_bare(_CLIENT_PACKAGE)
-    import gpuserve.front.front  # noqa: F401 - loaded before the collector is told what stays
+    import gpuserve.front.process.front  # noqa: F401 - loaded before the collector is told what stays
 
     control = socket.socket(fileno=control_fd)
     gc.collect()
@@ -61,8 +61,30 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def make_bare(name: str) -> None:
+    """Have ``import name.module`` leave the package's own code out, in this process from now on.
+
+    To the import system it is then a namespace package in the same place, and whoever imports the package
+    itself finds it empty. Where it was imported before, or is not installed, nothing changes.
+
+    Raises:
+        ModuleNotFoundError: the package around it is not installed.
+    """
+    if name in sys.modules:
+        return
+    found = importlib.util.find_spec(name)  # which imports the packages around it, and not this one
+    if found is None or found.submodule_search_locations is None:
+        return
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = list(found.submodule_search_locations)
+    package = sys.modules[name] = importlib.util.module_from_spec(spec)
+    parent, _, attribute = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], attribute, package)
+
+
 async def _run(control: socket.socket) -> None:
-    from gpuserve.front.front import Front
+    from gpuserve.front.process.front import Front
 
     await Front(control, _log_as_told, lambda: os._exit(1)).run()
     # Nothing is left to be done; and grpc's server, taken apart, would cancel calls that have just come.
@@ -71,7 +93,7 @@ async def _run(control: socket.socket) -> None:
 
 
 def _log_as_told(settings: ServerSettings) -> None:
-    from gpuserve.logs import configure
+    from gpuserve.settings.logs import configure
 
     configure(settings.log_format, settings.log_level)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from gpuserve.bench.errors import BenchOptionError
-from gpuserve.spec import MAX_INSTANCES, ModelSpec
+from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.declare.spec import MAX_INSTANCES, ModelSpec
 
 #: A value for the key of each axis, in the order of the axes.
 Settings: TypeAlias = tuple[int, ...]
@@ -22,7 +22,7 @@ _MAX_PREFETCH: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """``keys`` lead from the model's entry to the value; ``start`` is the file's value."""
+    """A key of the config with the values to try. ``keys`` lead from the model's entry to it."""
 
     option: str
     keys: tuple[str | int, ...]
@@ -31,13 +31,13 @@ class Axis:
 
     @property
     def title(self) -> str:
-        """For a table."""
+        """The heading of its column in tables."""
         return self.option.removeprefix("--").replace("-", " ")
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The values that options name, by their options' names; None: some around the file's own."""
+    """The values that options name; None: some around the file's own."""
 
     max_batch_sizes: tuple[int, ...] | None = None
     delays_us: tuple[int, ...] | None = None
@@ -121,7 +121,7 @@ def parse_wishes(texts: Mapping[str, str | None]) -> Wishes:
 
 
 def _around(value: int) -> tuple[int, ...]:
-    """A quarter up to four times."""
+    """Values from a quarter of the file's own to four times of it."""
     return tuple(sorted({max(1, value // 4), max(1, value // 2), value, value * 2, value * 4}))
 
 

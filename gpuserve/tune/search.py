@@ -1,14 +1,122 @@
-"""Which settings are tried next: along one axis at a time, from the best so far, until no step is better.
+"""The search: the latency limit, how good measured points are, and which settings are tried next. Pure.
 
-Pure. The throughput of a server over one of these settings mostly has one hill: larger batches pay until they
-do not. Steps are to the neighbours on an axis, so few trials are wasted far away from it. The same scores
-lead to the same trials.
+It goes along one axis at a time, from the best settings so far, until no step is better. The throughput of a
+server over one setting mostly has one hill: larger batches pay until they do not. Steps go to the neighbours
+on an axis, so that few trials are wasted far from the top. The same scores lead to the same trials.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import re
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.bench.reports.latencies import LatencySummary
+from gpuserve.bench.reports.results import LevelResult
+from gpuserve.tune.axes import Settings
+
+_FIELDS: Final = {
+    "mean": "mean_ms",
+    "p50": "p50_ms",
+    "p90": "p90_ms",
+    "p95": "p95_ms",
+    "p99": "p99_ms",
+    "p99.9": "p999_ms",
+    "max": "max_ms",
+}
+_MS: Final = {"us": 0.001, "ms": 1.0, "s": 1000.0}
+_SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LIMIT = re.compile(r"([\w.]+)=(\d+(?:\.\d+)?)(us|ms|s)")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLimit:
+    """A figure of the latencies, such as p99, and what it may be at most."""
+
+    figure: str = "p99"
+    most_ms: float = float("inf")
+
+    def of(self, latency: LatencySummary) -> float:
+        """The limited figure of these latencies, in milliseconds."""
+        found: float = getattr(latency, _FIELDS[self.figure])
+        return found
+
+    def holds(self, latency: LatencySummary) -> bool:
+        """Whether these latencies stay under the limit."""
+        return self.of(latency) <= self.most_ms
+
+
+def parse_limit(text: str) -> LatencyLimit:
+    """The limit that a text such as ``p99=50ms`` stands for.
+
+    Raises:
+        BenchOptionError: it has another form.
+    """
+    found = _LIMIT.fullmatch(text)
+    if found is None or found[1] not in _FIELDS:
+        raise BenchOptionError(
+            "--latency-limit",
+            f"expected one of {', '.join(_FIELDS)} with a time, such as p99=50ms, given {text!r}",
+        )
+    return LatencyLimit(found[1], float(found[2]) * _MS[found[3]])
+
+
+def parse_seconds(option: str, text: str) -> float:
+    """The seconds that ``90``, ``90s``, ``10m`` or ``1h`` stands for.
+
+    Raises:
+        BenchOptionError: it has another form.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise BenchOptionError(option, f"expected a time such as 90s or 10m, given {text!r}")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One level of load on a server with these settings; ``latency_ms`` is the figure of the limit."""
+
+    settings: Settings
+    concurrency: float
+    throughput: float
+    latency_ms: float
+
+
+def points_of(settings: Settings, levels: Iterable[LevelResult], limit: LatencyLimit) -> list[Point]:
+    """The points of the levels in which every request was answered."""
+    return [
+        Point(settings, one.level.value, one.throughput, limit.of(one.latency))
+        for one in levels
+        if one.completed and not one.failed
+    ]
+
+
+def score(points: Sequence[Point], limit: LatencyLimit) -> float:
+    """The highest throughput under the limit; where there is none, the lowest latency, negative."""
+    within = [one.throughput for one in points if one.latency_ms <= limit.most_ms]
+    if within:
+        return max(within)
+    return -min((one.latency_ms for one in points), default=float("inf"))
+
+
+def best(points: Iterable[Point], limit: LatencyLimit) -> Point | None:
+    """The point of the highest throughput under the limit."""
+    within = [one for one in points if one.latency_ms <= limit.most_ms]
+    return max(within, key=lambda one: (one.throughput, -one.latency_ms), default=None)
+
+
+def front(points: Iterable[Point]) -> list[Point]:
+    """The points to which no other is at least as good in both, by ascending throughput."""
+    found: list[Point] = []
+    for one in sorted(points, key=lambda one: (-one.throughput, one.latency_ms)):
+        if not found or one.latency_ms < found[-1].latency_ms:
+            found.append(one)
+    return found[::-1]
+
 
 #: A position on each axis.
 Position: TypeAlias = tuple[int, ...]

@@ -10,14 +10,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, Final
 
-from gpuserve.bench.errors import BenchError
+from gpuserve.bench.plan.errors import BenchError
 from gpuserve.client.url import ServerUrl
+from gpuserve.config.load import Configuration, load_file
+from gpuserve.config.messages import Origin
 from gpuserve.config.positions import Path
+from gpuserve.config.precedence import Override
 
 _END_TIMEOUT_S: Final = 30.0
+_LABEL: Final = "gpuserve tune"
 _ADDRESS = re.compile(r"(HTTP|gRPC) (?:https?://|grpcs?://)?([\w.:\[\]-]+)")
 _TITLES: Final = {"http": "HTTP", "grpc": "gRPC"}
 #: What a config may say of its listeners, and a server that only the load generator meets does not need.
@@ -40,12 +44,22 @@ _ON_THIS_MACHINE: Final[dict[str, Any]] = {
 
 
 class TrialFailed(BenchError):
-    """The server does not start with these settings. The text is what it said last."""
+    """The server does not start with these settings. The text is its last message."""
 
 
 def overrides_of(values: Mapping[Path, Any]) -> list[tuple[Path, Any]]:
     """What a trial's server has in the place of the file's values."""
     return [*((("server", key), value) for key, value in _ON_THIS_MACHINE.items()), *values.items()]
+
+
+def configuration_of(config: str, values: Iterable[tuple[Iterable[str | int], Any]]) -> Configuration:
+    """The configuration of a file with values at other paths in the place of its own.
+
+    Raises:
+        ConfigProblems: they do not go together.
+    """
+    overrides = [Override(tuple(path), value, _LABEL, Origin.FLAG) for path, value in values]
+    return load_file(config, os.environ, overrides)
 
 
 @contextlib.contextmanager
@@ -57,7 +71,7 @@ def trial_server(config: str, values: Mapping[Path, Any], protocol: str) -> Iter
     """
     overrides = json.dumps(overrides_of(values))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "gpuserve.tune.served", str(os.getpid()), config, overrides],
+        [sys.executable, "-P", "-m", "gpuserve.cli.verbs.trial_served", str(os.getpid()), config, overrides],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -79,7 +93,7 @@ def trial_server(config: str, values: Mapping[Path, Any], protocol: str) -> Iter
 
 
 def _wait_until_ready(stderr: IO[str], protocol: str) -> str:
-    last = "it ended without a word"
+    last = "the server ended without a message"
     for line in stderr:
         said = _message(line)
         if said.startswith("ready: "):
@@ -92,7 +106,7 @@ def _wait_until_ready(stderr: IO[str], protocol: str) -> str:
 
 
 def _message(line: str) -> str:
-    """The text of a log line, or the line itself."""
+    """The message in a log line, or the line itself where it is no JSON."""
     try:
         return str(json.loads(line)["msg"])
     except (KeyError, TypeError, ValueError):

@@ -7,22 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from gpuserve.bench.errors import BenchError, BenchOptionError
-from gpuserve.bench.plan import Plan
+from gpuserve.bench.plan.errors import BenchError, BenchOptionError
+from gpuserve.bench.plan.plan import LoadPlan
 from gpuserve.bench.preparation import Data
-from gpuserve.bench.results import LevelResult
-from gpuserve.bench.runner import Run, measure
-from gpuserve.bench.session import Observer
-from gpuserve.bench.target import Target
+from gpuserve.bench.reports.results import LevelResult
+from gpuserve.bench.server.target import Target
+from gpuserve.bench.session import BenchObserver, BenchRun, measure
 from gpuserve.config.load import Configuration
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.positions import Path
 from gpuserve.tune.axes import Axis, Settings
-from gpuserve.tune.limits import LatencyLimit
-from gpuserve.tune.pareto import Point, best, points_of, score
-from gpuserve.tune.search import Position, coordinate_search
-from gpuserve.tune.served import configuration_of
-from gpuserve.tune.trial_server import TrialFailed, trial_server
+from gpuserve.tune.search import LatencyLimit, Point, Position, best, coordinate_search, points_of, score
+from gpuserve.tune.trial_server import TrialFailed, configuration_of, trial_server
 
 #: A level that gives less than this part more than the best before has found the top.
 _GROWTH: Final = 1.02
@@ -30,7 +26,7 @@ _GROWTH: Final = 1.02
 
 @dataclass(frozen=True)
 class Goal:
-    """What is searched, and for how long."""
+    """The latency limit, and the bounds of the search."""
 
     limit: LatencyLimit
     trials: int
@@ -47,7 +43,7 @@ class Subject:
     instances: Sequence[Mapping[str, Any]]
     axes: Sequence[Axis]
     data: Data
-    plan: Plan
+    plan: LoadPlan
     protocol: str
 
     def values(self, settings: Settings) -> dict[Path, Any]:
@@ -70,13 +66,13 @@ class Subject:
 
 
 class TuningObserver(Protocol):
-    """Who is told how a search goes on."""
+    """Receives the progress of a search, to show it."""
 
-    def trial_started(self, number: int, settings: Settings) -> Observer:
-        """A server is being started; its levels are told to the one that is returned."""
+    def trial_started(self, number: int, settings: Settings) -> BenchObserver:
+        """A server is being started; returns the observer of its levels."""
 
     def trial_ended(self, settings: Settings, points: Sequence[Point], failure: str) -> None:
-        """What was measured; ``failure`` is why there is nothing, or empty."""
+        """A trial was measured; ``failure`` says why there are no points, or is empty."""
 
 
 @dataclass
@@ -96,7 +92,7 @@ class Tuning:
 
     @property
     def best(self) -> Point | None:
-        """The best under the limit so far."""
+        """The best point under the limit so far."""
         return best(self.points, self.goal.limit)
 
     def run(self, deadline_s: float) -> None:
@@ -136,7 +132,7 @@ class Tuning:
         self.observer.trial_ended(settings, points, failure)
         return score(points, self.goal.limit)
 
-    def _measured(self, settings: Settings, observer: Observer) -> list[Point]:
+    def _measured(self, settings: Settings, observer: BenchObserver) -> list[Point]:
         subject = self.subject
         values = {**self.others, **subject.values(settings)}
         configuration_of(
@@ -144,7 +140,7 @@ class Tuning:
         )  # what contradicts the file needs no server to say so
         with trial_server(subject.config, values, subject.protocol) as url:
             target = Target(url, subject.name)
-            outcome = measure(Run(target, subject.data, subject.plan), observer, self._is_enough)
+            outcome = measure(BenchRun(target, subject.data, subject.plan), observer, self._is_enough)
         self.interrupted |= outcome.interrupted
         for one in outcome.levels:
             if one.failed:

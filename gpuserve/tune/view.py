@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TextIO
 
-from gpuserve.bench.levels import Level
-from gpuserve.bench.results import LevelResult
-from gpuserve.bench.session import Observer
-from gpuserve.bench.stability import Window
+from gpuserve.bench.plan.plan import LoadLevel
+from gpuserve.bench.reports.results import LevelResult, Window
+from gpuserve.bench.session import BenchObserver
 from gpuserve.tune.axes import Axis, Settings
-from gpuserve.tune.limits import LatencyLimit
-from gpuserve.tune.pareto import Point, best, front
+from gpuserve.tune.search import LatencyLimit, Point, best, front
 
 
 class TrialLines:
-    """A line for each trial; on a terminal the level that is measured comes and goes."""
+    """Shows a line for each trial, and on a terminal the level that is being measured."""
 
     def __init__(self, axes: Sequence[Axis], limit: LatencyLimit, stream: TextIO) -> None:
         self._axes = axes
@@ -23,31 +21,27 @@ class TrialLines:
         self._stream = stream
         self._number = 0
 
-    def trial_started(self, number: int, settings: Settings) -> Observer:
-        """See ``TuningObserver``."""
+    def trial_started(self, number: int, settings: Settings) -> BenchObserver:
         self._number = number
         return self
 
     def trial_ended(self, settings: Settings, points: Sequence[Point], failure: str) -> None:
-        """See ``TuningObserver``."""
         self._passing("")
         text = failure or _result(points, self._limit)
         self._stream.write(f"{self._number:>3}  {settings_text(self._axes, settings)}: {text}\n")
         self._stream.flush()
 
-    def level_started(self, level: Level, position: int, levels: int) -> None:
-        """See ``bench.session.Observer``."""
+    def level_started(self, level: LoadLevel, position: int, levels: int) -> None:
         self._passing(f"{self._number:>3}  {level} in flight …")
 
     def progressed(self, elapsed_s: float, window: Window, failed: int) -> None:
-        """See ``bench.session.Observer``."""
         self._passing(f"{self._number:>3}  {window.throughput:,.0f} req/s, p99 {window.p99_ms:.3g} ms …")
 
     def level_ended(self, result: LevelResult) -> None:
-        """See ``bench.session.Observer``."""
+        pass
 
     def _passing(self, text: str) -> None:
-        """A line that the next one replaces."""
+        """Show a line that the next one replaces."""
         if self._stream.isatty():
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()
@@ -78,7 +72,7 @@ def show_front(
 
 
 def settings_text(axes: Sequence[Axis], settings: Settings) -> str:
-    """Keys and values, as in the config file."""
+    """Settings as ``key value``, with the keys of the config file."""
     return ", ".join(
         f"{'.'.join(str(key) for key in axis.keys if not isinstance(key, int))} {value}"
         for axis, value in zip(axes, settings, strict=True)

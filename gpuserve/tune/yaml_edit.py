@@ -10,13 +10,14 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from gpuserve.config.positions import Path
+from gpuserve.config.schema import usual_key
 
 _FIRST_ITEM = re.compile(r"^models:[^\n]*\n(?:[ ]*(?:#[^\n]*)?\n)*([ ]*)- ", re.MULTILINE)
 _WIDE = 10_000
 
 
 def with_values(text: str, values: Mapping[Path, Any]) -> str:
-    """The text with these values at these paths; what is missing on the way is made."""
+    """The text with these values at these paths; missing parents are made."""
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = _WIDE
@@ -37,12 +38,14 @@ def _put(whole: Any, path: Path, value: Any) -> None:
         whole = _child(whole, step, following)
     if isinstance(whole, list) and last == len(whole):
         whole.append(value)
+    elif isinstance(whole, dict):  # a file may have Triton's name for the key
+        whole[next((key for key in whole if usual_key((*parents, key)) == last), last)] = value
     else:
         whole[last] = value
 
 
 def _child(whole: Any, step: str | int, following: str | int) -> Any:
-    """What is at this step, made where it is missing."""
+    """The child at this step, made where it is missing."""
     empty: Any = [] if isinstance(following, int) else {}
     if isinstance(whole, list):
         if step == len(whole):

@@ -1,21 +1,22 @@
-"""The batches of a ``DeviceLoop``, as its threads share them: kept by whichever receives, staged ahead by the
-one that takes in, called by the loop's own, answered by it or by the one that finishes. Which batch may go on
-is ``pipeline.py``'s to say; here are the locks round it.
+"""The batches of a ``CudaLoop``, as its threads share them: kept by whichever receives, staged ahead by the
+staging thread, called by the loop's own, answered by it or by the reply thread. Which batch may go on is
+``pipeline.py``'s to say; here are the locks round it.
 """
 
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
-from gpuserve_worker.cuda.pipeline import Pipeline, PipelinedBatch, Stage
-from gpuserve_worker.execution import Execution
-from gpuserve_worker.failure import DeviceError
-from gpuserve_worker.finishing import Finishing
-from gpuserve_worker.intake import TakenIn
-from gpuserve_worker.regions import RegionError
-from gpuserve_worker.session import Reply, Session
-from gpuserve_worker.stopwatch import Stopwatch
-from gpuserve_worker.wire import Computed, Run
+from gpuserve_worker.calling.failure import DeviceFailure
+from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.runtime import CudaError
+from gpuserve_worker.cuda.pipeline import BatchStage, Pipeline, PipelinedBatch
+from gpuserve_worker.memory.regions import RegionError
+from gpuserve_worker.protocol.wire import Computed, Run
+from gpuserve_worker.running.batch_inputs import BatchInputs
+from gpuserve_worker.running.execution import Execution, PendingReply, Stopwatch
+from gpuserve_worker.running.session import BatchReply, FrontSession
 
 
 class Job(PipelinedBatch):
@@ -23,21 +24,22 @@ class Job(PipelinedBatch):
     had.
     """
 
-    def __init__(self, session: Session, run: Run) -> None:
+    def __init__(self, session: FrontSession, run: Run) -> None:
         super().__init__(run.batch_id)
         self.session = session
         self.run = run
         #: Until it is staged, one that knows of no device.
         self.watch = Stopwatch()
-        self.taken: TakenIn | None = None
-        self.problem: RegionError | DeviceError | None = None
-        self.finishing: Finishing | None = None
+        self.inputs: BatchInputs | None = None
+        self.problem: RegionError | DeviceFailure | None = None
+        self.pending_reply: PendingReply | None = None
 
 
 class Jobs:
-    """All that have not ended. Any thread may call any method."""
+    """All that have not ended; implements ``Backlog``. Any thread may call any method."""
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, device: CudaDevice, execution: Execution) -> None:
+        self._device = device
         self._execution = execution
         self._pipeline: Pipeline[Job] = Pipeline()
         self._changed = threading.Condition()
@@ -46,27 +48,29 @@ class Jobs:
         self._is_over = False
 
     def __len__(self) -> int:
-        """How many wait to be called."""
         return len(self._pipeline)
 
     @property
     def leaving(self) -> int:
-        """How many have been called and are not answered."""
         return self._pipeline.leaving
 
-    def keep(self, session: Session, run: Run) -> None:
-        """One has come on a session."""
+    def keep(self, session: FrontSession, run: Run) -> None:
         with self._changed:
             self._pipeline.receive(Job(session, run))
 
     def clear(self) -> None:
-        """The front that wanted those that wait is gone: what the device has of them is given back."""
         with self._changed:
             for job in self._pipeline.drop_waiting():
-                job.taken = None
+                job.inputs = None
+
+    def settle(self) -> None:
+        self.drain()
+        with suppress(CudaError):  # after one nothing is copied any more
+            self._device.enter()
+            self._device.settle()
 
     def stage_ahead(self) -> None:
-        """Bring the inputs of all that wait on their way."""
+        """Begin to copy the inputs of all batches that wait."""
         while True:
             with self._changed:
                 job = self._pipeline.next_to_stage()
@@ -79,28 +83,28 @@ class Jobs:
             job = self._pipeline.next_to_call()
         if job is None:
             return None
-        if job.stage is Stage.RECEIVED:
+        if job.stage is BatchStage.RECEIVED:
             self._stage(job, ahead=False)
         with self._changed:
-            if job.stage is not Stage.ARRIVING:
-                job.taken = None
+            if job.stage is not BatchStage.ARRIVING:
+                job.inputs = None
                 return None
             self._pipeline.called(job)
         return job
 
     def returned(self, job: Job, nbytes: int) -> None:
-        """Its call is over, and so many bytes are to be copied back."""
+        """Note that a call is over, and that so many bytes are to be copied back."""
         with self._changed:
             self._pipeline.returned(job, nbytes)
 
     def computed(self, job: Job) -> None:
-        """Its work on the device has ended well; the front is told, where that is of use."""
+        """Note that a batch's work on the device has ended well; the front is told, where that is of use."""
         with self._changed:
             announced = self._pipeline.computed(job)
         if announced is not None:
             announced.session.send(Computed((announced.batch_id,)))
 
-    def answer(self, job: Job, reply: Reply) -> None:
+    def answer(self, job: Job, reply: BatchReply) -> None:
         """Send the answer to the oldest that has not been answered."""
         job.session.reply(reply)
         with self._changed:
@@ -108,7 +112,6 @@ class Jobs:
             self._changed.notify_all()
 
     def is_only_suspect(self, job: Job) -> bool:
-        """Whether a fault of the device can be of nobody's doing but this one's."""
         with self._changed:
             return self._pipeline.is_only_suspect(job)
 
@@ -118,7 +121,7 @@ class Jobs:
             self._changed.wait_for(lambda: self._is_over or not self._pipeline.leaving)
 
     def give_up(self) -> None:
-        """No more will be answered."""
+        """Let ``drain`` return: no more will be answered."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -128,20 +131,20 @@ class Jobs:
         turn: there may be more memory then.
         """
         with self._staging:
-            if job.stage is not Stage.RECEIVED:
+            if job.stage is not BatchStage.RECEIVED:
                 return True
-            taken: TakenIn | None = None
+            inputs: BatchInputs | None = None
             job.session.leases.begin(job.batch_id)
             try:
                 job.watch = self._execution.new_watch()
-                taken = self._execution.take_in(job.session, job.run)
+                inputs = self._execution.read_inputs(job.session, job.run)
                 job.watch.staged()
-            except (RegionError, DeviceError) as error:
+            except (RegionError, DeviceFailure) as error:
                 if ahead:
                     return False
                 job.problem = error
             with self._changed:
-                if job.stage is Stage.RECEIVED:
-                    job.taken = taken
+                if job.stage is BatchStage.RECEIVED:
+                    job.inputs = inputs
                     self._pipeline.staged(job)
         return True

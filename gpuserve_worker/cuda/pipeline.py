@@ -24,8 +24,8 @@ from typing import Final, Generic, TypeVar
 ANNOUNCED_NBYTES: Final = 1 << 20
 
 
-class Stage(enum.Enum):
-    """Where a batch stands."""
+class BatchStage(enum.Enum):
+    """Where a batch stands between its message and its answer."""
 
     RECEIVED = "its message has come"
     ARRIVING = "its inputs are on their way to the device"
@@ -35,8 +35,8 @@ class Stage(enum.Enum):
     DROPPED = "the front that wanted it is gone"
 
 
-class Step(enum.Enum):
-    """What happens to a batch."""
+class BatchStep(enum.Enum):
+    """What takes a batch to its next stage."""
 
     STAGED = "staged"
     CALLED = "called"
@@ -45,13 +45,13 @@ class Step(enum.Enum):
     DROPPED = "dropped"
 
 
-TRANSITIONS: Final[dict[tuple[Stage, Step], Stage]] = {
-    (Stage.RECEIVED, Step.STAGED): Stage.ARRIVING,
-    (Stage.RECEIVED, Step.DROPPED): Stage.DROPPED,
-    (Stage.ARRIVING, Step.CALLED): Stage.COMPUTING,
-    (Stage.ARRIVING, Step.DROPPED): Stage.DROPPED,
-    (Stage.COMPUTING, Step.RETURNED): Stage.LEAVING,
-    (Stage.LEAVING, Step.ANSWERED): Stage.ENDED,
+TRANSITIONS: Final[dict[tuple[BatchStage, BatchStep], BatchStage]] = {
+    (BatchStage.RECEIVED, BatchStep.STAGED): BatchStage.ARRIVING,
+    (BatchStage.RECEIVED, BatchStep.DROPPED): BatchStage.DROPPED,
+    (BatchStage.ARRIVING, BatchStep.CALLED): BatchStage.COMPUTING,
+    (BatchStage.ARRIVING, BatchStep.DROPPED): BatchStage.DROPPED,
+    (BatchStage.COMPUTING, BatchStep.RETURNED): BatchStage.LEAVING,
+    (BatchStage.LEAVING, BatchStep.ANSWERED): BatchStage.ENDED,
 }
 
 
@@ -66,16 +66,12 @@ class PipelinedBatch:
 
     def __init__(self, batch_id: int) -> None:
         self.batch_id = batch_id
-        self.stage = Stage.RECEIVED
+        self.stage = BatchStage.RECEIVED
         self.nbytes = 0
         self.is_cleared = False
 
-    def advance(self, step: Step) -> None:
-        """Move on.
-
-        Raises:
-            IllegalStep: the table has no such step.
-        """
+    def advance(self, step: BatchStep) -> None:
+        """Take a step; raises ``IllegalStep`` where the table has no such step."""
         before = self.stage
         try:
             self.stage = TRANSITIONS[before, step]
@@ -96,12 +92,12 @@ class Pipeline(Generic[_Batch]):
         self._leaving: deque[_Batch] = deque()
 
     def __len__(self) -> int:
-        """How many wait to be called."""
+        """How many batches wait to be called."""
         return len(self._waiting)
 
     @property
     def leaving(self) -> int:
-        """How many have been called and are not answered."""
+        """How many batches have been called and are not answered."""
         return len(self._leaving)
 
     def is_only_suspect(self, batch: _Batch) -> bool:
@@ -110,51 +106,45 @@ class Pipeline(Generic[_Batch]):
         return [one for one in suspects if one is not None and not one.is_cleared] == [batch]
 
     def receive(self, batch: _Batch) -> None:
-        """One has come."""
         self._waiting.append(batch)
 
     def next_to_stage(self) -> _Batch | None:
-        """The oldest whose inputs are not on their way yet."""
+        """The oldest batch whose inputs are not on their way yet."""
         for batch in self._waiting:
-            if batch.stage is Stage.RECEIVED:
+            if batch.stage is BatchStage.RECEIVED:
                 return batch
         return None
 
     def next_to_call(self) -> _Batch | None:
-        """The oldest that waits, if no other is being called; it may have to be staged first."""
+        """The oldest batch that waits, if no other is being called; it may have to be staged first."""
         return self._waiting[0] if self._waiting and self._computing is None else None
 
     def staged(self, batch: _Batch) -> None:
-        """Its inputs are on their way."""
-        batch.advance(Step.STAGED)
+        batch.advance(BatchStep.STAGED)
 
     def called(self, batch: _Batch) -> None:
-        """Its callable is called.
-
-        Raises:
-            IllegalStep: another is, or is to be before it.
+        """Note that the callable is called; raises ``IllegalStep`` where another batch is, or is to be before
+        it.
         """
         if self.next_to_call() is not batch:
             raise IllegalStep(f"batch {batch.batch_id} is called out of turn")
-        batch.advance(Step.CALLED)
+        batch.advance(BatchStep.CALLED)
         self._computing = self._waiting.popleft()
 
     def returned(self, batch: _Batch, nbytes: int) -> None:
-        """Its call is over, well or badly, and so many bytes are to be copied back."""
-        batch.advance(Step.RETURNED)
+        """Note that a call is over, well or badly, and how many bytes are to be copied back."""
+        batch.advance(BatchStep.RETURNED)
         batch.nbytes = nbytes
         self._computing = None
         self._leaving.append(batch)
 
     def answered(self, batch: _Batch) -> None:
-        """Its answer is sent.
-
-        Raises:
-            IllegalStep: another is to be answered before it.
+        """Note that the answer is sent; raises ``IllegalStep`` where another batch is to be answered before
+        it.
         """
         if not self._leaving or self._leaving[0] is not batch:
             raise IllegalStep(f"batch {batch.batch_id} is answered out of turn")
-        batch.advance(Step.ANSWERED)
+        batch.advance(BatchStep.ANSWERED)
         self._leaving.popleft()
 
     def computed(self, batch: _Batch) -> _Batch | None:
@@ -168,9 +158,9 @@ class Pipeline(Generic[_Batch]):
         return batch if behind else None
 
     def drop_waiting(self) -> list[_Batch]:
-        """The front that sent them is gone: none that waits is called any more; which they were."""
+        """Drop the batches that wait, whose front is gone, and return them."""
         dropped = list(self._waiting)
         self._waiting.clear()
         for batch in dropped:
-            batch.advance(Step.DROPPED)
+            batch.advance(BatchStep.DROPPED)
         return dropped

@@ -11,12 +11,12 @@ import os
 import sys
 from typing import Final
 
-from gpuserve_worker import lifecycle
-from gpuserve_worker.cuda.runtime import CudaError, CudaUnavailable, Runtime, load_runtime
+from gpuserve_worker.cuda.device.runtime import CudaError, CudaUnavailable, Runtime, load_runtime
+from gpuserve_worker.running import lifecycle
 
 
 class Usability(enum.Enum):
-    """What a process finds of its devices."""
+    """Whether a process can use any of its devices."""
 
     USABLE = "one of them at least can be used"
     UNUSABLE = "none can be used"
@@ -54,7 +54,7 @@ def _works(runtime: Runtime, number: int) -> bool:
 
 
 def main() -> int:
-    """Try the devices; the exit status."""
+    """Try the devices and return the exit status."""
     lifecycle.prepare_process()
     _say_nothing()
     return _STATUS[usability()]

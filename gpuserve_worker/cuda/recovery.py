@@ -1,74 +1,234 @@
-"""What an ``AsyncLoop`` on a device does after a failure, as ``DeviceLoop`` does for plain callables: a batch
-for which the memory did not suffice is run again in halves, and a device that is lost ends the loop. Others
-may be under way at once, and go on.
+"""What a worker on a GPU does after a failure: whether the device's memory did not suffice, in which case the
+batch is run again, whether this process can use the device any more, and which batch is to blame. No callable
+is called here.
+
+CUDA's errors come in the exceptions of whatever library the callable uses. None of them is imported here.
+
+For a second run all caches are emptied, and the batch is cut in two where it has several requests. A callable
+may have written to its inputs before it failed, so the second run has new ones: those on the device are
+copied there again, those in messages read again. Large inputs on the host are there only once, and the batch
+fails at once unless they are read-only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+import gc
+import sys
+import threading
+from typing import Final
 
-from gpuserve_worker import wire
-from gpuserve_worker.cuda.device import Device
-from gpuserve_worker.cuda.faults import Loss, is_out_of_memory
-from gpuserve_worker.cuda.second_run import SecondRun
-from gpuserve_worker.execution import Execution
-from gpuserve_worker.halves import Part, joined
-from gpuserve_worker.intake import TakenIn
-from gpuserve_worker.model import Model
-from gpuserve_worker.outputs import Answers
-from gpuserve_worker.reporting import Report
-from gpuserve_worker.session import Session
-from gpuserve_worker.wire import WireFailure
+from gpuserve_worker.calling.failure import INTERNAL, DeviceFailure, log_text
+from gpuserve_worker.calling.outputs import BatchAnswers
+from gpuserve_worker.cuda.copies.staging import device_inputs
+from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.runtime import CudaError
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.tensor import BYTES
+from gpuserve_worker.protocol.wire import Run, Split, WireFailure, requests
+from gpuserve_worker.running.device_path import PartCall
+from gpuserve_worker.running.execution import Execution
+from gpuserve_worker.running.model import Model
+from gpuserve_worker.running.session import FrontSession
+from gpuserve_worker.running.splitting import BatchPart, join_answers, split_batch
+from gpuserve_worker.running.supervision import Reporter
 
-#: Calls the callable on a part of a batch, whose requests are told apart in the answers.
-Attempt: TypeAlias = Callable[[wire.Run, TakenIn], Awaitable[Answers]]
+#: (package, class) of the exceptions that mean it, whatever their text says.
+_OUT_OF_MEMORY: Final = frozenset({("cupy", "OutOfMemoryError"), ("torch", "OutOfMemoryError")})
+#: Where the text tells: the words of the runtime and of the driver, those of torch, and what cuBLAS, cuDNN,
+#: cuSOLVER, cuSPARSE, cuFFT and cuRAND have in common.
+_TEXTS: Final = (
+    "cudaErrorMemoryAllocation",
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "ALLOC_FAILED",
+    "ALLOCATION_FAILED",
+)
+#: ``cudaErrorStreamCapture...``: of a graph that a thread of the callable is making just now.
+_CAPTURE: Final = range(900, 909)
 
 
-class Recovery:
-    """Of the batches of one model on its device."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, or the one that it was raised from, says that the device's memory did not
+    suffice.
+    """
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__
+    return any(map(_says_out_of_memory, causes))
 
-    def __init__(self, device: Device, execution: Execution, model: Model, report: Report) -> None:
+
+def _says_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, DeviceFailure):
+        return error.is_out_of_memory
+    names = {(one.__module__.partition(".")[0], one.__name__) for one in type(error).__mro__}
+    if names & _OUT_OF_MEMORY:
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+
+
+def free_memory(device: CudaDevice) -> None:
+    """Have every cache of the device's memory given up, as far as nothing is in it. Raises ``CudaError``
+    where the device cannot be used any more.
+    """
+    gc.collect()  # what the callable made may be in a cycle, as the frames of what it raised are
+    device.buffers.trim()
+    device.runtime.cupy.get_default_memory_pool().free_all_blocks()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def why_lost(device: CudaDevice) -> str | None:
+    """Why this process can use its device no more, in CUDA's words; None where it can."""
+    first = _error_of(device)
+    if first is None or first.is_sticky:
+        return None if first is None else str(first)
+    second = _error_of(device)  # what earlier work did wrong is told once, unless it stays
+    stays = second is not None and not second.is_out_of_memory and second.code not in _CAPTURE
+    return str(second) if stays else None
+
+
+def _error_of(device: CudaDevice) -> CudaError | None:
+    """The error that waiting for all work of the device raises."""
+    try:
+        device.enter()
+        device.runtime.synchronize()
+    except CudaError as error:
+        return error
+    return None
+
+
+class Loss:
+    """Whether the process can use its device no more, which several threads may find out at once. ``text``
+    says why.
+    """
+
+    def __init__(self, device: CudaDevice, model: str, instance: str) -> None:
+        self._device = device
+        self._of = f"the device of instance {instance!r} of model {model!r}"
+        self._lock = threading.Lock()
+        self._has_blamed = False
+        self.text = ""
+
+    def find(self) -> bool:
+        """Look at the device, after a failure of any kind; whether it is lost."""
+        with self._lock:
+            self.text = self.text or why_lost(self._device) or ""
+        return bool(self.text)
+
+    def take_blame(self) -> bool:
+        """Whether no other batch was found to be to blame before."""
+        with self._lock:
+            is_first, self._has_blamed = not self._has_blamed, True
+        return is_first
+
+    def failure(self) -> WireFailure:
+        """The failure of the batch that is to blame."""
+        return WireFailure(INTERNAL, f"{self._of} failed while it ran this request: {self.text}")
+
+    def last_words(self) -> str:
+        """The line for the log when the worker ends."""
+        return f"{self._of} can be used by this process no more, which ends: {self.text}"
+
+
+class SecondRun:
+    """The second runs of one model's batches on its device."""
+
+    def __init__(self, device: CudaDevice, execution: Execution, model: Model, reporter: Reporter) -> None:
+        self._device = device
         self._execution = execution
-        self._report = report
-        self._second_run = SecondRun(device, execution, model, report)
+        self._model = model
+        self._reporter = reporter
+        self._on_device = device_inputs(model.context.inputs)
+
+    def is_possible(self, run: Run, *, was_alone: bool) -> bool:
+        """Whether a batch may fit when it is run again: it can be cut, or was not ``was_alone`` on the
+        device, and its inputs are as they were.
+        """
+        if was_alone and (len(run.requests) == 1 or not self._model.batching):
+            return False
+        return self._model.read_only_inputs or all(
+            name in self._on_device or datatype == BYTES or isinstance(payload, bytes)
+            for name, datatype, _, payload in run.inputs
+        )
+
+    def parts(self, session: FrontSession, run: Run) -> list[BatchPart]:
+        """The parts of a batch that is to be run again, with their inputs on their way. Nothing may refer to
+        what it was run with the first time. Raises ``DeviceFailure`` or ``RegionError`` as
+        ``Execution.read_inputs``.
+        """
+        self.free_memory()
+        inputs = self._execution.read_inputs(session, run)
+        inputs.admit()
+        parts = split_batch(run, inputs)
+        if len(parts) > 1:
+            what = f"a batch of {_rows(run)} rows of model {self._model.name!r}"
+            self._reporter.warning(
+                f"the memory of the device did not suffice for {what}: it is run in two halves"
+            )
+            session.send(Split(run.batch_id))
+        return parts
+
+    def free_memory(self) -> None:
+        free_memory(self._device)
+
+    def no_room(self, run: Run, error: BaseException) -> WireFailure:
+        """The failure of a batch, or a part of one, for which there is no room."""
+        rows = _rows(run)
+        counted = f"{rows} {'row' if rows == 1 else 'rows'}"
+        text = f"The memory of the device does not suffice for {counted} of model {self._model.name!r}"
+        self._reporter.error(f"{text}: {log_text(error)}")
+        return WireFailure("RESOURCE_EXHAUSTED", text)
+
+
+class CudaRecovery:
+    """Implements ``Recovery`` on a GPU."""
+
+    def __init__(self, device: CudaDevice, execution: Execution, model: Model, reporter: Reporter) -> None:
+        self._execution = execution
+        self._reporter = reporter
+        self._second_run = SecondRun(device, execution, model, reporter)
         self._loss = Loss(device, model.name, model.context.instance)
 
     @property
     def device_is_lost(self) -> bool:
-        """Whether this process can use its device no more."""
         return bool(self._loss.text)
 
     def is_worth_it(self, error: Exception, run: wire.Run, *, was_alone: bool) -> bool:
-        """Whether a batch that failed with an error may succeed when it is run again."""
         return is_out_of_memory(error) and self._second_run.is_possible(run, was_alone=was_alone)
 
-    async def run_again(self, session: Session, run: wire.Run, attempt: Attempt) -> Answers | WireFailure:
-        """The answers to a batch that is run once more; raises as ``SecondRun.parts``."""
+    async def run_again(
+        self, session: FrontSession, run: wire.Run, call: PartCall
+    ) -> BatchAnswers | WireFailure:
         parts = self._second_run.parts(session, run)
-        return joined(parts, [await self._last_attempt(session, part, attempt) for part in parts])
+        return join_answers(parts, [await self._last_attempt(session, part, call) for part in parts])
 
     def failure(self, error: BaseException, run: wire.Run) -> WireFailure | None:
-        """What a batch fails with for want of memory; None where that was not its error."""
         return self._second_run.no_room(run, error) if is_out_of_memory(error) else None
 
     async def judge(self, failed: wire.Failed, *, was_alone: bool) -> wire.Failed | None:
-        """What a batch that failed is told; None: nothing, since the device is lost, and it need not have
-        been its doing.
-        """
         was_known = self.device_is_lost
         if not was_known and not await asyncio.to_thread(self._loss.find):
             return failed
         if not was_known:
-            self._report.error(self._loss.last_words())
+            self._reporter.error(self._loss.last_words())
         if was_alone and self._loss.take_blame():
             return failed._replace(failure=self._loss.failure())
         return None
 
-    async def _last_attempt(self, session: Session, part: Part, attempt: Attempt) -> Answers | WireFailure:
+    async def _last_attempt(
+        self, session: FrontSession, part: BatchPart, call: PartCall
+    ) -> BatchAnswers | WireFailure:
         try:
-            return await attempt(part.run, part.taken)
+            return await call(part.run, part.inputs)
         except Exception as error:  # user code may raise anything; its requests fail and nothing else
             failure = self.failure(error, part.run)
-            return failure or self._execution.failure_of_call(error, session, part.taken)
+            return failure or self._execution.failure_of_call(error, session, part.inputs)
+
+
+def _rows(run: Run) -> int:
+    return sum(one.rows for one in requests(run.requests))

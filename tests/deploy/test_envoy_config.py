@@ -17,7 +17,7 @@ from tls import Authority
 from gpuserve.export.envoy import bootstrap
 from gpuserve.export.envoy.clusters import endpoints
 from gpuserve.export.envoy.proxy import Proxy
-from gpuserve.export.yaml_text import render
+from gpuserve.export.manifests.yaml_text import render
 
 ENVOY = str(Path(sys.executable).with_name("envoy"))
 TOKEN = "t" * 32
@@ -245,7 +245,7 @@ def test_tls_takes_a_folder(tmp_path: Path) -> None:
     config = written(tmp_path)
     refused = export("envoy", config, "--tls-secret", "certificate")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "TLS takes more files than one, so give a folder" in refused.stderr
+    assert "expected a folder: with TLS there are several files" in refused.stderr
     done = export("envoy", config, "--tls-secret", "certificate", "--out", tmp_path / "out")
     assert done.returncode == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

@@ -14,9 +14,9 @@ from manifest_checks import all_violations
 from manifests import DEPLOY, EXAMPLES, documents, kustomizations, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
-from gpuserve.export.pod_defaults import LAME_DUCK_S
-from gpuserve.export.quantities import parse_nbytes
-from gpuserve.export.sizing import PROPAGATION_S, STOP_MARGIN_S
+from gpuserve.export.manifests.pod import LAME_DUCK_S
+from gpuserve.export.sizing.sizing import PROPAGATION_S, STOP_MARGIN_S
+from gpuserve.export.sizing.values import parse_nbytes
 
 #: preStop.sleep is on since this version.
 OLDEST = "1.30"

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from manifests import DEPLOY, EXAMPLES, documents, kustomized, of_kind, only
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, serving
 
-from gpuserve.export import metric_names
+from gpuserve.export.manifests import metric_names
 
 REFERENCE = (REPOSITORY / "docs" / "reference.md").read_text()
 _VARIABLES = {"$job": "job", "$pod": "pod", "$model": "model", "$__rate_interval": "5m"}

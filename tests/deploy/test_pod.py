@@ -47,6 +47,7 @@ def test_the_pod_serves_and_its_probes_are_answered(
             assert json.loads(got.read())["outputs"][0]["name"] == "label"
 
 
+@pytest.mark.thorough
 def test_the_gpu_example_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the GPU of this machine, or on the stand-in for one."""
     if not real_gpu():

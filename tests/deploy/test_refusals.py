@@ -10,8 +10,8 @@ import pytest
 from exporting import IMAGE, OPTIONS, export, loaded, written
 
 from gpuserve.config.messages import ConfigProblems
-from gpuserve.export.quantities import GIB
 from gpuserve.export.rendering import grafana_text, kubernetes_stream
+from gpuserve.export.sizing.values import GIB
 
 
 def problem(

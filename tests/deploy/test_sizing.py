@@ -10,10 +10,10 @@ import pytest
 from exporting import OPTIONS, exported, loaded
 from manifests import only
 
-from gpuserve.export import sizing
-from gpuserve.export.options import ExportOptions
-from gpuserve.export.quantities import GIB, MIB, parse_nbytes, quantity, readable
-from gpuserve.export.sizing import STOP_MARGIN_S, Sizes
+from gpuserve.export.sizing import sizing
+from gpuserve.export.sizing.options import ExportOptions
+from gpuserve.export.sizing.sizing import STOP_MARGIN_S, Sizes
+from gpuserve.export.sizing.values import GIB, MIB, parse_nbytes, quantity, readable
 from gpuserve.supervisor.ending import FRONT_QUIT_TIMEOUT_S, WORKER_STOP_TIMEOUT_S
 
 

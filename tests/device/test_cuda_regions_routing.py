@@ -14,6 +14,8 @@ from gpu_machine import GPU_0, GPU_1, GpuMachine, real_gpu
 from serving import Addresses
 from tritonclient.utils import InferenceServerException
 
+pytestmark = pytest.mark.thorough
+
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 

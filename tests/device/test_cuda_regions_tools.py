@@ -19,9 +19,13 @@ from serving import GPUSERVE, Addresses
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "cuda_shared_memory.py"
 TIMEOUT_S = 60.0
 
-pytestmark = pytest.mark.skipif(
-    real_gpu() and importlib.util.find_spec("cuda") is None, reason="tritonclient needs cuda-python for it"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        real_gpu() and importlib.util.find_spec("cuda") is None,
+        reason="tritonclient needs cuda-python for it",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

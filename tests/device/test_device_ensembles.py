@@ -238,6 +238,7 @@ def test_the_front_dies(server: Asked) -> None:
 # ---- two GPUs -------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("peer_access", [True, False])
 def test_a_step_on_another_gpu(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer_access: bool

@@ -15,8 +15,8 @@ import pytest
 from gpu_machine import GpuMachine, RealMachine
 from worker_process import LARGE, WorkerProcess, floats, large, loaded, model, output, values
 
-from gpuserve_worker import wire
-from gpuserve_worker.tensor import numpy_dtype
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.tensor import numpy_dtype
 
 Machine = GpuMachine | RealMachine
 

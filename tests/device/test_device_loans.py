@@ -11,7 +11,9 @@ import pytest
 from gpu_machine import GpuMachine, RealMachine
 from worker_process import WorkerProcess, floats, loaded, model, output, values
 
-from gpuserve_worker import wire
+from gpuserve_worker.protocol import wire
+
+pytestmark = pytest.mark.thorough
 
 Machine = GpuMachine | RealMachine
 X = ("x", "FP32", (-1,), False, "gpu")

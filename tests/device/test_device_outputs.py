@@ -14,7 +14,7 @@ from gpu_machine import GpuMachine, RealMachine
 from test_device_inputs import X, device_model, in_segments, noise, on_gpu
 from worker_process import LARGE, WorkerProcess, floats, large, loaded, output, values
 
-from gpuserve_worker import wire
+from gpuserve_worker.protocol import wire
 
 Machine = GpuMachine | RealMachine
 

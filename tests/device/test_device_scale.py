@@ -14,14 +14,16 @@ from processes import wait_until
 from test_device_ensembles import Asked, models
 from watched_gpus import Watched, server
 
-from gpuserve.supervisor.operator import control_client
+from gpuserve.control import operator_client
+
+pytestmark = pytest.mark.thorough
 
 __all__ = ["server"]  # a fixture
 
 
 def scale(server: OperatedServer, count: int, name: str = "m") -> None:
     address, counts = server.addresses["HTTP"], {"counts": {name: count}}
-    outcome = control_client.ask(address, "scale", counts, lambda text: None, TIMEOUT_S)
+    outcome = operator_client.ask(address, "scale", counts, lambda text: None, TIMEOUT_S)
     assert outcome.code == "", outcome.text
     assert outcome.result["models"][name]["after"] == count
 

@@ -159,6 +159,7 @@ def load(server: OperatedServer, **override: Any) -> tuple[int, str]:
         return response.status, response.read().decode()
 
 
+@pytest.mark.thorough
 def test_a_model_that_a_client_loads_is_placed_by_another_look(
     stand_in: GpuMachine, tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +214,7 @@ with free_server() as server:
 """
 
 
+@pytest.mark.thorough
 def test_bind_with_devices(two_gpus: GpuMachine, views: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on(two_gpus, monkeypatch)
     program = PROGRAM.format(paths=[str(MODELS.parent), str(MODELS)], views=str(views))
@@ -317,6 +319,7 @@ MISMATCH: dict[str, Any] = {"failures": {"nvmlInit": 18}}
 HANGS: dict[str, Any] = {"nvml_hang_s": 60.0}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("machine", "device", "text"),
     [

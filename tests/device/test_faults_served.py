@@ -72,6 +72,7 @@ def test_requests_that_do_not_fit_together_are_all_answered(server: OperatedServ
     server.wait_log("it is run in two halves")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "server", [[model("breaks", "breaks", 1)], [model("breaks", "breaks_later", 1)]], indirect=True
 )

@@ -9,6 +9,8 @@ import pytest
 from gpu_machine import GpuMachine, RealMachine
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, serving
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLE = REPOSITORY / "examples" / "gpu"
 CLIENT_TIMEOUT_S = 60.0
 

@@ -133,6 +133,7 @@ def test_uncorrectable_errors_of_the_memory_fence_it(
     assert shared_server.gpu(GPU_0.uuid)["reason"] == "its memory had 1 uncorrectable error"
 
 
+@pytest.mark.thorough
 def test_mig_instances_are_watched_each_and_fail_with_their_gpu(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +209,7 @@ def test_ready_with_as_many_gpus_as_are_asked_for(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_new_front_knows_what_the_last_one_knew(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +257,7 @@ def test_a_model_is_loaded_without_the_gpu_that_is_lost_and_refused_without_any(
 # ---- CUDA that fails ----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_liveness_ends_when_no_fresh_process_can_use_cuda(server: Watched, two_gpus: GpuMachine) -> None:
     two_gpus.change(broken=999)
     assert server.status("/v2/health/live") == 200, "workers that run are not touched"

@@ -18,6 +18,8 @@ from watched_gpus import (
     watched,
 )
 
+pytestmark = pytest.mark.thorough
+
 __all__ = ["module_server", "server", "shared_machine", "shared_server"]  # fixtures
 
 

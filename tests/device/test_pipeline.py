@@ -13,8 +13,9 @@ import pytest
 from gpu_machine import GpuMachine, RealMachine
 from worker_process import WorkerProcess, floats, loaded, model, output
 
-from gpuserve_worker import lifecycle, wire
 from gpuserve_worker.cuda.pipeline import ANNOUNCED_NBYTES
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.running import lifecycle
 
 Machine = GpuMachine | RealMachine
 

@@ -12,9 +12,11 @@ from gpu_machine import GpuMachine, RealMachine
 from test_device_inputs import NUMERIC
 from worker_process import LARGE, floats, loaded, model, output, values
 
-from gpuserve_worker import wire
-from gpuserve_worker.cuda.kept import is_kept
-from gpuserve_worker.tensor import BF16, numpy_dtype
+from gpuserve_worker.cuda.device.arrays import is_kept
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.tensor import BF16, numpy_dtype
+
+pytestmark = pytest.mark.thorough
 
 torch = pytest.importorskip("torch")
 

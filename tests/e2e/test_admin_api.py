@@ -14,22 +14,20 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from repositories import Client, clients_are_closed, entry, write
 from serving import GPUSERVE, JSON_LOG, Addresses, serving
 
-from gpuserve.front.endpoint.openapi_admin import ADMIN_OPERATIONS
+from gpuserve.front.doors.openapi.description import template
 
 __all__ = ["clients_are_closed"]  # it is for every test here
 TIMEOUT_S = 30.0
-PATHS = [row.paths[0].replace("{model_name}", "m") for row in ADMIN_OPERATIONS.values()]
+PATHS = [path.replace("{model_name}", "m") for path in template("admin.json")["paths"]]
 
 
-@pytest.fixture(scope="module", params=["native", "h2corn"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The config file and the addresses of a server of "m" and "other". With h2corn HTTP goes the way of any
-    ASGI server.
-    """
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The config file and the addresses of a server of "m" and "other"."""
     path = tmp_path_factory.mktemp("admin") / "config.yaml"
     models = entry("m", 1.0), entry("other", 2.0), entry("later", 3.0)
     settings = {"model_control": "explicit", "load_at_start": ["m", "other"]}
-    write(path, *models, host="127.0.0.1", transport=request.param, admin_api=True, **settings)
+    write(path, *models, host="127.0.0.1", admin_api=True, **settings)
     with serving(GPUSERVE, "serve", str(path), *JSON_LOG) as addresses:
         yield path, addresses
 

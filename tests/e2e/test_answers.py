@@ -15,7 +15,7 @@ from bound import FLOATS_IN_AND_OUT, TIMEOUT_S, ask, free_server, infer, status
 from processes import wait_until
 
 from gpuserve import ModelConfig, Server
-from gpuserve.model import DynamicBatcher
+from gpuserve.declare.model import DynamicBatcher
 
 
 class Counts:

@@ -73,6 +73,7 @@ def test_closed_loop(protocol: str, server: Addresses, tmp_path: Path) -> None:
     assert eight["server"]["rows_per_execution"] >= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_open_loop(protocol: str, server: Addresses, tmp_path: Path) -> None:
     url = f"{protocol}://{getattr(server, protocol)}"
@@ -93,6 +94,7 @@ def test_streams(protocol: str, server: Addresses, tmp_path: Path) -> None:
     assert level["responses_per_s"] > 10 * level["throughput"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("name", ["echo", "text"])
 def test_system_shared_memory(protocol: str, name: str, server: Addresses, tmp_path: Path) -> None:
@@ -101,12 +103,14 @@ def test_system_shared_memory(protocol: str, name: str, server: Addresses, tmp_p
     measured(tmp_path, name, "--url", url, "--shape", "x:100", *memory)
 
 
+@pytest.mark.thorough
 def test_large_requests(server: Addresses, tmp_path: Path) -> None:
     """Larger than every window of HTTP/2."""
     for url in (server.grpc, f"http://{server.http}"):
         measured(tmp_path, "echo", "--url", url, "--shape", "x:1000000", "--concurrency", "2")
 
 
+@pytest.mark.thorough
 def test_a_version_and_headers(server: Addresses, tmp_path: Path) -> None:
     options = ("--url", server.grpc, "--shape", "x:4", "--concurrency", "1", "--header", "x-a: b")
     measured(tmp_path, "echo", *options, "--model-version", "3")
@@ -116,6 +120,7 @@ def test_a_version_and_headers(server: Addresses, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.thorough
 def test_failed_requests_are_counted(server: Addresses, tmp_path: Path) -> None:
     """The first request is answered, the other fails."""
     (tmp_path / "data.json").write_text('{"data": [{"x": [[1.0]]}, {"x": [[-1.0]]}]}')
@@ -127,6 +132,7 @@ def test_failed_requests_are_counted(server: Addresses, tmp_path: Path) -> None:
         assert "times " in done.stdout
 
 
+@pytest.mark.thorough
 def test_reports_and_a_baseline(server: Addresses, tmp_path: Path) -> None:
     load = ("echo", "--url", server.grpc, "--shape", "x:4", "--concurrency", "1:2", *SHORT)
     first = [f"{tmp_path / 'report'}.{ending}" for ending in ("json", "md", "csv", "html")]
@@ -172,6 +178,7 @@ def test_tls(tmp_path: Path) -> None:
         assert "certificate verify failed" in unknown.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

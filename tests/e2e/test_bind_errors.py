@@ -32,6 +32,7 @@ with free_server() as server:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("isolation", ["process", "thread"])
 @pytest.mark.parametrize(
     "setup", ["", "logging.basicConfig(level=logging.INFO)"], ids=["no logging", "basicConfig"]

@@ -108,10 +108,12 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_a_script_run_from_another_directory(project: Path) -> None:
     assert run("../project/program.py", cwd=project.parent / "elsewhere") == EXPECTED
 
 
+@pytest.mark.thorough
 def test_a_module_run_by_its_name(project: Path) -> None:
     assert run("-m", "program", cwd=project) == EXPECTED
 
@@ -126,6 +128,7 @@ def test_a_program_that_adds_a_relative_import_path(project: Path) -> None:
     assert run("other.py", cwd=program.parent) == EXPECTED
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("namespace", ["{'__name__': '__main__'}", "{'__name__': 'notebook'}", "{}"])
 def test_cells_of_a_notebook(tmp_path: Path, namespace: str) -> None:
     program = tmp_path / "kernel.py"

@@ -18,7 +18,7 @@ from processes import children, command_line, wait_until
 from gpuserve import ModelConfig, Request, Server, Tensor
 from gpuserve.decorators import batch
 from gpuserve.errors import BindError, StartupError
-from gpuserve.supervisor import worker_keeper
+from gpuserve.supervisor.workers import worker_keeper
 
 #: float32 values that go through an arena and not through a message.
 LARGE = 64 * 1024

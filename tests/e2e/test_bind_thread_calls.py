@@ -49,6 +49,7 @@ def server() -> Iterator[Server]:
         yield made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["asks", "process"])
 def test_threads_and_processes_ask_threads(server: Server, model: str) -> None:
     with ThreadPoolExecutor(4) as pool:

@@ -1,6 +1,4 @@
-"""Classes of an output in place of the output, as tritonclient asks for them, over both protocols and
-transports.
-"""
+"""Classes of an output in place of the output, as tritonclient asks for them, over both protocols."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ X = np.array([[0.5, 3, -1, 2.25], [9, 8, 7, 6]], np.float32)
 TWO = [["3.000000:1:dog", "2.250000:3:fish"], ["9.000000:0:cat", "8.000000:1:dog"]]
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """The same scores with labels of a file, with labels, and without any."""
     folder = tmp_path_factory.mktemp("server")
     (folder / "labels.txt").write_text("cat\ndog\nbird\nfish\n")
@@ -39,7 +37,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ensemble("over_ensemble", "over", x, [y]),
         ensemble("with_its_own", "by_file", x, [{**y, "labels": ["tom", "rex"]}]),
     ]
-    options = {"transport": request.param, "grpc_response_compression": "low"}
+    options = {"grpc_response_compression": "low"}
     with serving(
         GPUSERVE, "serve", str(write_config(folder, made, host="127.0.0.1", **options))
     ) as addresses:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from client_server import PROTOCOLS, ClientServer, client_server, decoupled_models, gate_of, unary_models
 
-from gpuserve.access import ENDPOINT_GROUPS
 from gpuserve.client import (
     AsyncioDecoupledModelClient,
     AsyncioModelClient,
@@ -21,6 +20,7 @@ from gpuserve.client import (
     FuturesModelClient,
     ModelClient,
 )
+from gpuserve.settings.access import ENDPOINT_GROUPS
 
 TOKEN = "a-token"
 ROW = np.array([1, 2], np.float32)

@@ -28,11 +28,11 @@ from gpuserve.client import (
 FLOAT = np.ones(1, np.float32)
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("client")
     gate_of(folder)
-    with client_server(folder, decoupled_models(), transport=request.param) as running:
+    with client_server(folder, decoupled_models()) as running:
         yield running.url("grpc")
 
 

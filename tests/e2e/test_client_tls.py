@@ -45,6 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientServer]:
         yield running
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(("trusted", "expected"), [(True, "[1.0, 1.0, 1.0]"), (False, "refused")])
 def test_tls(server: ClientServer, protocol: str, trusted: bool, expected: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
-    """Its name and those of an input and an output are markup. HTTP is the same in both transports."""
+    """Its name and those of an input and an output are markup."""
     wide = model("wide", "echo", [tensor("x", "UINT8", 500)], [tensor("y", "UINT8", 500)], 4)
     named = model("named", "echo_list", [tensor(HOSTILE, "INT8", 2)], [tensor(f"{HOSTILE}2", "INT8", 2)])
     config = write_config(
@@ -62,7 +62,10 @@ def examples(document: Any) -> Iterator[tuple[str, str, Any, Any]]:
             content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             complete = "example" in content and "x-left-out" not in content
             if "{" not in path and (method == "get" or complete):
-                yield method, path, content.get("example"), operation["responses"]["200"]["content"]
+                answer = operation["responses"]["200"]
+                if reference := answer.get("$ref"):
+                    answer = document["components"]["responses"][reference.rpartition("/")[2]]
+                yield method, path, content.get("example"), answer["content"]
 
 
 def test_every_example_is_answered(server: Addresses) -> None:

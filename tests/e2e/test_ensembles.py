@@ -34,10 +34,8 @@ def fifo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fifo: Path
-) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, fifo: Path) -> Iterator[Addresses]:
     held = ensemble(
         "held",
         step("doubled", "a", x="x"),
@@ -47,7 +45,7 @@ def server(
     )
     models = [*members(str(fifo)), *ensembles(), held]
     folder = tmp_path_factory.mktemp("ensembles")
-    config = write_config(folder, models, host="127.0.0.1", transport=request.param)
+    config = write_config(folder, models, host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
 

@@ -139,6 +139,7 @@ def test_a_header_over_http_reaches_the_model() -> None:
     assert answer["parameters"] == {"language": "de", "names": 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_header_goes_before_a_parameter_of_its_name(protocol: str) -> None:
     name, claimed = np.array([b"ada"], dtype=object), {"x-tenant": "somebody"}
@@ -171,6 +172,7 @@ def test_the_index_has_every_example() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_the_examples_are_checked_as_their_users_would() -> None:
     checked = ("streaming", "parameters_and_headers", "strings_and_bytes", "ensemble")
     for example in (*checked, "calls_between_models", "shared_memory"):

@@ -26,6 +26,7 @@ def test_a_pipeline_works_on_several_receipts_at_a_time() -> None:
     assert float(faster.split()[0]) > 1.2
 
 
+@pytest.mark.thorough
 def test_throughput_is_measured_for_each_number_in_flight() -> None:
     with serving(*serve("throughput")) as server:
         lines = run_client("throughput", server, "--requests", "300")

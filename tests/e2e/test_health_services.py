@@ -1,4 +1,4 @@
-"""The services of ``grpc.health.v1``, over both transports and on both ports of a server."""
+"""The services of ``grpc.health.v1``, on both ports of a server."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ UNKNOWN = ["nope", "model/nope", "model/", "model", "echo", "Readiness", "../mod
 SERVING, SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x03"
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     echo = model("echo", "echo", [tensor("x", "UINT8", -1)], [tensor("y", "UINT8", -1)], 4)
     folder: Path = tmp_path_factory.mktemp("health")
-    config = write_config(folder, [echo], host="127.0.0.1", transport=request.param)
+    config = write_config(folder, [echo], host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
 

@@ -138,6 +138,7 @@ def test_a_message_that_is_too_large_is_refused_while_it_is_sent(channel: Channe
         assert str(LIMIT_NBYTES) in error.details()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("every_ms", [10, 1000])
 def test_keepalive_pings(server: OperatedServer, every_ms: int) -> None:
     options = {"keepalive_time_ms": every_ms, "keepalive_timeout_ms": 5000, "http2.max_pings_without_data": 0}

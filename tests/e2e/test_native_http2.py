@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +61,15 @@ def _the_server_goes_on(server: OperatedServer) -> Iterator[None]:
     sender.assert_serves()
     sender.close()
     assert server.log[said:] == []
+
+
+def n_sockets(server: OperatedServer) -> int:
+    """How many sockets the front has open: each connection is one."""
+    count = 0
+    for one in Path(f"/proc/{server.front}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            count += os.readlink(one).startswith("socket:")
+    return count
 
 
 def ask(wire: Wire, stream_id: int, body: bytes = SMALL) -> bytes:
@@ -245,7 +256,8 @@ def test_large_answers_that_nobody_reads(server: OperatedServer) -> None:
 
 @pytest.mark.parametrize("leave", ["close", "reset", "half"])
 def test_clients_that_leave_in_the_middle(server: OperatedServer, leave: str) -> None:
-    """Of a request, of an answer, of a frame's head, and of a header block."""
+    """Of a request, of an answer, of a frame's head, and of a header block: each connection is closed."""
+    before = n_sockets(server)
     for sent in (SMALL, large(MIB)):
         with Wire(server.addresses["gRPC"], buffer_nbytes=4096) as wire:
             whole = ask(wire, 1, sent) + ask(wire, 3, sent)
@@ -257,6 +269,7 @@ def test_clients_that_leave_in_the_middle(server: OperatedServer, leave: str) ->
                     elif leave == "half":
                         one.socket.shutdown(socket.SHUT_WR)
                         one.read_to_the_end()
+    wait_until(lambda: n_sockets(server) == before, "their connections are closed", TIMEOUT_S)
 
 
 def test_a_greeting_in_parts_and_connections_without_one(server: OperatedServer) -> None:

@@ -1,4 +1,4 @@
-"""Models without inputs or outputs, over both protocols and transports, from a file and from ``bind``."""
+"""Models without inputs or outputs, over both protocols, from a file and from ``bind``."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def entry(name: str, attribute: str, inputs: list[Any], outputs: list[Any], size
     return {"name": name, "callable": f"{FILE}:{attribute}", "max_batch_size": size, **tensors}
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     entries = [entry(name, name, *declared) for name, declared in MODELS.items()]
     entries.append(entry("nothing", "takes", [], [], 4))
     folder = tmp_path_factory.mktemp("server")
-    config = write_config(folder, entries, host="127.0.0.1", transport=request.param)
+    config = write_config(folder, entries, host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
 

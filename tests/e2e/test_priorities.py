@@ -18,8 +18,8 @@ from processes import wait_until
 from tritonclient.utils import InferenceServerException
 
 from gpuserve import DynamicBatcher, ModelConfig, Server, Tensor
+from gpuserve.declare.model import QueuePolicy, TimeoutAction
 from gpuserve.decorators import batch
-from gpuserve.model import QueuePolicy, TimeoutAction
 
 MINUTE_US = 60_000_000
 NUMBER = Tensor((1,), np.int32)

@@ -108,6 +108,7 @@ def test_instances(ports: dict[str, int]) -> None:
     assert run("instances.py", ports) == ["[[10.0], [100.0]]"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flags", [(), ("--isolation", "process")])
 def test_coroutines(ports: dict[str, int], flags: tuple[str, ...]) -> None:
     answers = "[[0, 0], [2, 2], [4, 4]]"
@@ -154,6 +155,7 @@ def test_configured(ports: dict[str, int]) -> None:
     assert "restricted" in refused
 
 
+@pytest.mark.thorough
 def test_a_second_program_brings_a_model(ports: dict[str, int]) -> None:
     assert run("remote_server.py", ports) == [
         "False True False True True",
@@ -184,12 +186,14 @@ def test_a_server_in_a_thread(ports: dict[str, int]) -> None:
     assert run("in_thread.py", ports) == [negative, negative, "True True", "[False, False] False"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flags", [(), ("--isolation", "process")])
 def test_children_of_the_program_find_pytriton(ports: dict[str, int], flags: tuple[str, ...]) -> None:
     (printed,) = run("spawns.py", ports, *flags)
     assert printed.startswith("[-1.0] QueuePolicy(timeout_action=<TimeoutAction.REJECT")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("flags", [(), ("--isolation", "process")])
 def test_tritonclient_asks_until_the_program_is_stopped(
@@ -221,6 +225,7 @@ def test_endpoints_that_change_the_server_need_a_token(ports: dict[str, int]) ->
         assert client.get_model_metadata("AddSub")["name"] == "AddSub"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flags", [(), ("--isolation", "process")])
 def test_a_model_that_cannot_go_on_ends_the_program(ports: dict[str, int], flags: tuple[str, ...]) -> None:
     with serving("unrecoverable.py", "Breaks", ports, *flags) as process:

@@ -1,4 +1,4 @@
-"""Server reflection, as clients that have no protobuf files use it, over both transports."""
+"""Server reflection, as clients that have no protobuf files use it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SERVICES = [
 NOT_FOUND, INVALID_ARGUMENT = 5, 3
 
 
-def config(folder: Path, transport: str, **settings: Any) -> Path:
+def config(folder: Path, **settings: Any) -> Path:
     echo = model("echo", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 4)
-    return write_config(folder, [echo], host="127.0.0.1", transport=transport, **settings)
+    return write_config(folder, [echo], host="127.0.0.1", **settings)
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
-    with serving(GPUSERVE, "serve", str(config(tmp_path_factory.mktemp("r"), request.param))) as addresses:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    with serving(GPUSERVE, "serve", str(config(tmp_path_factory.mktemp("r")))) as addresses:
         yield addresses
 
 
@@ -147,9 +147,8 @@ def test_a_stream_without_requests_and_one_that_is_compressed(channel: Any) -> N
     assert pb.ServerReflectionResponse.FromString(reply).valid_host == "h" * 2000
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_an_open_stream_does_not_hold_up_the_end(transport: str, tmp_path: Path) -> None:
-    with OperatedServer(config(tmp_path, transport)) as started:
+def test_an_open_stream_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with OperatedServer(config(tmp_path)) as started:
         server = started.wait_ready()
         with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
             ended = threading.Event()
@@ -168,10 +167,9 @@ def _one_and_then_silence(ended: threading.Event) -> Iterator[bytes]:
     ended.wait(TIMEOUT_S)
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_restricted_metadata_closes_reflection(transport: str, tmp_path: Path) -> None:
+def test_restricted_metadata_closes_reflection(tmp_path: Path) -> None:
     settings = {"restricted_endpoints": ["metadata"], "access_token": "right"}
-    path = config(tmp_path, transport, **settings)
+    path = config(tmp_path, **settings)
     listing = pb.ServerReflectionRequest(list_services="").SerializeToString()
     with serving(GPUSERVE, "serve", str(path)) as addresses, grpc.insecure_channel(addresses.grpc) as channel:
         for version in ("v1", "v1alpha"):

@@ -18,18 +18,18 @@ __all__ = ["clients_are_closed"]  # it is for every test here
 NOT_POLLED = "failed to load '{}', failed to poll from model repository"
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def repository(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The file and the addresses of a server that serves "simple" and two versions of "two" at first."""
     folder = tmp_path_factory.mktemp("repository")
     (folder / "broken").touch()
-    path = write(folder / "config.yaml", *models(folder), **settings(request.param))
+    path = write(folder / "config.yaml", *models(folder), **settings())
     with serving(GPUSERVE, "serve", str(path), "--log-format", "json") as addresses:
         yield path, addresses
 
 
-def settings(transport: str) -> dict[str, Any]:
-    return {"host": "127.0.0.1", "transport": transport, "load_at_start": ["simple", "two"]}
+def settings() -> dict[str, Any]:
+    return {"host": "127.0.0.1", "load_at_start": ["simple", "two"]}
 
 
 def models(folder: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Tensors in clients' shared memory, as tritonclient uses it, over both protocols and transports."""
+"""Tensors in clients' shared memory, as tritonclient uses it, over both protocols."""
 
 from __future__ import annotations
 
@@ -40,10 +40,8 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, gate: Path
-) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, gate: Path) -> Iterator[Addresses]:
     """The usual models, one that never writes to its inputs, and one that waits for the gate."""
     folder = tmp_path_factory.mktemp("server")
     x, y = [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)]
@@ -53,7 +51,7 @@ def server(
         model("still", "echo", x, y, 64, read_only_inputs=True),
         {**gated, "kwargs": {"path": str(gate)}},
     ]
-    config = write_config(folder, made, host="127.0.0.1", transport=request.param)
+    config = write_config(folder, made, host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
 

@@ -188,6 +188,7 @@ def register(client: Any, key: str) -> None:
 # ---- sizes and contents that change ----------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("model", ["echo", "still"])
 @pytest.mark.parametrize("direction", ["in", "out"])
@@ -215,6 +216,7 @@ def test_a_file_that_is_shrunk_all_the_time_costs_its_own_requests_only(
     assert counted["StatusCode.INVALID_ARGUMENT"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unharmed")
 def test_contents_that_change_all_the_time_are_either_right_or_refused(server: OperatedServer) -> None:
     good = serialize_byte_tensor(np.array([b"a", b"bc"], object)).item()

@@ -58,16 +58,12 @@ def closed_at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     del os.environ["CLOSED_AT"]
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, closed_at: Path
-) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, closed_at: Path) -> Iterator[Addresses]:
     models = [entry(name, decoupled=True) for name in DECOUPLED] + [
         entry(name, max_batch_size=size) for name, size in UNARY.items()
     ]
-    config = write_config(
-        tmp_path_factory.mktemp("streams"), models, host="127.0.0.1", transport=request.param
-    )
+    config = write_config(tmp_path_factory.mktemp("streams"), models, host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses
 

@@ -25,11 +25,11 @@ DRAIN_S = 0.5
 ON_TIME_S = 2.0
 
 
-@pytest.fixture(params=["native", "grpcio"])
-def config(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
     models = [entry(name, decoupled=True) for name in ("count", "endless", "swallows_cancellation")]
     models.append(entry("sleeps"))
-    return write_config(tmp_path, models, host="127.0.0.1", transport=request.param, drain_timeout_s=DRAIN_S)
+    return write_config(tmp_path, models, host="127.0.0.1", drain_timeout_s=DRAIN_S)
 
 
 def ended_after(config: Path, *models: str) -> float:
@@ -51,6 +51,7 @@ def test_an_idle_stream_holds_nobody_up(config: Path) -> None:
     assert ended_after(config, "count") < ON_TIME_S
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["endless", "swallows_cancellation", "sleeps"])
 def test_what_would_never_end_is_cut_after_the_drain(config: Path, model: str) -> None:
     assert ended_after(config, model) < DRAIN_S + ON_TIME_S + 1.0

@@ -46,8 +46,8 @@ class Traced(NamedTuple):
     file: Path
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     folder = tmp_path_factory.mktemp("traced")
     entries = [
         model(name, "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 8) for name in ("a", "b")
@@ -56,7 +56,6 @@ def traced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         folder,
         entries,
         host="127.0.0.1",
-        transport=request.param,
         trace={"file": str(folder / "trace.json")},
     )
     with serving(GPUSERVE, "serve", str(config)) as addresses:

@@ -64,10 +64,8 @@ def collector() -> Iterator[Collector]:
         thread.join(TIMEOUT_S)
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def traced(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, collector: Collector
-) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Addresses]:
     folder = tmp_path_factory.mktemp("traced")
     entry = model("a", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 8)
     trace = {
@@ -77,7 +75,7 @@ def traced(
         "url": f"http://127.0.0.1:{collector.server_port}/v1/traces",
         "resource": {"service.name": "tested"},
     }
-    config = write_config(folder, [entry], host="127.0.0.1", transport=request.param, trace=trace)
+    config = write_config(folder, [entry], host="127.0.0.1", trace=trace)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # ms
         with serving(GPUSERVE, "serve", str(config)) as addresses:
@@ -142,6 +140,7 @@ def test_the_settings_are_those_of_the_mode(traced: Addresses, collector: Collec
         }
 
 
+@pytest.mark.thorough
 def test_requests_do_not_wait_for_a_collector_that_is_gone(tmp_path: Path) -> None:
     entry = model("a", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 8)
     trace = {

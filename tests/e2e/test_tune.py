@@ -61,6 +61,7 @@ def test_a_search(config: Path, tmp_path: Path) -> None:
     assert subprocess.run([GPUSERVE, "check", str(best)], check=False, capture_output=True).returncode == 0
 
 
+@pytest.mark.thorough
 def test_a_limit_that_nothing_stays_under(config: Path, tmp_path: Path) -> None:
     axes = ("--max-batch-sizes", "2", "--delays-us", "0", "--instances", "1", "--prefetch", "0")
     limit = ("--latency-limit", "p50=1us", "--concurrency", "1", "--trials", "1")
@@ -70,6 +71,7 @@ def test_a_limit_that_nothing_stays_under(config: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "best.yaml").exists()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_gives_the_best_so_far(config: Path, tmp_path: Path) -> None:
     best = tmp_path / "best.yaml"
     command = [GPUSERVE, "tune", str(config), *SHORT, "--concurrency", "1", "--output", str(best)]
@@ -85,6 +87,7 @@ def test_ctrl_c_gives_the_best_so_far(config: Path, tmp_path: Path) -> None:
     assert "# kept" in best.read_text() or best.read_text() == config.read_text()
 
 
+@pytest.mark.thorough
 def test_nothing_stays_behind_after_a_kill(config: Path) -> None:
     command = [GPUSERVE, "tune", str(config), *SHORT, "--concurrency", "1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
@@ -104,6 +107,7 @@ def test_a_file_that_does_not_start(config: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

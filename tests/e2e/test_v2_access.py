@@ -1,4 +1,4 @@
-"""Restricted endpoints and forwarded headers, over both protocols and both transports."""
+"""Restricted endpoints and forwarded headers, over both protocols."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ CLOSED = [
 ]
 
 
-def serve(folder: Any, transport: str, **settings: Any) -> Any:
+def serve(folder: Any, **settings: Any) -> Any:
     entries = [one for one in models() if one["name"] == "parameters"]
     # An answer to each request of a stream, so that it can be asked over one.
     entries.append(model("big", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 4))
-    config = write_config(folder, entries, host="127.0.0.1", transport=transport, **settings)
+    config = write_config(folder, entries, host="127.0.0.1", **settings)
     return serving(GPUSERVE, "serve", str(config))
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def closed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A server whose endpoints but health are restricted."""
     folder = tmp_path_factory.mktemp("closed")
-    with serve(folder, request.param, restricted_endpoints=GROUPS, access_token=TOKEN) as addresses:
+    with serve(folder, restricted_endpoints=GROUPS, access_token=TOKEN) as addresses:
         yield addresses
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def forwards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def forwards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A server that forwards headers, by another pattern for each protocol."""
     patterns = {"http_header_forward_pattern": "my_header|^x-|^TIMEOUT$", "grpc_header_forward_pattern": ".*"}
-    with serve(tmp_path_factory.mktemp("forwards"), request.param, **patterns) as addresses:
+    with serve(tmp_path_factory.mktemp("forwards"), **patterns) as addresses:
         yield addresses
 
 

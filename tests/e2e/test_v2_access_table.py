@@ -1,4 +1,4 @@
-"""Every HTTP route and every gRPC method through both transports: without a token, with a wrong and the right
+"""Every HTTP route and every gRPC method: without a token, with a wrong and the right
 one, and asked for by a client of another machine. What is missing here fails the first tests.
 """
 
@@ -16,10 +16,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.access import ENDPOINT_GROUPS
-from gpuserve.front.endpoint import routes
-from gpuserve.front.endpoint.restrictions import ENDPOINTS, METHODS, Access, Kind
-from gpuserve.front.endpoint.routes import Endpoint, Route
+from gpuserve.front.doors.access import routes
+from gpuserve.front.doors.access.restrictions import ENDPOINTS, METHODS, Access, Kind
+from gpuserve.front.doors.access.routes import Endpoint, Route
+from gpuserve.settings.access import ENDPOINT_GROUPS
 
 TIMEOUT_S = 15.0
 TOKEN, OTHER = "of-the-rule", "of-inference"
@@ -75,24 +75,24 @@ CHANGE = {
 }
 
 
-def serve(folder: Any, transport: str, **settings: Any) -> Any:
+def serve(folder: Any, **settings: Any) -> Any:
     entries = [model("m", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 4)]
-    config = write_config(folder, entries, host="0.0.0.0", transport=transport, admin_api=True, **settings)
+    config = write_config(folder, entries, host="0.0.0.0", admin_api=True, **settings)
     return serving(GPUSERVE, "serve", str(config))
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def closed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A server whose every group needs a token; inference takes another one as well."""
     rules = [{"groups": list(ENDPOINT_GROUPS), "token": TOKEN}, {"groups": ["inference"], "token": OTHER}]
-    with serve(tmp_path_factory.mktemp("closed"), request.param, access_rules=rules) as addresses:
+    with serve(tmp_path_factory.mktemp("closed"), access_rules=rules) as addresses:
         yield addresses
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A server as it is by default."""
-    with serve(tmp_path_factory.mktemp("plain"), request.param) as addresses:
+    with serve(tmp_path_factory.mktemp("plain")) as addresses:
         yield addresses
 
 
@@ -247,7 +247,7 @@ def test_the_address_of_the_connection_counts(plain: Addresses, own_address: str
 
 
 def test_remote_control_and_nothing_else_is_opened(tmp_path: Any) -> None:
-    with serve(tmp_path, "native", remote_control=["logging"]) as addresses:
+    with serve(tmp_path, remote_control=["logging"]) as addresses:
         assert http_status(addresses.http, Endpoint.LOGGING_UPDATE, ELSEWHERE)[0] == 200
         message = control_message("/LogSettings")
         path = "/inference.GRPCInferenceService/LogSettings"
@@ -258,11 +258,11 @@ def test_remote_control_and_nothing_else_is_opened(tmp_path: Any) -> None:
 
 def test_the_admin_api_is_opened_by_its_own_token_or_word(tmp_path: Any) -> None:
     rule = {"groups": ["admin"], "token": TOKEN}
-    with serve(tmp_path, "native", access_rules=[rule]) as addresses:
+    with serve(tmp_path, access_rules=[rule]) as addresses:
         assert http_status(addresses.http, Endpoint.ADMIN_STATUS, {})[0] == 403  # from here, too
         shown = {"authorization": f"Bearer {TOKEN}", **ELSEWHERE}
         assert http_status(addresses.http, Endpoint.ADMIN_STATUS, shown)[0] == 200
-    with serve(tmp_path, "native", remote_control=["admin"]) as addresses:
+    with serve(tmp_path, remote_control=["admin"]) as addresses:
         assert http_status(addresses.http, Endpoint.ADMIN_STATUS, ELSEWHERE)[0] == 200
         assert http_status(addresses.http, Endpoint.ADMIN_MODEL_LOAD, ELSEWHERE)[0] == 200
         assert http_status(addresses.http, Endpoint.LOGGING_UPDATE, ELSEWHERE)[0] == 403

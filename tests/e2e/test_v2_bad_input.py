@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from config_file import model, tensor, write_config
+from exploring import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import wait_until
@@ -313,14 +314,18 @@ def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_nothing(server: Add
 
 
 @given(raw=st.binary(min_size=1, max_size=300))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_random_bytes(server: Addresses, raw: bytes) -> None:
     assert over_grpc(server, raw)[0] in {"INVALID_ARGUMENT", "NOT_FOUND"}
     assert infer_json(server, raw)[0] in {400, 404, 500}
 
 
 @given(where=st.integers(0, 60), byte=st.integers(0, 255))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_good_message_with_one_wrong_byte(server: Addresses, where: int, byte: int) -> None:
     raw = bytearray(request("no_such_model").SerializeToString())
     raw[where % len(raw)] = byte

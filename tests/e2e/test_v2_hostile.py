@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from config_file import models, write_config
+from exploring import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operated import OperatedServer
@@ -26,7 +27,7 @@ LIVE = "/inference.GRPCInferenceService/ServerLive"
 SERVED = {"echo_FP32", "echo_BYTES", "echo_BOOL", "echo_INT8", "echo_FP16", "cube", "optional", "flat_FP32"}
 BOMB = gzip.compress(bytes(32 << 20), mtime=0)
 FUZZ = settings(
-    max_examples=200,
+    max_examples=examples(200),
     derandomize=True,
     database=None,
     deadline=None,
@@ -34,13 +35,13 @@ FUZZ = settings(
 )
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def sender(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
+@pytest.fixture(scope="module")
+def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     """A server that takes up to 1 MiB, and its log."""
     folder = tmp_path_factory.mktemp("hostile")
     entries = [one for one in models() if one["name"] in SERVED]
     limits = {"host": "127.0.0.1", "max_request_nbytes": LIMIT_NBYTES}
-    config = write_config(folder, entries, transport=request.param, **limits)
+    config = write_config(folder, entries, **limits)
     with OperatedServer(config) as started:
         made = Sender(started.wait_ready())
         made.assert_serves()  # which also opens the connections that all tests share
@@ -295,8 +296,6 @@ def by_curl(sender: Sender, body: bytes, path: str, *headers: str) -> tuple[int,
 GOOD = message().SerializeToString()
 
 
-# grpcio cuts its frames itself, and leaves a call without a whole message unanswered.
-@pytest.mark.parametrize("sender", ["native"], indirect=True)
 @pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize("path", [INFER, LIVE, "/grpc.health.v1.Health/Check"])
 @pytest.mark.parametrize(

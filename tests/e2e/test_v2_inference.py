@@ -1,4 +1,4 @@
-"""Inference as clients see it: every datatype by every encoding, over both protocols and transports."""
+"""Inference as clients see it: every datatype by every encoding, over both protocols."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ WAVES, BATCHES_A_WAVE, ROWS_A_BATCH = 2, 2, 32
 Labels = frozenset[tuple[str, str]]
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """Each test has a model of its own, so that its numbers start at 0."""
     x, y = [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)]
     entries = [
@@ -43,9 +43,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ),
     ]
     folder = tmp_path_factory.mktemp("metrics")
-    with serving(
-        GPUSERVE, "serve", str(write_config(folder, entries, host="127.0.0.1", transport=request.param))
-    ) as addresses:
+    with serving(GPUSERVE, "serve", str(write_config(folder, entries, host="127.0.0.1"))) as addresses:
         yield addresses
 
 

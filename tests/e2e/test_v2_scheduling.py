@@ -106,10 +106,8 @@ class Gated:
             wait_until(lambda name=name, count=count: self.metric(name) == count, f"{count} {gauge}")
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def gates(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Gated]]:
+@pytest.fixture(scope="module")
+def gates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Gated]]:
     """Every gated model, by name."""
     folder = tmp_path_factory.mktemp("gates")
     entries = []
@@ -118,7 +116,7 @@ def gates(
         inputs, outputs = [tensor("x", "INT32", -1)], [tensor("seen", "BYTES", 1)]
         kwargs = {"path": str(folder / name)}
         entries.append(model(name, "Gate", inputs, outputs, size, kwargs=kwargs, **more))
-    config = write_config(folder, entries, host="127.0.0.1", transport=request.param)
+    config = write_config(folder, entries, host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as server, contextlib.ExitStack() as opened:
         yield {name: opened.enter_context(_gated(server, name, folder / name)) for name in GATED}
 

@@ -1,4 +1,4 @@
-"""The statistics of models, by both protocols and both transports: what was asked is what is counted."""
+"""The statistics of models, by both protocols: what was asked is what is counted."""
 
 from __future__ import annotations
 
@@ -39,10 +39,8 @@ def fifo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, fifo: Path
-) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, fifo: Path) -> Iterator[Addresses]:
     """Each test has a model of its own, so that its numbers start at 0."""
     started = {
         "merged": model("merged", "echo", X, Y, ROWS_A_BATCH, batching={"max_queue_delay_us": 60_000_000}),
@@ -63,7 +61,7 @@ def server(
         ),
     }
     folder = tmp_path_factory.mktemp("statistics")
-    settings = {"response_cache_nbytes": 1 << 20, "metrics_summaries": True, "transport": request.param}
+    settings = {"response_cache_nbytes": 1 << 20, "metrics_summaries": True}
     config = write_config(folder, list(started.values()), host="127.0.0.1", **settings)
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses

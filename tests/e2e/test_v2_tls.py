@@ -1,4 +1,4 @@
-"""TLS and client certificates on every port, over both transports; certificates renewed while it runs."""
+"""TLS and client certificates on every port; certificates renewed while it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from tritonclient.grpc import service_pb2 as pb
 
 TIMEOUT_S = 15.0
 PORTS = ("http", "grpc", "metrics")
-TRANSPORTS = ("native", "grpcio")
 EXPIRY = "gpuserve_certificate_expiry_seconds"
 
 
@@ -56,20 +55,16 @@ def serve(folder: Path, **settings: Any) -> contextlib.AbstractContextManager[Ad
     return serving(GPUSERVE, "serve", str(config))
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def server(
-    files: Files, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Addresses]:
-    with serve(tmp_path_factory.mktemp("tls"), **files.settings(transport=request.param)) as addresses:
+@pytest.fixture(scope="module")
+def server(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    with serve(tmp_path_factory.mktemp("tls"), **files.settings()) as addresses:
         yield addresses
 
 
-@pytest.fixture(scope="module", params=TRANSPORTS)
-def mutual(
-    files: Files, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Addresses]:
+@pytest.fixture(scope="module")
+def mutual(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A server that asks clients for a certificate."""
-    settings = files.settings(transport=request.param, tls_client_ca=str(files.trusted))
+    settings = files.settings(tls_client_ca=str(files.trusted))
     with serve(tmp_path_factory.mktemp("mutual"), **settings) as addresses:
         yield addresses
 
@@ -218,9 +213,8 @@ def test_the_metrics_page_says_how_long_the_certificate_is_valid(server: Address
 # ---- some ports, renewal, mistakes --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_tls_on_one_port_alone(files: Files, transport: str, tmp_path: Path) -> None:
-    with serve(tmp_path, **files.settings(transport=transport, tls_ports=["grpc"])) as addresses:
+def test_tls_on_one_port_alone(files: Files, tmp_path: Path) -> None:
+    with serve(tmp_path, **files.settings(tls_ports=["grpc"])) as addresses:
         assert is_ready(addresses.grpc, files.trusted)
         for address, path in ((addresses.http, "/v2/health/ready"), (addresses.metrics, "/metrics")):
             connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
@@ -229,11 +223,10 @@ def test_tls_on_one_port_alone(files: Files, transport: str, tmp_path: Path) -> 
                 assert connection.getresponse().status == 200
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_renewed_certificate_is_for_new_connections(files: Files, transport: str, tmp_path: Path) -> None:
+def test_a_renewed_certificate_is_for_new_connections(files: Files, tmp_path: Path) -> None:
     mine = Pair(tmp_path / "c.pem", tmp_path / "k.pem")
     files.server.copy_to(mine)
-    settings = {"tls_certfile": "c.pem", "tls_keyfile": "k.pem", "transport": transport}
+    settings = {"tls_certfile": "c.pem", "tls_keyfile": "k.pem"}
     with serve(tmp_path, **settings) as addresses, channel(addresses.grpc, files.trusted) as connected:
         watch = connected.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
         assert next(watch) == b"\x08\x01"

@@ -19,10 +19,10 @@ SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 CLOSE_TIMEOUT_S = 3.0
 
 
-@pytest.fixture(params=["native", "grpcio"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OperatedServer]:
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[OperatedServer]:
     echo = model("echo", "echo", [tensor("x", "UINT8", -1)], [tensor("y", "UINT8", -1)], 4)
-    config = write_config(tmp_path, [echo], host="127.0.0.1", transport=request.param)
+    config = write_config(tmp_path, [echo], host="127.0.0.1")
     with OperatedServer(config) as started:
         yield started.wait_ready()
 

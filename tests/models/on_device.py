@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuserve.decorators import batch, fill_optionals, first_value, group_by_values, pad_batch, sample
-from gpuserve_worker.context import current_model
+from gpuserve_worker.calling.context import current_model
 
 
 @batch

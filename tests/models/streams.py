@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuserve.errors import InvalidArgument
-from gpuserve_worker.failure import UnrecoverableError
+from gpuserve_worker.calling.failure import UnrecoverableError
 
 Requests = list[Any]
 

@@ -19,7 +19,7 @@ from operated import LARGE, InBackground, OperatedServer, Orders, config, model
 from processes import children, command_line, measured, wait_ended, wait_until
 
 from gpuserve import Server
-from gpuserve.attaching import AttachedServer
+from gpuserve.api.attached_server import AttachedServer
 
 TIMEOUT_S = 30.0
 TESTS = Path(__file__).parent.parent
@@ -142,6 +142,7 @@ def test_a_model_of_another_process_is_served_over_both_protocols(
     assert operated.end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["{http}", "http://{http}", "grpc://{grpc}", "127.0.0.1:{port}"])
 def test_a_server_is_found_by_each_of_its_ports(server: Server, form: str) -> None:
     http = server.addresses["http"].removeprefix("http://")

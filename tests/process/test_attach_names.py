@@ -15,9 +15,9 @@ from operated import InBackground
 from processes import children, command_line, wait_until
 
 from gpuserve import Server
-from gpuserve.attaching import AttachedServer
+from gpuserve.api.attached_server import AttachedServer
+from gpuserve.control.attach import attach_name
 from gpuserve.errors import AttachError, BindError, StartupError
-from gpuserve.supervisor.attach_address import attach_name
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 from bound import FLOATS_IN_AND_OUT, ask, free_server, status
 
 from gpuserve import Server
-from gpuserve.attaching import AttachedServer
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve.supervisor import attach_messages
-from gpuserve.supervisor.attach_address import attach_name
-from gpuserve_worker import wire
+from gpuserve.api.attached_server import AttachedServer
+from gpuserve.control import attach as messages_of
+from gpuserve.control.attach import attach_name
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve_worker.protocol import wire
 
 TIMEOUT_S = 30.0
 
@@ -46,11 +46,11 @@ def connected(server: Server) -> socket.socket:
 
 def said(sock: socket.socket, *messages: Any, fds: Any = ()) -> None:
     for message in messages:
-        data = message if isinstance(message, bytes) else attach_messages.ATTACH.encode(message)
+        data = message if isinstance(message, bytes) else messages_of.ATTACH.encode(message)
         socket.send_fds(sock, [data], list(fds))
 
 
-HELLO = attach_messages.Hello(attach_messages.PROTOCOL, wire.PROTOCOL)
+HELLO = messages_of.Hello(messages_of.PROTOCOL, wire.PROTOCOL)
 
 
 def spec(**fields: Any) -> dict[str, Any]:
@@ -62,35 +62,36 @@ BAD = {
     "no msgpack": [b"\xc1\xc1garbage"],
     "a spilled message without its memory": [b"\xc1"],
     "another tag": [HELLO, b"\x91\x63"],
-    "no Hello first": [attach_messages.BindModel({})],
+    "no Hello first": [messages_of.BindModel({})],
     "Hello twice": [HELLO, HELLO],
-    "what only a server says": [HELLO, attach_messages.Bound("own")],
-    "no model": [HELLO, attach_messages.BindModel({"name": "bad"})],
-    "another type": [HELLO, attach_messages.BindModel(spec(max_batch_size="many"))],
-    "below zero": [HELLO, attach_messages.BindModel(spec(prefetch=-1))],
-    "a bad name": [HELLO, attach_messages.BindModel(spec(name="../etc"))],
-    "no datatype": [HELLO, attach_messages.BindModel(spec(inputs=(("x", "FP31", (-1,), False),)))],
-    "no instances": [HELLO, attach_messages.BindModel(spec(instances=()))],
-    "bound twice": [HELLO, *[attach_messages.BindModel(spec())] * 2],
-    "a model it does not have": [HELLO, attach_messages.UnbindModel("own")],
+    "what only a server says": [HELLO, messages_of.Bound("own")],
+    "no model": [HELLO, messages_of.BindModel({"name": "bad"})],
+    "another type": [HELLO, messages_of.BindModel(spec(max_batch_size="many"))],
+    "below zero": [HELLO, messages_of.BindModel(spec(prefetch=-1))],
+    "a bad name": [HELLO, messages_of.BindModel(spec(name="../etc"))],
+    "no datatype": [HELLO, messages_of.BindModel(spec(inputs=(("x", "FP31", (-1,), False),)))],
+    "no instances": [HELLO, messages_of.BindModel(spec(instances=()))],
+    "bound twice": [HELLO, *[messages_of.BindModel(spec())] * 2],
+    "a model it does not have": [HELLO, messages_of.UnbindModel("own")],
     "an instance it does not have": [
         HELLO,
-        attach_messages.BindModel(spec()),
-        attach_messages.InstanceUp("bad", "1", 1, 1),
+        messages_of.BindModel(spec()),
+        messages_of.WorkerUp("bad", "1", 1, 1),
     ],
     "no slots": [
         HELLO,
-        attach_messages.BindModel(spec()),
-        attach_messages.InstanceUp("bad", "0", 1, 0),
+        messages_of.BindModel(spec()),
+        messages_of.WorkerUp("bad", "0", 1, 0),
     ],
     "no descriptors": [
         HELLO,
-        attach_messages.BindModel(spec()),
-        attach_messages.InstanceUp("bad", "0", 1, 1),
+        messages_of.BindModel(spec()),
+        messages_of.WorkerUp("bad", "0", 1, 1),
     ],
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", BAD)
 def test_a_wrong_word_ends_that_attachment_and_nothing_else(
     server: Server, what: str, caplog: pytest.LogCaptureFixture
@@ -107,8 +108,8 @@ def test_a_wrong_word_ends_that_attachment_and_nothing_else(
 
 def test_descriptors_that_are_no_worker(server: Server, tmp_path: Path) -> None:
     with connected(server) as sock, open(tmp_path / "file", "w") as file:
-        said(sock, HELLO, attach_messages.BindModel(spec()))
-        up = attach_messages.InstanceUp("bad", "0", os.getpid(), 1)
+        said(sock, HELLO, messages_of.BindModel(spec()))
+        up = messages_of.WorkerUp("bad", "0", os.getpid(), 1)
         said(sock, up, fds=[sock.fileno(), file.fileno()])
         while sock.recv(1 << 16):
             pass
@@ -118,9 +119,9 @@ def test_descriptors_that_are_no_worker(server: Server, tmp_path: Path) -> None:
 
 def test_another_version_is_told(server: Server) -> None:
     with connected(server) as sock:
-        said(sock, attach_messages.Hello(999, wire.PROTOCOL))
-        ended = attach_messages.ATTACH.decode(sock.recv(1 << 16))
-        assert ended == attach_messages.Ended("both need the same version of gpuserve")
+        said(sock, messages_of.Hello(999, wire.PROTOCOL))
+        ended = messages_of.ATTACH.decode(sock.recv(1 << 16))
+        assert ended == messages_of.Ended("both need the same version of gpuserve")
         assert sock.recv(1 << 16) == b""
 
 

@@ -77,6 +77,7 @@ def wait_for_more(server: OperatedServer) -> None:
     wait_until(lambda: answered(server) > before + 10, "calls are answered")
 
 
+@pytest.mark.thorough
 def test_threads_go_on_asking_over_fronts_that_die(tmp_path: Path) -> None:
     with server(tmp_path, *BESIDE) as operated:
         operated.wait_ready()
@@ -92,6 +93,7 @@ def test_threads_go_on_asking_over_fronts_that_die(tmp_path: Path) -> None:
         assert operated.end() == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["doubled", "beside"])
 def test_a_worker_may_die_while_its_memory_is_lent_or_it_borrows(tmp_path: Path, victim: str) -> None:
     with server(tmp_path, *BESIDE) as operated:

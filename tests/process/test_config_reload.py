@@ -188,6 +188,7 @@ def test_a_signal_while_it_reloads_is_one_more_reload(tmp_path: Path) -> None:
         assert operator.said("model other is loaded") == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_that_is_stopped_while_it_reloads(tmp_path: Path, number: signal.Signals) -> None:
     gate = fifo(tmp_path, "gate")

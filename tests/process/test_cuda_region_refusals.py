@@ -9,10 +9,9 @@ import pytest
 from worker_process import TIMEOUT_S, WorkerProcess, model
 
 from gpuserve.errors import InvalidArgument, Unavailable
-from gpuserve.front.links import WorkerLink
-from gpuserve.front.plane.region import RegionKind
-from gpuserve.front.plane.regions import RegionTable
-from gpuserve_worker import wire
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.memory.regions import RegionKind, RegionTable
+from gpuserve_worker.protocol import wire
 
 #: No device memory anywhere has this handle.
 HANDLE = bytes(range(64))

@@ -72,14 +72,11 @@ def test_everything_that_is_queued_is_answered(tmp_path: Path, orders: Orders) -
         assert not wait_ended(family, GONE_S)
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_an_idle_server_ends_at_once_whatever_connections_are_open(
-    tmp_path: Path, orders: Orders, transport: str
-) -> None:
+def test_an_idle_server_ends_at_once_whatever_connections_are_open(tmp_path: Path, orders: Orders) -> None:
     import grpc
 
     with contextlib.ExitStack() as stack:
-        file = config(tmp_path, model("m", orders), transport=transport)
+        file = config(tmp_path, model("m", orders))
         server = stack.enter_context(OperatedServer(file))
         server.wait_ready()
         family = server.family()
@@ -196,6 +193,7 @@ def test_a_front_that_dies_during_the_drain_is_not_started_again(tmp_path: Path,
             asked.result()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_a_model_loads(tmp_path: Path, orders: Orders, number: signal.Signals) -> None:
     orders.shut()
@@ -260,6 +258,7 @@ def test_a_program_that_serves_until_a_signal(tmp_path: Path, number: signal.Sig
         assert not wait_ended(family, GONE_S)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("then", ["raise ValueError", "import os; os._exit(1)", "sys.exit(1)"])
 def test_a_program_that_ends_without_a_word(tmp_path: Path, then: str) -> None:
     fifo = tmp_path / "go"

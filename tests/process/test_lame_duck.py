@@ -26,7 +26,6 @@ NO_LAST = (1 << 31) - 1
 POST = [(":method", "POST"), (":scheme", "http"), (":authority", "a")]
 GRPC = [("content-type", "application/grpc"), ("te", "trailers")]
 GET_READY = [(":method", "GET"), (":scheme", "http"), (":path", "/v2/health/ready"), (":authority", "a")]
-TRANSPORTS = ["native", "grpcio", "h2corn"]
 
 
 @pytest.fixture
@@ -46,11 +45,8 @@ def inputs_for(client: Any) -> list[Any]:
     return [x]
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_one_of_two_servers_leaves_and_no_request_is_lost(
-    tmp_path: Path, orders: Orders, transport: str
-) -> None:
-    settings = {"transport": transport, "lame_duck_s": 5 * PROPAGATION_S}
+def test_one_of_two_servers_leaves_and_no_request_is_lost(tmp_path: Path, orders: Orders) -> None:
+    settings = {"lame_duck_s": 5 * PROPAGATION_S}
     with leaving(tmp_path, orders, "one", **settings) as one, leaving(tmp_path, orders, "two") as two:
         servers = one.wait_ready().addresses, two.wait_ready().addresses
         load = SteadyLoad([at["HTTP"] for at in servers], [at["gRPC"] for at in servers])
@@ -58,16 +54,15 @@ def test_one_of_two_servers_leaves_and_no_request_is_lost(
             wait_until(lambda: load.n_answered() > 300, "both are at work")
             started = time.monotonic()
             assert one.end() == 0
-            measured(f"{transport}: SIGTERM to exit, under load: {time.monotonic() - started:.3f} s")
+            measured(f"SIGTERM to exit, under load: {time.monotonic() - started:.3f} s")
             so_far = load.n_answered()
             wait_until(lambda: load.n_answered() > so_far + 100, "the other has it all")
     assert load.lost() == {}
     assert len(load.outcomes) == 4
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_it_serves_on_while_it_is_not_ready(tmp_path: Path, orders: Orders, transport: str) -> None:
-    with leaving(tmp_path, orders, transport=transport, lame_duck_s=60) as server:
+def test_it_serves_on_while_it_is_not_ready(tmp_path: Path, orders: Orders) -> None:
+    with leaving(tmp_path, orders, lame_duck_s=60) as server:
         server.wait_ready()
         at_http, at_grpc = server.addresses["HTTP"], server.addresses["gRPC"]
         server.process.send_signal(signal.SIGTERM)
@@ -87,9 +82,8 @@ def test_it_serves_on_while_it_is_not_ready(tmp_path: Path, orders: Orders, tran
         assert server.end() == 0  # the second signal
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_what_comes_late_is_told_to_try_again(tmp_path: Path, orders: Orders, transport: str) -> None:
-    with leaving(tmp_path, orders, transport=transport) as server:
+def test_what_comes_late_is_told_to_try_again(tmp_path: Path, orders: Orders) -> None:
+    with leaving(tmp_path, orders) as server:
         server.wait_ready()
         orders.shut()
         asked = InBackground(server.infer, "m", 1.0)
@@ -141,9 +135,8 @@ def test_connections_are_told_and_what_crosses_is_served(tmp_path: Path, orders:
         assert said in [one["msg"] for one in server.messages()]
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_an_open_stream_is_told_that_the_server_ends(tmp_path: Path, orders: Orders, transport: str) -> None:
-    with leaving(tmp_path, orders, transport=transport, lame_duck_s=0.2) as server:
+def test_an_open_stream_is_told_that_the_server_ends(tmp_path: Path, orders: Orders) -> None:
+    with leaving(tmp_path, orders, lame_duck_s=0.2) as server:
         server.wait_ready()
         answers: list[tuple[Any, Any]] = []
         news = threading.Semaphore(0)
@@ -165,12 +158,9 @@ def test_an_open_stream_is_told_that_the_server_ends(tmp_path: Path, orders: Ord
     assert error.status() == "StatusCode.UNAVAILABLE"
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_stream_without_an_answer_ends_so_that_it_may_be_repeated(
-    tmp_path: Path, orders: Orders, transport: str
-) -> None:
+def test_a_stream_without_an_answer_ends_so_that_it_may_be_repeated(tmp_path: Path, orders: Orders) -> None:
     """Its status comes without headers before it: gRPC's retries and proxies repeat nothing else."""
-    with leaving(tmp_path, orders, transport=transport) as server:
+    with leaving(tmp_path, orders) as server:
         server.wait_ready()
         with Wire(server.addresses["gRPC"]) as wire:
             wire.ping()
@@ -194,11 +184,8 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, orders: Orders, number: s
         assert time.monotonic() - started < 2.0
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_an_old_connection_takes_no_more_and_finishes_what_it_has(
-    tmp_path: Path, orders: Orders, transport: str
-) -> None:
-    with leaving(tmp_path, orders, transport=transport, max_connection_age_s=0.5) as server:
+def test_an_old_connection_takes_no_more_and_finishes_what_it_has(tmp_path: Path, orders: Orders) -> None:
+    with leaving(tmp_path, orders, max_connection_age_s=0.5) as server:
         server.wait_ready()
         orders.shut()
         with Wire(server.addresses["gRPC"]) as wire:

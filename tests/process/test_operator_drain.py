@@ -52,11 +52,8 @@ def health(server: OperatedServer) -> list[int]:
 READY, NOT_READY = [200, 200, 200], [400, 400, 200]
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio", "h2corn"])
-def test_it_is_not_ready_and_serves_until_it_is_undone(
-    tmp_path: Path, orders: Orders, transport: str
-) -> None:
-    with operated(tmp_path, orders, transport=transport) as server:
+def test_it_is_not_ready_and_serves_until_it_is_undone(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
         server.wait_ready()
         gone = gpuserve("drain", server=server)
         assert (gone.status, gone.stdout) == (0, "out of service; nothing waits or runs\n")

@@ -18,11 +18,11 @@ from operated import InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 from serving import GPUSERVE
 
+from gpuserve.control import operator_client
+from gpuserve.control.operator import OPERATE, PROTOCOL, Alive, Answered, Ask, Told
+from gpuserve.control.operator_client import ControlName
 from gpuserve.errors import ControlError
-from gpuserve.supervisor.operator import control_client
-from gpuserve.supervisor.operator.control_address import ControlName
 from gpuserve.supervisor.operator.control_socket import ASK_TIMEOUT_S, MAX_ASK_NBYTES, MAX_CLIENTS
-from gpuserve.supervisor.operator.messages import OPERATE, PROTOCOL, Alive, Answered, Ask, Told
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_a_server_that_hangs_is_not_waited_for(server: OperatedServer) -> None:
     os.kill(server.pid, signal.SIGSTOP)
     try:
         with pytest.raises(ControlError, match=r"the server says nothing for 0\.5 s, and seems to hang"):
-            control_client.ask(server.addresses["HTTP"], "load", {"model": "m"}, lambda _: None, 0.5)
+            operator_client.ask(server.addresses["HTTP"], "load", {"model": "m"}, lambda _: None, 0.5)
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert status(server.addresses["HTTP"])["server"]["pid"] == server.pid

@@ -19,8 +19,8 @@ from operated import InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 
 from gpuserve import Server, __version__
+from gpuserve.control import operator_client
 from gpuserve.errors import ControlError
-from gpuserve.supervisor.operator import control_client
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_a_server_whose_models_load(tmp_path: Path, orders: Orders) -> None:
         assert (found["server"]["state"], found["server"]["ready"]) == ("STARTING", False)
         assert (found["models"][0]["state"], found["models"][0]["source"]) == ("LOADING", "config")
         address = next(iter(found["server"]["addresses"].values())).removeprefix("http://")
-        refused = control_client.ask(address, "scale", {"counts": {"m": 2}}, lambda _: None)
+        refused = operator_client.ask(address, "scale", {"counts": {"m": 2}}, lambda _: None)
         assert (refused.code, refused.text) == (
             "UNAVAILABLE",
             "the server is starting, and takes no command but status",
@@ -128,7 +128,7 @@ def test_a_server_whose_models_load(tmp_path: Path, orders: Orders) -> None:
 
 def status_of_process(pid: int) -> dict[str, Any]:
     """The status of a server of which only the process is known: its sockets are in its own table."""
-    (found,) = [names for (_, process), names in control_client.running().items() if process == pid]
+    (found,) = [names for (_, process), names in operator_client.running().items() if process == pid]
     return status(str(found[0]))
 
 
@@ -139,7 +139,7 @@ def test_a_server_that_is_told_to_end(tmp_path: Path, orders: Orders) -> None:
         at = server.addresses["HTTP"]
         wait_until(lambda: status(at)["server"]["state"] == "DRAINING", "it drains")
         assert not status(at)["server"]["ready"]
-        refused = control_client.ask(at, "drain", {}, lambda _: None)
+        refused = operator_client.ask(at, "drain", {}, lambda _: None)
         assert (refused.code, refused.text) == (
             "UNAVAILABLE",
             "the server is stopping, and takes no command but status",
@@ -175,7 +175,7 @@ def test_a_server_of_a_program_and_one_that_is_attached_to_it() -> None:
             assert (theirs["state"], theirs["instances"][0]["state"]) == ("READY", "READY")
             assert theirs["instances"][0]["pid"] is not None
             for verb, does in (("load", "loads"), ("unload", "unloads"), ("reload", "loads")):
-                refused = control_client.ask(at, verb, {"model": "theirs"}, lambda _: None)
+                refused = operator_client.ask(at, verb, {"model": "theirs"}, lambda _: None)
                 assert refused.code == "INVALID_ARGUMENT"
                 assert f"only that program {does} its models" in refused.text
         assert status(at)["server"]["config"] == ""

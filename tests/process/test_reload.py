@@ -38,9 +38,8 @@ def fifo(folder: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_no_request_is_lost_by_reloads(tmp_path: Path, transport: str) -> None:
-    with operated(tmp_path, entry("m", 0.0), transport=transport) as server:
+def test_no_request_is_lost_by_reloads(tmp_path: Path) -> None:
+    with operated(tmp_path, entry("m", 0.0)) as server:
         control, path = client(server), tmp_path / "config.yaml"
         with Traffic(client(server), "m") as one, Traffic(client(server, "http"), "m") as other:
             for tag in range(1, 7):

@@ -17,8 +17,8 @@ from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, mo
 from processes import wait_until
 from steady_load import SteadyLoad
 
-from gpuserve.supervisor.operator import control_client
-from gpuserve.supervisor.operator.outcome import Outcome
+from gpuserve.control import operator_client
+from gpuserve.control.operator import VerbOutcome
 
 SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
@@ -28,13 +28,13 @@ def orders(tmp_path: Path) -> Orders:
     return Orders(tmp_path / "orders")
 
 
-def scaled(server: OperatedServer, **counts: int) -> Outcome:
+def scaled(server: OperatedServer, **counts: int) -> VerbOutcome:
     """What becomes of ``scale`` at a server."""
     told: list[str] = []
-    return control_client.ask(server.addresses["HTTP"], "scale", {"counts": counts}, told.append, TIMEOUT_S)
+    return operator_client.ask(server.addresses["HTTP"], "scale", {"counts": counts}, told.append, TIMEOUT_S)
 
 
-def well(outcome: Outcome) -> Any:
+def well(outcome: VerbOutcome) -> Any:
     assert outcome.code == "", outcome.text
     return outcome.result
 
@@ -55,9 +55,8 @@ def more_answers(load: Any, count: int = 60) -> Callable[[], bool]:
     return lambda: load.n_answered() >= before + count
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_no_request_is_lost_by_scaling(tmp_path: Path, orders: Orders, transport: str) -> None:
-    settings = {"host": "127.0.0.1", "transport": transport, "min_ready_instances": 4}
+def test_no_request_is_lost_by_scaling(tmp_path: Path, orders: Orders) -> None:
+    settings = {"host": "127.0.0.1", "min_ready_instances": 4}
     with OperatedServer(config(tmp_path, model("m", orders), **settings)) as server:
         server.wait_ready()
         (first,) = server.workers
@@ -189,7 +188,7 @@ def instance_pids(server: OperatedServer) -> dict[str, int]:
 
 def instances_of(server: OperatedServer) -> list[dict[str, Any]]:
     """What ``status`` says of each instance of the one model."""
-    outcome = control_client.ask(server.addresses["HTTP"], "status", {}, lambda text: None, TIMEOUT_S)
+    outcome = operator_client.ask(server.addresses["HTTP"], "status", {}, lambda text: None, TIMEOUT_S)
     (found,) = well(outcome)["models"]
     instances: list[dict[str, Any]] = found["instances"]
     return instances
@@ -307,7 +306,7 @@ def test_a_model_that_is_being_loaded_is_scaled_after_that(tmp_path: Path, order
     with started(tmp_path, entry, model_control="explicit", load_at_start=[]) as server:
         server.wait_ready()
         orders.shut()
-        loading = InBackground(control_client.ask, server.addresses["HTTP"], "load", {"model": "m"}, print)
+        loading = InBackground(operator_client.ask, server.addresses["HTTP"], "load", {"model": "m"}, print)
         wait_until(lambda: server.workers, "it loads")
         scaling = InBackground(scaled, server, m=2)
         orders.open()
@@ -324,7 +323,7 @@ def test_what_is_told_of_the_numbers_is_of_what_serves(tmp_path: Path, orders: O
         asked = InBackground(server.infer, "m", 1.0)
         orders.wait_calls(1)
         at = server.addresses["HTTP"]
-        well(control_client.ask(at, "reload", {"model": "m"}, lambda _: None, TIMEOUT_S))
+        well(operator_client.ask(at, "reload", {"model": "m"}, lambda _: None, TIMEOUT_S))
         # The three of before still have something to finish.
         assert well(scaled(server, m=2)) == {"models": {"m": {"before": 1, "after": 2}}}
         orders.open()

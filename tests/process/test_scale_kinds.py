@@ -19,7 +19,7 @@ from test_front_sequences import ask
 from test_scale import count_of, on, scaled, started, well
 
 from gpuserve import ModelConfig
-from gpuserve.supervisor.operator import control_client
+from gpuserve.control import operator_client
 
 
 @pytest.fixture
@@ -86,6 +86,7 @@ def test_a_sequence_that_goes_on_for_too_long_is_ended(tmp_path: Path) -> None:
         assert [one for one in answers if isinstance(one, str) and "must specify the START flag" in one]
 
 
+@pytest.mark.thorough
 def test_no_request_is_lost_where_rates_are_limited(tmp_path: Path, orders: Orders) -> None:
     limited = {"rate_limiter": {"resources": [{"name": "R", "count": 1}]}}
     instances = {"instances": [{"device": "cpu", "count": 1, **limited}]}
@@ -102,6 +103,7 @@ def test_no_request_is_lost_where_rates_are_limited(tmp_path: Path, orders: Orde
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_model_that_asks_itself_keeps_an_instance_that_can_answer(tmp_path: Path, orders: Orders) -> None:
     entry = model("m", orders, **on(3)) | {"callable": f"{MODELS / 'asking_hard.py'}:asks_itself"}
     entry = {**entry, "outputs": entry["outputs"][:1]}
@@ -145,6 +147,7 @@ def itself(requests):
 """
 
 
+@pytest.mark.thorough
 def test_a_model_that_would_wait_for_itself_for_ever_is_told(tmp_path: Path, orders: Orders) -> None:
     folder = orders.directory
     (tmp_path / "itself.py").write_text(SLOW_TO_ITSELF.replace("DIRECTORY", str(folder)))
@@ -172,6 +175,7 @@ def test_a_model_that_would_wait_for_itself_for_ever_is_told(tmp_path: Path, ord
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_every_version_is_scaled_and_who_asks_first_is_first(tmp_path: Path, orders: Orders) -> None:
     versions = [model("m", orders, "load_slowly", version=one) for one in (1, 2)]
     with started(tmp_path, *versions, model("other", orders), model_control="explicit") as server:
@@ -203,7 +207,7 @@ def test_workers_that_are_threads_come_and_go() -> None:
         server.run()
         address = server.addresses["http"].removeprefix("http://")
         for count in (2, 1, 2):
-            outcome = control_client.ask(address, "scale", {"counts": {"m": count}}, lambda text: None, 20.0)
+            outcome = operator_client.ask(address, "scale", {"counts": {"m": count}}, lambda text: None, 20.0)
             well(outcome)
             assert ask_bound(server, "m", 0.0) == [0.0]
         both = [InBackground(ask_bound, server, "m", 1.0) for _ in range(2)]

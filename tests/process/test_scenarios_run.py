@@ -69,6 +69,7 @@ def test_so_many_requests_are_answered_in_a_closed_loop(one: RunningServer) -> N
     assert result.answers == 200
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_not_there_is_no_answer(one: RunningServer) -> None:
     with pytest.raises(ServerFailed, match="model nobody"):
         RowPayload("nobody").check(one)

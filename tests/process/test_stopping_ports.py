@@ -54,6 +54,7 @@ def comes_by(port: int) -> int | None:
         client.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("role", ["HTTP", "gRPC", "metrics"])
 def test_a_port_refuses_as_soon_as_nobody_would_answer(tmp_path: Path, role: str) -> None:
     orders = Orders(tmp_path / "orders")

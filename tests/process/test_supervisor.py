@@ -16,9 +16,8 @@ from processes import wait_ended, wait_until
 
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.errors import StartupError
-from gpuserve.settings import ServerSettings
-from gpuserve.supervisor.observer import SilentObserver
-from gpuserve.supervisor.server_state import ServerState
+from gpuserve.settings.server import ServerSettings
+from gpuserve.supervisor.core.server_life import ServerState, SilentObserver
 from gpuserve.supervisor.supervisor import Supervisor
 
 PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}

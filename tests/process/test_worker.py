@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from worker_process import LARGE, TIMEOUT_S, WorkerProcess, floats, large, loaded, model, output, values
 
-from gpuserve_worker import wire
-from gpuserve_worker.tensor import decode_bytes, encode_bytes
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.tensor import decode_bytes, encode_bytes
 
 BYTES_MODEL = {"inputs": (("x", "BYTES", (-1,), False),), "outputs": (("y", "BYTES", (-1,), False),)}
 

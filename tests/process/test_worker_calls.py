@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from worker_process import LARGE, TIMEOUT_S, WorkerProcess, floats, loaded, model, output
 
-from gpuserve_worker import wire
-from gpuserve_worker.memory import Arena
-from gpuserve_worker.tensor import decode_bytes
+from gpuserve_worker.memory.arena import Arena
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.tensor import decode_bytes
 
 TELLS = {"outputs": (("y", "BYTES", (-1,), False),)}
 BOTH = pytest.mark.parametrize("path", ["asking_hard.py:tells", "asking_hard.py:tells_async"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from worker_process import TIMEOUT_S, WorkerProcess, floats, large, loaded, model, output
 
-from gpuserve_worker import wire
+from gpuserve_worker.protocol import wire
 
 # ---- memory that outlives the call ----------------------------------------------------------
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from worker_process import LARGE, WorkerProcess, floats, loaded, model, output, values
 
-from gpuserve_worker import wire
-from gpuserve_worker.tensor import decode_bytes, encode_bytes
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.tensor import decode_bytes, encode_bytes
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 NBYTES = 4 * PAGE

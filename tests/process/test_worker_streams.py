@@ -12,7 +12,7 @@ import pytest
 from processes import wait_until
 from worker_process import WorkerProcess, loaded, model
 
-from gpuserve_worker import wire
+from gpuserve_worker.protocol import wire
 
 ANY = {"inputs": (("x", "INT32", (-1,), False),), "outputs": (("y", "INT32", (-1,), False),)}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from gpuserve_worker.cuda.device import Device, open_device
+from gpuserve_worker.cuda.device.device import CudaDevice, open_device
 
 
-def drop(device: Device, arrays: list[Any]) -> None:
+def drop(device: CudaDevice, arrays: list[Any]) -> None:
     device.runtime.use_device(1)
     arrays.clear()
 

@@ -11,11 +11,11 @@ from typing import Any
 import cupy
 
 from gpuserve.decorators import batch
-from gpuserve_worker.cuda.device import open_device
-from gpuserve_worker.outputs import OutputRules
-from gpuserve_worker.payloads import WireRequest
-from gpuserve_worker.request import Batch
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.calling.outputs import OutputRules
+from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.cuda.device.device import open_device
+from gpuserve_worker.protocol.payloads import WireRequest
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 def cases(zeros: Callable[[int, int], Any]) -> dict[str, Callable[[], Any]]:
@@ -33,7 +33,7 @@ def cases(zeros: Callable[[int, int], Any]) -> dict[str, Callable[[], Any]]:
 def main() -> None:
     device = open_device()
     rules = OutputRules(
-        "m", [TensorSpec("y", "FP32", (4,))], batching=True, strict=False, device_arrays=device.arrays
+        "m", [TensorSpec("y", "FP32", (4,))], batching=True, strict=False, reader=device.arrays
     )
 
     def is_kept(result: Any) -> bool:

@@ -20,6 +20,7 @@ N_PROCESSES = 8
 END_S = 10.0
 
 
+@pytest.mark.thorough
 def test_rollout_drains_a_failed_release_and_a_crash_lose_nothing(tmp_path: Path) -> None:
     report = tmp_path / "report.md"
     flags = ("--rollouts", "1", "--drains", "2", "--kills", "1", "--rate", "40", "--out", str(report))

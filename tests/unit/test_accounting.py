@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from driver_scene import PHASES, SPEC, Scene, request
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuserve.declare.spec import BatchingSpec, ModelSpec, SequenceSpec
 from gpuserve.errors import RequestError
-from gpuserve.front.endpoint.v2 import Sequence
-from gpuserve.front.scheduler.pending import PendingRequest
-from gpuserve.front.scheduler.response_cache import ResponseCache
-from gpuserve.front.statistics import FailureReason
-from gpuserve.sequence_spec import SequenceSpec
-from gpuserve.spec import BatchingSpec, ModelSpec
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.v2.statistics import FailureReason
+from gpuserve.front.v2.types import Sequence
 
 STEPS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 2), st.just(1)),
@@ -107,8 +107,8 @@ def check(scene: Scene) -> Counter[str]:
     assert sum(statistics.failures.values()) == failed
     assert fates["answered"] <= succeeded <= fates["answered"] + fates["left"]
     canceled = statistics.failures[FailureReason.CANCELED]
-    assert canceled == scene.metrics.cancellations <= fates["left"]
-    assert sum(scene.metrics.failures.values()) + canceled + scene.refused == failed
+    assert canceled == scene.metrics.outcomes.cancellations <= fates["left"]
+    assert sum(scene.metrics.outcomes.failures.values()) + canceled + scene.refused == failed
     assert durations["queue"].times == succeeded
     executions = statistics.executions()
     assert executions.requests == durations["compute_infer"].times
@@ -120,7 +120,7 @@ def check(scene: Scene) -> Counter[str]:
     return fates
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     steps=st.lists(st.tuples(STEPS, st.booleans()), max_size=25),
     in_order=st.booleans(),
@@ -138,7 +138,7 @@ def test_every_request_is_counted_once(steps: list[Any], in_order: bool, cached:
         assert statistics.cache_hits + statistics.cache_misses >= succeeded
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(steps=st.lists(st.tuples(STREAM_STEPS, st.booleans()), max_size=25), direct=st.booleans())
 def test_every_response_of_a_stream_is_counted_once(steps: list[Any], direct: bool) -> None:
     scene = asyncio.run(play(replace(SPEC, decoupled=True), None, steps, direct=direct))

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from gpuserve import ModelConfig, Tensor
-from gpuserve.binding import model_spec
-from gpuserve.config.convert import model_spec as spec_of_entry
-from gpuserve.config.model_entry import ModelEntry
+from gpuserve.api.binding import model_spec
+from gpuserve.config.entries.model import ModelEntry
+from gpuserve.config.models import model_spec as spec_of_entry
 from gpuserve.config.rules import violations
-from gpuserve.declared_ensemble import ensemble_spec
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.declare.written import ensemble_spec
 from gpuserve.errors import BindError
-from gpuserve.spec import ModelSpec
 
 #: array, memory of a float input, then what both come to; a BYTES input beside it always stays on the host.
 CASES = [

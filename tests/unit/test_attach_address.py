@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
+from gpuserve.control.attach import attach_name, may_attach, port_of
 from gpuserve.errors import AttachError
-from gpuserve.supervisor.attach_address import attach_name, may_attach, port_of
 
 
 @pytest.mark.parametrize(

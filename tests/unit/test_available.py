@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve_worker.available import available_nbytes
-from gpuserve_worker.memory import Arena, OutOfMemory
+from gpuserve_worker.memory.arena import Arena, OutOfMemory, available_nbytes
 
 GIB = 1 << 30
 

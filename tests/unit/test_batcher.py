@@ -10,10 +10,7 @@ import pytest
 from scheduled import Model
 
 from gpuserve.errors import Code, QueueFull, Unavailable
-from gpuserve.front.scheduler.batcher import (
-    QueuedRequest,
-    RequestState,
-)
+from gpuserve.front.batching.queue import QueuedRequest, RequestState
 
 # ---- B-1 … B-8 ------------------------------------------------------------------------------
 
@@ -310,3 +307,15 @@ def test_a_draining_scheduler_refuses_the_new_and_runs_the_queued() -> None:
         model.submit()
     assert model.run_all() == [2]
     assert model.count("rejected") == 1
+
+
+def test_an_instance_that_holds_all_it_may_has_no_room_under_its_name() -> None:
+    model = Model(instances=2, max_batch_size=1)
+    model.submit_many(3)
+    assert model.scheduler.with_room() == ["i0", "i1"]
+    busy = model.scheduler.next_batch(model.now, "i1")
+    assert busy is not None
+    assert model.scheduler.with_room() == ["i0"]
+    assert model.scheduler.next_batch(model.now, "i1") is None
+    model.scheduler.complete(busy.batch_id)
+    assert model.scheduler.next_batch(model.now, "i1") is not None

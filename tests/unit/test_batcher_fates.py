@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -9,12 +10,8 @@ import pytest
 from scheduled import Model
 
 from gpuserve.errors import DeadlineExceeded, QueueFull
-from gpuserve.front.scheduler.batcher import (
-    IllegalTransition,
-    QueuedRequest,
-    RequestState,
-)
-from gpuserve.front.scheduler.queue import TRANSITIONS, Deadlines, advance
+from gpuserve.front.batching.queue import TRANSITIONS, Deadlines, QueuedRequest, RequestState, advance
+from gpuserve.states import IllegalTransition
 
 # ---- cancellation ---------------------------------------------------------------------------
 
@@ -155,10 +152,43 @@ def test_deadlines_of_departed_requests_are_forgotten() -> None:
         deadlines.add(request, 3600.0)
         deadlines.discard(request)
     assert len(deadlines.heap) <= 65
-    assert deadlines.nearest() is None
+    assert deadlines.nearest() == math.inf
 
 
 # ---- the death of an instance ---------------------------------------------------------------
+
+
+def test_what_may_have_killed_a_worker_waits_for_an_instance_without_company() -> None:
+    model = Model(instances=0, max_batch_size=1)
+    model.scheduler.instance_up("first", 2)
+    (died,) = model.submit_many(1)
+    model.must_next()
+    model.scheduler.instance_up("second", 2)
+    (company,) = model.submit_many(1)
+    beside = model.must_next()
+    assert (beside.instance, beside.requests) == ("second", [company])
+    model.scheduler.instance_down("first")
+    (fresh,) = model.submit_many(1)
+    assert model.next() is None, "the second runs something, and nothing goes before what died"
+    model.scheduler.complete(beside.batch_id)
+    alone = model.must_next()
+    assert (alone.requests, alone.slots) == ([died], 2)
+    model.scheduler.complete(alone.batch_id)
+    assert model.must_next().requests == [fresh]
+
+
+def test_once_it_is_taken_back_the_others_need_no_seclusion() -> None:
+    model = Model(instances=0, max_batch_size=1)
+    model.scheduler.instance_up("first", 2)
+    (died,) = model.submit_many(1)
+    model.must_next()
+    model.scheduler.instance_up("second", 2)
+    model.submit_many(1)
+    model.must_next()
+    model.scheduler.instance_down("first")
+    fresh = model.submit_many(2)
+    assert model.scheduler.cancel(died)
+    assert model.must_next().requests == [fresh[0]], "beside what runs there already"
 
 
 def test_requests_of_a_dead_instance_run_again_first_alone_and_in_order() -> None:

@@ -11,13 +11,16 @@ import math
 from typing import Any
 
 import pytest
+from exploring import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gpuserve.declare.spec import BatchingSpec, QueueSpec
 from gpuserve.errors import DeadlineExceeded, QueueFull
-from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, QueuedRequest, RequestState
-from gpuserve.spec import BatchingSpec, QueueSpec
+from gpuserve.front.batching.model_scheduler import ModelScheduler
+from gpuserve.front.batching.queue import QueuedRequest, RequestState
+from gpuserve.front.batching.slots import Batch
 
 US = 1e-6
 INSTANCES = ("a", "b", "c")
@@ -392,7 +395,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=250,
+    max_examples=examples(250),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

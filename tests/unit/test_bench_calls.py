@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.bench import http2
-from gpuserve.bench.calls import Call, Calls, Failure, ProtocolBroken
-from gpuserve.bench.http1_calls import HttpCalls
-from gpuserve.bench.http2_calls import GrpcCalls
-from gpuserve.bench.payloads import framed
+from gpuserve.bench.calls import http2
+from gpuserve.bench.calls.call import CallProtocol, Failure, ProtocolBroken, TimedCall
+from gpuserve.bench.calls.http1_calls import HttpCalls
+from gpuserve.bench.calls.http2_calls import GrpcCalls, GrpcRequests
+from gpuserve.bench.server.payloads import framed
 
 OK_HEAD = http2.header_block([(":status", "200"), ("content-type", "application/grpc")])
 OK_END = http2.header_block([("grpc-status", "0")])
@@ -23,20 +23,20 @@ OK_END = http2.header_block([("grpc-status", "0")])
 class Ends:
     """A sink that keeps what it is told."""
 
-    responses: list[Call] = field(default_factory=list)
-    ends: list[tuple[Call, Failure | None]] = field(default_factory=list)
+    responses: list[TimedCall] = field(default_factory=list)
+    ends: list[tuple[TimedCall, Failure | None]] = field(default_factory=list)
 
-    def responded(self, call: Call, now: float) -> None:
+    def responded(self, call: TimedCall, now: float) -> None:
         call.responses += 1
         self.responses.append(call)
 
-    def ended(self, call: Call, failure: Failure | None, now: float) -> None:
+    def ended(self, call: TimedCall, failure: Failure | None, now: float) -> None:
         self.ends.append((call, failure))
 
 
 def grpc(requests: list[bytes], *, in_streams: bool = False) -> tuple[GrpcCalls, Ends]:
     ends = Ends()
-    calls = GrpcCalls(ends, b"head", requests, http2.HeaderBlocks(), in_streams=in_streams)
+    calls = GrpcCalls(ends, GrpcRequests(b"head", requests, in_streams), http2.HeaderBlocks())
     assert not calls.room
     calls.opened()
     calls.take(http2.frame(http2.SETTINGS, 0, 0, b""), 0.0)
@@ -45,8 +45,8 @@ def grpc(requests: list[bytes], *, in_streams: bool = False) -> tuple[GrpcCalls,
     return calls, ends
 
 
-def begun(calls: Calls, request: int = 0) -> Call:
-    call = Call(request, 0.0, 0.0)
+def begun(calls: CallProtocol, request: int = 0) -> TimedCall:
+    call = TimedCall(request, 0.0, 0.0)
     calls.begin(call)
     return call
 
@@ -70,7 +70,7 @@ def answer(stream: int, *messages: bytes, end: bytes = OK_END) -> bytes:
     )
 
 
-def in_pieces(calls: Calls, data: bytes, cuts: list[int]) -> None:
+def in_pieces(calls: CallProtocol, data: bytes, cuts: list[int]) -> None:
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for start, end in itertools.pairwise(edges):
         calls.take(data[start:end], 1.0)

@@ -11,28 +11,27 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gpuserve.bench.errors import BenchOptionError
-from gpuserve.bench.input_files import read_requests
-from gpuserve.bench.inputs import Fill, content, fitted, made_up
-from gpuserve.bench.model_metadata import ModelMetadata, TensorMetadata, parse_shapes, request_shapes
-from gpuserve.bench.payloads import (
-    Place,
+from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.bench.server.inputs import TensorFill, content, fitted, made_up, read_requests
+from gpuserve.bench.server.model_metadata import TargetModel, TensorMetadata, parse_shapes, request_shapes
+from gpuserve.bench.server.payloads import (
+    TensorPlace,
     Tensors,
     grpc_message,
     http_bytes,
     http_infer,
     http_stream,
 )
-from gpuserve.bench.target import Target, parse_url
-from gpuserve_worker.tensor import decode_bytes
+from gpuserve.bench.server.target import Target, parse_url
+from gpuserve_worker.protocol.tensor import decode_bytes
 
-MODEL = ModelMetadata(
+MODEL = TargetModel(
     "m",
     (TensorMetadata("x", "FP32", (-1, -1, 3)), TensorMetadata("o", "BYTES", (-1, 1), optional=True)),
     (TensorMetadata("y", "FP32", (-1, 1)),),
     max_batch_size=8,
 )
-FLAT = ModelMetadata("flat", (TensorMetadata("n", "INT8", (2,)),), ())
+FLAT = TargetModel("flat", (TensorMetadata("n", "INT8", (2,)),), ())
 
 
 def test_shapes_of_a_request() -> None:
@@ -55,7 +54,7 @@ def test_shapes_of_a_request() -> None:
         (MODEL, {"x": (1 << 40, 3)}, 1, "more than"),
     ],
 )
-def test_wrong_shapes(model: ModelMetadata, shapes: Any, batch_size: int, said: str) -> None:
+def test_wrong_shapes(model: TargetModel, shapes: Any, batch_size: int, said: str) -> None:
     with pytest.raises(BenchOptionError) as raised:
         request_shapes(model, shapes, batch_size)
     assert re.search(said, str(raised.value))
@@ -69,17 +68,17 @@ def test_shapes_that_cannot_be_read(text: str) -> None:
 
 @pytest.mark.parametrize("datatype", ["BOOL", "INT8", "UINT64", "FP16", "BF16", "FP32", "FP64", "BYTES"])
 def test_made_up_tensors_of_every_kind(datatype: str) -> None:
-    model = ModelMetadata("m", (TensorMetadata("x", datatype, (2, 3)),), ())
-    for fill in Fill:
+    model = TargetModel("m", (TensorMetadata("x", datatype, (2, 3)),), ())
+    for fill in TensorFill:
         one = made_up(model, {"x": (2, 3)}, fill, 5, 1)["x"]
         again = made_up(model, {"x": (2, 3)}, fill, 5, 1)["x"]
         data = content(one, datatype)
         assert one.shape == (2, 3)
         assert data == content(again, datatype)
         if datatype == "BYTES":
-            length = 5 if fill is Fill.RANDOM else 0
+            length = 5 if fill is TensorFill.RANDOM else 0
             assert [len(text) for text in decode_bytes(data, 6)] == [length] * 6
-        elif fill is Fill.ZERO:
+        elif fill is TensorFill.ZERO:
             assert not any(data)
 
 
@@ -141,9 +140,9 @@ def test_values_that_do_not_fit(given: dict[str, Any], said: str) -> None:
 
 def test_the_bytes_of_requests() -> None:
     target = Target(parse_url("http://host:9", None), "m m", "2", (("authorization", "x"),))
-    model = ModelMetadata("m m", (TensorMetadata("x", "INT32", (2,)), TensorMetadata("z", "INT32", (1,))), ())
+    model = TargetModel("m m", (TensorMetadata("x", "INT32", (2,)), TensorMetadata("z", "INT32", (1,))), ())
     arrays = {"x": np.array([1, 2], np.int32), "z": np.array([3], np.int32)}
-    tensors = Tensors(arrays, {"z": Place("in", 64, 4)}, {"y": Place("out", 0, 8)})
+    tensors = Tensors(arrays, {"z": TensorPlace("in", 64, 4)}, {"y": TensorPlace("out", 0, 8)})
     request = service_pb2.ModelInferRequest.FromString(grpc_message(target, model, tensors))
     assert (request.model_name, request.model_version) == ("m m", "2")
     assert list(request.raw_input_contents) == [arrays["x"].tobytes()]

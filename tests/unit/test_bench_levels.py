@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.bench.arrivals import Arrivals, due_times
-from gpuserve.bench.errors import BenchOptionError
-from gpuserve.bench.levels import Level, LoadKind, parse_levels
-from gpuserve.bench.plan import Plan, default_processes
-from gpuserve.bench.target import parse_headers, parse_url
+from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.bench.plan.plan import (
+    Arrivals,
+    LoadKind,
+    LoadLevel,
+    LoadPlan,
+    default_processes,
+    due_times,
+    parse_levels,
+)
+from gpuserve.bench.server.target import parse_headers, parse_url
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,7 @@ def test_wrong_levels(text: str, said: str) -> None:
 
 @given(st.integers(1, 1000), st.integers(1, 16))
 def test_the_shares_of_a_level_are_the_level(concurrency: int, processes: int) -> None:
-    level = Level(LoadKind.CONCURRENCY, concurrency)
+    level = LoadLevel(LoadKind.CONCURRENCY, concurrency)
     shares = [level.share(part, processes).value for part in range(processes)]
     assert sum(shares) == concurrency
     assert max(shares) - min(shares) <= 1
@@ -86,12 +92,15 @@ def test_poisson_arrivals_have_the_rate_and_its_spread() -> None:
 
 
 def test_connections_follow_the_protocol_and_the_level() -> None:
-    plan = Plan(levels=())
-    assert plan.connections_of(Level(LoadKind.CONCURRENCY, 64), "grpc") == 2
-    assert plan.connections_of(Level(LoadKind.CONCURRENCY, 64), "http") == 64
-    assert plan.connections_of(Level(LoadKind.CONCURRENCY, 0), "grpc") == 0
-    assert plan.connections_of(Level(LoadKind.RATE, 1000), "grpc") == 4
-    assert Plan(levels=(), connections=7, processes=2).connections_of(Level(LoadKind.RATE, 1), "http") == 4
+    plan = LoadPlan(levels=())
+    assert plan.connections_of(LoadLevel(LoadKind.CONCURRENCY, 64), "grpc") == 2
+    assert plan.connections_of(LoadLevel(LoadKind.CONCURRENCY, 64), "http") == 64
+    assert plan.connections_of(LoadLevel(LoadKind.CONCURRENCY, 0), "grpc") == 0
+    assert plan.connections_of(LoadLevel(LoadKind.RATE, 1000), "grpc") == 4
+    assert (
+        LoadPlan(levels=(), connections=7, processes=2).connections_of(LoadLevel(LoadKind.RATE, 1), "http")
+        == 4
+    )
     assert [default_processes(cores) for cores in (1, 2, 4, 64)] == [1, 1, 2, 4]
 
 

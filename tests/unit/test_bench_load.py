@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.bench.arrivals import Arrivals, due_times
-from gpuserve.bench.calls import Call, Failure
-from gpuserve.bench.load import Load
-from gpuserve.bench.samples import Interval, counted
+from gpuserve.bench.calls.call import LOST, Failure, TimedCall
+from gpuserve.bench.calls.load import LoadGenerator
+from gpuserve.bench.calls.samples import Interval, counted
+from gpuserve.bench.plan.plan import Arrivals, due_times
 
 
 class Link:
     """A connection for so many calls at once, that are answered by ``answer``."""
 
-    def __init__(self, load: Load, most: int) -> None:
+    def __init__(self, load: LoadGenerator, most: int) -> None:
         self.out = bytearray()
         self._load = load
         self._most = most
-        self.calls: list[Call] = []
+        self.calls: list[TimedCall] = []
         self.usable = True
         self.can_cancel = True
 
@@ -31,12 +31,12 @@ class Link:
 
     def opened(self) -> None: ...
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: TimedCall) -> None:
         self.calls.append(call)
 
     def take(self, data: bytes, now: float) -> None: ...
 
-    def cancel(self, call: Call) -> bool:
+    def cancel(self, call: TimedCall) -> bool:
         self.calls.remove(call)
         return self.can_cancel
 
@@ -52,8 +52,8 @@ class Link:
         self._load.ended(call, failure, now)
 
 
-def loaded(most: int = 100, **options: float) -> tuple[Load, Link]:
-    load = Load(1, options.get("timeout_s", 10.0), int(options.get("max_in_flight", 1000)))
+def loaded(most: int = 100, **options: float) -> tuple[LoadGenerator, Link]:
+    load = LoadGenerator(1, options.get("timeout_s", 10.0), int(options.get("max_in_flight", 1000)))
     link = Link(load, most)
     load.connected(link, 0.0)
     return load, link
@@ -156,7 +156,8 @@ def test_a_lost_connection_fails_its_calls() -> None:
     load, link = loaded()
     load.start_closed(2, 0.0)
     load.measure(0.0)
-    load.disconnected(link, 1.0)
+    load.pool.remove(link)
+    link.lost(LOST, 1.0)
     assert load.samples.take(1.0, 0.0).failures["connection lost"][0] == 2
     other = Link(load, 10)
     load.connected(other, 2.0)
@@ -164,7 +165,7 @@ def test_a_lost_connection_fails_its_calls() -> None:
 
 
 def test_calls_go_to_all_connections_in_turn() -> None:
-    load = Load(1, 1.0, 100)
+    load = LoadGenerator(1, 1.0, 100)
     links = [Link(load, 2) for _ in range(3)]
     for link in links:
         load.connected(link, 0.0)

@@ -13,20 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.bench.comparison import compared
-from gpuserve.bench.errors import BenchOptionError
-from gpuserve.bench.latencies import Latencies, percentile_curve
-from gpuserve.bench.levels import Level, LoadKind
-from gpuserve.bench.output import check_output, csv_text, markdown
-from gpuserve.bench.report import Report, from_json, to_json
-from gpuserve.bench.results import LevelResult, Tally
-from gpuserve.bench.samples import Interval, counted
-from gpuserve.bench.server_time import ServerTime, ServerTotals, difference, totals
-from gpuserve.bench.stability import Window, is_stable
-from gpuserve.bench.table import notes, table
+from gpuserve.bench.calls.samples import Interval, counted
+from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.bench.plan.plan import LoadKind, LoadLevel
+from gpuserve.bench.reports.latencies import LatencyHistogram, percentile_curve
+from gpuserve.bench.reports.output import check_output, csv_text, markdown
+from gpuserve.bench.reports.report import BenchReport, from_json, to_json
+from gpuserve.bench.reports.results import LevelResult, Tally, Window, is_stable
+from gpuserve.bench.reports.table import compared, notes, table
+from gpuserve.bench.server.server_time import ServerTime, ServerTotals, difference, totals
 
-CLOSED = Level(LoadKind.CONCURRENCY, 8)
-OPEN = Level(LoadKind.RATE, 100)
+CLOSED = LoadLevel(LoadKind.CONCURRENCY, 8)
+OPEN = LoadLevel(LoadKind.RATE, 100)
 
 
 def interval(*latencies_s: float, **more: object) -> Interval:
@@ -41,22 +39,22 @@ def interval(*latencies_s: float, **more: object) -> Interval:
     return Interval(**{**fields, **more})  # type: ignore[arg-type]
 
 
-def result(level: Level = CLOSED, *intervals: Interval, server: ServerTime | None = None) -> LevelResult:
+def result(level: LoadLevel = CLOSED, *intervals: Interval, server: ServerTime | None = None) -> LevelResult:
     tally = Tally()
     for process, one in enumerate(intervals or (interval(0.001, 0.002, 0.003),)):
         tally.add(process, one)
     return tally.result(level, server)
 
 
-def report(*levels: LevelResult, **more: object) -> Report:
+def report(*levels: LevelResult, **more: object) -> BenchReport:
     fields = {"model": "echo", "url": "grpc://h:1", "began_at": "now", "gpuserve": "0", "cores": 2}
-    return Report(**fields, settings={"data": "random"}, levels=levels, **more)  # type: ignore[arg-type]
+    return BenchReport(**fields, settings={"data": "random"}, levels=levels, **more)  # type: ignore[arg-type]
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=300))
 def test_percentiles_are_those_of_the_values(latencies_s: list[float]) -> None:
-    found = Latencies()
+    found = LatencyHistogram()
     found.add(counted(latencies_s))
     summary = found.summary()
     ordered = sorted(latencies_s)
@@ -167,7 +165,8 @@ def test_markdown_and_csv() -> None:
 def test_a_page_fetches_nothing_and_escapes() -> None:
     made = replace(report(result(), result(replace(CLOSED, value=16))), model="<script>")
     program = (
-        "import sys; from gpuserve.bench.output import page; from gpuserve.bench.report import from_json; "
+        "import sys; from gpuserve.bench.reports.output import page; "
+        "from gpuserve.bench.reports.report import from_json; "
         "print(page(from_json(sys.stdin.read(), ''), None))"
     )  # in a process of its own: matplotlib keeps its fonts open
     done = subprocess.run(

@@ -50,10 +50,10 @@ def test_a_latency_target_is_met_from_below() -> None:
 
 
 def test_the_best_peer_is_the_one_with_the_best_median_and_never_a_floor() -> None:
-    values = {"gpuserve": [9.0], "triton": [5.0], "mlserver": [6.0], "asgi_echo": [99.0]}
+    values = {"gpuserve": [9.0], "triton": [5.0], "mlserver": [6.0], "nghttpd": [99.0]}
     assert comparison(THROUGHPUT, **values).best_peer(THROUGHPUT) == "mlserver"
     assert comparison(LATENCY, **values).best_peer(LATENCY) == "triton"
-    assert comparison(LATENCY, gpuserve=[9.0], asgi_echo=[1.0]).best_peer(LATENCY) is None
+    assert comparison(LATENCY, gpuserve=[9.0], nghttpd=[1.0]).best_peer(LATENCY) is None
 
 
 def test_a_server_that_failed_in_a_round_is_not_the_best() -> None:
@@ -85,13 +85,13 @@ def test_a_peer_that_is_named_and_the_best_has_one_line_where_the_goal_is_the_sa
 
 
 def test_the_tables_say_which_goals_are_reached() -> None:
-    compared = comparison(THROUGHPUT, failed="mosec", gpuserve=[30.0], triton=[10.0], asgi_echo=[90.0])
-    titles = {name: SERVERS[name].title for name in ("gpuserve", "triton", "asgi-echo")}
+    compared = comparison(THROUGHPUT, failed="mosec", gpuserve=[30.0], triton=[10.0], nghttpd=[90.0])
+    titles = {name: SERVERS[name].title for name in ("gpuserve", "triton", "nghttpd")}
     text = RequestPart([THROUGHPUT], titles, compared).markdown()
     assert "| Fast (req/s) | 30 | 10 | 90 |" in text
     assert "| Fast | the best peer: Triton 2.51 Python backend | 3.00 (3.00 to 3.00) | ≥ 2 | yes |" in text
     assert "| Fast | pytriton | - | ≥ 7 | not measured |" in text
-    assert "floor: bare ASGI echo on h2corn" in text
+    assert "floor: nghttpd" in text
     assert "Other processes used 10% of the machine" in text
 
 

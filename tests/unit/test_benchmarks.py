@@ -234,7 +234,7 @@ def test_a_process_is_told_by_its_command_line() -> None:
 
 
 def test_floors_are_no_peers() -> None:
-    assert {name for name, server in SERVERS.items() if server.kind is Kind.FLOOR} == {"asgi-echo", "nghttpd"}
+    assert {name for name, server in SERVERS.items() if server.kind is Kind.FLOOR} == {"nghttpd"}
 
 
 @pytest.mark.parametrize("api", [Api.HTTP_BINARY, Api.HTTP_JSON, Api.BYTES, Api.PLAIN_JSON])

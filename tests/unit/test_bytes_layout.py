@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exploring import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpuserve_worker.tensor import (
+from gpuserve_worker.protocol.tensor import (
     bytes_array,
     check_bytes,
     common_length,
@@ -68,7 +69,7 @@ def payloads(draw: st.DrawFn) -> tuple[bytes, int]:
     return bytes(data), max(count, 0)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(payloads())
 @example((b"", 0))
 @example((b"\0\0\0\0", 0))
@@ -93,7 +94,7 @@ def test_any_bytes_are_read_as_one_step_an_element_reads_them(payload: tuple[byt
             assert common_length(held, count) == (lengths.pop() if len(lengths) == 1 else None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(STRINGS)
 def test_arrays_hold_what_was_written(elements: list[bytes]) -> None:
     data = encode_bytes(elements)
@@ -121,7 +122,7 @@ def test_elements_of_one_length_of_any_size_are_read(length: int) -> None:
     assert bytes_array(written(elements), (3,)).tolist() == elements
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.one_of(MIXED, ALIKE), max_size=6))
 def test_the_elements_of_requests_end_where_each_was_written(requests: list[list[bytes]]) -> None:
     parts = [written(elements) for elements in requests]
@@ -129,7 +130,7 @@ def test_the_elements_of_requests_end_where_each_was_written(requests: list[list
     assert ends == [len(b"".join(parts[: number + 1])) for number in range(len(parts))]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.one_of(

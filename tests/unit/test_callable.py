@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from gpuserve.decorators import batch
-from gpuserve_worker.callable import Kind, LoadError, build, kind_of, locate
+from gpuserve_worker.calling.callable import CallableKind, LoadError, build, kind_of, locate
 
 MODELS = Path(__file__).parent.parent / "models"
 
@@ -97,7 +97,7 @@ def test_pickles() -> None:
 
 
 def test_a_decorated_callable_survives_pickling_as_one_that_takes_batches() -> None:
-    from gpuserve_worker.request import accepts_batch
+    from gpuserve_worker.calling.request import accepts_batch
 
     @batch
     def call(x: Any) -> Any:
@@ -227,14 +227,14 @@ class AsyncCall:
 @pytest.mark.parametrize(
     ("inference_callable", "kind"),
     [
-        (len, Kind.PLAIN),
-        (AsyncCall(), Kind.COROUTINE),
-        (AsyncCall().__call__, Kind.COROUTINE),
-        (stream, Kind.ASYNC_GENERATOR),
-        (batch(stream), Kind.ASYNC_GENERATOR),
-        (functools.partial(stream), Kind.ASYNC_GENERATOR),
-        (functools.partial(AsyncCall()), Kind.COROUTINE),
+        (len, CallableKind.PLAIN),
+        (AsyncCall(), CallableKind.COROUTINE),
+        (AsyncCall().__call__, CallableKind.COROUTINE),
+        (stream, CallableKind.ASYNC_GENERATOR),
+        (batch(stream), CallableKind.ASYNC_GENERATOR),
+        (functools.partial(stream), CallableKind.ASYNC_GENERATOR),
+        (functools.partial(AsyncCall()), CallableKind.COROUTINE),
     ],
 )
-def test_kinds(inference_callable: Any, kind: Kind) -> None:
+def test_kinds(inference_callable: Any, kind: CallableKind) -> None:
     assert kind_of(inference_callable) is kind

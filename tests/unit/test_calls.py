@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve_worker.calls import Call, Calls, ModelCallError, Question, Reply, question
-from gpuserve_worker.context import ModelContext
+from gpuserve_worker.calling.calls import (
+    CallReply,
+    CallRequest,
+    ModelCall,
+    ModelCallError,
+    OutgoingCalls,
+    call_request,
+)
+from gpuserve_worker.calling.context import ModelContext
 
 TIMEOUT_S = 10.0
 FAILED = ModelCallError("INTERNAL", "it failed")
@@ -22,16 +29,16 @@ class Line:
     """A port whose other end is the test."""
 
     def __init__(self) -> None:
-        self.asked: dict[int, Question] = {}
+        self.asked: dict[int, CallRequest] = {}
         self.called_off: list[int] = []
         self.given_back: list[int] = []
         self.changed = threading.Condition()
         self.refusal: ModelCallError | None = None
         #: What a question is answered with at once.
-        self.answers: list[Reply] = []
-        self.reply: Callable[[int, Reply], bool] | None = None
+        self.answers: list[CallReply] = []
+        self.reply: Callable[[int, CallReply], bool] | None = None
 
-    def ask(self, call_id: int, question: Question) -> None:
+    def ask(self, call_id: int, question: CallRequest) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.asked[call_id] = question
@@ -59,29 +66,29 @@ def line() -> Line:
 
 
 @pytest.fixture
-def calls(line: Line) -> Calls:
-    made = Calls()
+def calls(line: Line) -> OutgoingCalls:
+    made = OutgoingCalls()
     made.open(line)
     return made
 
 
 @pytest.fixture
-def context(calls: Calls) -> ModelContext:
+def context(calls: OutgoingCalls) -> ModelContext:
     return ModelContext("m", 1, "cpu#0", "cpu", (), (), 0, (), False, calls)
 
 
-def outputs(value: float, lease: int = 0, *, final: bool = True) -> Reply:
-    return Reply({"y": np.array([value])}, {}, None, final, lease)
+def outputs(value: float, lease: int = 0, *, final: bool = True) -> CallReply:
+    return CallReply({"y": np.array([value])}, {}, None, final, lease)
 
 
-END = Reply(None, {}, None, True)
+END = CallReply(None, {}, None, True)
 
 
-def ask(calls: Calls) -> Call:
-    return calls.ask(question("other", {}, stream=True, blocks=True))
+def ask(calls: OutgoingCalls) -> ModelCall:
+    return calls.ask(call_request("other", {}, stream=True, blocks=True))
 
 
-def test_answers_are_told_apart(calls: Calls) -> None:
+def test_answers_are_told_apart(calls: OutgoingCalls) -> None:
     first, second = ask(calls), ask(calls)
     assert calls.reply(second.call_id, outputs(2))
     assert not first.ready
@@ -89,7 +96,7 @@ def test_answers_are_told_apart(calls: Calls) -> None:
     assert [one.take().outputs for one in (first, second)] == [{"y": [1.0]}, {"y": [2.0]}]
 
 
-def test_what_was_lent_is_given_back_once_taken(calls: Calls, line: Line) -> None:
+def test_what_was_lent_is_given_back_once_taken(calls: OutgoingCalls, line: Line) -> None:
     call = ask(calls)
     calls.reply(call.call_id, outputs(1, lease=7, final=False))
     calls.reply(call.call_id, outputs(2, lease=8))
@@ -101,7 +108,9 @@ def test_what_was_lent_is_given_back_once_taken(calls: Calls, line: Line) -> Non
     assert line.called_off == []
 
 
-def test_a_call_that_is_forgotten_is_called_off_and_its_late_answer_refused(calls: Calls, line: Line) -> None:
+def test_a_call_that_is_forgotten_is_called_off_and_its_late_answer_refused(
+    calls: OutgoingCalls, line: Line
+) -> None:
     call = ask(calls)
     calls.forget(call)
     assert line.called_off == [call.call_id]
@@ -109,13 +118,17 @@ def test_a_call_that_is_forgotten_is_called_off_and_its_late_answer_refused(call
     assert not calls.reply(99, outputs(1))
 
 
-def test_nothing_that_was_lent_is_lost_between_an_answer_and_a_forgetting(calls: Calls, line: Line) -> None:
+def test_nothing_that_was_lent_is_lost_between_an_answer_and_a_forgetting(
+    calls: OutgoingCalls, line: Line
+) -> None:
     """The thread that receives and the one that gives up: either gives the lease back, and only one."""
     for lease in range(1, 500):
         call, start = ask(calls), threading.Barrier(2)
         refused: list[int] = []
 
-        def receive(call: Call = call, lease: int = lease, start: Any = start, into: Any = refused) -> None:
+        def receive(
+            call: ModelCall = call, lease: int = lease, start: Any = start, into: Any = refused
+        ) -> None:
             start.wait(TIMEOUT_S)
             if not calls.reply(call.call_id, outputs(1, lease)):
                 into.append(lease)
@@ -129,7 +142,7 @@ def test_nothing_that_was_lent_is_lost_between_an_answer_and_a_forgetting(calls:
         line.given_back.clear()
 
 
-def test_a_question_that_cannot_be_asked_is_forgotten(calls: Calls, line: Line) -> None:
+def test_a_question_that_cannot_be_asked_is_forgotten(calls: OutgoingCalls, line: Line) -> None:
     line.refusal = ModelCallError("RESOURCE_EXHAUSTED", "no memory")
     with pytest.raises(ModelCallError, match="no memory"):
         ask(calls)
@@ -137,13 +150,15 @@ def test_a_question_that_cannot_be_asked_is_forgotten(calls: Calls, line: Line) 
 
 
 def test_without_a_server_nobody_is_asked(context: ModelContext) -> None:
-    alone = context._replace(calls=Calls())
+    alone = context._replace(calls=OutgoingCalls())
     with pytest.raises(ModelCallError, match="no other model can be asked before a server") as raised:
         alone.infer("other", {})
     assert raised.value.code.value == "UNAVAILABLE"
 
 
-def test_at_the_end_whoever_waits_is_told_and_nobody_may_ask(calls: Calls, context: ModelContext) -> None:
+def test_at_the_end_whoever_waits_is_told_and_nobody_may_ask(
+    calls: OutgoingCalls, context: ModelContext
+) -> None:
     call = ask(calls)
     calls.close("it ends")
     with pytest.raises(ModelCallError, match="it ends"):
@@ -154,9 +169,9 @@ def test_at_the_end_whoever_waits_is_told_and_nobody_may_ask(calls: Calls, conte
         list(context.stream("other", {}))
 
 
-def test_whoever_waits_hears_of_a_lost_front(calls: Calls, line: Line) -> None:
+def test_whoever_waits_hears_of_a_lost_front(calls: OutgoingCalls, line: Line) -> None:
     call = ask(calls)
-    heard: list[Reply] = []
+    heard: list[CallReply] = []
     waiting = threading.Thread(target=lambda: heard.append(call.take()))
     waiting.start()
     with line.changed:
@@ -167,8 +182,12 @@ def test_whoever_waits_hears_of_a_lost_front(calls: Calls, line: Line) -> None:
     ask(calls)  # the next front is there
 
 
-@pytest.mark.parametrize("last", [[END], [outputs(2)._replace(final=True)], [Reply(None, {}, FAILED, True)]])
-def test_a_stream_ends_or_fails(calls: Calls, line: Line, context: ModelContext, last: list[Reply]) -> None:
+@pytest.mark.parametrize(
+    "last", [[END], [outputs(2)._replace(final=True)], [CallReply(None, {}, FAILED, True)]]
+)
+def test_a_stream_ends_or_fails(
+    calls: OutgoingCalls, line: Line, context: ModelContext, last: list[CallReply]
+) -> None:
     line.answers = [outputs(1, lease=3, final=False), *last]
     line.reply = calls.reply
     heard: list[float] = []
@@ -184,7 +203,7 @@ def test_a_stream_ends_or_fails(calls: Calls, line: Line, context: ModelContext,
 
 
 def test_a_stream_that_nobody_reads_on_is_called_off_wherever_it_dies(
-    calls: Calls, line: Line, context: ModelContext
+    calls: OutgoingCalls, line: Line, context: ModelContext
 ) -> None:
     call = ask(calls)
 
@@ -200,7 +219,9 @@ def test_a_stream_that_nobody_reads_on_is_called_off_wherever_it_dies(
     assert line.called_off == [call.call_id]
 
 
-def test_an_event_loop_goes_on_while_a_task_waits(calls: Calls, line: Line, context: ModelContext) -> None:
+def test_an_event_loop_goes_on_while_a_task_waits(
+    calls: OutgoingCalls, line: Line, context: ModelContext
+) -> None:
     async def main() -> tuple[float, int]:
         turns = 0
         asking = asyncio.create_task(context.infer_async("other", {}))
@@ -252,5 +273,5 @@ def test_a_question_that_cannot_travel_is_told_so(
 
 
 def test_one_output_may_be_named_alone() -> None:
-    made = question("m", {}, version=3, requested_outputs="y", timeout_s=1.5, stream=False, blocks=False)
-    assert made == Question("m", "3", {}, ("y",), {}, 1.5, False, False)
+    made = call_request("m", {}, version=3, requested_outputs="y", timeout_s=1.5, stream=False, blocks=False)
+    assert made == CallRequest("m", "3", {}, ("y",), {}, 1.5, False, False)

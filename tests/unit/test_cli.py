@@ -7,18 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuserve import __version__
 from gpuserve.cli.app import exit_code_of, run
-from gpuserve.cli.callable_target import CallableFlags, is_callable_path, load_callable
-from gpuserve.cli.exit_codes import MEANINGS, ExitCode
-from gpuserve.cli.server_options import option_paths
+from gpuserve.cli.console.callable_target import CallableFlags, is_callable_path, load_callable
+from gpuserve.cli.console.exit_codes import MEANINGS, ExitCode
+from gpuserve.cli.console.server_options import option_paths
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.schema import annotation_at
 from gpuserve.errors import DeviceError, GpuserveError, StartupError
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 MODEL_FILE = """\
 from gpuserve import Tensor
@@ -97,8 +98,30 @@ def test_devices_are_told_where_there_are_none_too(capsys: pytest.CaptureFixture
 def test_schema_is_data_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema"]) == ExitCode.OK
     out, err = capsys.readouterr()
-    assert json.loads(out)["title"] == "ConfigFile"
+    schema = json.loads(out)
+    assert schema["title"] == "ConfigFile"
     assert err == ""
+
+
+def test_schema_knows_every_key_of_the_server_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["schema"])
+    schema = json.loads(capsys.readouterr().out)
+
+    def entry(one: dict[str, Any]) -> dict[str, Any]:
+        """What is said of a key itself, of the forms that it may have the mapping."""
+        forms = [one, *one.get("anyOf", ()), *one.get("allOf", ())]
+        names = [form["$ref"].rpartition("/")[2] for form in forms if "$ref" in form]
+        found: dict[str, Any] = schema["$defs"][names[0]] if names else one
+        return found
+
+    server = entry(schema["properties"]["server"])
+    assert server["additionalProperties"] is False
+    for path in option_paths():
+        told = server
+        for key in path:
+            told = entry(told)["properties"][key]
+        assert told["description"]
+    assert {path[0] for path in option_paths()} == server["properties"].keys()
 
 
 @pytest.mark.parametrize(
@@ -298,13 +321,12 @@ def test_the_command_line_imports_no_server_parts() -> None:
     program = "import sys, gpuserve.cli.app as a; a.build_app(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "gpuserve.cli.serve" in loaded
+    assert "gpuserve.cli.verbs.serve" in loaded
     assert not loaded & {
         "rich",
         "grpc",
         "zmq",
         "asyncio",
-        "h2corn",
         "gpuserve.supervisor.supervisor",
     }
 

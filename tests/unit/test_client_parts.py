@@ -25,7 +25,7 @@ from gpuserve.client import (
     ClientValueError,
     ModelClient,
 )
-from gpuserve.client.auth import create_auth_headers, extract_access_token_from_headers
+from gpuserve.client.base import Wait
 from gpuserve.client.config import (
     ClientModelConfig,
     DeviceKind,
@@ -33,18 +33,15 @@ from gpuserve.client.config import (
     TensorSpec,
     parse_model_config,
 )
+from gpuserve.client.decoupled import is_empty, is_final
 from gpuserve.client.failures import inference_error, model_not_ready, server_not_ready
-from gpuserve.client.inputs import arrays_by_name
-from gpuserve.client.options import infer_options
-from gpuserve.client.request_builder import RequestBuilder
-from gpuserve.client.settings import ClientSettings
-from gpuserve.client.streaming import is_empty, is_final
+from gpuserve.client.request_builder import RequestBuilder, arrays_by_name, infer_options
+from gpuserve.client.settings import ClientSettings, create_auth_headers, extract_access_token_from_headers
 from gpuserve.client.url import ServerUrl
-from gpuserve.client.waiting import Wait
-from gpuserve.front.endpoint.model_config import model_config, model_config_body
-from gpuserve.model import DynamicBatcher, QueuePolicy, TimeoutAction
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
-from gpuserve_worker.tensor import TensorSpec as WorkerTensorSpec
+from gpuserve.declare.model import DynamicBatcher, QueuePolicy, TimeoutAction
+from gpuserve.declare.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.front.v2.model_config import model_config, model_config_body
+from gpuserve_worker.protocol.tensor import TensorSpec as WorkerTensorSpec
 
 # ---- URLs and tokens ------------------------------------------------------------------------------
 
@@ -213,7 +210,7 @@ def test_the_arguments_of_an_inference(module: Any, sample: bool) -> None:
     config = ClientModelConfig("m", inputs=[TensorSpec("x", (-1,), np.int16)])
     builder = RequestBuilder(settings(model_version="2", access_token="t"), config, module)
     arrays = (np.zeros((2, 3), np.int16),)
-    arguments = builder.arguments(arrays, {}, {"a": 1}, {"H": "v"}, sample=sample)
+    arguments = builder.arguments(arrays, {}, {"a": 1}, {"H": "v"}, decoupled=False, sample=sample)
     (x,) = arguments.pop("inputs")
     assert (x.name(), x.datatype(), list(x.shape())) == ("x", "INT16", [1, 2, 3] if sample else [2, 3])
     assert arguments == {

@@ -9,14 +9,14 @@ import struct
 
 import pytest
 
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import RequestError, Stopping
-from gpuserve.front.endpoint.v2 import InferRequest, InputTensor
-from gpuserve.front.links import WorkerLink
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.scheduler.pending import PendingRequest
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.v2.types import InferRequest, InputTensor
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 SPEC = ModelSpec(
     "m",
@@ -37,8 +37,9 @@ def submit(driver: ModelDriver) -> PendingRequest:
 def connect(driver: ModelDriver) -> socket.socket:
     """Bring up an instance that never answers; its end of the link."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link = WorkerLink("cpu#0", 1, ours, os.pidfd_open(os.getpid()), 1, driver.on_message, lambda *_: None)
-    driver.instance_up(link)
+    life, take = os.pidfd_open(os.getpid()), driver.workers.on_message
+    link = WorkerLink("cpu#0", 1, ours, life, 1, take, lambda *_: None)
+    driver.workers.instance_up(link)
     return theirs
 
 
@@ -53,7 +54,7 @@ def test_why_a_request_gets_no_answer(is_end: bool, text: str, instances: int) -
         workers = [connect(driver) for _ in range(instances)]
         accepted = [submit(driver) for _ in range(2)]
         await asyncio.sleep(0)  # the first goes to the instance
-        assert driver.scheduler.statistics().running_requests == instances
+        assert driver.statistics().running_requests == instances
         if is_end:
             driver.stop_accepting()
         driver.close()

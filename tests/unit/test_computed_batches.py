@@ -9,17 +9,18 @@ from dataclasses import replace
 
 import pytest
 from driver_scene import SPEC, Scene
+from exploring import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from scheduled import Model
 from test_batcher_properties import SchedulerMachine
 
-from gpuserve.front.endpoint.v2 import InferResponse
-from gpuserve.front.scheduler.limited import LimitedScheduler
-from gpuserve.front.scheduler.rate_limiter import RateLimiter
-from gpuserve.front.scheduler.slots import Batch
-from gpuserve_worker import wire
+from gpuserve.front.batching.rate_limited import RateLimits
+from gpuserve.front.batching.rate_limiter import RateLimiter
+from gpuserve.front.batching.slots import Batch
+from gpuserve.front.v2.types import InferResponse
+from gpuserve_worker.protocol import wire
 
 #: One instance that holds one batch besides the one it runs.
 ONE = replace(SPEC, instances=SPEC.instances[:1], prefetch=1, max_batch_size=1)
@@ -46,7 +47,9 @@ class ComputedMachine(SchedulerMachine):
         return [batch for batch in batches if not batch.slots] + others[:1]
 
 
-ComputedMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+ComputedMachine.TestCase.settings = settings(
+    max_examples=examples(150), stateful_step_count=40, deadline=None
+)
 TestComputed = ComputedMachine.TestCase
 
 
@@ -98,14 +101,14 @@ def test_a_computed_batch_that_may_not_run_again_is_lost_with_its_worker() -> No
 def test_a_computed_batch_keeps_its_resources_until_it_has_ended() -> None:
     limiter = RateLimiter(())
     model = Model(max_batch_size=1, prefetch=1, instances=0)
-    limited = LimitedScheduler(model.scheduler, ONE, limiter, lambda: None)
-    limited.instance_up(ONE.instances[0].name)
+    limited = RateLimits(model.scheduler, ONE.instances, limiter, lambda: None)
+    model.scheduler.instance_up(ONE.instances[0].name)
     model.submit_many(2)
     batch = limited.next_batch(model.now)
     assert batch is not None
-    limited.computed(batch)
+    model.scheduler.computed(batch)
     assert limited.complete(batch.batch_id) is batch
-    assert limited.statistics().room == 2
+    assert model.count("room") == 2
 
 
 async def _three_at_a_worker(scene: Scene) -> None:

@@ -12,14 +12,13 @@ from gpuserve.errors import GpuserveError, StartupError, Unavailable
 from gpuserve.supervisor.reload.changes import (
     Action,
     ConfigModels,
-    Steps,
+    ReloadSteps,
     actions,
     even_count,
     members,
     needs,
 )
-from gpuserve.supervisor.reload.report import ConfigReport
-from gpuserve.supervisor.reload.run import AppliedModels, ConfigRun
+from gpuserve.supervisor.reload.run import AppliedModels, ConfigReport, ConfigRun
 
 
 def found(before: ConfigModels, now: ConfigModels, served: Iterable[str] | None = None) -> dict[str, Action]:
@@ -124,7 +123,7 @@ def test_members_come_before_and_go_after() -> None:
 
 
 def test_a_step_begins_when_those_that_it_needs_are_done() -> None:
-    steps = Steps({"e": {"a", "b"}, "a": set(), "b": set()})
+    steps = ReloadSteps({"e": {"a", "b"}, "a": set(), "b": set()})
     assert steps.begin() == ["a", "b"]
     steps.done("a")
     assert steps.begin() == []
@@ -136,7 +135,7 @@ def test_a_step_begins_when_those_that_it_needs_are_done() -> None:
 
 
 def test_a_step_that_fails_takes_those_along_that_need_it() -> None:
-    steps = Steps({"outer": {"inner"}, "inner": {"a"}, "a": set(), "b": set()})
+    steps = ReloadSteps({"outer": {"inner"}, "inner": {"a"}, "a": set(), "b": set()})
     assert steps.begin() == ["a", "b"]
     assert steps.failed("a") == [("inner", "a"), ("outer", "inner")]
     steps.done("b")

@@ -8,7 +8,7 @@ import pytest
 
 from gpuserve.config.load import load_file
 from gpuserve.config.messages import ConfigProblems
-from gpuserve.label_spec import LabelSpec
+from gpuserve.declare.spec import LabelSpec
 
 MODEL = """\
 models:

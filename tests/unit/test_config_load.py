@@ -11,11 +11,11 @@ from gpuserve.config.load import Configuration, load_data, load_file
 from gpuserve.config.messages import ConfigProblems, Origin, describe
 from gpuserve.config.precedence import Override
 from gpuserve.config.repository import FileRepository
-from gpuserve.config.schema import ConfigFile, json_schema
-from gpuserve.config.server_entry import ServerEntry
-from gpuserve.settings import ServerSettings
-from gpuserve.spec import BatchingSpec, QueueSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.config.schema import ConfigFile, ServerEntry, json_schema
+from gpuserve.declare.spec import BatchingSpec, QueueSpec
+from gpuserve.options import declared
+from gpuserve.settings.server import ServerSettings
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 WHOLE = """\
 server:
@@ -77,7 +77,7 @@ def test_a_whole_file_becomes_settings_and_models(tmp_path: Path) -> None:
 def test_defaults_are_those_of_the_run_time_classes(tmp_path: Path) -> None:
     configuration = load(tmp_path, f"models:\n{MODEL}")
     assert configuration.settings == ServerSettings()
-    assert ServerEntry().model_dump() == ServerSettings().to_wire()
+    assert declared(ServerSettings, ServerEntry().model_dump()) == ServerSettings()
     (model,) = configuration.models
     assert (model.max_batch_size, model.prefetch, model.version) == (0, 0, 1)
     assert (model.batching, model.queue) == (BatchingSpec(), QueueSpec())
@@ -164,7 +164,7 @@ def test_wrong_values(tmp_path: Path, lines: str, told: str) -> None:
         ("    max_batch_size: 4\n    batching: {preferred_batch_sizes: [4, 5]}\n", "which is 4, given 5"),
         (
             "    max_batch_size: 4\n    batching: {preferred_batch_sizes: [0]}\n",
-            "greater than 0, given the number 0",
+            "at least 1, given the number 0",
         ),
     ],
 )

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import pytest
 from reloading import Work, model
 
+from gpuserve.control.operator import VerbOutcome
+from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import ConfigError
-from gpuserve.settings import ServerSettings
-from gpuserve.spec import ModelSpec
-from gpuserve.supervisor.operator.outcome import Outcome
+from gpuserve.settings.server import ServerSettings
+from gpuserve.supervisor.core.server_life import ServerLife, ServerState
 from gpuserve.supervisor.reload.config_reload import ConfigReload
-from gpuserve.supervisor.server_state import ServerLife, ServerState
 
 
 class Said(NamedTuple):
@@ -44,7 +44,7 @@ class Asked:
         self.life = ServerLife()
         self.life.begin()
         self.adjusted: list[dict[str, Any]] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[VerbOutcome] = []
         self.lines: list[str] = []
         self.config = ConfigReload(file, self.life, self.work, self.adjusted.append)  # type: ignore[arg-type]
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.declare.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.declare.spec_changes import changed
 from gpuserve.devices.placement import ANYWHERE, Placement
 from gpuserve.errors import Internal, InvalidArgument
-from gpuserve.front.endpoint.config_override import BadOverride, read_override
-from gpuserve.front.endpoint.model_config import model_config, model_config_body
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
-from gpuserve.spec_changes import changed
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.front.v2.config_override import BadOverride, read_override
+from gpuserve.front.v2.model_config import model_config, model_config_body
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 SPEC = ModelSpec(
     "m",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuserve.control.operator_client import ControlName, host_and_port, listening_names, meant
 from gpuserve.errors import ControlError
-from gpuserve.supervisor.operator.control_address import ControlName, host_and_port, listening_names, meant
 
 HEAD = "Num       RefCount Protocol Flags    Type St Inode Path\n"
 LINE = "0000000000000000: 00000002 00000000 {flags} 0005 01 4711 {path}\n"

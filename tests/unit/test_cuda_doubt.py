@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.supervisor.cuda_doubt import CudaDoubt, Doubt, DoubtEvent, IllegalTransition
+from gpuserve.states import IllegalTransition
+from gpuserve.supervisor.workers.gpu_fences import DOUBTS, Doubt, DoubtEvent
 
 DOUBTED, WORKS, FAILS = DoubtEvent
 
 
-def after(*events: DoubtEvent) -> CudaDoubt:
-    doubt = CudaDoubt()
+def after(*events: DoubtEvent) -> Doubt:
+    doubt = Doubt.WORKING
     for event in events:
-        doubt.apply(event)
+        doubt = DOUBTS.after(doubt, event)
     return doubt
 
 
@@ -30,11 +31,9 @@ def after(*events: DoubtEvent) -> CudaDoubt:
     ],
 )
 def test_states(events: list[DoubtEvent], state: Doubt) -> None:
-    doubt = after(*events)
-    assert doubt.state is state
-    assert doubt.works is (state is not Doubt.BROKEN)
+    assert after(*events) is state
 
 
 def test_nobody_was_asked() -> None:
-    with pytest.raises(IllegalTransition, match="FAILS in state WORKING"):
+    with pytest.raises(IllegalTransition, match="CUDA is WORKING, where FAILS cannot happen"):
         after(FAILS)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve.binding import check_new, model_spec
-from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
-from gpuserve.model import (
+from gpuserve.api.binding import check_new, model_spec
+from gpuserve.declare.model import (
     DynamicBatcher,
     ModelConfig,
     ModelWarmup,
@@ -19,7 +18,8 @@ from gpuserve.model import (
     TimeoutAction,
     WarmupInput,
 )
-from gpuserve.spec import ModelSpec, PolicySpec, QueueSpec
+from gpuserve.declare.spec import ModelSpec, PolicySpec, QueueSpec
+from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
 
 X = Tensor((-1, 3), np.float32, "x")
 Y = Tensor((1,), bytes, "y", optional=True)
@@ -126,20 +126,20 @@ def test_a_model_without_a_batcher_has_no_priorities() -> None:
                 "default_priority_level": 1,
                 "priority_queue_policy": {"1": QueuePolicy()},
             },
-            "Invalid `priority`='1' provided. The value must be between 1 and 5.",
+            "the keys of priority_queue_policy must be integers of at least 1, got '1'",
         ),
         (
             {"priority_levels": 5, "default_priority_level": 1, "priority_queue_policy": {1: {}}},
             "priority_queue_policy[1] must be a QueuePolicy, got an object of type dict",
         ),
-        ({"priority_queue_policy": [1]}, "must be a mapping of levels to QueuePolicy, got list"),
+        ({"priority_queue_policy": [1]}, "priority_queue_policy must be a mapping, got [1]"),
         (
             {"default_queue_policy": "reject"},
             "default_queue_policy must be a QueuePolicy, got an object of type str",
         ),
         (
-            {"default_queue_policy": QueuePolicy(timeout_action="REJECT")},  # type: ignore[arg-type]
-            "default_queue_policy.timeout_action must be a TimeoutAction, got 'REJECT'",
+            {"default_queue_policy": QueuePolicy(timeout_action="DROP")},  # type: ignore[arg-type]
+            "default_queue_policy.timeout_action must be 'reject' or 'delay', got 'DROP'",
         ),
         (
             {"default_queue_policy": QueuePolicy(default_timeout_microseconds=-1)},
@@ -156,11 +156,11 @@ def test_a_model_without_a_batcher_has_no_priorities() -> None:
         ({"preserve_ordering": "yes"}, "preserve_ordering must be True or False, got 'yes'"),
         (
             {"preserve_ordering": True, "priority_levels": 2, "default_priority_level": 1},
-            "preserve_ordering goes with one level of priority, but priority_levels is 2",
+            "preserve_ordering goes with one level of priority, given 2",
         ),
         (
             {"preserve_ordering": True, "default_queue_policy": QueuePolicy(TimeoutAction.DELAY, 5)},
-            "preserve_ordering does not go with a queue policy that delays requests",
+            "preserve_ordering does not go with delay; expected 'reject'",
         ),
     ],
 )

@@ -17,15 +17,13 @@ from gpuserve import (
     SequenceControl,
     Tensor,
 )
-from gpuserve.binding import model_spec
+from gpuserve.api.binding import model_spec
 from gpuserve.config.load import Configuration, load_data
 from gpuserve.config.messages import ConfigProblems
+from gpuserve.declare.model import ModelWarmup, WarmupInput
+from gpuserve.declare.spec import ControlSpec, ModelSpec, RateSpec, ResourceSpec, SequenceSpec
 from gpuserve.errors import BadModelConfig
-from gpuserve.front.endpoint.model_config import model_config, plain
-from gpuserve.model import ModelWarmup, WarmupInput
-from gpuserve.rate_spec import RateSpec, ResourceSpec
-from gpuserve.sequence_spec import ControlSpec, SequenceSpec
-from gpuserve.spec import ModelSpec
+from gpuserve.front.v2.model_config import model_config, plain
 
 X = Tensor((1,), np.int32, "x")
 
@@ -69,10 +67,10 @@ def test_all_of_a_declaration_arrives() -> None:
         3,
         0.0,
         (
-            ControlSpec("START", "start", "INT32", 0, 1),
-            ControlSpec("END", "end", "FP32", -1, 2),
-            ControlSpec("READY", "ready", "BOOL", False, True),
-            ControlSpec("ID", "corrid", "BYTES", 0, 1),
+            ControlSpec("START", "start", "INT32", (0, 1)),
+            ControlSpec("END", "end", "FP32", (-1, 2)),
+            ControlSpec("READY", "ready", "BOOL", (False, True)),
+            ControlSpec("ID", "corrid", "BYTES", (0, 1)),
         ),
     )
     assert spec.in_sequences
@@ -107,14 +105,17 @@ def test_a_warm_up_has_the_controls_too() -> None:
             "has no effect without the strategy 'direct'",
         ),
         ({"controls": 5}, "controls must be a list of SequenceControl"),
-        ({"controls": ["START"]}, "controls must be a list of SequenceControl, got an object of type str"),
+        ({"controls": ["START"]}, "controls[0] must be a SequenceControl, got an object of type str"),
         ({"controls": [SequenceControl("", "start")]}, "must be a non-empty string"),
         (
             {"controls": [SequenceControl("S", "begin")]},
-            "must be one of start, end, ready, corrid, got 'begin'",
+            "kind must be one of 'start', 'end', 'ready', 'corrid', got 'begin'",
         ),
         ({"controls": [SequenceControl("S", "start", "int8")]}, "must be one of INT32, FP32, BOOL, got INT8"),
-        ({"controls": [SequenceControl("S", "start", "no")]}, "sequence control 'S': "),
+        (
+            {"controls": [SequenceControl("S", "start", "no")]},
+            "controls[0].dtype: 'no' is no tensor datatype",
+        ),
         (
             {"controls": [SequenceControl("S", "start", None, (1, 1))]},
             "must be two different values of INT32",
@@ -144,7 +145,7 @@ def test_what_cannot_be_is_named(declared: dict[str, Any], text: str) -> None:
 def test_what_does_not_go_with_sequences(batcher: Any, config: dict[str, Any], text: str) -> None:
     with pytest.raises(BadModelConfig, match=text):
         bound(batcher, sequence_batching=SequenceBatching(), **config)
-    with pytest.raises(BadModelConfig, match="must be a SequenceBatching or None"):
+    with pytest.raises(BadModelConfig, match="sequence_batching must be a SequenceBatching, got"):
         bound(sequence_batching="direct")
 
 
@@ -157,11 +158,11 @@ def test_a_rate_limiter_is_that_of_every_instance() -> None:
 @pytest.mark.parametrize(
     ("declared", "text"),
     [
-        ("R", "rate_limiter must be a RateLimiter or None"),
+        ("R", "rate_limiter must be a RateLimiter, got"),
         (RateLimiter(5), "resources must be a list of Resource"),  # type: ignore[arg-type]
-        (RateLimiter(["R"]), "resources must be a list of Resource"),  # type: ignore[list-item]
+        (RateLimiter(["R"]), r"resources\[0\] must be a Resource"),  # type: ignore[list-item]
         (RateLimiter([Resource("")]), "must be a non-empty string"),
-        (RateLimiter([Resource("R", 0)]), "the count of resource 'R' must be an integer of at least 1"),
+        (RateLimiter([Resource("R", 0)]), r"resources\[0\].count must be an integer of at least 1"),
         (RateLimiter(priority=-1), "priority must be an integer of at least 0"),
     ],
 )
@@ -181,7 +182,10 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
     assert spec.sequence == SequenceSpec(
         "oldest",
         5,
-        controls=(ControlSpec("START", "start", "INT32", 0, 1), ControlSpec("ID", "corrid", "BYTES", 0, 1)),
+        controls=(
+            ControlSpec("START", "start", "INT32", (0, 1)),
+            ControlSpec("ID", "corrid", "BYTES", (0, 1)),
+        ),
     )
     rate = RateSpec((ResourceSpec("R", 2), ResourceSpec("S", 1, True)), 3)
     assert [one.rate for one in spec.instances] == [rate, rate, RateSpec()]

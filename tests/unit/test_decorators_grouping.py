@@ -17,8 +17,8 @@ from gpuserve.decorators import (
     group_by_keys,
     group_by_values,
 )
-from gpuserve_worker.request import Request, RequestBatch, accepts_batch
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.calling.request import Request, RequestBatch, accepts_batch
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 def two_kinds() -> list[Request]:

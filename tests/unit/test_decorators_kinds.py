@@ -24,8 +24,8 @@ from gpuserve.decorators import (
     pad_batch,
     sample,
 )
-from gpuserve_worker.callable import Kind, kind_of
-from gpuserve_worker.request import BatchedOutputs, Request, accepts_batch
+from gpuserve_worker.calling.callable import CallableKind, kind_of
+from gpuserve_worker.calling.request import BatchedOutputs, Request, accepts_batch
 
 DECORATORS: dict[str, Any] = {
     "batch": batch,
@@ -88,21 +88,21 @@ async def add_later(amount: float, x: Any, **others: Any) -> Any:
 
 
 KINDS = {
-    Kind.PLAIN: plain,
-    Kind.COROUTINE: coroutine,
-    Kind.GENERATOR: generator,
-    Kind.ASYNC_GENERATOR: async_generator,
+    CallableKind.PLAIN: plain,
+    CallableKind.COROUTINE: coroutine,
+    CallableKind.GENERATOR: generator,
+    CallableKind.ASYNC_GENERATOR: async_generator,
 }
 OBJECTS = {
-    Kind.PLAIN: Plain(),
-    Kind.COROUTINE: Coroutine(),
-    Kind.GENERATOR: Generator(),
-    Kind.ASYNC_GENERATOR: AsyncGenerator(),
+    CallableKind.PLAIN: Plain(),
+    CallableKind.COROUTINE: Coroutine(),
+    CallableKind.GENERATOR: Generator(),
+    CallableKind.ASYNC_GENERATOR: AsyncGenerator(),
 }
 RESULTS = {
-    Kind.COROUTINE: inspect.iscoroutine,
-    Kind.GENERATOR: inspect.isgenerator,
-    Kind.ASYNC_GENERATOR: inspect.isasyncgen,
+    CallableKind.COROUTINE: inspect.iscoroutine,
+    CallableKind.GENERATOR: inspect.isgenerator,
+    CallableKind.ASYNC_GENERATOR: inspect.isasyncgen,
 }
 
 
@@ -111,8 +111,8 @@ RESULTS = {
 
 @pytest.mark.parametrize("decorator", DECORATORS.values(), ids=DECORATORS)
 @pytest.mark.parametrize("functions", [KINDS, OBJECTS], ids=["functions", "objects"])
-@pytest.mark.parametrize("kind", Kind)
-def test_the_kind_is_seen_through_a_decorator(kind: Kind, functions: Any, decorator: Any) -> None:
+@pytest.mark.parametrize("kind", CallableKind)
+def test_the_kind_is_seen_through_a_decorator(kind: CallableKind, functions: Any, decorator: Any) -> None:
     assert kind_of(decorator(functions[kind])) is kind
     assert kind_of(decorator(functools.partial(functions[kind], other=1))) is kind
 
@@ -121,12 +121,12 @@ def test_a_partial_is_decorated_and_a_decorated_callable_made_partial() -> None:
     assert batch(functools.partial(add, 3))(worker_batch("y")).arrays["y"].tolist() == [[4], [5], [6]]
     later = complete(batch(functools.partial(add_later, 3))(worker_batch("y")))
     assert later.arrays["y"].tolist() == [[4], [5], [6]]
-    assert kind_of(functools.partial(batch(add_later), 3)) is Kind.COROUTINE
+    assert kind_of(functools.partial(batch(add_later), 3)) is CallableKind.COROUTINE
 
 
 @pytest.mark.parametrize("functions", [KINDS, OBJECTS], ids=["functions", "objects"])
 @pytest.mark.parametrize("kind", RESULTS)
-def test_batch_gives_what_its_function_gives(kind: Kind, functions: Any) -> None:
+def test_batch_gives_what_its_function_gives(kind: CallableKind, functions: Any) -> None:
     result = batch(functions[kind])(worker_batch("y"))
     assert RESULTS[kind](result)
     answers = complete(result)
@@ -137,11 +137,11 @@ def test_batch_gives_what_its_function_gives(kind: Kind, functions: Any) -> None
 
 
 @pytest.mark.parametrize("kind", RESULTS)
-def test_sample_gives_what_its_function_gives(kind: Kind) -> None:
+def test_sample_gives_what_its_function_gives(kind: CallableKind) -> None:
     result = sample(KINDS[kind])(worker_batch("y", batching=False))
     assert RESULTS[kind](result)
     answers = complete(result)
-    (first,) = answers if kind is Kind.COROUTINE else answers[0]
+    (first,) = answers if kind is CallableKind.COROUTINE else answers[0]
     assert first["y"].tolist() == [[1], [2]]
 
 
@@ -219,7 +219,7 @@ def test_what_a_generator_returns_is_passed_on(decorator: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", RESULTS)
-def test_an_output_that_does_not_fit_is_an_error_when_it_comes(kind: Kind) -> None:
+def test_an_output_that_does_not_fit_is_an_error_when_it_comes(kind: CallableKind) -> None:
     call = batch(group_by_values("x")(functools.partial(KINDS[kind])))
     wrong = batch(lambda x: KINDS[kind](x[:1]))(worker_batch("y"))
     with pytest.raises(ValueError, match="but the batch has 3 rows"):

@@ -18,7 +18,7 @@ from gpuserve.decorators import (
     group_by_values,
     pad_batch,
 )
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 def sizes_of(*counts: int) -> list[int]:

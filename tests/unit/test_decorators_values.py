@@ -18,8 +18,8 @@ from gpuserve.decorators import (
     fill_optionals,
     first_value,
 )
-from gpuserve_worker.request import Batch, Request, RequestBatch, accepts_batch
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.calling.request import Batch, Request, RequestBatch, accepts_batch
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 def shared(*values: float) -> dict[str, Any]:

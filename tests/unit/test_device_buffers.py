@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve_worker import wire
-from gpuserve_worker.cuda.buffers import ALIGNMENT, Shelf, size_class
-from gpuserve_worker.cuda.staging import SMALL_NBYTES, Piece, layout, runs
+from gpuserve_worker.cuda.copies.staging import SMALL_NBYTES, Piece, layout, runs
+from gpuserve_worker.cuda.device.buffers import ALIGNMENT, Shelf, size_class
+from gpuserve_worker.protocol import wire
 
 
 def ready(item: object) -> bool:

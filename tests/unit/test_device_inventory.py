@@ -11,7 +11,7 @@ import pytest
 
 from gpuserve.devices.driver_files import cpu_list
 from gpuserve.devices.inventory import NOT_INSTALLED, DriverLook, Inventory, read_machine
-from gpuserve.devices.machine import Driver, Gpu, Machine, MigInstance
+from gpuserve.devices.machine import Gpu, Machine, MigInstance, NvidiaDriver
 from gpuserve.devices.names import check_device_name, meant
 from gpuserve.devices.visible import visible_devices
 from gpuserve.errors import DeviceError
@@ -81,7 +81,7 @@ def test_a_gpu_by_the_drivers_files(tmp_path: Path) -> None:
     )
     found = read_machine(root, no_nvml)
     gpu = Gpu(0, "GPU-f1", "NVIDIA H200", "0000:f1:00.0", numa_node=1, cpus=(2, 3, 8))
-    assert found == Machine(Driver("580.65.06"), (gpu,), NOT_INSTALLED)
+    assert found == Machine(NvidiaDriver("580.65.06"), (gpu,), NOT_INSTALLED)
 
 
 def test_a_gpu_without_a_driver_is_told(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_gpus_without_uuids_are_passed_on_by_number(variable: str | None, entrie
 
 
 def inventory(*gpus: Gpu) -> Inventory:
-    return Inventory(Machine(Driver("1"), gpus), visible_devices(gpus, None))
+    return Inventory(Machine(NvidiaDriver("1"), gpus), visible_devices(gpus, None))
 
 
 def test_numbers_stay_what_they_were() -> None:

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_ensemble_runs import STEPS, act, step
 
+from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import Internal, RequestError
-from gpuserve.spec import ModelSpec
-from gpuserve_worker import wire
+from gpuserve_worker.protocol import wire
 
 CHAIN = ensemble(step("m11", "x", "a"), step("m11", "a", "b"), step("m11", "b", "y"))
 
@@ -185,7 +185,7 @@ def test_a_reader_that_dies_is_asked_again_where_it_had_a_copy(shared: bool) -> 
         scene.workers["m11"].answer(well=True)
         await scene.settle()
         assert kinds(scene.workers["other"].runs) == {wire.DeviceLoan}
-        scene.drivers["other"].instance_down("a", "it died", 1.0)
+        scene.drivers["other"].workers.instance_down("a", "it died", 1.0)
         scene.workers["other"].die()
         scene.workers["other"] = scene.new_worker(scene.drivers["other"])
         await scene.finish()
@@ -203,7 +203,7 @@ def test_a_reader_that_was_exchanged_meanwhile_is_not_given_what_it_cannot_read(
         await acquainted(scene)
         pending = scene.submit(1, LARGE, 5)
         await scene.settle()
-        scene.drivers["other"].device_inputs.everywhere = frozenset()
+        scene.drivers["other"].workers.device_inputs.everywhere = frozenset()
         scene.workers["m11"].answer(well=True)
         await scene.settle()
         error = pending.answer.exception()
@@ -241,7 +241,7 @@ def test_places_of_exports_are_not_believed(place: tuple[int, int, int]) -> None
     async def story(scene: Scene) -> None:
         await acquainted(scene)
         driver = scene.drivers["m11"]
-        (link,) = driver.instances.links()
+        (link,) = driver.workers.instances.up.values()
         with pytest.raises(ValueError, match=r"export segment|bytes of FP32"):
             link.exports.kept("o0", "FP32", (1,), wire.Exported(*place))
         with pytest.raises(ValueError, match="too small"):

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.devices.inventory import NOT_INSTALLED, DriverLook, Inventory
-from gpuserve.devices.libraries import missing_library
-from gpuserve.devices.machine import EXCLUSIVE, PROHIBITED, Driver, Gpu, Machine, MigInstance
+from gpuserve.devices.machine import EXCLUSIVE, PROHIBITED, Gpu, Machine, MigInstance, NvidiaDriver
 from gpuserve.devices.placement import ANYWHERE, Placement
-from gpuserve.devices.server_devices import ServerDevices
 from gpuserve.devices.visible import visible_devices
 from gpuserve.errors import DeviceError
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.placement.libraries import missing_library
+from gpuserve.placement.server_devices import ServerDevices
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 A, B = "GPU-aaaa1111-0000-4000-8000-000000000001", "GPU-aabb2222-0000-4000-8000-000000000002"
 M, N = "MIG-cccc3333-0000-5000-8000-000000000003", "MIG-cddd4444-0000-5000-8000-000000000004"
 GPU_A, GPU_B = Gpu(0, A, numa_node=1, cpus=(4, 5)), Gpu(1, B)
 IN_PARTS = Gpu(2, "GPU-cc", in_mig_mode=True, mig=(MigInstance(M), MigInstance(N)))
-DRIVER = Driver("580.65.06", "13.0")
+DRIVER = NvidiaDriver("580.65.06", "13.0")
 
 
 class Look(DriverLook):
@@ -167,7 +167,7 @@ def test_a_model_has_only_so_many_instances() -> None:
             "the NVIDIA driver 580.65.06 was found, but no GPU: it has none for this process",
         ),
         (
-            Machine(Driver(), shortage="NVML failed: Unknown Error"),
+            Machine(NvidiaDriver(), shortage="NVML failed: Unknown Error"),
             None,
             "the NVIDIA driver was found, but no GPU: NVML failed: Unknown Error",
         ),
@@ -221,7 +221,10 @@ def test_without_nvml_some_things_are_not_known() -> None:
         f"MIG instances such as {M!r} are only found by NVML, but nvidia-ml-py is not installed"
     )
     known = devices(Gpu(0), shortage=NOT_INSTALLED)
-    assert refusal(known, A) == f"the UUIDs of the GPUs are not known here, so not {A!r}: {NOT_INSTALLED}"
+    assert (
+        refusal(known, A)
+        == f"the UUIDs of the GPUs are not known here, so {A!r} cannot be found: {NOT_INSTALLED}"
+    )
     assert placed(known, "cuda:0")[0].placement == Placement("", "0")
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 from device_requests import BoundRequest
 
+from gpuserve.declare.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec, SequenceSpec
 from gpuserve.errors import InvalidArgument, QueueFull, RequestError, Unavailable
-from gpuserve.front.endpoint.v2 import InferRequest, RegionSlice
-from gpuserve.front.scheduler import refusals
-from gpuserve.front.scheduler.batcher import ModelScheduler
-from gpuserve.front.scheduler.choice import scheduler_of
-from gpuserve.front.scheduler.device_check import DeviceCheck
-from gpuserve.front.scheduler.devices import DeviceScheduler
-from gpuserve.front.scheduler.instances import Instances
-from gpuserve.sequence_spec import SequenceSpec
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.front.batching import refusals
+from gpuserve.front.batching.device_scheduler import DeviceScheduler
+from gpuserve.front.batching.model_scheduler import ModelScheduler
+from gpuserve.front.batching.scheduler_factory import scheduler_of
+from gpuserve.front.models.instances import Instances
+from gpuserve.front.models.model_driver import DeviceCheck
+from gpuserve.front.v2.types import InferRequest, RegionSlice
 
 DEVICES = {"a": "cuda:0", "b": "cuda:1", "c": "cpu"}
 
@@ -23,15 +22,17 @@ def scheduler(
     *up: str, queue: QueueSpec | None = None, delay_us: int = 0, prefetch: int = 0, max_batch_size: int = 8
 ) -> DeviceScheduler:
     made = DeviceScheduler(
-        DEVICES,
-        max_batch_size=max_batch_size,
-        batching=BatchingSpec(max_queue_delay_us=delay_us),
-        queue=queue or QueueSpec(),
-        prefetch=prefetch,
-        retry_on_death=True,
+        lambda slots: ModelScheduler(
+            max_batch_size=max_batch_size,
+            batching=BatchingSpec(max_queue_delay_us=delay_us),
+            queue=queue or QueueSpec(),
+            prefetch=prefetch,
+            retry_on_death=True,
+            slots=slots,
+        )
     )
     for name in up:
-        made.instance_up(name)
+        made.instance_up(name, 1, DEVICES[name])
     return made
 
 
@@ -104,7 +105,7 @@ def test_what_its_worker_died_under_runs_again_on_the_same_device() -> None:
         assert one.next_batch(0.0) is not None
     assert one.instance_down("a") == []
     assert one.next_batch(0.0) is None, "its device has no instance now"
-    one.instance_up("a")
+    one.instance_up("a", 1, "cuda:0")
     batch = one.next_batch(0.0)
     assert batch is not None
     assert (batch.instance, batch.requests, bound.attempts) == ("a", [bound], 1)
@@ -185,9 +186,9 @@ def refusal(of: ModelSpec, request: InferRequest) -> RequestError:
 
 
 def test_only_a_model_on_several_devices_looks_at_them() -> None:
-    assert type(scheduler_of(spec("cuda:0", "cuda:0"), None, lambda: None)) is ModelScheduler
-    assert type(scheduler_of(spec("cuda:0", "cuda:1"), None, lambda: None)) is DeviceScheduler
-    assert type(scheduler_of(spec("cpu"), None, lambda: None)) is ModelScheduler
+    assert type(scheduler_of(spec("cuda:0", "cuda:0"))) is ModelScheduler
+    assert type(scheduler_of(spec("cuda:0", "cuda:1"))) is DeviceScheduler
+    assert type(scheduler_of(spec("cpu"))) is ModelScheduler
 
 
 def test_a_model_that_is_not_on_the_device_says_where_it_is() -> None:

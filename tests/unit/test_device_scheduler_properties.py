@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 from device_requests import BoundRequest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gpuserve.declare.spec import BatchingSpec, QueueSpec
 from gpuserve.errors import QueueFull
-from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, RequestState
-from gpuserve.front.scheduler.devices import DeviceScheduler
-from gpuserve.spec import BatchingSpec, QueueSpec
+from gpuserve.front.batching.device_scheduler import DeviceScheduler
+from gpuserve.front.batching.interface import Scheduler
+from gpuserve.front.batching.model_scheduler import ModelScheduler
+from gpuserve.front.batching.queue import RequestState
+from gpuserve.front.batching.slots import Batch
 
 DEVICES = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1", "d": "cpu"}
 ANY = ""
@@ -31,12 +35,14 @@ class DeviceMachine(RuleBasedStateMachine):
     )
     def start(self, max_batch_size: int, prefetch: int, up: set[str]) -> None:
         self.scheduler = DeviceScheduler(
-            DEVICES,
-            max_batch_size=max_batch_size,
-            batching=BatchingSpec(),
-            queue=QueueSpec(max_requests=MAX_REQUESTS),
-            prefetch=prefetch,
-            retry_on_death=True,
+            lambda slots: ModelScheduler(
+                max_batch_size=max_batch_size,
+                batching=BatchingSpec(),
+                queue=QueueSpec(max_requests=MAX_REQUESTS),
+                prefetch=prefetch,
+                retry_on_death=True,
+                slots=slots,
+            )
         )
         self.capacity = 1 + prefetch
         self.prefetch = prefetch
@@ -96,7 +102,7 @@ class DeviceMachine(RuleBasedStateMachine):
     def instance_up(self, name: str) -> None:
         if name not in self.up:
             self.up.add(name)
-            self.scheduler.instance_up(name)
+            self.scheduler.instance_up(name, 1, DEVICES[name])
             self.pump()
 
     @precondition(lambda self: self.up)
@@ -151,20 +157,21 @@ EVENTS = st.lists(st.sampled_from(["submit", "submit", "submit", "end", "up", "d
 
 
 @given(EVENTS, st.sampled_from([0, 4]), st.integers(0, 1), st.sampled_from([0, 1_500_000]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_where_no_request_names_a_device_it_is_the_scheduler_that_all_models_have(
     events: list[str], max_batch_size: int, prefetch: int, delay_us: int
 ) -> None:
     queue, batching = QueueSpec(max_requests=5), BatchingSpec(max_queue_delay_us=delay_us)
     options: dict[str, Any] = {"max_batch_size": max_batch_size, "batching": batching, "queue": queue}
     options |= {"prefetch": prefetch, "retry_on_death": True}
-    both = [ModelScheduler(**options), DeviceScheduler(DEVICES, **options)]
+    several = DeviceScheduler(lambda slots: ModelScheduler(slots=slots, **options))
+    both: list[Scheduler] = [ModelScheduler(**options), several]
     seen = [_play(scheduler, events) for scheduler in both]
     assert seen[0] == seen[1]
     assert both[0].statistics() == both[1].statistics()
 
 
-def _play(scheduler: ModelScheduler, events: list[str]) -> list[object]:
+def _play(scheduler: Scheduler, events: list[str]) -> list[object]:
     """What a scheduler does when all this happens to it."""
     seen: list[object] = []
     running: list[Batch] = []
@@ -178,7 +185,7 @@ def _play(scheduler: ModelScheduler, events: list[str]) -> list[object]:
             scheduler.complete(running.pop(0).batch_id)
         elif event == "up" and len(up) < len(DEVICES):
             up.append(next(name for name in DEVICES if name not in up))
-            scheduler.instance_up(up[-1])
+            scheduler.instance_up(up[-1], 1, DEVICES[up[-1]])
         elif event == "down" and up:
             name = up.pop(0)
             running = [one for one in running if one.instance != name]

@@ -15,21 +15,20 @@ from driver_scene import SPEC, Scene, request
 from ensemble_scene import Scene as EnsembleScene
 from graphs import MEMBERS
 
-from gpuserve.ensemble_spec import StepSpec
+from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.errors import DeadlineExceeded, Internal, RequestError, Unavailable
-from gpuserve.front.driver import Driver
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.plane.scatter import Answer
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.scheduler.pending import PendingRequest
-from gpuserve.front.scheduler.response_cache import ResponseCache
-from gpuserve.front.tracing.model_tracer import ModelTracer, trace_ids
-from gpuserve.front.tracing.sampler import Sampler
-from gpuserve.front.tracing.trace import Trace
-from gpuserve.front.tracing.values import Level, TraceValues
-from gpuserve.spec import ModelSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.models.interface import Driver
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.observe.tracing.sampler import Sampler
+from gpuserve.front.observe.tracing.trace import Trace
+from gpuserve.front.observe.tracing.values import TraceLevel, TraceValues
+from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 #: Two steps, one after the other.
 CHAIN = replace(
@@ -73,7 +72,7 @@ def test_a_request_that_is_called_back_has_no_future() -> None:
         pending.take_back()
         scene.close()
         assert (len(answers), pending.is_given_up) == (1, False)
-        assert scene.metrics.cancellations == 0
+        assert scene.metrics.outcomes.cancellations == 0
 
     run(test())
 
@@ -149,7 +148,7 @@ def test_a_model_that_is_removed_tells_whoever_waits() -> None:
         scene.close()
         assert [type(one) for one in answers] == [Unavailable]
         pending.take_back()
-        assert scene.metrics.cancellations == 0
+        assert scene.metrics.outcomes.cancellations == 0
 
     run(test())
 
@@ -170,7 +169,7 @@ def test_a_request_that_is_taken_back_hears_no_more(runs: bool) -> None:
             await scene.settle()
         scene.close()
         assert answers == []
-        assert scene.metrics.cancellations == 1
+        assert scene.metrics.outcomes.cancellations == 1
 
     run(test())
 
@@ -279,7 +278,7 @@ def test_an_ensemble_answers_by_the_same_call() -> None:
         scene.ensemble.close()
         assert [type(one) for one in answers[1:]] == [Unavailable]
         assert left.is_given_up
-        assert scene.metrics.cancellations == 1
+        assert scene.metrics.outcomes.cancellations == 1
         scene.close()
 
     run(test())
@@ -321,5 +320,5 @@ def test_a_trace_tells_of_an_error() -> None:
 
 
 def tracer(spec: ModelSpec, traces: list[Trace]) -> ModelTracer:
-    sampler = Sampler(TraceValues(Level.TIMESTAMPS.value, 1, -1, 0))
+    sampler = Sampler(TraceValues(TraceLevel.TIMESTAMPS.value, 1, -1, 0))
     return ModelTracer(spec, sampler, "", trace_ids(1), traces.append, follows_callers=False)

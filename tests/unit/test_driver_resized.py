@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from driver_scene import SPEC, Scene, Worker
 
-from gpuserve.front.endpoint.v2 import InferResponse
-from gpuserve.spec import InstanceSpec, ModelSpec
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve.front.v2.types import InferResponse
 
 
 def having(*names: str) -> ModelSpec:
@@ -52,7 +52,7 @@ def test_a_new_instance_takes_what_waits() -> None:
             assert len(worker(one, "c").runs) == 1
             worker(one, "c").answer([True])
             await until_answered(one, 2)
-            assert one.driver.instances.in_rotation() == ["a", "b", "c"]
+            assert one.driver.workers.instances.in_rotation() == ["a", "b", "c"]
 
     asyncio.run(run())
 
@@ -62,24 +62,25 @@ def test_one_that_is_retired_answers_and_goes() -> None:
         async with scene() as one:
             driver = one.driver
             driver.resize(having("a"))
-            driver.retire_instance("b")
+            driver.workers.retire_instance("b")
             one.submit(4, 3.0, None)
             await one.settle()
-            assert (driver.instances.names(), driver.instances.in_rotation()) == (["a", "b"], ["a"])
-            assert not driver.is_idle("b")
+            instances = driver.workers.instances
+            assert (list(instances.up), instances.in_rotation()) == (["a", "b"], ["a"])
+            assert not driver.workers.is_idle("b")
             worker(one, "b").answer([True])
             await until_answered(one, 1)
-            assert driver.is_idle("b")
-            driver.let_go("b")
-            assert "b" not in driver.instances
+            assert driver.workers.is_idle("b")
+            driver.workers.let_go("b")
+            assert "b" not in driver.workers.instances
             assert not worker(one, "b").runs
             worker(one, "a").answer([True])
             await until_answered(one, 0)
             worker(one, "a").answer([True])
             await until_answered(one, 2)
-            assert driver.scheduler.statistics().retried == 0
+            assert driver.statistics().retried == 0
             assert one.metrics.instance("b").restarts == 0
-            driver.instance_down("b", "it crossed our word")
+            driver.workers.instance_down("b", "it crossed our word")
 
     asyncio.run(run())
 
@@ -88,12 +89,12 @@ def test_what_is_let_go_before_it_has_finished_runs_elsewhere() -> None:
     async def run() -> None:
         async with scene() as one:
             one.driver.resize(having("a"))
-            one.driver.retire_instance("b")
-            one.driver.let_go("b")
+            one.driver.workers.retire_instance("b")
+            one.driver.workers.let_go("b")
             for number in (0, 1):
                 worker(one, "a").answer([True])
                 await until_answered(one, number)
-            assert one.driver.scheduler.statistics().retried == 1
+            assert one.driver.statistics().retried == 1
             assert one.metrics.instance("b").restarts == 0
 
     asyncio.run(run())
@@ -108,10 +109,10 @@ def test_one_that_is_down_is_forgotten_at_once() -> None:
             await asyncio.sleep(0.0)
             await one.settle()
             one.driver.resize(having("a"))
-            one.driver.retire_instance("b")
-            assert one.driver.is_idle("b")
-            one.driver.let_go("b")
-            assert "b" not in one.driver.instances
+            one.driver.workers.retire_instance("b")
+            assert one.driver.workers.is_idle("b")
+            one.driver.workers.let_go("b")
+            assert "b" not in one.driver.workers.instances
             assert one.driver.ready
             for number in (0, 1):
                 worker(one, "a").answer([True])

@@ -13,9 +13,9 @@ from serving import GPUSERVE
 from gpuserve import Step, Tensor
 from gpuserve.config.load import load_file
 from gpuserve.config.messages import ConfigProblems
-from gpuserve.ensemble_spec import StepSpec
+from gpuserve.declare.spec import StepSpec
+from gpuserve.declare.spec_changes import changed
 from gpuserve.errors import BindError, InvalidArgument
-from gpuserve.spec_changes import changed
 
 MODEL = """\
 models:
@@ -68,6 +68,16 @@ def test_mistakes_are_told_where_they_are(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("key", "column"), [("inputs", 34), ("outputs", 51)])
+def test_a_tensor_without_a_name_is_told_where_it_is(tmp_path: Path, key: str, column: int) -> None:
+    steps = STEPS.replace("{x: t}", "{x: ''}") if key == "inputs" else STEPS.replace("{y: b}", "{y: ''}")
+    tensor = "x" if key == "inputs" else "y"
+    assert problems(tmp_path, MODEL + steps)[0] == (
+        f"config.yaml:11:{column}: models[1].ensemble.steps[0].{key}.{tensor}: "
+        "expected a string that is not empty, given the string ''"
+    )
+
+
 def test_what_goes_with_a_callable_does_not_go_with_steps(tmp_path: Path) -> None:
     keys = "    response_cache: true\n    callable: pkg.mod:f\n    instances: [{count: 2}]\n"
     assert problems(tmp_path, MODEL + STEPS + keys) == [
@@ -116,9 +126,9 @@ X, Y = Tensor((-1,), "float32", "INPUT_1"), Tensor((-1,), "float32", "y")
     [
         ([], "steps must be a non-empty list of Step"),
         ([{"model": "m"}], "steps must be a non-empty list of Step"),
-        ([Step("m", {}, {})], r"steps\[0\]: outputs must name at least one output of model 'm'"),
-        ([Step("m", {"x": 3}, {"y": "y"})], r"steps\[0\]: inputs must be a mapping of non-empty strings"),  # type: ignore[dict-item]
-        ([Step("m", {}, {"y": "y"}, 0)], r"steps\[0\]: version must be an integer of at least 1, got 0"),
+        ([Step("m", {}, {})], r"steps\[0\].outputs must be a non-empty mapping"),
+        ([Step("m", {"x": 3}, {"y": "y"})], r"steps\[0\].inputs\[x\] must be a non-empty string, got 3"),  # type: ignore[dict-item]
+        ([Step("m", {}, {"y": "y"}, 0)], r"steps\[0\].version must be an integer of at least 1, got 0"),
         ([Step("a/b", {}, {"y": "y"})], "Model name 'a/b' is not allowed"),
         ([Step("m", {"x": "INPUT_1"}, {"o": "z"})], r"outputs\[0\]: output 'y' is made by no step"),
     ],

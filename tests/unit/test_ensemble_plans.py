@@ -9,11 +9,10 @@ from graphs import MEMBERS, ensembles, tensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.ensemble_spec import StepSpec
-from gpuserve.ensembles import faults, member_faults
-from gpuserve.front.ensemble.plan import Plan, Plans
-from gpuserve.front.ensemble.progress import IllegalTransition, Progress, RequestState, StepState
-from gpuserve.spec import ModelSpec
+from gpuserve.declare.ensembles import faults, member_faults
+from gpuserve.declare.spec import ModelSpec, StepSpec
+from gpuserve.front.models.ensembles.plan import EnsemblePlan, PlannedStepState, Plans, RunProgress, RunState
+from gpuserve.states import IllegalTransition
 
 KNOWN = {name: [spec] for name, spec in MEMBERS.items()}
 
@@ -52,20 +51,20 @@ def test_every_step_runs_once_when_all_it_reads_is_there(spec: ModelSpec, data: 
     outputs = data.draw(
         st.lists(st.sampled_from([one.name for one in spec.outputs]), min_size=1, unique=True)
     )
-    plan = Plan(spec, outputs)
-    progress = Progress(plan)
+    plan = EnsemblePlan(spec, outputs)
+    progress = RunProgress(plan)
     there = {one.name for one in spec.inputs}
     running, ran = progress.next_steps(), []
     while running:
-        assert progress.state is RequestState.RUNNING
+        assert progress.state is RunState.RUNNING
         assert all(ours in there for step in running for _, ours in step.reads)
-        assert all(progress.state_of(step) is StepState.RUNNING for step in running)
+        assert all(progress.state_of(step) is PlannedStepState.RUNNING for step in running)
         done = running.pop(data.draw(st.integers(0, len(running) - 1)))
         there.update(ours for _, ours in done.writes)
         ran.append(done.number)
         progress.done(done)
         running += progress.next_steps()
-    assert progress.state is RequestState.COMPLETE
+    assert progress.state is RunState.COMPLETE
     assert sorted(ran) == [step.number for step in plan.steps]
     assert set(outputs) <= there
     wanted = {ours for step in plan.steps for _, ours in step.writes}
@@ -74,7 +73,7 @@ def test_every_step_runs_once_when_all_it_reads_is_there(spec: ModelSpec, data: 
 
 @given(ensembles())
 def test_nothing_runs_once_a_request_has_ended(spec: ModelSpec) -> None:
-    progress = Progress(Plan(spec, [one.name for one in spec.outputs]))
+    progress = RunProgress(EnsemblePlan(spec, [one.name for one in spec.outputs]))
     first, *_ = progress.next_steps()
     progress.end()
     assert progress.next_steps() == []
@@ -94,11 +93,11 @@ def spec(*steps: StepSpec, inputs: str = "x", outputs: str = "y", max_batch_size
 
 
 def test_a_tensor_for_two_is_shared() -> None:
-    plan = Plan(spec(step("m11", "x", "a"), step("m21", "a a", "y")), ["y"])
+    plan = EnsemblePlan(spec(step("m11", "x", "a"), step("m21", "a a", "y")), ["y"])
     assert (plan.is_shared("x"), plan.is_shared("a"), plan.is_shared("y")) == (False, True, False)
-    plan = Plan(spec(step("m11", "x", "a"), step("m11", "a", "y"), outputs="y a"), ["y", "a"])
+    plan = EnsemblePlan(spec(step("m11", "x", "a"), step("m11", "a", "y"), outputs="y a"), ["y", "a"])
     assert plan.is_shared("a")
-    plan = Plan(spec(step("m11", "x", "a"), step("m11", "a", "y"), outputs="y a"), ["y"])
+    plan = EnsemblePlan(spec(step("m11", "x", "a"), step("m11", "a", "y"), outputs="y a"), ["y"])
     assert not plan.is_shared("a")
 
 

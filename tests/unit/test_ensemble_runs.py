@@ -12,11 +12,10 @@ from graphs import MEMBERS, ensembles, tensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuserve.ensemble_spec import StepSpec
+from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.errors import RequestError, Unavailable, Unimplemented
-from gpuserve.front.statistics import FailureReason
-from gpuserve.spec import ModelSpec
-from gpuserve_worker import wire
+from gpuserve.front.v2.statistics import FailureReason
+from gpuserve_worker.protocol import wire
 
 STEPS = st.one_of(
     st.tuples(st.just("submit"), st.integers(1, 2), st.sampled_from([SMALL, LARGE]), st.integers(0, 9)),

@@ -6,11 +6,12 @@ import itertools
 from typing import Any
 
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve_worker.cuda.exports import OF_THIS_PROCESS, SEGMENT_NBYTES, ExportPool, Segment
-from gpuserve_worker.cuda.runtime import CudaError
+from gpuserve_worker.cuda.device.exports import OF_THIS_PROCESS, SEGMENT_NBYTES, ExportedSegment, ExportPool
+from gpuserve_worker.cuda.device.runtime import CudaError
 
 
 class Memory:
@@ -39,9 +40,9 @@ class Front:
     """What a front was told."""
 
     def __init__(self) -> None:
-        self.segments: list[Segment] = []
+        self.segments: list[ExportedSegment] = []
 
-    def announce(self, segment: Segment) -> None:
+    def announce(self, segment: ExportedSegment) -> None:
         self.segments.append(segment)
 
 
@@ -64,7 +65,7 @@ def test_nothing_is_kept_or_allocated_before_a_front_asks(memory: Memory) -> Non
     pool.close()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 3 * SEGMENT_NBYTES // 2)), max_size=40))
 def test_blocks_never_overlap_and_lie_in_announced_segments(steps: list[tuple[bool, int]]) -> None:
     memory, front = Memory(1 << 32), Front()

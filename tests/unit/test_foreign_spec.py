@@ -7,12 +7,20 @@ from typing import Any
 import msgpack
 import pytest
 
-from gpuserve.rate_spec import RateSpec, ResourceSpec
-from gpuserve.sequence_spec import ControlSpec, SequenceSpec
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
-from gpuserve.supervisor.foreign_spec import checked_spec
-from gpuserve_worker.tensor import TensorSpec
-from gpuserve_worker.wire import WireError
+from gpuserve.declare.spec import (
+    BatchingSpec,
+    ControlSpec,
+    InstanceSpec,
+    ModelSpec,
+    PolicySpec,
+    QueueSpec,
+    RateSpec,
+    ResourceSpec,
+    SequenceSpec,
+)
+from gpuserve.supervisor.attach.foreign_spec import checked_spec
+from gpuserve_worker.protocol.tensor import TensorSpec
+from gpuserve_worker.protocol.wire import WireError
 
 X = TensorSpec("x", "FP32", (-1, 3))
 MODEL = ModelSpec("m", (X,), (X._replace(name="y", optional=True),), 8, (InstanceSpec("0", "cpu", {}),))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.access import header_pattern
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.endpoint.forwarding import HeaderForwarding, forwarding
-from gpuserve.front.endpoint.v2 import InferRequest
+from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
+from gpuserve.front.v2.types import InferRequest
+from gpuserve.settings.access import header_pattern
 
 
 def forwarded(pattern: str, *headers: tuple[bytes, bytes]) -> dict[str, str]:

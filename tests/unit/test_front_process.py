@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from processes import wait_ended, wait_until
 
-from gpuserve.supervisor.front_process import EarlyFront, front_process
-from gpuserve.supervisor.processes import Child
+from gpuserve.supervisor.core.processes import Child, EarlyFront, front_process
 
 TIMEOUT_S = 20.0
 #: What ``tritonclient.grpc`` brings besides the messages, as it shows among the mapped files.
@@ -28,7 +27,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[Child]:
         started.append(process)
         return process, control
 
-    monkeypatch.setattr("gpuserve.supervisor.front_process.front_process", start)
+    monkeypatch.setattr("gpuserve.supervisor.core.processes.front_process", start)
     return started
 
 
@@ -82,7 +81,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_messages_of_a_bare_package_are_those_of_the_whole() -> None:
     done = run(
-        "import sys; from gpuserve.front.bare_package import make_bare\n"
+        "import sys; from gpuserve.front.__main__ import make_bare\n"
         "make_bare('tritonclient.grpc')\n"
         "from tritonclient.grpc import model_config_pb2, service_pb2\n"
         "import tritonclient.grpc.service_pb2 as again\n"
@@ -96,7 +95,7 @@ def test_the_messages_of_a_bare_package_are_those_of_the_whole() -> None:
 
 def test_a_package_that_is_imported_already_stays_whole() -> None:
     done = run(
-        "import json; from gpuserve.front.bare_package import make_bare\n"
+        "import json; from gpuserve.front.__main__ import make_bare\n"
         "make_bare('json'); import json as again\n"
         "print(again is json, again.dumps(1))"
     )
@@ -105,7 +104,7 @@ def test_a_package_that_is_imported_already_stays_whole() -> None:
 
 def test_what_is_not_there_stays_missing() -> None:
     done = run(
-        "from gpuserve.front.bare_package import make_bare\n"
+        "from gpuserve.front.__main__ import make_bare\n"
         "make_bare('tritonclient.nothing')\n"
         "import tritonclient.nothing"
     )

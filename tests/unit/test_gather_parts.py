@@ -23,15 +23,15 @@ from test_gather_properties import (
     wire_bytes,
 )
 
+from gpuserve.declare.spec import InstanceSpec
 from gpuserve.errors import Unavailable
-from gpuserve.front.endpoint.v2 import InferRequest, InputTensor, RegionSlice
-from gpuserve.front.plane.device_inputs import DeviceInputs
-from gpuserve.front.plane.gather import Gathered, gather
-from gpuserve.front.scheduler.pending import PendingRequest
-from gpuserve.spec import InstanceSpec
-from gpuserve_worker import wire
-from gpuserve_worker.memory import Block
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.front.memory.device_inputs import DeviceInputs
+from gpuserve.front.memory.gather import Gathered, gather
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.v2.types import InferRequest, InputTensor, RegionSlice
+from gpuserve_worker.memory.arena import Block
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 IN_SHARED_MEMORY = {"block", "region", "lent", "shared"}
 WIDTH = 6000
@@ -125,8 +125,8 @@ def spec_of(*devices: str, memory: str = "gpu", read_only: bool = False) -> Any:
 
 def test_which_inputs_go_to_a_device() -> None:
     mixed = DeviceInputs(spec_of("cuda:0", "cpu"))
-    assert mixed.at("i0") == {"x"}
-    assert mixed.at("i1") == mixed.everywhere == frozenset()
+    assert mixed.by_instance == {"i0": {"x"}}
+    assert mixed.everywhere == frozenset()
     assert DeviceInputs(spec_of("cuda:0", "cuda:1")).everywhere == {"x"}
     assert DeviceInputs(spec_of("cuda:0", memory="cpu")).everywhere == frozenset()
 

@@ -16,7 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.front.endpoint.v2 import (
+from gpuserve.front.links.output_memory import LentBlock, OutputMemory
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.memory.batch_messages import run_message
+from gpuserve.front.memory.gather import Gathered, gather
+from gpuserve.front.models.ensembles.tensors import Holders, of_response
+from gpuserve.front.v2.types import (
     Data,
     InferRequest,
     InferResponse,
@@ -24,17 +29,13 @@ from gpuserve.front.endpoint.v2 import (
     OutputTensor,
     RegionSlice,
 )
-from gpuserve.front.ensemble.tensors import Holders, of_response
-from gpuserve.front.links import WorkerLink
-from gpuserve.front.plane.gather import Gathered, gather
-from gpuserve.front.plane.output_memory import LentBlock, OutputMemory
-from gpuserve.front.plane.run_message import run_message
-from gpuserve_worker import wire
-from gpuserve_worker.intake import fill_all
-from gpuserve_worker.link import Link
-from gpuserve_worker.memory import Arena, Block, OutOfMemory
-from gpuserve_worker.session import Session
-from gpuserve_worker.tensor import encode_bytes, numpy_dtype
+from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.protocol.tensor import encode_bytes, numpy_dtype
+from gpuserve_worker.running.batch_inputs import fill_all
+from gpuserve_worker.running.host_path import HostPath
+from gpuserve_worker.running.session import FrontSession
 
 KINDS = ("bytes", "view", "block", "region", "lent", "shared")
 DATATYPES = ("INT32", "BOOL", "BYTES")
@@ -58,7 +59,7 @@ class Plane:
         pidfd = os.memfd_create("pidfd")
         self.link = WorkerLink("i", 1, ours, pidfd, 1, lambda *_: False, lambda *_: None)
         self.far = Link(self.end)
-        self.session = Session(self.far, read_only_inputs=read_only)
+        self.session = FrontSession(self.far, HostPath(), read_only_inputs=read_only)
         self.read_only = read_only
         self.arena = Arena(
             1 << 28, lambda n, fd, size: self.link.send(wire.Segment(n, size), [fd]), self._drop

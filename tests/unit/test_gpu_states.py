@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front import triton_metrics
-from gpuserve.front.gpu_health.document import document
-from gpuserve.front.gpu_health.families import ModelMemory, gpu_families
-from gpuserve.front.gpu_health.fleet import PATIENCE_S, GpuFleet, LostGpu
-from gpuserve.front.gpu_health.health import (
+from gpuserve.devices.readings import GpuReading, GpuReport, NvmlRound, RemappedRows, Xid
+from gpuserve.front.observe import triton_metrics
+from gpuserve.front.observe.gpu_health.exposition import ModelMemory, gpu_families, gpus_document
+from gpuserve.front.observe.gpu_health.fleet import PATIENCE_S, GpuFleet, LostGpu
+from gpuserve.front.observe.gpu_health.health import (
     APPLICATION_XIDS,
     MAX_PROBATION_S,
     PROBATION_READINGS,
@@ -22,9 +22,8 @@ from gpuserve.front.gpu_health.health import (
     GpuEvent,
     GpuLife,
     GpuState,
-    IllegalTransition,
 )
-from gpuserve.front.gpu_health.readings import GpuReport, Reading, RemappedRows, Report, Xid
+from gpuserve.states import IllegalTransition
 
 UUID = "GPU-a"
 OTHER = "GPU-b"
@@ -32,7 +31,7 @@ PROBATION_S = 1.0 * PROBATION_READINGS
 
 
 def report(uuid: str = UUID, device: str = "cuda:0", fault: str = "", **figures: Any) -> GpuReport:
-    return GpuReport(uuid, device, "A GPU", Reading(**figures), fault)
+    return GpuReport(uuid, device, "A GPU", GpuReading(**figures), fault)
 
 
 def silence(uuid: str = UUID) -> GpuReport:
@@ -155,7 +154,7 @@ def test_one_that_was_healthy_for_long_begins_afresh() -> None:
 def test_there_is_no_way_back_but_by_the_table() -> None:
     ends = {event for (before, event), after in TRANSITIONS.items() if before is GpuState.LOST is not after}
     assert ends == {GpuEvent.BACK}
-    with pytest.raises(IllegalTransition, match="BACK in state HEALTHY"):
+    with pytest.raises(IllegalTransition, match="is HEALTHY, where BACK cannot"):
         life()._apply(GpuEvent.BACK)
 
 
@@ -189,13 +188,13 @@ def test_a_lost_gpu_is_never_back_before_its_time(events: list[str]) -> None:
 
 def fleet(*reports: GpuReport) -> GpuFleet:
     made = GpuFleet(1.0, 0.0)
-    made.hear(Report(reports or (report(), report(OTHER, "cuda:1"))), 0.0)
+    made.hear(NvmlRound(reports or (report(), report(OTHER, "cuda:1"))), 0.0)
     return made
 
 
 def test_a_gpu_that_the_driver_does_not_list_any_more_is_lost() -> None:
     gpus = fleet()
-    gpus.hear(Report((report(),)), 1.0)
+    gpus.hear(NvmlRound((report(),)), 1.0)
     assert gpus.lost() == (LostGpu(OTHER, "cuda:1", "its driver does not list it any more"),)
     assert gpus.states() == {UUID: GpuState.HEALTHY, OTHER: GpuState.LOST}
 
@@ -212,11 +211,11 @@ def test_without_news_for_long_nothing_is_known_any_more() -> None:
     gpus = fleet(report(temperature_c=40))
     gpus.look(1.0 + PATIENCE_S)
     assert not gpus.is_stale(1.0 + PATIENCE_S)
-    assert [one.reading for one in gpus] == [Reading(temperature_c=40)]
+    assert [one.reading for one in gpus] == [GpuReading(temperature_c=40)]
     gpus.look(1.1 + PATIENCE_S)
     assert gpus.is_stale(1.1 + PATIENCE_S)
     assert [(one.reading, one.life.state) for one in gpus] == [(None, GpuState.SUSPECT)]
-    gpus.hear(Report((report(),)), 10.0)
+    gpus.hear(NvmlRound((report(),)), 10.0)
     assert gpus.states() == {UUID: GpuState.HEALTHY}
     assert not gpus.is_stale(10.0)
 
@@ -225,9 +224,9 @@ def test_a_new_front_goes_on_where_the_last_one_was() -> None:
     lost = LostGpu(UUID, "cuda:0", "its driver reported Xid 48")
     gpus = GpuFleet(1.0, 0.0)
     gpus.restore([lost], 0.0)
-    gpus.hear(Report((report(),)), 0.5)
+    gpus.hear(NvmlRound((report(),)), 0.5)
     assert gpus.lost() == (lost,)
-    gpus.hear(Report((report(),)), 0.5 + PROBATION_S)
+    gpus.hear(NvmlRound((report(),)), 0.5 + PROBATION_S)
     assert gpus.lost() == ()
 
 
@@ -235,13 +234,13 @@ def test_models_have_the_last_word_on_what_a_gpu_is_called() -> None:
     gpus = fleet(report(OTHER, "cuda:0"))
     gpus.call(OTHER, "cuda:1")
     gpus.call("GPU-c", "cuda:2")
-    gpus.hear(Report((report(OTHER, "cuda:0"), report("GPU-c", "cuda:1"))), 1.0)
+    gpus.hear(NvmlRound((report(OTHER, "cuda:0"), report("GPU-c", "cuda:1"))), 1.0)
     assert {one.uuid: one.device for one in gpus} == {OTHER: "cuda:1", "GPU-c": "cuda:2"}
 
 
 # ---- what is told -------------------------------------------------------------------------------
 
-FULL = Reading(
+FULL = GpuReading(
     memory_total_nbytes=1000,
     memory_used_nbytes=400,
     utilization=0.25,
@@ -310,14 +309,14 @@ def test_old_figures_are_not_shown_as_new_ones() -> None:
     gpus.look(100.0)
     names = {line.split("{")[0].split()[0] for line in lines(gpus)}
     assert names == {"gpuserve_gpu_state", "gpuserve_gpu_reading_age_seconds"}
-    told = document(gpus, [], 100.0, stale=True)
+    told = gpus_document(gpus, [], 100.0, stale=True)
     assert (told["stale"], told["age_seconds"]) == (True, 100.0)
     assert (told["gpus"][0]["reading"], told["gpus"][0]["state"]) == (None, "SUSPECT")
 
 
 def test_without_a_gpu_there_is_nothing() -> None:
     assert lines(GpuFleet(1.0, 0.0)) == []
-    assert document(GpuFleet(1.0, 0.0), [], float("inf"), stale=False) == {
+    assert gpus_document(GpuFleet(1.0, 0.0), [], float("inf"), stale=False) == {
         "stale": False, "age_seconds": None, "gpus": [],
     }  # fmt: skip
 
@@ -325,7 +324,7 @@ def test_without_a_gpu_there_is_nothing() -> None:
 def test_all_of_a_gpu_as_json() -> None:
     gpus = fleet(GpuReport(UUID, "cuda:0", "A GPU", FULL))
     memory = [ModelMemory("m", "1", UUID, "cuda:0", 300), ModelMemory("m", "1", OTHER, "cuda:1", 5)]
-    (told,) = document(gpus, memory, 0.25, stale=False)["gpus"]
+    (told,) = gpus_document(gpus, memory, 0.25, stale=False)["gpus"]
     assert told.pop("reading") == {
         "memory_total_bytes": 1000,
         "memory_used_bytes": 400,

@@ -9,12 +9,12 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import Internal, InvalidArgument, RequestError
-from gpuserve.front.endpoint import grpc_responses
-from gpuserve.front.endpoint.grpc_framing import unary_message
-from gpuserve.front.endpoint.grpc_requests import parse_infer_request
-from gpuserve.front.endpoint.grpc_responses import LARGE_NBYTES, encode_infer_response
-from gpuserve.front.endpoint.v2 import InferResponse, OutputTensor
-from gpuserve_worker.tensor import ITEMSIZE, encode_bytes, numpy_dtype
+from gpuserve.front.doors.grpc import responses
+from gpuserve.front.doors.grpc.framing import unary_message
+from gpuserve.front.doors.grpc.requests import parse_infer_request
+from gpuserve.front.doors.grpc.responses import LARGE_NBYTES, encode_infer_response
+from gpuserve.front.v2.types import InferResponse, OutputTensor
+from gpuserve_worker.protocol.tensor import ITEMSIZE, encode_bytes, numpy_dtype
 
 LIMIT = 1 << 20
 
@@ -323,7 +323,7 @@ def test_a_framed_response_is_one_grpc_message(nbytes: int) -> None:
 
 
 def test_a_response_over_the_limit_of_grpc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_responses, "MAX_MESSAGE_NBYTES", 100)
+    monkeypatch.setattr(responses, "MAX_MESSAGE_NBYTES", 100)
     with pytest.raises(
         InvalidArgument, match=r"Response has byte size \d+ which exceeds gRPC's byte size limit"
     ):

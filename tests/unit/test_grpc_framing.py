@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted, Unimplemented
-from gpuserve.front.endpoint import grpc_messages
-from gpuserve.front.endpoint.grpc_framing import Unframer, check_encoding, frame, unary_message
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.front.doors.grpc import health
+from gpuserve.front.doors.grpc.framing import Unframer, check_encoding, frame, unary_message
 
 LIMIT = 1 << 20
 
@@ -92,32 +91,9 @@ def test_no_encoding_named_is_identity() -> None:
     assert check_encoding("") == "identity"
 
 
-def test_small_replies() -> None:
-    assert grpc_messages.server_live(True).live is True
-    assert grpc_messages.server_ready(False).ready is False
-    assert grpc_messages.model_ready(True).ready is True
-    metadata = grpc_messages.server_metadata("triton", "2", ["binary_tensor_data"])
-    assert (metadata.name, metadata.version, list(metadata.extensions)) == (
-        "triton",
-        "2",
-        ["binary_tensor_data"],
-    )
-    index = grpc_messages.repository_index([grpc_messages.IndexEntry("m", "1", "READY")])
-    assert (index.models[0].name, index.models[0].version, index.models[0].state) == ("m", "1", "READY")
-
-
-@pytest.mark.parametrize(("batches", "shape"), [(True, [-1, 16]), (False, [16])])
-def test_model_metadata_shows_the_batch_dimension(batches: bool, shape: list[int]) -> None:
-    inputs, outputs = [TensorSpec("x", "FP32", (16,))], [TensorSpec("y", "BYTES", ())]
-    metadata = grpc_messages.model_metadata("m", ["1"], "python", inputs, outputs, batches=batches)
-    assert (metadata.inputs[0].name, list(metadata.inputs[0].shape)) == ("x", shape)
-    assert metadata.outputs[0].datatype == "BYTES"
-    assert list(metadata.outputs[0].shape) == shape[:-1]
-
-
 @pytest.mark.parametrize("serving", [True, False])
 def test_health_is_the_message_of_the_health_protocol(serving: bool) -> None:
     # Field 1, an enum: SERVING is 1 and NOT_SERVING is 2. An int64 field 1 reads the same bytes.
-    read = pb.InferParameter.FromString(b"\x10" + grpc_messages.health(serving)[1:])
+    read = pb.InferParameter.FromString(b"\x10" + health.message(serving)[1:])
     assert read.int64_param == (1 if serving else 2)
-    assert grpc_messages.health(serving)[0] == 1 << 3
+    assert health.message(serving)[0] == 1 << 3

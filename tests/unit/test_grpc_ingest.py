@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
-from gpuserve.front.endpoint.grpc_framing import frame
-from gpuserve.front.endpoint.grpc_requests import parse_infer_request
-from gpuserve.front.endpoint.grpc_responses import LARGE_NBYTES
-from gpuserve.front.endpoint.v2 import Data, InferRequest
-from gpuserve.front.plane.grpc_ingest import MAX_FIELDS, GrpcBodyScanner
-from gpuserve_worker.memory import Arena, Block
+from gpuserve.front.doors.grpc.framing import frame
+from gpuserve.front.doors.grpc.ingest import MAX_FIELDS, GrpcBodyScanner
+from gpuserve.front.doors.grpc.requests import parse_infer_request
+from gpuserve.front.doors.grpc.responses import LARGE_NBYTES
+from gpuserve.front.v2.types import Data, InferRequest
+from gpuserve_worker.memory.arena import Arena, Block
 
 LIMIT = 1 << 30
 

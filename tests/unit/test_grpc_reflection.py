@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.endpoint.grpc_reflection import METHODS, replies, reply
-from gpuserve.front.endpoint.grpc_schema import REFLECTION_PACKAGES, schema
-from gpuserve.front.endpoint.restrictions import METHODS as GUARDED
-from gpuserve.front.endpoint.service import InferenceService
+from gpuserve.front.doors.access.restrictions import METHODS as GUARDED
+from gpuserve.front.doors.grpc.reflection import METHODS, replies, reply
+from gpuserve.front.doors.grpc.schema import REFLECTION_PACKAGES, schema
+from gpuserve.front.service.service import inference_service
+from gpuserve.settings.server import ServerSettings
 
 V1, V1ALPHA = METHODS
 TIMEOUT_S = 10.0
@@ -109,7 +110,8 @@ def test_there_are_no_extensions(number: int) -> None:
 
 def test_a_stream_ends_with_the_drain_and_watches_no_more() -> None:
     async def run() -> tuple[int, bool]:
-        service = InferenceService("s")
+        service = inference_service(ServerSettings())
+        n_watchers = len(service.health._watchers)
         cancelled = asyncio.Event()
 
         async def requests() -> AsyncIterator[bytes]:
@@ -122,8 +124,8 @@ def test_a_stream_ends_with_the_drain_and_watches_no_more() -> None:
         answered = 0
         async for _ in replies(service, V1, requests()):
             answered += 1
-            asyncio.get_running_loop().call_soon(service.drain)
-        assert service._watchers == []
+            asyncio.get_running_loop().call_soon(service.health.drain)
+        assert len(service.health._watchers) == n_watchers
         return answered, cancelled.is_set()
 
     assert asyncio.run(asyncio.wait_for(run(), TIMEOUT_S)) == (1, True)

@@ -6,14 +6,15 @@ import time
 from typing import Any
 
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import RequestError
-from gpuserve.front.endpoint.grpc_requests import infer_message, infer_request, parse_infer_request
-from gpuserve.front.endpoint.grpc_templates import request_by_template
-from gpuserve.front.endpoint.v2 import InferRequest, RegionSlice
+from gpuserve.front.doors.grpc.requests import infer_message, infer_request, parse_infer_request
+from gpuserve.front.doors.grpc.templates import request_by_template
+from gpuserve.front.v2.types import InferRequest, RegionSlice
 
 NAMES = st.sampled_from(["", "x", "y", "modèle", "a" * 130])
 SHAPES = st.lists(st.sampled_from([-1, 0, 1, 300, 1 << 62]), max_size=3)
@@ -153,7 +154,7 @@ def spoilt(draw: st.DrawFn) -> bytes:
     return draw(st.sampled_from([bytes(body), bytes(body[:cut]), extra + body, bytes(body) + extra]))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(
     st.one_of(
         plain_requests(),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve.front.endpoint.health import HealthReport
-from gpuserve.front.endpoint.health_view import STUCK_S, HealthView
+from gpuserve.front.doors.health.view import STUCK_S, HealthView
+from gpuserve.front.v2.health import HealthReport
 
 REPORT = HealthReport(live=True, started=True, ready=False, models={"m": True, "a/b": False})
 
@@ -32,12 +32,12 @@ def test_services(service: str, answer: bool | None) -> None:
 
 def test_before_the_front_has_said_anything() -> None:
     view = HealthView(0.0)
-    assert [view.health(one) for one in ("liveness", "startup", "readiness")] == [True, False, False]
+    assert [view.of(one) for one in ("liveness", "startup", "readiness")] == [True, False, False]
 
 
 def test_who_watches_is_told_of_news() -> None:
     view, told = HealthView(0.0), list[bool | None]()
-    unwatch = view.watch(lambda: told.append(view.health("startup")))
+    unwatch = view.watch(lambda: told.append(view.of("startup")))
     view.say(REPORT, ended=False)
     view.say(REPORT, ended=True)
     unwatch()
@@ -48,12 +48,12 @@ def test_who_watches_is_told_of_news() -> None:
 def test_a_front_that_does_not_turn_is_not_alive() -> None:
     view, told = HealthView(0.0), list[bool | None]()
     view.say(REPORT, ended=False)
-    view.watch(lambda: told.append(view.health("liveness")))
+    view.watch(lambda: told.append(view.of("liveness")))
     view.look(STUCK_S)
     assert view.live
     view.look(STUCK_S + 1)
     view.look(STUCK_S + 2)
-    assert (view.live, view.health("startup")) == (False, True)
+    assert (view.live, view.of("startup")) == (False, True)
     view.turned(STUCK_S + 3)
     view.look(STUCK_S + 4)
     assert (view.live, told) == (True, [False, True])

@@ -8,8 +8,8 @@ from hpack.hpack import encode_integer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server.exchange import Header
-from gpuserve.front.server.hpack import (
+from gpuserve.front.exchange.exchange import Header
+from gpuserve.front.server.http2.hpack import (
     FIELD_OVERHEAD_NBYTES,
     TABLE_NBYTES,
     Decoder,

@@ -7,6 +7,7 @@ from http1_talk import (
     CHUNKED,
     GET,
     OK,
+    OK_ANSWER,
     OK_HEAD,
     OLD_GET,
     RecordingSink,
@@ -16,9 +17,9 @@ from http1_talk import (
     post,
 )
 
-from gpuserve.front.server.exchange import Exchange
-from gpuserve.front.server.http1 import DRAIN_NBYTES
-from gpuserve.front.server.http1_exchange import JOINED_NBYTES
+from gpuserve.front.exchange.exchange import Exchange
+from gpuserve.front.server.http1.exchange import JOINED_NBYTES
+from gpuserve.front.server.http1.protocol import DRAIN_NBYTES
 
 # ---- answers --------------------------------------------------------------------------------
 
@@ -39,7 +40,7 @@ def test_answers_are_framed_by_their_length() -> None:
         (b"HTTP/1.1 500 Internal Server Error\ncontent-length: 0", b""),
         (b"HTTP/1.1 799 \ncontent-length: 0", b""),
     ]
-    assert b"\r\ndate: " in talk.way.sent
+    assert b"\r\ndate: " in talk.way.raw
 
 
 def test_an_answer_of_unknown_length_is_sent_in_chunks() -> None:
@@ -124,13 +125,12 @@ def test_a_header_cannot_make_a_second_answer() -> None:
 @pytest.mark.parametrize("nbytes", [2, JOINED_NBYTES + 1])
 def test_memory_is_let_go_exactly_once(nbytes: int) -> None:
     released: list[int] = []
-    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % nbytes
     pieces = (memoryview(bytes(nbytes // 2)), memoryview(bytes(nbytes // 2)))
     talk = Talk().feed(GET)
-    talk.exchange.answer(head, pieces, lambda: released.append(1))
+    talk.exchange.answer(OK_ANSWER, pieces, nbytes, lambda: released.append(1))
     large = nbytes > JOINED_NBYTES
     assert (len(released), len(talk.way.releases)) == (not large, large)
-    talk.exchange.answer(head, pieces, lambda: released.append(2))  # there is one answer only
+    talk.exchange.answer(OK_ANSWER, pieces, nbytes, lambda: released.append(2))  # there is one answer only
     assert released[not large :] == [2]
     assert talk.way.n_writes == 1
 
@@ -139,7 +139,7 @@ def test_memory_is_let_go_where_nobody_waits() -> None:
     released: list[int] = []
     talk = Talk().feed(GET)
     talk.http1.lost()
-    talk.exchange.answer(OK_HEAD, (b"ok",), lambda: released.append(1))
+    talk.exchange.answer(OK_ANSWER, (b"ok",), 2, lambda: released.append(1))
     assert (released, talk.way.sent) == ([1], b"")
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server.http1_body import Body, body_of
-from gpuserve.front.server.http1_head import CHUNKED, RequestRefused
+from gpuserve.front.server.http1.body import Body, body_of
+from gpuserve.front.server.http1.head import CHUNKED, RequestRefused
 
 
 def read(body: Body, data: bytes, cuts: list[int], views: bool = False) -> tuple[bytes, bytes]:

@@ -17,12 +17,20 @@ from http2_peer import (
 )
 from http2_scene import RecordingWay, Talk
 
-from gpuserve.front.server.http2_blocks import BLOCK_TIMEOUT_S, BlockReader
-from gpuserve.front.server.http2_ending import LAST_WORDS_S, LINGER_S, SENDING_S, WINDOW_S, Ending
-from gpuserve.front.server.http2_leaving import ECHO_TIMEOUT_S
+from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.server.http2.blocks import BLOCK_TIMEOUT_S, BlockReader
+from gpuserve.front.server.http2.leaving import (
+    ECHO_TIMEOUT_S,
+    LAST_WORDS_S,
+    LINGER_S,
+    SENDING_S,
+    WINDOW_S,
+    Ending,
+)
 
 #: The last stream of a GOAWAY that does not know it yet.
 NO_LAST = (1 << 31) - 1
+OK = AnswerHead(200, (), [(b"x", b"y")])
 
 
 def test_a_shut_down_answers_what_is_there_and_refuses_the_rest() -> None:
@@ -35,7 +43,7 @@ def test_a_shut_down_answers_what_is_there_and_refuses_the_rest() -> None:
     talk.feed(talk.peer.echo() + talk.peer.request(5))
     assert talk.peer.goaways[1:] == [(3, NO_ERROR)]
     assert talk.peer.responses[5].reset == REFUSED_STREAM
-    talk.sinks[0].exchange.answer(b"\x88", (b"a",), 1, b"\x00\x01x\x01y")
+    talk.sinks[0].exchange.answer(OK, (b"a",), 1)
     assert not talk.is_over
     talk.feed(data(3, b"x", end=True))
     talk.sinks[1].exchange.start(200, [], end=True)
@@ -55,7 +63,7 @@ def test_a_request_that_crosses_the_leave_is_served() -> None:
     talk.feed(talk.peer.request(1))
     talk.feed(frame(PING, ACK, 0, b"of ours?") + talk.peer.echo())
     assert (talk.peer.goaways[1:], talk.http2.aware) == ([(1, NO_ERROR)], True)
-    talk.sinks[0].exchange.answer(b"\x88", (b"a",), 1, b"\x00\x01x\x01y")
+    talk.sinks[0].exchange.answer(OK, (b"a",), 1)
     talk.read()
     assert (talk.peer.responses[1].ended, talk.way.said) == (True, ["end"])
 
@@ -119,7 +127,7 @@ def test_a_lost_connection_abandons_every_request() -> None:
     talk.http2.lost()
     talk.http2.lost()
     assert [sink.n_abandoned for sink in talk.sinks] == [1, 1]
-    talk.sinks[0].exchange.answer(b"\x88", (b"a",), 1, b"\x00\x01x\x01y")
+    talk.sinks[0].exchange.answer(OK, (b"a",), 1)
     talk.sinks[1].exchange.start(200, [])
     talk.sinks[1].exchange.reset()
     assert talk.read() == []
@@ -160,7 +168,7 @@ def test_answers_that_no_window_lets_through_are_given_up_in_the_end() -> None:
     talk, released = Talk(), list[int]()
     talk.feed(talk.peer.request(1))
     body = bytes(1 << 20)
-    talk.sinks[0].exchange.answer(b"\x88", (body,), len(body), b"\x00\x01x\x01y", lambda: released.append(1))
+    talk.sinks[0].exchange.answer(OK, (body,), len(body), lambda: released.append(1))
     talk.http2.check(0)
     talk.http2.check(WINDOW_S)
     talk.feed(talk.peer.grow(0, 5) + talk.peer.grow(1, 5))

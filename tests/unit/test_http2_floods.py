@@ -22,8 +22,8 @@ from http2_peer import (
 )
 from http2_scene import RecordingWay, Talk
 
-from gpuserve.front.server.http2_frames import ConnectionFailed
-from gpuserve.front.server.http2_patience import BURST, PER_S, Patience
+from gpuserve.front.server.http2.control import BURST, PER_S, Patience
+from gpuserve.front.server.http2.frames import ConnectionFailed
 
 BLOCK = Peer().encoder.encode(POST)
 UNFINISHED = frame(HEADERS, 0, 1, BLOCK[:3])

@@ -22,9 +22,10 @@ from http2_scene import RecordingWay, Sink, Talk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server.http2_stream import UNSENT_NBYTES
+from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.server.http2.stream import UNSENT_NBYTES
 
-HEAD, TAIL = b"\x88", b"\x00\x0bgrpc-status\x010"
+OK = AnswerHead(200, (), [(b"grpc-status", b"0")])
 MIB = 1 << 20
 
 
@@ -42,7 +43,7 @@ class Released:
         def release() -> None:
             self.times[stream.id] += 1
 
-        stream.answer(HEAD, (bytes(nbytes // 2), bytes(nbytes - nbytes // 2)), nbytes, TAIL, release)
+        stream.answer(OK, (bytes(nbytes // 2), bytes(nbytes - nbytes // 2)), nbytes, release)
 
 
 # ---- responses ------------------------------------------------------------------------------

@@ -33,18 +33,19 @@ from http2_scene import Sink, Talk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server.http2 import CONNECTION_WINDOW, MAX_CONCURRENT_STREAMS
-from gpuserve.front.server.http2_head import MalformedHead, request_head
-from gpuserve.front.server.http2_stream import RECEIVE_WINDOW
+from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.server.http2.head import MalformedHead, request_head
+from gpuserve.front.server.http2.protocol import CONNECTION_WINDOW, MAX_CONCURRENT_STREAMS
+from gpuserve.front.server.http2.stream import RECEIVE_WINDOW
 
-HEAD, TAIL = b"\x88", b"\x00\x0bgrpc-status\x010"
+OK = AnswerHead(200, (), [(b"grpc-status", b"0")])
 BODIES = st.lists(st.tuples(st.binary(max_size=80), st.booleans(), st.integers(0, 3)), max_size=6)
 
 
 def answer(sink: Sink, end: bool) -> None:
     """The body back, at its end."""
     if end:
-        sink.exchange.answer(HEAD, (sink.body,), len(sink.body), TAIL)
+        sink.exchange.answer(OK, (sink.body,), len(sink.body))
 
 
 # ---- what is made of the frames -------------------------------------------------------------

@@ -19,11 +19,13 @@ from http2_scene import Talk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server import http2, http2_stream
-from gpuserve.front.server.http2 import CONNECTION_WINDOW
-from gpuserve.front.server.http2_stream import RECEIVE_WINDOW
+from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.server.http2 import protocol
+from gpuserve.front.server.http2 import stream as http2_stream
+from gpuserve.front.server.http2.protocol import CONNECTION_WINDOW
+from gpuserve.front.server.http2.stream import RECEIVE_WINDOW
 
-HEAD, TAIL = b"\x88", b"\x00\x0bgrpc-status\x010"
+OK = AnswerHead(200, (), [(b"grpc-status", b"0")])
 
 
 def test_a_stream_may_send_its_window_and_no_more() -> None:
@@ -35,6 +37,20 @@ def test_a_stream_may_send_its_window_and_no_more() -> None:
     assert talk.peer.responses[1].reset == FLOW_CONTROL_ERROR
     assert talk.sinks[0].n_abandoned == 1
     assert not talk.is_over
+
+
+def test_frames_that_arrive_together_may_fill_the_window_and_no_more() -> None:
+    """They are taken as one part: what the first of them has used up does not count twice."""
+    talk = Talk(consume=False)
+    part = data(1, bytes(4 << 10))
+    talk.feed(talk.peer.headers(1) + part * (RECEIVE_WINDOW // (4 << 10) - 5))
+    talk.feed(part * 5)
+    assert talk.peer.responses == {}
+    again = Talk(consume=False)
+    again.feed(again.peer.headers(1) + part * (RECEIVE_WINDOW // (4 << 10) - 5))
+    again.feed(part * 6)
+    assert again.peer.responses[1].reset == FLOW_CONTROL_ERROR
+    assert len(again.sinks[0].body) == RECEIVE_WINDOW
 
 
 def test_what_is_used_up_may_be_sent_again() -> None:
@@ -86,7 +102,7 @@ def test_the_connection_s_window_comes_back_whatever_becomes_of_requests(
 ) -> None:
     """Windows small enough to be used up many times: a byte that leaks each time would end it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http2, "CONNECTION_WINDOW", 128 << 10)
+        patch.setattr(protocol, "CONNECTION_WINDOW", 128 << 10)
         patch.setattr(http2_stream, "RECEIVE_WINDOW", 4096)
         talk = Talk(consume=False)
         talk.peer.send_window = 128 << 10
@@ -121,7 +137,7 @@ def _one_request(talk: Talk, stream_id: int, ending: str, nbytes: int, padded: b
             if ending == "trailers":
                 talk.feed(frame(HEADERS, END_HEADERS | END_STREAM, stream_id, b""))
             assert sink.ended
-            stream.answer(HEAD, (b"x",), 1, TAIL)
+            stream.answer(OK, (b"x",), 1)
             stream.consumed(nbytes)
         case "reset" | "refused":
             talk.feed(reset(stream_id, CANCEL))

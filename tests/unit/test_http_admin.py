@@ -7,23 +7,22 @@ import json
 from typing import Any
 
 import pytest
+from http1_talk import Talk
 from hypothesis import given
 from hypothesis import strategies as st
-from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from gpuserve.access import ADMIN
+from gpuserve.control.operator import VerbOutcome
 from gpuserve.errors import Code, InvalidArgument, RequestError, Unimplemented
-from gpuserve.front.admin_control import AdminControl
-from gpuserve.front.endpoint import routes
-from gpuserve.front.endpoint.guards import HttpGuard
-from gpuserve.front.endpoint.http_admin import answer_of, question
-from gpuserve.front.endpoint.openapi import Description
-from gpuserve.front.endpoint.openapi_admin import ADMIN_OPERATIONS, ADMIN_SCHEMAS
-from gpuserve.front.endpoint.openapi_schemas import SCHEMAS
-from gpuserve.front.endpoint.restrictions import ENDPOINTS, Policy
-from gpuserve.front.endpoint.routes import NOT_FOUND, Endpoint, Refusal, Route
-from gpuserve.settings import ServerSettings
-from gpuserve.supervisor.operator.outcome import Outcome
+from gpuserve.front.doors.access import routes
+from gpuserve.front.doors.access.restrictions import ENDPOINTS, Policy
+from gpuserve.front.doors.access.routes import NOT_FOUND, Endpoint, Refusal, Route
+from gpuserve.front.doors.http.admin import answer_of, question
+from gpuserve.front.doors.http.door import HttpDoor
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.service.control import AdminControl, Questions
+from gpuserve.front.service.service import inference_service
+from gpuserve.settings.access import ADMIN
+from gpuserve.settings.server import ServerSettings
 
 SCALE = Route(Endpoint.ADMIN_MODEL_SCALE, "m")
 DRAIN = Route(Endpoint.ADMIN_DRAIN)
@@ -74,38 +73,32 @@ def test_paths_that_do_not_exist(path: bytes) -> None:
 
 def test_it_is_off_by_default_and_a_group_of_its_own() -> None:
     assert ServerSettings().admin_api is False
-    assert {one for one, access in ENDPOINTS.items() if access.group == ADMIN} == set(ADMIN_OPERATIONS)
+    assert {one for one, access in ENDPOINTS.items() if access.group == ADMIN} == {
+        one.endpoint for one in PATHS.values()
+    }
 
 
-def guarded(method: str, path: str, *, admin: bool) -> list[Route | Refusal]:
-    """What the door behind the guard is asked for."""
-    asked: list[Route | Refusal] = []
+def status_of(method: str, path: bytes, *, admin: bool) -> int:
+    """What somebody on another machine is told."""
+    service = inference_service(ServerSettings(admin_api=admin))
 
-    class Door:
-        async def serve(self, route: Route | Refusal, *_: Any) -> None:
-            asked.append(route)
+    async def ask() -> int:
+        door = HttpDoor(service, AwaitedRequests(), 1 << 20, Policy())
+        talk = Talk(door=door.accept, client=("10.0.0.1", 1))
+        return talk.feed(b"%b %b HTTP/1.1\r\nhost: x\r\n\r\n" % (method.encode(), path)).status
 
-    async def nothing(*_: Any) -> Any:
-        return {}
-
-    scope = {"type": "http", "method": method, "path": path, "headers": [], "client": ("10.0.0.1", 1)}
-    asyncio.run(_awaited(HttpGuard(Door(), Policy(), admin=admin)(scope, nothing, nothing)))
-    return asked
-
-
-async def _awaited(coroutine: Any) -> None:
-    await coroutine
+    return asyncio.run(ask())
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_guard_without_it_says_not_found_to_anybody(method: str, path: bytes) -> None:
-    assert guarded(method, path.decode().partition("?")[0], admin=False) == [NOT_FOUND]
+def test_without_it_anybody_is_told_not_found(method: str, path: bytes) -> None:
+    assert status_of(method, path, admin=False) == 404
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_guard_with_it_lets_no_other_machine_through(path: bytes) -> None:
-    assert guarded(PATHS[path].endpoint.method, path.decode().partition("?")[0], admin=True) == []
+def test_with_it_no_other_machine_is_let_through(path: bytes) -> None:
+    assert status_of(PATHS[path].endpoint.method, path, admin=True) == 403
 
 
 # ---- questions ----------------------------------------------------------------------------------
@@ -186,29 +179,30 @@ def test_any_body_is_a_question_or_an_error_for_the_client(path: bytes, body: by
 @pytest.mark.parametrize(
     ("outcome", "status", "body"),
     [
-        (Outcome("", "", {"unfinished": 0}), 200, {"unfinished": 0}),
-        (Outcome("", "model m is loaded already", {}), 200, {"text": "model m is loaded already"}),
-        (Outcome("NOT_FOUND", "no such model", {}), 404, {"error": "no such model"}),
-        (Outcome("UNAVAILABLE", "Server exiting", {}), 503, {"error": "Server exiting"}),
+        (VerbOutcome("", "", {"unfinished": 0}), 200, {"unfinished": 0}),
+        (VerbOutcome("", "model m is loaded already", {}), 200, {"text": "model m is loaded already"}),
+        (VerbOutcome("NOT_FOUND", "no such model", {}), 404, {"error": "no such model"}),
+        (VerbOutcome("UNAVAILABLE", "Server exiting", {}), 503, {"error": "Server exiting"}),
         (
-            Outcome("DEADLINE_EXCEEDED", "3 are left", {"unfinished": 3}),
+            VerbOutcome("DEADLINE_EXCEEDED", "3 are left", {"unfinished": 3}),
             504,
             {"error": "3 are left", "unfinished": 3},
         ),
-        (Outcome("A NEW ONE", "what", {}), 500, {"error": "what"}),
+        (VerbOutcome("A NEW ONE", "what", {}), 500, {"error": "what"}),
     ],
 )
-def test_outcomes_become_answers(outcome: Outcome, status: int, body: dict[str, Any]) -> None:
-    given_status, headers, given_body = answer_of(outcome)
-    assert (given_status, json.loads(given_body)) == (status, body)
-    assert (b"content-type", b"application/json") in headers
+def test_outcomes_become_answers(outcome: VerbOutcome, status: int, body: dict[str, Any]) -> None:
+    head, given = answer_of(outcome)
+    assert (head.status, json.loads(given)) == (status, body)
+    assert (b"content-type", b"application/json") in head.headers
 
 
 def test_answers_find_who_asked() -> None:
-    asked: list[tuple[int, str, dict[str, Any]]] = []
-    control = AdminControl(lambda *question: asked.append(question))
+    asked: list[Any] = []
+    questions = Questions(asked.append)
+    control = AdminControl(questions, is_open=True)
 
-    async def run() -> list[Outcome]:
+    async def run() -> list[VerbOutcome]:
         first = asyncio.create_task(control.ask("status", {}))
         second = asyncio.create_task(control.ask("load", {"model": "m"}))
         gone = asyncio.create_task(control.ask("reload", {}))
@@ -216,9 +210,9 @@ def test_answers_find_who_asked() -> None:
         gone.cancel()
         await asyncio.sleep(0)
         for ticket, verb, _ in reversed(asked):
-            control.answered(ticket, Outcome("", verb, {}))
-        control.answered(99, Outcome("", "nobody", {}))
-        control.answered(asked[0][0], Outcome("", "twice", {}))
+            questions.answered(ticket, VerbOutcome("", verb, {}))
+        questions.answered(99, VerbOutcome("", "nobody", {}))
+        questions.answered(asked[0][0], VerbOutcome("", "twice", {}))
         return [await first, await second]
 
     assert [one.text for one in asyncio.run(run())] == ["status", "load"]
@@ -226,30 +220,7 @@ def test_answers_find_who_asked() -> None:
 
 
 def test_without_it_nobody_is_asked() -> None:
-    control = AdminControl()
+    control = AdminControl(Questions(lambda _: None), is_open=False)
     assert not control.is_open
     with pytest.raises(Unimplemented, match="the setting admin_api opens it"):
         asyncio.run(control.ask("status", {}))
-
-
-# ---- the description ----------------------------------------------------------------------------
-
-
-def test_it_is_described_only_where_it_is() -> None:
-    without = json.loads(Description("s", "1").body([]))
-    described = json.loads(Description("s", "1", admin=True).body([]))
-    OpenAPIV31SpecValidator(described).validate()
-    assert not any("admin" in path for path in without["paths"])
-    assert without["components"]["schemas"].keys() == SCHEMAS.keys()
-    for endpoint, operation in ADMIN_OPERATIONS.items():
-        (path,) = operation.paths
-        assert endpoint.method.lower() in described["paths"][path]
-        route = routes.match(endpoint.method, path.format(model_name="m").encode(), admin=True)
-        assert isinstance(route, Route)
-        assert route.endpoint is endpoint
-
-
-def test_schemas_that_a_row_names_exist_and_no_others() -> None:
-    named = {name for row in ADMIN_OPERATIONS.values() for name in (row.body, row.answer) if name}
-    assert named == set(ADMIN_SCHEMAS)
-    assert not set(ADMIN_SCHEMAS) & set(SCHEMAS)

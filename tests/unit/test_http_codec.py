@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tritonclient.http as client
 
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound
-from gpuserve.front.endpoint import http_header
-from gpuserve.front.endpoint.http_codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
-from gpuserve.front.endpoint.http_header import OutputForm
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, OutputTensor
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec, datatype_of, encode_bytes
+from gpuserve.front.doors.http import header
+from gpuserve.front.doors.http.codec import LARGE_NBYTES, encode_infer_response, parse_infer_request
+from gpuserve.front.doors.http.header import OutputForm
+from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor
+from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of, encode_bytes
 
 JSON_DATATYPES = [
     "BOOL",
@@ -125,9 +125,9 @@ class TestBinaryTensors:
 
     def test_what_is_remembered_is_bounded(self) -> None:
         long_id, length = split({"id": "i" * 2000, "inputs": []})
-        before = http_header._remembered_header.cache_info()
+        before = header._remembered_header.cache_info()
         request, _ = parse_infer_request("m", "", long_id, length)
-        after = http_header._remembered_header.cache_info()
+        after = header._remembered_header.cache_info()
         assert request.id == "i" * 2000
         assert before == after
         assert after.maxsize is not None
@@ -274,21 +274,19 @@ class TestResponses:
         one = response(
             output("y", np.array([[1, 2]], np.int32)), request_id='i"d', parameters={"p": 1.5, "q": "r"}
         )
-        headers, pieces = encode_infer_response(one, OutputForm())
+        head, pieces, nbytes = encode_infer_response(one, OutputForm())
         text = (
             b'{"id":"i\\"d","model_name":"m","model_version":"1","parameters":{"p":1.5,"q":"r"},'
             b'"outputs":[{"name":"y","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'
         )
         assert pieces == [text]
-        assert dict(headers) == {
-            b"content-type": b"application/json",
-            b"content-length": str(len(text)).encode(),
-        }
+        assert (head.status, head.headers) == (200, ((b"content-type", b"application/json"),))
+        assert nbytes == len(text)
 
     def test_without_id_parameters_and_outputs(self) -> None:
-        headers, pieces = encode_infer_response(response(), EVERYTHING)
+        head, pieces, _ = encode_infer_response(response(), EVERYTHING)
         assert pieces == [b'{"model_name":"m","model_version":"1","outputs":[]}']
-        assert b"inference-header-content-length" not in dict(headers)
+        assert b"inference-header-content-length" not in dict(head.headers)
 
     def test_tritonclient_reads_binary_and_json_side_by_side(self) -> None:
         arrays = {
@@ -297,8 +295,9 @@ class TestResponses:
             "c": np.array([b"\xff\x00", "gr\u00fc\u00df".encode()], dtype=object),
         }
         one = response(*(output(name, array) for name, array in arrays.items()))
-        headers, pieces = encode_infer_response(one, OutputForm(frozenset({"a", "c"})))
-        found = dict(headers)
+        head, pieces, nbytes = encode_infer_response(one, OutputForm(frozenset({"a", "c"})))
+        found = dict(head.headers)
+        assert nbytes == sum(map(len, pieces))
         assert found[b"content-type"] == b"application/octet-stream"
         result = client.InferenceServerClient.parse_response_body(
             b"".join(pieces), header_length=int(found[b"inference-header-content-length"])
@@ -310,26 +309,26 @@ class TestResponses:
     def test_large_outputs_are_not_copied(self) -> None:
         data = memoryview(bytes(1 << 20))
         one = response(OutputTensor("y", "UINT8", (1 << 20,), data))
-        headers, pieces = encode_infer_response(one, EVERYTHING)
+        _, pieces, nbytes = encode_infer_response(one, EVERYTHING)
         assert pieces[1] is data
-        assert int(dict(headers)[b"content-length"]) == len(pieces[0]) + len(data)
+        assert nbytes == len(pieces[0]) + len(data)
 
     @pytest.mark.parametrize("datatype", JSON_DATATYPES)
     def test_json_data_comes_back_as_it_went(self, datatype: str) -> None:
         dtype = {"BOOL": "bool", "FP32": "float32", "FP64": "float64"}.get(datatype, datatype.lower())
         array = np.array([[0, 1], [1, 1]], dtype)
-        _, pieces = encode_infer_response(response(output("y", array)), OutputForm())
+        _, pieces, _ = encode_infer_response(response(output("y", array)), OutputForm())
         data = json.loads(pieces[0])["outputs"][0]["data"]
         assert data == array.ravel().tolist()
 
     def test_not_a_number_and_infinities_are_literals(self) -> None:
         one = response(output("y", np.array([np.nan, np.inf, -np.inf], np.float32)))
-        _, pieces = encode_infer_response(one, OutputForm())
+        _, pieces, _ = encode_infer_response(one, OutputForm())
         assert b'"data":[NaN,Infinity,-Infinity]' in pieces[0]
 
     def test_strings_are_utf8(self) -> None:
         one = response(output("y", np.array(["gr\u00fc\u00df", 'a"b'], dtype=object)))
-        _, pieces = encode_infer_response(one, OutputForm())
+        _, pieces, _ = encode_infer_response(one, OutputForm())
         assert '"data":["gr\u00fc\u00df","a\\"b"]'.encode() in pieces[0]
 
     def test_bytes_that_are_no_text(self) -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.errors import Internal, InvalidArgument, RequestError, ResourceExhausted
-from gpuserve.front.endpoint.http_codec import parse_infer_request
-from gpuserve.front.endpoint.http_header import OutputForm
-from gpuserve.front.endpoint.http_json import MAX_JSON_NBYTES
-from gpuserve.front.endpoint.v2 import InferRequest
+from gpuserve.front.doors.http.codec import parse_infer_request
+from gpuserve.front.doors.http.header import OutputForm
+from gpuserve.front.v2.json_values import MAX_JSON_NBYTES
+from gpuserve.front.v2.types import InferRequest
 
 JSON_DATATYPES = [
     "BOOL",

@@ -10,7 +10,7 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.server.huffman import HuffmanError, decode
+from gpuserve.front.server.http2.huffman import HuffmanError, decode
 
 ENCODER = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 

@@ -15,7 +15,6 @@ HEAVY = {
     "numpy",
     "asyncio",
     "cloudpickle",
-    "h2corn",
     "pydantic",
     "rich",
     "tritonclient",
@@ -47,10 +46,11 @@ def test_imports_are_light(statement: str) -> None:
     assert not loaded_by(statement) & HEAVY
 
 
-def test_importing_the_package_imports_nothing_else_of_it() -> None:
+def test_importing_the_package_imports_its_version_and_nothing_else_of_it() -> None:
     program = "import gpuserve, sys; print(*(name for name in sys.modules if 'gpuserve' in name))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert [name for name in done.stdout.split() if not name.startswith("__editable__")] == ["gpuserve"]
+    ours = {name for name in done.stdout.split() if not name.startswith("__editable__")}
+    assert ours == {"gpuserve", "gpuserve.settings", "gpuserve.settings.version"}
 
 
 def test_user_code_pays_for_numpy_and_no_more() -> None:
@@ -81,3 +81,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="module 'gpuserve' has no attribute 'Sever'"):
         gpuserve.Sever  # noqa: B018
+
+
+def test_a_worker_without_a_gpu_imports_nothing_of_one() -> None:
+    program = (
+        "import sys, types, gpuserve_worker.__main__; from gpuserve_worker import devices\n"
+        "devices.open_path(types.SimpleNamespace(device='cpu', array='numpy'), None)\n"
+        "print(devices.is_unusable('cpu'), *(one for one in sys.modules if 'cuda' in one or 'cupy' in one))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve_worker.inputs import Inputs, Leases
-from gpuserve_worker.memory import Arena, Mapping
-from gpuserve_worker.regions import Regions
-from gpuserve_worker.tensor import ITEMSIZE, encode_bytes, numpy_dtype
-from gpuserve_worker.wire import Ref, WireTensor
+from gpuserve_worker.memory.arena import Arena, Mapping
+from gpuserve_worker.memory.inputs import Inputs, Leases
+from gpuserve_worker.memory.regions import ClientRegions
+from gpuserve_worker.protocol.tensor import ITEMSIZE, encode_bytes, numpy_dtype
+from gpuserve_worker.protocol.wire import Ref, WireTensor
 
 BATCH = 5
 
@@ -27,7 +27,7 @@ class Front:
         self.arena = Arena(1 << 30, self.mapping.attach, lambda _: None)
         self.reported: list[int] = []
         self.leases = Leases(self.reported.append)
-        self.inputs = Inputs(self.mapping, Regions(), Mapping(), self.leases, read_only=False)
+        self.inputs = Inputs(self.mapping, ClientRegions(), Mapping(), self.leases, read_only=False)
 
     def lend(self, array: np.ndarray[Any, Any], name: str = "x") -> WireTensor:
         block = self.arena.allocate(array.nbytes)
@@ -76,7 +76,7 @@ def test_byte_strings_keep_nothing(front: Front, inline: bool) -> None:
 
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "arena"])
 def test_read_only_arrays_refuse_to_be_written(front: Front, inline: bool) -> None:
-    inputs = Inputs(front.mapping, Regions(), Mapping(), front.leases, read_only=True)
+    inputs = Inputs(front.mapping, ClientRegions(), Mapping(), front.leases, read_only=True)
     ones = np.ones((2, 2), np.float32)
     tensor = WireTensor("x", "FP32", (2, 2), ones.tobytes()) if inline else front.lend(ones)
     array = inputs.arrays(BATCH, (tensor,))["x"]

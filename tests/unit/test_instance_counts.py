@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.declare.spec import MAX_INSTANCES, InstanceSpec, ModelSpec, StepSpec
 from gpuserve.devices.placement import Placement
-from gpuserve.ensemble_spec import StepSpec
 from gpuserve.errors import InvalidArgument
-from gpuserve.instance_counts import instances_by_device, joined, with_count
-from gpuserve.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
+from gpuserve.placement.instance_counts import instances_by_device, joined, with_count
 
 DEVICES = ("cpu", "cuda:0", "cuda:1", "cuda:2")
 SOURCE = {"path": "model.py:f"}

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuserve_worker.payloads import WireRequest
-from gpuserve_worker.reporting import Report
-from gpuserve_worker.request import Batch
-from gpuserve_worker.sequences import known_sequences
+from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.protocol.payloads import WireRequest
+from gpuserve_worker.running.execution import known_sequences
+from gpuserve_worker.running.supervision import Reporter
 
 
-class Log(Report):
+class Log(Reporter):
     """Keeps what is logged."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def log(self, level: int, text: str, traceback: str) -> None:
+    def error(self, text: str, traceback: str = "") -> None:
         self.lines.append(text)
 
 

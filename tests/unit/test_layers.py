@@ -3,81 +3,243 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent.parent
+PACKAGES = ("gpuserve", "gpuserve_worker")
 #: Never in a worker that has not loaded user code, nor in what user code imports from us.
 HEAVY = frozenset(
     {
-        "aiohttp", "asyncio", "cloudpickle", "concurrent", "dataclasses", "google", "grpc", "h2corn", "http",
+        "aiohttp", "asyncio", "cloudpickle", "concurrent", "dataclasses", "google", "grpc", "http",
         "logging", "ml_dtypes", "multiprocessing", "prometheus_client", "pydantic", "rich", "ruamel", "ssl",
         "tritonclient", "typer", "uvloop", "zmq",
     }
 )  # fmt: skip
-#: A file or folder -> modules that nothing below it may import. A folder may always import its own.
+#: A folder -> the folders that its files may import from, every one of them, also for type checkers only.
+ALLOWED = {
+    "gpuserve": "gpuserve/api gpuserve/cli gpuserve/declare gpuserve/settings gpuserve_worker/calling",
+    "gpuserve/api":
+        "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options "
+        "gpuserve/placement gpuserve/settings gpuserve/supervisor gpuserve/supervisor/attach "
+        "gpuserve/supervisor/core gpuserve_worker/calling",
+    "gpuserve/bench": "gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server",
+    "gpuserve/bench/calls": "gpuserve/bench/plan",
+    "gpuserve/bench/plan": "gpuserve/errors",
+    "gpuserve/bench/reports": "gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/server",
+    "gpuserve/bench/server":
+        "gpuserve/bench/calls gpuserve/bench/plan gpuserve/client gpuserve_worker/protocol",
+    "gpuserve/cli":
+        "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings "
+        "gpuserve/supervisor/core",
+    "gpuserve/cli/console":
+        "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
+        "gpuserve/placement gpuserve/settings gpuserve/supervisor/core gpuserve_worker/calling "
+        "gpuserve_worker/protocol gpuserve_worker/running",
+    "gpuserve/cli/verbs":
+        "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
+        "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/config "
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/export gpuserve/export/sizing "
+        "gpuserve/placement gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
+        "gpuserve/supervisor/models gpuserve/tune",
+    "gpuserve/client": "gpuserve/declare gpuserve/errors gpuserve_worker/protocol",
+    "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
+    "gpuserve/compat/pytriton":
+        "gpuserve/api gpuserve/client gpuserve/compat/pytriton/client gpuserve/compat/pytriton/utils "
+        "gpuserve/declare gpuserve/decorators gpuserve/errors gpuserve/settings gpuserve_worker/calling",
+    "gpuserve/compat/pytriton/client": "gpuserve/client",
+    "gpuserve/compat/pytriton/model_config":
+        "gpuserve/client gpuserve/compat/pytriton gpuserve/declare gpuserve/errors gpuserve/front/v2 "
+        "gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve/compat/pytriton/proxy": "gpuserve/compat/pytriton gpuserve_worker/calling",
+    "gpuserve/compat/pytriton/utils": "",
+    "gpuserve/config":
+        "gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options "
+        "gpuserve/settings gpuserve_worker/protocol",
+    "gpuserve/config/entries":
+        "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve_worker/protocol",
+    "gpuserve/control": "gpuserve/errors gpuserve_worker/protocol",
+    "gpuserve/declare":
+        "gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings gpuserve_worker/protocol",
+    "gpuserve/decorators": "gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve/devices": "gpuserve/errors",
+    "gpuserve/errors": "gpuserve_worker/calling",
+    "gpuserve/export":
+        "gpuserve/config gpuserve/devices gpuserve/errors gpuserve/export/envoy gpuserve/export/manifests "
+        "gpuserve/export/sizing gpuserve/settings",
+    "gpuserve/export/envoy":
+        "gpuserve/config gpuserve/export/manifests gpuserve/export/sizing gpuserve/settings",
+    "gpuserve/export/manifests": "gpuserve/config gpuserve/export/sizing gpuserve/settings",
+    "gpuserve/export/sizing":
+        "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/settings "
+        "gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front": "gpuserve/front/process gpuserve/settings",
+    "gpuserve/front/batching":
+        "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve/states",
+    "gpuserve/front/doors": "gpuserve/front/doors/grpc gpuserve/front/doors/http gpuserve/front/exchange",
+    "gpuserve/front/doors/access":
+        "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 "
+        "gpuserve/settings",
+    "gpuserve/front/doors/grpc":
+        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/front/memory "
+        "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front/doors/grpcio":
+        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/exchange "
+        "gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 gpuserve/settings",
+    "gpuserve/front/doors/health":
+        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
+        "gpuserve/front/exchange gpuserve/front/server gpuserve/front/service gpuserve/front/v2",
+    "gpuserve/front/doors/http":
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/doors/access "
+        "gpuserve/front/doors/http/docs_page gpuserve/front/doors/openapi gpuserve/front/exchange "
+        "gpuserve/front/memory gpuserve/front/models gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front/doors/http/docs_page": "gpuserve/front/exchange",
+    "gpuserve/front/doors/openapi": "gpuserve/declare gpuserve/front/v2 gpuserve_worker/protocol",
+    "gpuserve/front/exchange": "gpuserve/errors",
+    "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front/memory":
+        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "
+        "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front/models":
+        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links "
+        "gpuserve/front/memory gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/v2 "
+        "gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/front/models/ensembles":
+        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links "
+        "gpuserve/front/memory gpuserve/front/models gpuserve/front/observe "
+        "gpuserve/front/observe/tracing gpuserve/front/v2 gpuserve/states gpuserve_worker/memory "
+        "gpuserve_worker/protocol",
+    "gpuserve/front/observe": "gpuserve/declare gpuserve/errors gpuserve/front/v2",
+    "gpuserve/front/observe/gpu_health": "gpuserve/devices gpuserve/front/observe gpuserve/states",
+    "gpuserve/front/observe/tracing":
+        "gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve_worker/protocol",
+    "gpuserve/front/process":
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
+        "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/grpcio "
+        "gpuserve/front/doors/health gpuserve/front/doors/http gpuserve/front/exchange "
+        "gpuserve/front/links gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles "
+        "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/server "
+        "gpuserve/front/service gpuserve/front/v2 gpuserve/settings gpuserve_worker/protocol",
+    "gpuserve/front/server":
+        "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 "
+        "gpuserve/settings",
+    "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/states",
+    "gpuserve/front/server/http2": "gpuserve/front/exchange gpuserve/states",
+    "gpuserve/front/service":
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/links gpuserve/front/memory "
+        "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/gpu_health "
+        "gpuserve/front/observe/tracing gpuserve/front/v2 gpuserve/settings gpuserve_worker/memory",
+    "gpuserve/front/v2":
+        "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings "
+        "gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/options": "",
+    "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
+    "gpuserve/settings": "gpuserve/errors gpuserve/options",
+    "gpuserve/states": "",
+    "gpuserve/supervisor":
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "
+        "gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models "
+        "gpuserve/supervisor/operator gpuserve/supervisor/reload gpuserve/supervisor/workers",
+    "gpuserve/supervisor/attach":
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/settings gpuserve/states "
+        "gpuserve/supervisor/core gpuserve/supervisor/workers gpuserve_worker/protocol",
+    "gpuserve/supervisor/core":
+        "gpuserve/control gpuserve/errors gpuserve/settings gpuserve/states gpuserve_worker "
+        "gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
+    "gpuserve/supervisor/models":
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "
+        "gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/workers",
+    "gpuserve/supervisor/operator":
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "
+        "gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models "
+        "gpuserve/supervisor/reload gpuserve/supervisor/workers gpuserve_worker/protocol",
+    "gpuserve/supervisor/reload":
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "
+        "gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models",
+    "gpuserve/supervisor/workers":
+        "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/states "
+        "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/running",
+    "gpuserve/tune":
+        "gpuserve/bench gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server gpuserve/client "
+        "gpuserve/config gpuserve/declare",
+    "gpuserve_worker":
+        "gpuserve_worker/calling gpuserve_worker/cuda gpuserve_worker/protocol gpuserve_worker/running",
+    "gpuserve_worker/calling": "gpuserve_worker/protocol",
+    "gpuserve_worker/cuda":
+        "gpuserve_worker/calling gpuserve_worker/cuda/copies gpuserve_worker/cuda/device "
+        "gpuserve_worker/memory gpuserve_worker/protocol gpuserve_worker/running",
+    "gpuserve_worker/cuda/copies":
+        "gpuserve_worker/calling gpuserve_worker/cuda/device gpuserve_worker/memory "
+        "gpuserve_worker/protocol gpuserve_worker/running",
+    "gpuserve_worker/cuda/device": "gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve_worker/memory": "gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve_worker/protocol": "",
+    "gpuserve_worker/running": "gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
+}  # fmt: skip
+#: Folders that still import each other.
+RINGS: set[frozenset[str]] = set()
+#: A file or folder -> modules that nothing below it may import, at whatever depth those are.
 FORBIDDEN = {
     "gpuserve_worker": {"gpuserve", "grpc", "zmq", "multiprocessing", "logging"},
     "gpuserve/decorators": {"gpuserve", "asyncio", "logging", "dataclasses"},
-    "gpuserve/errors.py": {"gpuserve", "grpc", "asyncio", "numpy"},
-    "gpuserve/model.py": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "grpc"},
-    "gpuserve/spec.py": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "grpc"},
-    "gpuserve/settings.py": {"gpuserve", "gpuserve_worker"},
-    "gpuserve/front": {
-        "gpuserve.supervisor.supervisor", "gpuserve.cli", "gpuserve.config", "gpuserve.server", "cloudpickle",
-        "pickle",
-    },
-    "gpuserve/front/endpoint": {"gpuserve.front.scheduler.batcher", "h2corn"},
-    "gpuserve/front/gpu_health": {"cupy", "pynvml", "gpuserve.front.endpoint", "gpuserve.front.scheduler"},
-    "gpuserve/front/gpu_health/health.py": {"asyncio", "time", "threading"},
-    "gpuserve/front/gpu_health/fleet.py": {"asyncio", "time", "threading"},
-    "gpuserve/front/scheduler/batcher.py": {
-        "asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker",
-    },
-    "gpuserve/front/scheduler/former.py": {
-        "asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker",
-    },
-    "gpuserve/front/scheduler/devices.py": {
-        "asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker",
-    },
-    "gpuserve/supervisor": {
-        "gpuserve.front.endpoint", "gpuserve.front.scheduler", "gpuserve.cli", "gpuserve.config", "pickle",
-        "asyncio",
-    },
-    "gpuserve/compat": {"gpuserve.cli", "gpuserve.config", "gpuserve.supervisor", "gpuserve.front.scheduler"},
+    "gpuserve/errors": {"gpuserve", "grpc", "asyncio", "numpy"},
+    "gpuserve/declare": {"grpc", "asyncio", "socket", "subprocess"},
+    "gpuserve/front": {"cloudpickle", "pickle"},
+    "gpuserve/front/observe/gpu_health": {"cupy", "pynvml"},
+    "gpuserve/front/observe/gpu_health/health.py": {"asyncio", "time", "threading"},
+    "gpuserve/front/observe/gpu_health/fleet.py": {"asyncio", "time", "threading"},
+    "gpuserve/front/batching": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
+    "gpuserve/supervisor": {"pickle", "asyncio"},
     "gpuserve/compat/pytriton/decorators.py": {
-        "gpuserve.front", "gpuserve.server", "gpuserve.model_host", "asyncio", "dataclasses", "logging",
+        "gpuserve.front", "gpuserve.api", "asyncio", "dataclasses", "logging",
     },
-    "gpuserve/client": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config"},
-    "gpuserve/config": {"gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "grpc"},
-    "gpuserve/bench": {
-        "gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "gpuserve.config", "gpuserve.server",
-    },
-    "gpuserve/bench/load.py": {"asyncio", "time", "socket", "threading", "os", "grpc", "hdrh"},
-    "gpuserve/export": {
-        "gpuserve.front", "gpuserve.supervisor", "gpuserve.cli", "grpc", "subprocess", "socket", "cupy",
-        "pynvml",
-    },
-    "gpuserve/tune/search.py": {"gpuserve", "time", "random", "subprocess"},
+    "gpuserve/config": {"grpc"},
+    "gpuserve/bench/calls/load.py": {"asyncio", "time", "socket", "threading", "os", "grpc", "hdrh"},
+    "gpuserve/export": {"grpc", "subprocess", "socket", "cupy", "pynvml"},
+    "gpuserve/tune/search.py": {"time", "random", "subprocess"},
 }  # fmt: skip
 
 
-def imports(file: Path) -> Iterator[str]:
-    """Every module that a file names in an import, wherever in the file; not those for type checkers."""
+@dataclass(frozen=True)
+class Imports:
+    """What a file imports, at any place in it: (module, name), where the name is None for a whole module.
+
+    ``at_run_time`` leaves out what is for type checkers only.
+    """
+
+    named: tuple[tuple[str, str | None], ...]
+    at_run_time: tuple[tuple[str, str | None], ...]
+
+
+@functools.cache
+def imports(file: Path) -> Imports:
     tree = ast.parse(file.read_text())
+    named = tuple(_named(tree, file))
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             node.body = []
+    return Imports(named, tuple(_named(tree, file)))
+
+
+def _named(tree: ast.AST, file: Path) -> Iterator[tuple[str, str | None]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative imports are not used here"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def modules(found: tuple[tuple[str, str | None], ...]) -> Iterator[str]:
+    return (module if name is None else f"{module}.{name}" for module, name in found)
 
 
 def is_below(module: str, package: str) -> bool:
@@ -93,10 +255,41 @@ def test_imports_go_one_way(place: str) -> None:
     wrong = [
         f"{file.relative_to(REPOSITORY)} imports {module}"
         for file in files
-        for module in imports(file)
+        for module in modules(imports(file).at_run_time)
         if any(is_below(module, forbidden) for forbidden in FORBIDDEN[place]) and not is_below(module, own)
     ]
     assert wrong == []
+
+
+@functools.cache
+def folder_edges() -> frozenset[tuple[str, str]]:
+    """Every pair of folders of which a file of the first imports one of the second, for type checkers too."""
+    files = [file for package in PACKAGES for file in sorted((REPOSITORY / package).rglob("*.py"))]
+    homes = {
+        ".".join(f.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): f for f in files
+    }
+    edges = set()
+    for file in files:
+        for module, name in imports(file).named:
+            home = homes.get(f"{module}.{name}") or homes.get(module)
+            if home is not None and home.parent != file.parent:
+                edges.add(
+                    (str(file.parent.relative_to(REPOSITORY)), str(home.parent.relative_to(REPOSITORY)))
+                )
+    return frozenset(edges)
+
+
+def test_folders_import_what_the_table_allows_and_nothing_else() -> None:
+    edges = folder_edges()
+    allowed = {(a, b) for a, targets in ALLOWED.items() for b in targets.split()}
+    assert edges - allowed == set(), "an edge between folders that the table does not have"
+    assert allowed - edges == set(), "the table allows what nothing needs any more"
+
+
+def test_no_two_folders_import_each_other() -> None:
+    edges = folder_edges()
+    rings = {frozenset(edge) for edge in edges if edge[::-1] in edges and "gpuserve" not in edge}
+    assert rings == RINGS
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -128,7 +321,11 @@ def test_what_user_code_imports_is_light() -> None:
     modules = loaded_by("import gpuserve.decorators")
     assert heavy(modules) == set()
     ours = {name for name in modules if is_below(name, "gpuserve")}
-    assert {name for name in ours if not is_below(name, "gpuserve.decorators")} == {"gpuserve"}
+    assert {name for name in ours if not is_below(name, "gpuserve.decorators")} == {
+        "gpuserve",
+        "gpuserve.settings",
+        "gpuserve.settings.version",
+    }
 
 
 def test_the_package_itself_imports_nothing() -> None:

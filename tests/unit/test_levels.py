@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from gpuserve.declare.spec import BatchingSpec, PolicySpec, QueueSpec
 from gpuserve.errors import Code, DeadlineExceeded, QueueFull
-from gpuserve.front.scheduler.batcher import Batch, IllegalTransition, ModelScheduler, QueuedRequest
-from gpuserve.front.scheduler.levels import PriorityQueue, request_queue
-from gpuserve.front.scheduler.queue import RequestQueue
-from gpuserve.spec import BatchingSpec, PolicySpec, QueueSpec
+from gpuserve.front.batching.model_scheduler import ModelScheduler
+from gpuserve.front.batching.priority_queue import PriorityQueue, request_queue
+from gpuserve.front.batching.queue import QueuedRequest, RequestQueue
+from gpuserve.front.batching.slots import Batch
+from gpuserve.states import IllegalTransition
 
 #: Divided by, as the scheduler does: a product would be rounded otherwise.
 US_A_SECOND = 1e6

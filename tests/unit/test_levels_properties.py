@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from exploring import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from test_batcher_properties import SchedulerMachine
 
+from gpuserve.declare.spec import PolicySpec, QueueSpec
 from gpuserve.errors import QueueFull
-from gpuserve.front.scheduler.batcher import QueuedRequest
-from gpuserve.spec import PolicySpec, QueueSpec
+from gpuserve.front.batching.queue import QueuedRequest
 
 POLICIES = st.builds(
     PolicySpec,
-    on_timeout=st.sampled_from(["reject", "delay"]),
+    timeout_action=st.sampled_from(["reject", "delay"]),
     default_timeout_us=st.sampled_from([0, 0, 5, 400]),
     allow_timeout_override=st.booleans(),
     max_requests=st.sampled_from([0, 0, 0, 4]),
@@ -86,7 +87,7 @@ class PrioritiesMachine(SchedulerMachine):
 
     def _timed_out(self, action: str) -> list[QueuedRequest]:
         over = [one for one in self.waiting if self.times.get(one, self.now + 1) <= self.now]
-        return [one for one in over if self._policy(one).on_timeout == action]
+        return [one for one in over if self._policy(one).timeout_action == action]
 
     def _due(self) -> list[QueuedRequest]:
         late = super()._due()
@@ -111,7 +112,7 @@ class PrioritiesMachine(SchedulerMachine):
 
 
 PrioritiesMachine.TestCase.settings = settings(
-    max_examples=200,
+    max_examples=examples(200),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

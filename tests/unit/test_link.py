@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuserve_worker import datagram, wire
-from gpuserve_worker.link import Link
+from gpuserve_worker.protocol import datagram, wire
+from gpuserve_worker.protocol.link import Link
 
 TIMEOUT_S = 20.0
 

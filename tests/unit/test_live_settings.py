@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpuserve.front import live_settings as in_front
-from gpuserve.live_settings import LIVE, change, described
-from gpuserve.log_settings import ISO8601, LogSettings
-from gpuserve.settings import AccessRule, ServerSettings, TraceSettings
+from gpuserve.front.process.front import ADJUSTED_HERE, adjusted
+from gpuserve.settings.access import AccessRule
+from gpuserve.settings.live import change, described
+from gpuserve.settings.log import ISO8601, LogSettings
+from gpuserve.settings.server import ServerSettings, TraceSettings, live_settings
 
 NAMES = {field.name for field in dataclasses.fields(ServerSettings)}
 BEFORE = ServerSettings()
@@ -57,10 +58,10 @@ def test_a_transport_that_cannot_is_named() -> None:
 
 
 def test_the_tables_name_settings() -> None:
-    assert set(LIVE) <= NAMES
+    assert set(live_settings()) <= NAMES
     # What is not the front's is the supervisor's.
     supervisors = {"drain_timeout_s", "lame_duck_s", "load_at_start", "load_timeout_s", "log_level"}
-    assert set(in_front._APPLIED) == set(LIVE) - supervisors
+    assert set(ADJUSTED_HERE) == set(live_settings()) - supervisors
 
 
 def test_a_change_is_told_in_a_line() -> None:
@@ -73,7 +74,7 @@ def test_settings_reach_the_front_as_plain_data() -> None:
     now = dataclasses.replace(BEFORE, trace=TraceSettings(rate=1), min_ready_instances=2)
     wire = now.to_wire()
     changes = {name: wire[name] for name in ("trace", "min_ready_instances")}
-    assert in_front.adjusted(BEFORE, changes) == now
+    assert adjusted(BEFORE, changes) == now
 
 
 def test_a_new_level_keeps_the_form_of_the_time() -> None:

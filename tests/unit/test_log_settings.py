@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gpuserve import logs
+from gpuserve.control import messages
 from gpuserve.errors import InvalidArgument, RequestError, Unavailable, Unimplemented
-from gpuserve.front.endpoint import log_codec
-from gpuserve.front.log_control import LogControl
-from gpuserve.log_settings import LogSettings
+from gpuserve.front.service.control import LogControl
+from gpuserve.front.v2 import log_codec
+from gpuserve.settings import logs
+from gpuserve.settings.log import LogSettings
 
 INFO = LogSettings.of_level("info")
 NO_FILE = "log file location can not be updated through network protocol"
@@ -71,7 +72,7 @@ def test_the_settings_of_the_start(level: str, settings: tuple[Any, ...]) -> Non
     ],
 )
 def test_what_is_logged(stream: io.StringIO, changes: dict[str, Any], levels: str) -> None:
-    control = LogControl("info")
+    control = LogControl("info", lambda _: None)
     assert control.update(changes) == INFO._replace(**changes)
     assert logged(stream) == levels.split()
     control.update(INFO._asdict())
@@ -79,7 +80,7 @@ def test_what_is_logged(stream: io.StringIO, changes: dict[str, Any], levels: st
 
 
 def test_the_form_of_the_time(stream: io.StringIO) -> None:
-    control = LogControl("info")
+    control = LogControl("info", lambda _: None)
     control.update({"log_format": "ISO8601"})
     logged(stream)
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO", stream.getvalue())
@@ -97,11 +98,11 @@ def test_the_log_of_a_host_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_changes_are_told_and_a_mere_look_is_none() -> None:
-    told: list[dict[str, Any]] = []
+    told: list[Any] = []
     control = LogControl("warning", told.append)
     control.update({})
     control.update({"log_info": True})
-    assert told == [INFO._asdict()]
+    assert told == [messages.Changed("log", INFO._asdict())]
 
 
 def test_json_of_the_settings() -> None:

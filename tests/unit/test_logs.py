@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuserve import logs
+from gpuserve.settings import logs
 
 FIELDS = {"model": "linear", "instance": "cpu#0", "device": "cpu"}
 

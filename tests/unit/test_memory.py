@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve_worker.memory import (
+from gpuserve_worker.memory.arena import (
     ALIGNMENT,
     RETAINED_NBYTES,
     SEGMENT_NBYTES,

@@ -10,13 +10,12 @@ import cloudpickle  # noqa: F401 - a test takes the path to it away
 import numpy as np
 import pytest
 
-from gpuserve import DynamicBatcher, ModelConfig, Server, Tensor
-from gpuserve.binding import model_spec
+from gpuserve import DynamicBatcher, ModelConfig, Tensor
+from gpuserve.api.binding import model_spec
+from gpuserve.declare.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
+from gpuserve.declare.tensors import tensor_specs
 from gpuserve.errors import BindError
-from gpuserve.model import tensor_specs
-from gpuserve.settings import ServerSettings
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 def infer(requests: Any) -> Any:
@@ -227,8 +226,8 @@ def test_batching(config: Any, max_batch_size: int, batching: BatchingSpec) -> N
         (ModelConfig(max_batch_size=2.0), "got 2.0"),
         (ModelConfig(batcher=DynamicBatcher(-1)), "of at least 0, got -1"),
         (ModelConfig(batcher=DynamicBatcher(0.5)), "of at least 0, got 0.5"),
-        (ModelConfig(batcher=DynamicBatcher(0, [5])), "from 1 to max_batch_size (4), got [5]"),
-        (ModelConfig(batcher=DynamicBatcher(0, [0])), "from 1 to max_batch_size (4), got [0]"),
+        (ModelConfig(batcher=DynamicBatcher(0, [5])), "of at most max_batch_size, which is 4, given 5"),
+        (ModelConfig(batcher=DynamicBatcher(0, [0])), "must be a list of integers of at least 1, got [0]"),
         (ModelConfig(batcher=DynamicBatcher(0, ["2"])), "got ['2']"),
         (ModelConfig(batcher=DynamicBatcher(0, 2)), "got 2"),
         (ModelConfig(batcher="dynamic"), "must be a DynamicBatcher or None, got an object of type str"),
@@ -276,9 +275,3 @@ def test_no_callable_goes_to_the_front() -> None:
     assert [one.source for one in again.instances] == [{}, {}]
     assert (again.inputs, again.batching, again.queue) == (made.inputs, BatchingSpec(), QueueSpec())
     assert again.strict
-
-
-def test_every_setting_is_in_the_docstring_of_server() -> None:
-    assert Server.__doc__ is not None
-    missing = [name for name in ServerSettings().to_wire() if name not in Server.__doc__]
-    assert missing == []

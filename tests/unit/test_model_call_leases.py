@@ -6,13 +6,13 @@ import asyncio
 import os
 import socket
 
-from gpuserve.front.endpoint.v2 import InferResponse
-from gpuserve.front.links import WorkerLink
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.model_calls import _Caller
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.process.model_calls import _Caller
+from gpuserve.front.v2.types import InferResponse
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 TENSOR = TensorSpec("x", "FP32", (-1,))
 SPEC = ModelSpec("m", (TENSOR,), (TENSOR,), 8, (InstanceSpec("cpu#0", "cpu", {}),))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
-from gpuserve.front.endpoint.model_config import model_config, model_config_body, plain
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.declare.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.front.v2.model_config import model_config, model_config_body, plain
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 def spec(**more: Any) -> ModelSpec:

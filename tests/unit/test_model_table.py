@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound, Unavailable
-from gpuserve.front.endpoint.model_table import ModelTable, version_number
-from gpuserve.front.endpoint.v2 import IndexEntry
-from gpuserve.spec import InstanceSpec, ModelSpec
+from gpuserve.front.observe.gpu_health.watch import GpuWatch
+from gpuserve.front.service.model_table import ModelTable, version_number
+from gpuserve.front.v2.health import Watchers
+from gpuserve.front.v2.types import IndexEntry
 
 SPEC = ModelSpec("m", (), (), 0, (InstanceSpec("cpu#0", "cpu", {}),))
+
+
+def new_table() -> ModelTable:
+    """A table of a machine without GPUs."""
+    return ModelTable(GpuWatch(), Watchers())
 
 
 def driver(version: int, *, ready: bool = True, was_ready: bool | None = None) -> Any:
@@ -25,7 +32,7 @@ def driver(version: int, *, ready: bool = True, was_ready: bool | None = None) -
 
 
 def test_the_highest_version_that_was_ready_is_the_latest() -> None:
-    table = ModelTable()
+    table = new_table()
     one, two, ten = driver(1), driver(2), driver(10, ready=False)
     table.serve("m", [ten, one, two])
     assert table.latest["m"] is two
@@ -37,13 +44,13 @@ def test_the_highest_version_that_was_ready_is_the_latest() -> None:
     ten.ready = False  # its instances start again: it stays the latest
     table.refresh("m")
     assert table.find("m", "") is ten
-    assert table.ready_versions("m") == ("1", "2")
+    assert table.metadata("m", "").versions == ("1", "2")
     table.serve("m", [])
     assert (table.latest, table.all()) == ({}, [])
 
 
 def test_before_any_is_ready_requests_wait_for_the_highest() -> None:
-    table = ModelTable()
+    table = new_table()
     one, two = driver(1, ready=False), driver(2, ready=False)
     table.serve("m", [one, two])
     assert table.find("m", "") is two
@@ -58,7 +65,7 @@ def test_before_any_is_ready_requests_wait_for_the_highest() -> None:
     ],
 )
 def test_what_is_known_and_not_served(version: str, error: type[Exception], text: str) -> None:
-    table = ModelTable()
+    table = new_table()
     table.set_states("m", [(2, "UNAVAILABLE", "unloaded")])
     with pytest.raises(error) as raised:
         table.find("m", version)
@@ -66,7 +73,7 @@ def test_what_is_known_and_not_served(version: str, error: type[Exception], text
 
 
 def test_the_versions_that_there_are_instead() -> None:
-    table = ModelTable()
+    table = new_table()
     for versions, text in (([1], "only version 1 is"), ([2, 11], "only versions 2, 11 are")):
         table.serve("m", map(driver, versions))
         with pytest.raises(NotFound) as raised:
@@ -75,7 +82,7 @@ def test_the_versions_that_there_are_instead() -> None:
 
 
 def test_what_is_not_known() -> None:
-    table = ModelTable()
+    table = new_table()
     table.set_states("m", [(0, "", "")])
     table.set_states("m", [])
     assert "m" not in table.names()
@@ -85,7 +92,7 @@ def test_what_is_not_known() -> None:
 
 
 def test_the_index() -> None:
-    table = ModelTable()
+    table = new_table()
     table.serve("m", [driver(1), driver(2, ready=False), driver(3, ready=False)])
     table.set_states("m", [(2, "LOADING", ""), (3, "READY", ""), (4, "UNAVAILABLE", "no weights")])
     table.set_states("never", [(0, "", "")])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor, OutputTensor
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.tracing.model_tracer import MAX_STREAM_NBYTES, MAX_TENSOR_NBYTES, ModelTracer, trace_ids
-from gpuserve.front.tracing.sampler import Sampler
-from gpuserve.front.tracing.trace import Trace
-from gpuserve.front.tracing.values import Level, TraceValues
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.models.model_tracer import MAX_STREAM_NBYTES, MAX_TENSOR_NBYTES, ModelTracer, trace_ids
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.observe.tracing.sampler import Sampler
+from gpuserve.front.observe.tracing.trace import Trace
+from gpuserve.front.observe.tracing.values import TraceLevel, TraceValues
+from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 SPEC = ModelSpec(
     "m",
@@ -31,7 +31,7 @@ def test_a_stream_that_goes_on_for_ever_is_noted_up_to_a_limit() -> None:
 
     async def run() -> None:
         driver = ModelDriver(SPEC, 1 << 20, ModelMetrics("m", "1", dict))
-        sampler = Sampler(TraceValues(Level.TENSORS.value, 1, -1, 0))
+        sampler = Sampler(TraceValues(TraceLevel.TENSORS.value, 1, -1, 0))
         driver.tracer = ModelTracer(SPEC, sampler, "", trace_ids(1), traces.append, follows_callers=False)
         asked = InferRequest("m", "", "", {}, [InputTensor("x", "UINT8", (1,), b"1")], (), None)
         pending = driver.submit(asked, heard.append)

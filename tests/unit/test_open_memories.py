@@ -7,14 +7,20 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve_worker.cuda.client_regions import ClientRegion, MemoryLease, OpenMemories, open_region
-from gpuserve_worker.cuda.device import Device
-from gpuserve_worker.cuda.runtime import CudaError, Runtime
-from gpuserve_worker.payloads import Place
-from gpuserve_worker.regions import RegionError
+from gpuserve_worker.cuda.copies.client_regions import (
+    CudaMemoryRegion,
+    OpenMemories,
+    open_region,
+)
+from gpuserve_worker.cuda.device.arrays import MemoryLease
+from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.runtime import CudaError, Runtime
+from gpuserve_worker.memory.regions import RegionError
+from gpuserve_worker.protocol.payloads import Place
 
 #: CUDA's allocations lie as far apart here.
 STEP = 1 << 20
@@ -79,9 +85,9 @@ class Library:
         return sum(self.open.values())
 
 
-def memories() -> tuple[Library, Device, OpenMemories]:
+def memories() -> tuple[Library, CudaDevice, OpenMemories]:
     library = Library()
-    device = Device(Runtime(library, library), 0, 11, 12, 0, lambda _: None)
+    device = CudaDevice(Runtime(library, library), 0, 11, 12, 0, lambda _: None)
     return library, device, OpenMemories(device)
 
 
@@ -175,10 +181,10 @@ def test_places_are_inside_of_the_region() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(["open", "close", "lease", "die"]), st.integers(0, 3)), max_size=40)
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_what_is_open_is_what_somebody_refers_to(events: list[tuple[str, int]]) -> None:
     library, device, table = memories()
-    regions: list[tuple[int, ClientRegion]] = []
+    regions: list[tuple[int, CudaMemoryRegion]] = []
     leases: list[tuple[int, MemoryLease]] = []
     for event, number in events:
         if event == "open":

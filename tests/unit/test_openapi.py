@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,19 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from gpuserve.front.endpoint import routes
-from gpuserve.front.endpoint.generate_codec import parse_generate_request
-from gpuserve.front.endpoint.http_codec import parse_infer_request
-from gpuserve.front.endpoint.openapi import Description, document
-from gpuserve.front.endpoint.openapi_admin import ADMIN_OPERATIONS
-from gpuserve.front.endpoint.openapi_operations import OPERATIONS
-from gpuserve.front.endpoint.openapi_schemas import DATATYPES, SCHEMAS
-from gpuserve.front.endpoint.routes import Endpoint, Route
-from gpuserve.spec import ModelSpec
-from gpuserve_worker.tensor import ITEMSIZE, TensorSpec, element_count
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.front.doors.access import routes
+from gpuserve.front.doors.access.routes import ADMIN_PREFIX, Endpoint, Route
+from gpuserve.front.doors.http.codec import parse_infer_request
+from gpuserve.front.doors.http.generate_codec import parse_generate_request
+from gpuserve.front.doors.openapi.description import Description, document
+from gpuserve.settings.access import TOKEN_HEADER
+from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, element_count
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\u2028"
 NO_JSON = {"FP16", "BF16"}
+DOCUMENT = document("s", "1", [], admin=True)
+OPERATIONS = [
+    (method.upper(), path, operation)
+    for path, item in DOCUMENT["paths"].items()
+    for method, operation in item.items()
+]
+
+
+def route(method: str, path: str) -> Any:
+    """Where a described path leads, with names in the places of its variables."""
+    sent = path.format(model_name="m", model_version="3", repository_name="r", region_name="r")
+    return routes.match(method, sent.encode(), admin=True)
 
 
 def spec(
@@ -42,7 +53,7 @@ def described(*specs: ModelSpec) -> Any:
 
 def tensors(prefix: str) -> st.SearchStrategy[tuple[TensorSpec, ...]]:
     shapes = st.lists(st.sampled_from([-1, 1, 2, 3, 70]), max_size=3).map(tuple)
-    one = st.tuples(st.sampled_from(DATATYPES), shapes, st.booleans())
+    one = st.tuples(st.sampled_from(list(ITEMSIZE)), shapes, st.booleans())
     return st.lists(one, max_size=3).map(
         lambda made: tuple(TensorSpec(f"{prefix}{place}", *each) for place, each in enumerate(made))
     )
@@ -52,37 +63,55 @@ SPECS = st.builds(spec, inputs=tensors("x"), outputs=tensors("y"), size=st.sampl
 
 
 def test_every_endpoint_is_described() -> None:
-    missing = sorted(endpoint.name for endpoint in set(Endpoint) - set(OPERATIONS) - set(ADMIN_OPERATIONS))
-    assert not missing, f"add a row to OPERATIONS in openapi_operations.py for: {', '.join(missing)}"
+    described = {route(method, path).endpoint for method, path, _ in OPERATIONS}
+    missing = sorted(endpoint.name for endpoint in set(Endpoint) - described)
+    assert not missing, f"add to openapi/document.json: {', '.join(missing)}"
 
 
-@pytest.mark.parametrize("endpoint", OPERATIONS, ids=lambda endpoint: endpoint.name)
-def test_a_described_path_leads_to_its_endpoint(endpoint: Endpoint) -> None:
-    for path in OPERATIONS[endpoint].paths:
-        sent = path.format(model_name="m", model_version="3", repository_name="r", region_name="r")
-        route = routes.match(endpoint.method, sent.encode())
-        assert isinstance(route, Route), f"{sent} is not served"
-        assert route.endpoint is endpoint
+@pytest.mark.parametrize(("method", "path", "operation"), OPERATIONS, ids=lambda one: str(one)[:60])
+def test_a_described_path_leads_to_its_endpoint(method: str, path: str, operation: Any) -> None:
+    found = route(method, path)
+    assert isinstance(found, Route), f"{path} is not served"
+    assert operation["operationId"].startswith(found.endpoint.name.lower())
+    variables = [reference["$ref"].rpartition("/")[2] for reference in operation.get("parameters", [])]
+    assert [f"{{{name}}}" for name in variables if name != "header_length"] == re.findall(r"{\w+}", path)
 
 
 def test_every_fixed_path_is_described() -> None:
-    paths = set(document("s", "1", [])["paths"])
-    missing = {path.decode().rstrip("/") for path in routes._FIXED} - paths
-    assert not missing, f"served, but in no row of OPERATIONS in openapi_operations.py: {sorted(missing)}"
+    missing = {path.decode().rstrip("/") for path in routes._FIXED} - set(DOCUMENT["paths"])
+    assert not missing, f"served, but not in openapi/document.json: {sorted(missing)}"
 
 
-def test_schemas_that_a_row_names_exist() -> None:
-    named = {name for row in OPERATIONS.values() for name in (row.body, row.answer) if name}
-    assert named <= set(SCHEMAS)
+def test_every_reference_leads_somewhere_and_every_part_is_used() -> None:
+    named = set(re.findall(r'"#/components/(\w+/\w+)"', json.dumps(DOCUMENT)))
+    components = {
+        f"{kind}/{name}"
+        for kind in ("parameters", "responses", "schemas")
+        for name in DOCUMENT["components"][kind]
+    }
+    assert named == components
 
 
-def test_every_datatype_is_in_the_schemas() -> None:
-    assert set(DATATYPES) == set(ITEMSIZE)
+def test_the_admin_api_is_described_where_there_is_one() -> None:
+    without = document("s", "1", [])
+    assert "admin" not in json.dumps(without)
+    assert {path for path in DOCUMENT["paths"] if path.startswith(ADMIN_PREFIX)} == set(
+        DOCUMENT["paths"]
+    ) - set(without["paths"])
+
+
+def test_every_datatype_and_the_header_of_tokens_are_those_of_the_server() -> None:
+    components = DOCUMENT["components"]
+    for tensor in ("TensorMetadata", "InputTensor", "OutputTensor"):
+        datatypes = components["schemas"][tensor]["properties"]["datatype"]["enum"]
+        assert set(datatypes) == set(ITEMSIZE)
+    assert components["securitySchemes"]["accessToken"]["name"] == TOKEN_HEADER
 
 
 @pytest.mark.parametrize("specs", [(), (spec(),), (spec("a"), spec("b.c-d", decoupled=True, size=0))])
-def test_the_document_is_openapi(specs: tuple[ModelSpec, ...]) -> None:
-    OpenAPIV31SpecValidator(described(*specs)).validate()
+@pytest.mark.parametrize("admin", [False, True])
+def test_the_document_is_openapi(specs: tuple[ModelSpec, ...], admin: bool) -> None:
+    OpenAPIV31SpecValidator(document("triton", "1.0", specs, admin=admin)).validate()
 
 
 def test_the_document_follows_the_models() -> None:

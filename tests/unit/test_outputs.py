@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuserve_worker import wire
-from gpuserve_worker.memory import Arena, OutOfMemory
-from gpuserve_worker.output_writer import OutputWriter
-from gpuserve_worker.outputs import Answers, OutputError, OutputRules
-from gpuserve_worker.regions import Regions
-from gpuserve_worker.request import BatchedOutputs, Request
-from gpuserve_worker.tensor import ITEMSIZE, TensorSpec, decode_bytes, element_count, numpy_dtype
+from gpuserve_worker.calling.outputs import BatchAnswers, OutputError, OutputRules
+from gpuserve_worker.calling.request import BatchedOutputs, Request
+from gpuserve_worker.memory.arena import Arena, OutOfMemory
+from gpuserve_worker.memory.output_writer import OutputWriter
+from gpuserve_worker.memory.regions import ClientRegions
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, decode_bytes, element_count, numpy_dtype
 
 Y = TensorSpec("y", "FP32", (-1,))
 LABEL = TensorSpec("label", "BYTES", (1,))
@@ -27,7 +27,7 @@ class Front:
 
     def __init__(self, limit_nbytes: int = 1 << 30) -> None:
         self.arena = Arena(limit_nbytes, lambda *_: None, lambda _: None)
-        self.writer = OutputWriter(self.arena, Regions())
+        self.writer = OutputWriter(self.arena, ClientRegions())
 
     def array(self, tensor: wire.WireTensor) -> Any:
         data = tensor.payload
@@ -60,13 +60,13 @@ def floats(*shape: int, dtype: Any = np.float32) -> Any:
     return np.arange(np.prod(shape), dtype=np.float64).reshape(shape).astype(dtype)
 
 
-def whole(front: Front, answers: Answers) -> dict[str, Any]:
+def whole(front: Front, answers: BatchAnswers) -> dict[str, Any]:
     outputs, responses, _ = front.writer.write(answers, ())
     assert responses is None
     return {one.name: front.array(one) for one in outputs or ()}
 
 
-def each(front: Front, answers: Answers) -> list[Any]:
+def each(front: Front, answers: BatchAnswers) -> list[Any]:
     outputs, responses, _ = front.writer.write(answers, requests(*[1] * len(answers.each or ())))
     assert outputs is None
     return [

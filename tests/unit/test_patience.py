@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import Unavailable
-from gpuserve.front.endpoint.v2 import InferRequest, InputTensor, RegionSlice
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.front.scheduler.instances import PATIENCE_S
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.front.models.instances import PATIENCE_S
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.v2.types import InferRequest, InputTensor, RegionSlice
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 LONG_S, SOON_S = PATIENCE_S * 2, PATIENCE_S / 2
 SPEC = ModelSpec(
@@ -59,12 +59,12 @@ def test_requests_wait_while_instances_load_for_the_first_time() -> None:
 
 def test_requests_wait_while_any_instance_is_due_soon() -> None:
     def scenario(driver: ModelDriver) -> None:
-        driver.instance_down("a", "it died", LONG_S)
-        driver.instance_down("b", "it died", SOON_S)
+        driver.workers.instance_down("a", "it died", LONG_S)
+        driver.workers.instance_down("b", "it died", SOON_S)
         driver.submit(request())
         assert driver.unfinished == 1
-        driver.instance_down("b", "it died", SOON_S)
-        driver.instance_down("a", "it died", LONG_S)  # the order in which they die does not matter
+        driver.workers.instance_down("b", "it died", SOON_S)
+        driver.workers.instance_down("a", "it died", LONG_S)  # the order in which they die does not matter
         assert driver.unfinished == 1
 
     with_driver(scenario)
@@ -73,9 +73,9 @@ def test_requests_wait_while_any_instance_is_due_soon() -> None:
 def test_requests_are_refused_once_every_instance_is_down_for_long() -> None:
     def scenario(driver: ModelDriver) -> None:
         driver.submit(request())
-        driver.instance_down("a", "it died", LONG_S)
+        driver.workers.instance_down("a", "it died", LONG_S)
         assert driver.unfinished == 1
-        driver.instance_down("b", "it died", LONG_S)
+        driver.workers.instance_down("b", "it died", LONG_S)
         assert driver.unfinished == 0
         with pytest.raises(Unavailable, match="model 'm' has no live instance"):
             driver.submit(request())
@@ -87,16 +87,16 @@ def test_what_must_run_on_a_device_is_refused_once_its_instances_are_down_for_lo
     def scenario(driver: ModelDriver) -> None:
         for device in ("", "cuda:0", "cuda:1", "cuda:1"):
             driver.submit(request(device))
-        driver.instance_down("b", "it died", SOON_S)
+        driver.workers.instance_down("b", "it died", SOON_S)
         assert driver.unfinished == 4
-        driver.instance_down("b", "it died", LONG_S)
+        driver.workers.instance_down("b", "it died", LONG_S)
         assert driver.unfinished == 2
         with pytest.raises(Unavailable, match="model 'm' has no live instance on cuda:1"):
             driver.submit(request("cuda:1"))
         driver.submit(request("cuda:0"))
         driver.submit(request())
         assert driver.unfinished == 4
-        driver.instance_down("a", "it died", LONG_S)
+        driver.workers.instance_down("a", "it died", LONG_S)
         assert driver.unfinished == 0
 
     devices = (InstanceSpec("a", "cuda:0", {}), InstanceSpec("b", "cuda:1", {}))

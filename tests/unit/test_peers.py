@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from gpuserve.front.endpoint.peers import UNIX, asgi_address, grpc_address, is_local
+from gpuserve.front.doors.access.peers import UNIX, address_of, grpc_address, is_local
+from gpuserve.front.exchange.exchange import Ends
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.10", "::1", "::ffff:127.0.0.1", UNIX])
@@ -80,15 +79,13 @@ def test_the_peers_of_grpc(peer: str, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "address"),
+    ("ends", "address"),
     [
-        ({"client": ("127.0.0.1", 5), "server": ("127.0.0.1", 8000)}, "127.0.0.1"),
-        ({"client": None, "server": ("/run/s.sock", None)}, UNIX),
-        ({"client": ("", 0), "server": ("/run/s.sock", None)}, UNIX),
-        ({"client": None, "server": ("127.0.0.1", 8000)}, ""),
-        ({"client": None, "server": None}, ""),
-        ({}, ""),
+        (Ends(("127.0.0.1", 5), ("127.0.0.1", 8000), tls=False), "127.0.0.1"),
+        (Ends(None, ("/run/s.sock", None), tls=False), UNIX),
+        (Ends(("", 0), ("/run/s.sock", None), tls=False), UNIX),
+        (Ends(None, ("127.0.0.1", 8000), tls=False), ""),
     ],
 )
-def test_the_peers_of_asgi(scope: dict[str, Any], address: str) -> None:
-    assert asgi_address(scope) == address
+def test_the_peers_of_our_own_server(ends: Ends, address: str) -> None:
+    assert address_of(ends) == address

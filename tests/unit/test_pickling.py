@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
+from gpuserve.api.pickling import MAX_DEPTH, MAX_TRIED, find_fault, pickled_source
 from gpuserve.errors import BindError
-from gpuserve.pickling import pickled_source
-from gpuserve.pickling_fault import MAX_DEPTH, MAX_TRIED, find_fault
 
 LOCK = threading.Lock()
 

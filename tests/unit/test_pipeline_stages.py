@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from gpuserve_worker.cuda.pipeline import (
     ANNOUNCED_NBYTES,
     TRANSITIONS,
+    BatchStage,
+    BatchStep,
     IllegalStep,
     Pipeline,
     PipelinedBatch,
-    Stage,
-    Step,
 )
 
 
@@ -31,7 +31,7 @@ def pipeline_of(count: int) -> tuple[Pipeline[PipelinedBatch], list[PipelinedBat
 
 
 def call(pipeline: Pipeline[PipelinedBatch], batch: PipelinedBatch) -> None:
-    if batch.stage is Stage.RECEIVED:
+    if batch.stage is BatchStage.RECEIVED:
         pipeline.staged(batch)
     pipeline.called(batch)
 
@@ -47,7 +47,11 @@ def test_inputs_arrive_while_another_batch_computes_and_a_third_leaves() -> None
     call(pipeline, second)
     assert pipeline.next_to_stage() is third
     pipeline.staged(third)
-    assert [one.stage for one in (first, second, third)] == [Stage.LEAVING, Stage.COMPUTING, Stage.ARRIVING]
+    assert [one.stage for one in (first, second, third)] == [
+        BatchStage.LEAVING,
+        BatchStage.COMPUTING,
+        BatchStage.ARRIVING,
+    ]
     assert (len(pipeline), pipeline.leaving) == (1, 1)
 
 
@@ -73,13 +77,13 @@ def test_they_are_answered_in_that_order_too() -> None:
         pipeline.answered(second)
     pipeline.answered(first)
     pipeline.answered(second)
-    assert (pipeline.leaving, second.stage) == (0, Stage.ENDED)
+    assert (pipeline.leaving, second.stage) == (0, BatchStage.ENDED)
 
 
 @pytest.mark.parametrize(
-    ("stage", "step"), [one for one in itertools.product(Stage, Step) if one not in TRANSITIONS]
+    ("stage", "step"), [one for one in itertools.product(BatchStage, BatchStep) if one not in TRANSITIONS]
 )
-def test_every_other_step_is_refused(stage: Stage, step: Step) -> None:
+def test_every_other_step_is_refused(stage: BatchStage, step: BatchStep) -> None:
     batch = PipelinedBatch(7)
     batch.stage = stage
     with pytest.raises(IllegalStep, match=f"batch 7: {step.name} at stage {stage.name}"):
@@ -93,9 +97,9 @@ def test_what_waits_is_dropped_with_its_front_and_what_was_called_is_not() -> No
     pipeline.staged(staged)
     assert pipeline.drop_waiting() == [staged, received]
     assert [one.stage for one in (called, staged, received)] == [
-        Stage.COMPUTING,
-        Stage.DROPPED,
-        Stage.DROPPED,
+        BatchStage.COMPUTING,
+        BatchStage.DROPPED,
+        BatchStage.DROPPED,
     ]
     assert (len(pipeline), pipeline.next_to_stage(), pipeline.next_to_call()) == (0, None, None)
     pipeline.returned(called, 0)
@@ -160,12 +164,18 @@ def test_whatever_happens_each_stage_keeps_the_order(
                 pipeline.returned(computing, ANNOUNCED_NBYTES)
                 computing = None
             case "answer" if pipeline.leaving:
-                pipeline.answered(next(one for one in batches if one.stage is Stage.LEAVING))
+                pipeline.answered(next(one for one in batches if one.stage is BatchStage.LEAVING))
             case "drop":
                 pipeline.drop_waiting()
-        leaving = [one for one in batches if one.stage is Stage.LEAVING]
+        leaving = [one for one in batches if one.stage is BatchStage.LEAVING]
         assert pipeline.leaving == len(leaving)
-        stages = [one.stage for one in batches if one.stage is not Stage.DROPPED]
-        order = [Stage.ENDED, Stage.LEAVING, Stage.COMPUTING, Stage.ARRIVING, Stage.RECEIVED]
+        stages = [one.stage for one in batches if one.stage is not BatchStage.DROPPED]
+        order = [
+            BatchStage.ENDED,
+            BatchStage.LEAVING,
+            BatchStage.COMPUTING,
+            BatchStage.ARRIVING,
+            BatchStage.RECEIVED,
+        ]
         assert [order.index(one) for one in stages] == sorted(order.index(one) for one in stages)
-        assert stages.count(Stage.COMPUTING) <= 1
+        assert stages.count(BatchStage.COMPUTING) <= 1

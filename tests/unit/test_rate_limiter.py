@@ -5,19 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserve import Server
+from gpuserve.declare.rates import check_rates, resource_limits
+from gpuserve.declare.spec import (
+    BatchingSpec,
+    InstanceSpec,
+    ModelSpec,
+    QueueSpec,
+    RateSpec,
+    ResourceSpec,
+)
 from gpuserve.errors import ConfigError, StartupError
-from gpuserve.front.scheduler.batcher import ModelScheduler
-from gpuserve.front.scheduler.limited import LimitedScheduler
-from gpuserve.front.scheduler.queue import QueuedRequest
-from gpuserve.front.scheduler.rate_limiter import InstanceRate, RateLimiter
-from gpuserve.rate_spec import RateSpec, ResourceLimit, ResourceSpec
-from gpuserve.rates import check_rates, resource_limits
-from gpuserve.settings import ServerSettings
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
+from gpuserve.front.batching.model_scheduler import ModelScheduler
+from gpuserve.front.batching.queue import QueuedRequest
+from gpuserve.front.batching.rate_limited import RateLimits
+from gpuserve.front.batching.rate_limiter import InstanceRate, RateLimiter
+from gpuserve.settings.server import ResourceLimit, ServerSettings
 
 
 def rate(priority: int = 0, **resources: int) -> RateSpec:
@@ -128,7 +135,7 @@ def test_resources_are_there_once_a_device_or_once_for_all() -> None:
     assert not limiter.acquire(gpu["1"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_never_more_than_there_is_and_everybody_in_the_end(data: st.DataObject) -> None:
     names = "abcde"
@@ -174,14 +181,14 @@ class Model:
 
     def __init__(self, limiter: RateLimiter, name: str, *rates: RateSpec, delay_us: int = 0) -> None:
         self.woken = 0
-        inner = ModelScheduler(
+        self.scheduler = ModelScheduler(
             max_batch_size=4,
             batching=BatchingSpec(delay_us),
             queue=QueueSpec(),
             prefetch=0,
             retry_on_death=False,
         )
-        self.scheduler = LimitedScheduler(inner, spec(name, *rates), limiter, self.wake)
+        self.batches = RateLimits(self.scheduler, spec(name, *rates).instances, limiter, self.wake)
         for number in range(len(rates)):
             self.scheduler.instance_up(str(number))
 
@@ -199,25 +206,25 @@ def test_a_model_waits_for_another_and_is_woken() -> None:
     first, second = Model(limiter, "a", rate(R=1)), Model(limiter, "b", rate(R=1))
     first.submit()
     second.submit()
-    batch = first.scheduler.next_batch(0.0)
+    batch = first.batches.next_batch(0.0)
     assert batch is not None
-    assert second.scheduler.next_batch(0.0) is None
-    assert second.scheduler.next_wakeup(0.0) is None, "time alone changes nothing"
-    first.scheduler.complete(batch.batch_id)
+    assert second.batches.next_batch(0.0) is None
+    assert second.batches.next_wakeup(0.0) is None, "time alone changes nothing"
+    first.batches.complete(batch.batch_id)
     assert second.woken == 1
-    assert second.scheduler.next_batch(0.0) is not None
+    assert second.batches.next_batch(0.0) is not None
 
 
 def test_instances_run_one_after_the_other_and_batches_are_formed_late() -> None:
     model = Model(RateLimiter([]), "a", rate(R=1), rate(R=1))
     model.submit()
-    batch = model.scheduler.next_batch(0.0)
+    batch = model.batches.next_batch(0.0)
     assert batch is not None
     for _ in range(3):
         model.submit()
-        assert model.scheduler.next_batch(0.0) is None
-    model.scheduler.complete(batch.batch_id)
-    later = model.scheduler.next_batch(0.0)
+        assert model.batches.next_batch(0.0) is None
+    model.batches.complete(batch.batch_id)
+    later = model.batches.next_batch(0.0)
     assert later is not None
     assert len(later.requests) == 3
 
@@ -226,10 +233,10 @@ def test_a_model_that_waits_for_its_delay_holds_nothing() -> None:
     limiter = RateLimiter([])
     patient, other = Model(limiter, "a", rate(R=1), delay_us=100), Model(limiter, "b", rate(R=1))
     patient.submit()
-    assert patient.scheduler.next_batch(0.0) is None
-    assert patient.scheduler.next_wakeup(0.0) == pytest.approx(100e-6)
+    assert patient.batches.next_batch(0.0) is None
+    assert patient.batches.next_wakeup(0.0) == pytest.approx(100e-6)
     other.submit()
-    assert other.scheduler.next_batch(0.0) is not None
+    assert other.batches.next_batch(0.0) is not None
 
 
 def test_a_dead_instance_gives_back_what_it_had() -> None:
@@ -237,12 +244,12 @@ def test_a_dead_instance_gives_back_what_it_had() -> None:
     first, second = Model(limiter, "a", rate(R=1)), Model(limiter, "b", rate(R=1))
     first.submit()
     second.submit()
-    assert first.scheduler.next_batch(0.0) is not None
-    assert second.scheduler.next_batch(0.0) is None
-    assert len(first.scheduler.instance_down("0")) == 1
+    assert first.batches.next_batch(0.0) is not None
+    assert second.batches.next_batch(0.0) is None
+    assert len(first.batches.instance_down("0")) == 1
     assert second.woken == 1
-    assert second.scheduler.next_batch(0.0) is not None
-    first.scheduler.close()
+    assert second.batches.next_batch(0.0) is not None
+    first.batches.close()
 
 
 # ---- what cannot be ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 
 import pytest
 
-from gpuserve.supervisor.reactor import Reactor
+from gpuserve.control.reactor import Reactor
 
 
 @pytest.fixture

@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
-from gpuserve.cli.exit_codes import ExitCode
-from gpuserve.config.model_entry import ModelEntry
-from gpuserve.config.server_entry import ServerEntry
-from gpuserve.front.endpoint.status import STATUS
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.metrics_page import MetricsPage
-from gpuserve.live_settings import LIVE
+from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.config.schema import json_schema
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.observe.metrics_page import MetricsPage
+from gpuserve.front.v2.status import STATUS
+from gpuserve.settings.server import live_settings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference.md").read_text()
 
 
-@pytest.mark.parametrize("key", [*ServerEntry.model_fields, *ModelEntry.model_fields])
-def test_every_config_key_is_documented(key: str) -> None:
-    assert f"| `{key}` |" in PAGE
+#: Each section of the page with the mapping of a file that it describes.
+SECTIONS = {
+    "### `server`": "ServerEntry",
+    "### `server.trace`": "TraceEntry",
+    "### `models[]`": "ModelEntry",
+    "### `models[].ensemble.steps[]`": "StepEntry",
+    "### `models[].instances[]`": "InstanceEntry",
+    "### `models[].instances[].resources`": "ResourcesEntry",
+    "### `models[].instances[].rate_limiter`": "RateLimiterEntry",
+    "### `models[].inputs[]`": "InputEntry",
+    "### `models[].outputs[]`": "OutputEntry",
+    "### `models[].batching`": "BatchingEntry",
+    "### `models[].sequence_batching`": "SequenceBatchingEntry",
+    "### `models[].sequence_batching.controls[]`": "ControlEntry",
+    "### `models[].queue`": "QueueEntry",
+    "### `models[].queue.policy`, `models[].queue.policies.<level>`": "PolicyEntry",
+    "### `models[].warmup[]`": "WarmupEntry",
+    "### `models[].warmup[].inputs.<name>`": "WarmupInputEntry",
+}
+
+
+def bare(cell: str) -> str:
+    """A cell of a table without backticks and links."""
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell).replace("`", "")
+
+
+@pytest.mark.parametrize(("section", "entry"), SECTIONS.items())
+def test_every_key_is_described_as_the_schema_describes_it(section: str, entry: str) -> None:
+    """A row may say more after the schema's words."""
+    _, _, text = PAGE.partition(f"\n{section}\n")
+    cells = [line.split(" | ") for line in text.partition("\n#")[0].splitlines() if line.startswith("| `")]
+    rows = {key.strip("| `"): (default, bare(words)) for key, _, default, words in cells}
+    properties = json_schema()["$defs"][entry]["properties"]
+    assert set(rows) == set(properties)
+    for key, said in properties.items():
+        default, words = rows[key]
+        assert words.startswith(said["description"].rstrip(".")), f"expected: {said['description']}"
+        if isinstance(said.get("default"), bool | int | float):
+            assert default == f"`{json.dumps(said['default'])}`", key
 
 
 def test_the_settings_that_can_change_are_documented() -> None:
     _, _, section = PAGE.partition("#### Settings that can change\n")
     rows = [line.split("|")[1] for line in section.partition("###")[0].splitlines() if line.startswith("| `")]
-    assert sorted(key for row in rows for key in row.split("`")[1::2]) == sorted(LIVE)
+    assert sorted(key for row in rows for key in row.split("`")[1::2]) == sorted(live_settings())
 
 
 def test_every_exit_code_is_documented() -> None:

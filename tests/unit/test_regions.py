@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpuserve.errors import AlreadyExists, InvalidArgument, NotFound, RequestError, Unavailable
-from gpuserve.front.endpoint.v2 import InferRequest, RegionSlice
-from gpuserve.front.links import WorkerLink
-from gpuserve.front.plane.region import Life, Region, RegionKind, RegionStatus
-from gpuserve.front.plane.regions import RegionTable
-from gpuserve_worker import datagram, wire
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.memory.regions import RegionKind, RegionLife, RegionStatus, RegionTable, RegisteredRegion
+from gpuserve.front.v2.types import InferRequest, RegionSlice
+from gpuserve.states import IllegalTransition
+from gpuserve_worker.protocol import datagram, wire
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SYSTEM, CUDA = RegionKind.SYSTEM, RegionKind.CUDA
@@ -262,10 +262,10 @@ def test_the_whole_region_and_nothing_at_its_end_are_inside(table: RegionTable, 
 
 
 def test_lives_go_one_way() -> None:
-    region = Region(SYSTEM, 1, RegionStatus("a", 1), wire.Region(1, 0, 1), None)
-    region.enter(Life.REGISTERED)
-    with pytest.raises(RuntimeError, match="REGISTERED cannot become OPENING"):
-        region.enter(Life.OPENING)
+    region = RegisteredRegion(SYSTEM, 1, RegionStatus("a", 1), wire.Region(1, 0, 1), None)
+    region.enter(RegionLife.REGISTERED)
+    with pytest.raises(IllegalTransition, match="region 1 is REGISTERED and cannot become OPENING"):
+        region.enter(RegionLife.OPENING)
 
 
 # ---- workers -----------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuserve_worker.payloads import requests, requests_as_tuples
-from gpuserve_worker.request import Batch, Request
+from gpuserve_worker.calling.request import Batch, Request
+from gpuserve_worker.protocol.payloads import requests, requests_as_tuples
 
 
 def test_a_request_is_made_with_the_arguments_of_pytriton() -> None:

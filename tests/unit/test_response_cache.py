@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor, OutputTensor
-from gpuserve.front.scheduler.response_cache import CacheKey, ResponseCache, cache_key
-from gpuserve_worker.memory import Arena
+from gpuserve.front.models.response_cache import CacheKey, ResponseCache, cache_key
+from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve_worker.memory.arena import Arena
 
 X = np.arange(4, dtype=np.float32).tobytes()
 

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-import gpuserve.front.endpoint
+import gpuserve.front.doors
 from gpuserve import Server
-from gpuserve.access import ADMIN, CONTROL_GROUPS, ENDPOINT_GROUPS, all_rules
 from gpuserve.errors import ConfigError, PermissionDenied, Unavailable
-from gpuserve.front.endpoint import grpc_rpcs, restrictions
-from gpuserve.front.endpoint.asgi import MODEL_INFER, MODEL_STREAM_INFER
-from gpuserve.front.endpoint.restrictions import (
+from gpuserve.front.doors.access import restrictions
+from gpuserve.front.doors.access.restrictions import (
     ENDPOINTS,
     GRPC_PREFIX,
     METHODS,
@@ -26,8 +24,10 @@ from gpuserve.front.endpoint.restrictions import (
     Verdict,
     token_headers,
 )
-from gpuserve.front.endpoint.routes import Endpoint
-from gpuserve.settings import AccessRule, ServerSettings
+from gpuserve.front.doors.access.routes import Endpoint
+from gpuserve.front.doors.grpc import rpcs
+from gpuserve.settings.access import ADMIN, CONTROL_GROUPS, ENDPOINT_GROUPS, AccessRule
+from gpuserve.settings.server import ServerSettings, all_rules
 
 TOKEN = "right"
 HEADER = b"triton-access-token"
@@ -40,12 +40,12 @@ def served_methods() -> set[str]:
     """Every method path in the sources of the endpoint, and those of the tables."""
     service = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     protocol = {f"/{service.full_name}/{method.name}" for method in service.methods}
-    return protocol | set(grpc_rpcs.UNARY) | {MODEL_INFER, MODEL_STREAM_INFER} | set(written_paths())
+    return protocol | set(rpcs.UNARY) | {rpcs.MODEL_INFER, rpcs.MODEL_STREAM_INFER} | set(written_paths())
 
 
 def written_paths() -> list[str]:
-    folder = Path(gpuserve.front.endpoint.__file__).parent
-    files = [file for file in folder.glob("*.py") if file.name != Path(restrictions.__file__).name]
+    folder = Path(gpuserve.front.doors.__file__).parent
+    files = [file for file in folder.rglob("*.py") if file.name != Path(restrictions.__file__).name]
     constants = [
         node.value
         for file in files
@@ -96,8 +96,8 @@ def test_only_endpoints_that_are_posted_change_the_server() -> None:
 
 def test_what_depends_on_the_message_can_be_told_by_it() -> None:
     either = {path for path, access in METHODS.items() if access.kind is Kind.EITHER}
-    assert either == set(grpc_rpcs.CHANGES)
-    for path, changes in grpc_rpcs.CHANGES.items():
+    assert either == set(rpcs.CHANGES)
+    for path, changes in rpcs.CHANGES.items():
         kind: Any = getattr(service_pb2, f"{path.rpartition('/')[2]}Request")
         message = kind()
         assert not changes(message.SerializeToString())
@@ -247,19 +247,25 @@ def test_the_short_form_is_a_rule() -> None:
     [
         (
             {"restricted_endpoints": ("tracing",), "access_token": "a"},
-            "expected a list of any of admin, health, inference",
+            "must be a list of any of 'admin', 'health', 'inference'",
         ),
-        ({"restricted_endpoints": "trace", "access_token": "a"}, "given 'trace'"),
+        ({"restricted_endpoints": "trace", "access_token": "a"}, "got 'trace'"),
         ({"restricted_endpoints": ("trace",)}, "restricted_endpoints need an access_token"),
         ({"access_token": ""}, "access_token: expected a string that is not empty"),
         ({"access_token": "a\nsecret"}, "access_token: expected printable ASCII"),
-        ({"remote_control": ("inference",)}, "remote_control: expected a list of any of admin, logging"),
+        ({"remote_control": ("inference",)}, "remote_control must be a list of any of 'admin', 'logging'"),
         (
             {"access_rules": ({"groups": ["trace"]},)},
-            "access_rules[0]: expected an AccessRule, given a value",
+            "access_rules[0].token is missing",
         ),
-        ({"access_rules": (AccessRule((), "secret"),)}, "access_rules[0].groups: expected at least one of"),
-        ({"access_rules": (AccessRule(("tracing",), "secret"),)}, "access_rules[0].groups: expected a list"),
+        (
+            {"access_rules": (AccessRule((), "secret"),)},
+            "access_rules[0].groups must be a non-empty list of any of",
+        ),
+        (
+            {"access_rules": (AccessRule(("tracing",), "secret"),)},
+            "access_rules[0].groups must be a non-empty list of any of",
+        ),
         ({"access_rules": (AccessRule(("trace",), "secret "),)}, "access_rules[0].token: expected printable"),
         (
             {"access_rules": (AccessRule(("trace",), "secret", "a b"),)},

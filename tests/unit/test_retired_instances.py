@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from device_requests import BoundRequest
+from exploring import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
@@ -15,11 +16,13 @@ from test_batcher_properties import INSTANCES, SchedulerMachine
 from test_device_scheduler_properties import DEVICES, DeviceMachine
 from test_sequences_properties import SequenceMachine
 
-from gpuserve.front.scheduler.batcher import Batch, ModelScheduler, QueuedRequest
-from gpuserve.front.scheduler.limited import LimitedScheduler
-from gpuserve.front.scheduler.rate_limiter import RateLimiter
-from gpuserve.rate_spec import RateSpec, ResourceLimit, ResourceSpec
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
+from gpuserve.declare.spec import BatchingSpec, InstanceSpec, QueueSpec, RateSpec, ResourceSpec
+from gpuserve.front.batching.model_scheduler import ModelScheduler
+from gpuserve.front.batching.queue import QueuedRequest
+from gpuserve.front.batching.rate_limited import RateLimits
+from gpuserve.front.batching.rate_limiter import RateLimiter
+from gpuserve.front.batching.slots import Batch
+from gpuserve.settings.server import ResourceLimit
 
 FEW = settings(
     max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -140,9 +143,8 @@ class RetiringDeviceMachine(DeviceMachine):
     @rule(name=st.sampled_from("abcd"))
     def instance_up(self, name: str) -> None:
         if name not in self.up | self.retired:
-            self.scheduler.resize([InstanceSpec(name, DEVICES[name], {})])
             self.up.add(name)
-            self.scheduler.instance_up(name)
+            self.scheduler.instance_up(name, 1, DEVICES[name])
             self.pump()
 
     @invariant()
@@ -228,50 +230,51 @@ def test_an_idle_sequence_keeps_a_retired_instance_for_its_idle_time_only() -> N
     assert model.scheduler.is_idle("i0")
 
 
-def limited(count: int, limits: list[str]) -> tuple[LimitedScheduler, RateLimiter, list[InstanceSpec]]:
+def limited(
+    count: int, limits: list[str]
+) -> tuple[ModelScheduler, RateLimits, RateLimiter, list[InstanceSpec]]:
     rate = RateSpec((ResourceSpec("R", 1),))
     instances = [InstanceSpec(f"cpu#{number}", "cpu", {}, rate) for number in range(count)]
     scheduler = ModelScheduler(
         max_batch_size=0, batching=BatchingSpec(), queue=QueueSpec(), prefetch=0, retry_on_death=True
     )
     limiter = RateLimiter(ResourceLimit.parse(one) for one in limits)
-    spec = ModelSpec("m", (), (), 0, tuple(instances[:1]))
-    made = LimitedScheduler(scheduler, spec, limiter, lambda: None)
-    made.instance_up(instances[0].name)
-    return made, limiter, instances
+    made = RateLimits(scheduler, instances[:1], limiter, lambda: None)
+    scheduler.instance_up(instances[0].name)
+    return scheduler, made, limiter, instances
 
 
 def test_new_instances_share_the_resources_and_retired_ones_leave_them() -> None:
-    scheduler, limiter, instances = limited(3, ["R:2"])
-    scheduler.resize(instances)
+    scheduler, batches, limiter, instances = limited(3, ["R:2"])
+    batches.resize(instances)
     for one in instances[1:]:
         scheduler.instance_up(one.name)
     for _ in range(5):
         scheduler.submit(QueuedRequest(1, 1, ""), 0.0)
-    first, second = scheduler.next_batch(0.0), scheduler.next_batch(0.0)
+    first, second = batches.next_batch(0.0), batches.next_batch(0.0)
     assert first is not None
     assert second is not None
-    assert scheduler.next_batch(0.0) is None, "two of three may run"
-    scheduler.retire(second.instance)
-    assert scheduler.next_batch(0.0) is None
-    scheduler.complete(second.batch_id)
+    assert batches.next_batch(0.0) is None, "two of three may run"
+    batches.retire(second.instance)
+    assert batches.next_batch(0.0) is None
+    batches.complete(second.batch_id)
     assert scheduler.is_idle(second.instance)
-    assert scheduler.instance_down(second.instance) == []
-    assert scheduler.instance_down(second.instance) == []
-    third = scheduler.next_batch(0.0)
+    assert batches.instance_down(second.instance) == []
+    assert batches.instance_down(second.instance) == []
+    third = batches.next_batch(0.0)
     assert third is not None
     assert third.instance not in {first.instance, second.instance}
-    scheduler.complete(first.batch_id)
-    scheduler.complete(third.batch_id)
+    batches.complete(first.batch_id)
+    batches.complete(third.batch_id)
     assert len(limiter._instances) == 2
-    scheduler.close()
+    batches.close()
     assert not limiter._instances
 
 
 @given(st.lists(st.sampled_from(["submit", "submit", "end", "retire", "up"]), max_size=40), st.integers(1, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_whatever_comes_and_goes_no_more_run_than_there_are_resources(events: list[str], most: int) -> None:
-    scheduler, _, _ = limited(1, [f"R:{most}"])
+    scheduler, batches, _, _ = limited(1, [f"R:{most}"])
     running: list[Batch] = []
     up, retired, submitted = ["cpu#0"], list[str](), 0
     rate = RateSpec((ResourceSpec("R", 1),))
@@ -280,20 +283,20 @@ def test_whatever_comes_and_goes_no_more_run_than_there_are_resources(events: li
             scheduler.submit(QueuedRequest(1, 1, ""), 0.0)
             submitted += 1
         elif event == "end" and running:
-            scheduler.complete(running.pop(0).batch_id)
+            batches.complete(running.pop(0).batch_id)
         elif event == "retire" and len(up) > 1:
             retired.append(up.pop())
-            scheduler.retire(retired[-1])
+            batches.retire(retired[-1])
         elif event == "up":
             up.append(f"cpu#{number}")
-            scheduler.resize([InstanceSpec(name, "cpu", {}, rate) for name in up])
+            batches.resize([InstanceSpec(name, "cpu", {}, rate) for name in up])
             scheduler.instance_up(up[-1])
-        while (batch := scheduler.next_batch(0.0)) is not None:
+        while (batch := batches.next_batch(0.0)) is not None:
             assert batch.instance in up
             running.append(batch)
         for name in [one for one in retired if scheduler.is_idle(one)]:
             retired.remove(name)
-            assert scheduler.instance_down(name) == []
+            assert batches.instance_down(name) == []
         assert len(running) <= most
         waiting = submitted - scheduler.statistics().finished - len(running)
         assert not waiting or len(running) == most or len({one.instance for one in running}) >= len(up)

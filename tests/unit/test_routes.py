@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.endpoint.routes import NOT_FOUND, Endpoint, Refusal, Route, match, match_path
+from gpuserve.front.doors.access.routes import NOT_FOUND, Endpoint, Refusal, Route, match, match_path
 
 
 @pytest.mark.parametrize(

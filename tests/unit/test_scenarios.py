@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import http2
 from benchmarks.peers import PeerCache
 from benchmarks.scenarios import command
 from benchmarks.scenarios.arrivals import periodic, poisson
@@ -22,6 +21,7 @@ from benchmarks.scenarios.paced_client import Calls, PacedFailed
 from benchmarks.scenarios.report import ScenarioReport, markdown, write_json
 from benchmarks.scenarios.scenario import Effort
 from benchmarks.servers import Ports
+from gpuserve.bench.calls import http2
 
 ARRIVALS = st.lists(st.floats(0, 2), min_size=1, max_size=80).map(sorted)
 

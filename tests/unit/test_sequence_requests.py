@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from gpuserve.declare.spec import ControlSpec, InstanceSpec, ModelSpec, SequenceSpec
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.endpoint.generate_codec import parse_generate_request
-from gpuserve.front.endpoint.grpc_parameters import request_parameters
-from gpuserve.front.endpoint.http_header import read_header
-from gpuserve.front.endpoint.sequence_check import SequenceCheck
-from gpuserve.front.endpoint.v2 import InferRequest, InputTensor, Sequence
-from gpuserve.sequence_spec import ControlSpec, SequenceSpec
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.front.doors.grpc.parameters import request_parameters
+from gpuserve.front.doors.http.generate_codec import parse_generate_request
+from gpuserve.front.doors.http.header import read_header
+from gpuserve.front.v2.types import InferRequest, InputTensor, Sequence
+from gpuserve.front.v2.validation import SequenceCheck
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 X = TensorSpec("x", "FP32", (1,), False)
 

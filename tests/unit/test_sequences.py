@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from sequenced import Sequenced, ids
 
+from gpuserve.declare.spec import BatchingSpec, ControlSpec, SequenceSpec
 from gpuserve.errors import InvalidArgument, QueueFull, Unavailable
-from gpuserve.front.scheduler.queue import Fate, IllegalTransition, RequestState
-from gpuserve.front.scheduler.sequence_state import ActiveSequence
-from gpuserve.sequence_spec import ControlSpec, SequenceSpec
-from gpuserve.spec import BatchingSpec
+from gpuserve.front.batching.queue import RemovalReason, RequestState
+from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
+from gpuserve.states import IllegalTransition
 
 START_TEXT = (
     r"inference request for sequence {} to model 'm' must specify the START flag on the first request of the "
@@ -93,7 +93,7 @@ def test_without_a_seat_sequences_wait_in_their_order() -> None:
 
 
 def test_a_candidate_is_given_its_seat_whatever_the_batch_size() -> None:
-    sequence = SequenceSpec("oldest", max_candidates=3)
+    sequence = SequenceSpec("oldest", max_candidate_sequences=3)
     model = Sequenced(max_batch_size=2, sequence=sequence)
     for name in "abcd":
         model.submit(name, "se" if name == "a" else "s")
@@ -221,7 +221,7 @@ def test_cancelling_one_queued_request_cancels_the_rest() -> None:
     assert model.scheduler.cancel(second) is True
     assert model.wakeup_us() == 0
     assert model.expired() == [third]
-    assert (third.fate, third.state) == (Fate.CANCELLED, RequestState.FINISHED)
+    assert (third.removal_reason, third.state) == (RemovalReason.CANCELLED, RequestState.FINISHED)
     assert batch.requests == [first]
     with pytest.raises(InvalidArgument, match="START"):
         model.submit("a")
@@ -274,7 +274,7 @@ def test_time_in_the_backlog_is_over_for_the_whole_sequence() -> None:
     model.at_us = 50
     assert model.next() is None
     assert model.expired() == late
-    assert {one.fate for one in late if one.fate} == {Fate.LATE_IN_BACKLOG}
+    assert {one.removal_reason for one in late if one.removal_reason} == {RemovalReason.LATE_IN_BACKLOG}
     assert (model.count("expired"), model.count("cancelled")) == (1, 1)
 
 
@@ -285,7 +285,7 @@ def test_time_in_the_queue_is_over() -> None:
     late, rest = model.submit("a", timeout_us=50), model.submit("a")
     model.at_us = 50
     assert model.expired() == [late, rest]
-    assert (late.fate, rest.fate) == (Fate.LATE, Fate.CANCELLED)
+    assert (late.removal_reason, rest.removal_reason) == (RemovalReason.LATE, RemovalReason.CANCELLED)
     model.scheduler.complete(batch.batch_id)
     assert model.count("finished") == 1
 
@@ -361,9 +361,9 @@ def test_limits_and_the_end_hold_here_too() -> None:
 
 def test_a_sequence_that_has_ended_stays_so() -> None:
     sequence = ActiveSequence("a")
-    sequence.advance("end")
-    with pytest.raises(IllegalTransition, match="sequence 'a' in state ENDED cannot seat"):
-        sequence.advance("seat")
+    sequence.become(SequenceState.ENDED)
+    with pytest.raises(IllegalTransition, match="sequence 'a' is ENDED and cannot become SEATED"):
+        sequence.become(SequenceState.SEATED)
 
 
 def test_a_named_instance_is_the_one_that_gets_a_batch() -> None:

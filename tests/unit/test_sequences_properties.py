@@ -6,22 +6,22 @@ still say and where it is.
 
 from __future__ import annotations
 
+from exploring import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sequenced import US, SequencedRequest, ids
 
+from gpuserve.declare.spec import BatchingSpec, ControlSpec, QueueSpec, SequenceSpec
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.endpoint.v2 import Sequence
-from gpuserve.front.scheduler.queue import QueuedRequest, RequestState
-from gpuserve.front.scheduler.sequences import SequenceScheduler
-from gpuserve.front.scheduler.slots import Batch
-from gpuserve.sequence_spec import ControlSpec, SequenceSpec
-from gpuserve.spec import BatchingSpec, QueueSpec
+from gpuserve.front.batching.queue import QueuedRequest, RequestState
+from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
+from gpuserve.front.batching.slots import Batch
+from gpuserve.front.v2.types import Sequence
 
 INSTANCES = ("a", "b", "c")
 IDLE_US = 50
-READY = (ControlSpec("READY", "ready", "BOOL", False, True),)
+READY = (ControlSpec("READY", "ready", "BOOL", (False, True)),)
 
 
 class SequenceMachine(RuleBasedStateMachine):
@@ -265,7 +265,7 @@ class SequenceMachine(RuleBasedStateMachine):
 
 TestSequences = SequenceMachine.TestCase
 TestSequences.settings = settings(
-    max_examples=150,
+    max_examples=examples(150),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

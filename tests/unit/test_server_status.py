@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuserve.spec import ModelSpec
-from gpuserve.supervisor.messages import Census
-from gpuserve.supervisor.operator.server_status import Knowledge, model_rows
+from gpuserve.control.messages import Census
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.supervisor.operator.status import Knowledge, model_rows
 
 
 def rows(census: Census | None, **known: Any) -> list[dict[str, Any]]:

@@ -12,16 +12,16 @@ import pytest
 _SETTING = """
 import faulthandler, gc, mmap, os, signal, sys, threading, time
 import numpy as np
-from gpuserve_worker.payloads import Place
-from gpuserve_worker.regions import RegionError, Regions, SystemRegion
-from gpuserve_worker.shrink_guard import GUARD
+from gpuserve_worker.protocol.payloads import Place
+from gpuserve_worker.memory.regions import RegionError, ClientRegions, SystemRegion
+from gpuserve_worker.memory.shrink_guard import GUARD
 PAGE = mmap.PAGESIZE
 NBYTES = 64 * PAGE
 fd = os.memfd_create("client")
 os.ftruncate(fd, NBYTES)
 whole = Place(1, 0, NBYTES)
 def opened():
-    regions = Regions()
+    regions = ClientRegions()
     regions.attach(1, fd, 0, NBYTES)
     return regions
 """

@@ -38,7 +38,7 @@ from benchmarks.simulations.autoscaling.service import (
     steady,
     steady_states,
 )
-from gpuserve.export import scaling
+from gpuserve.export.manifests import scaling
 
 RESULTS = capacity.RESULTS
 POD = Service("pod", 0.01, 10, 1, "made up")  # 1,000 rows a second

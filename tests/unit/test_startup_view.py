@@ -8,11 +8,10 @@ import shlex
 
 import pytest
 
-from gpuserve.cli.client_command import client_command
-from gpuserve.cli.startup_view import LogView, TableView, ready_text
-from gpuserve.sequence_spec import SequenceSpec
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.cli.console.client_command import client_command
+from gpuserve.cli.console.startup_view import LogView, TableView, ready_text
+from gpuserve.declare.spec import InstanceSpec, ModelSpec, SequenceSpec
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 def spec(*inputs: TensorSpec, max_batch_size: int = 0) -> ModelSpec:

@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.errors import Internal, InvalidArgument, QueueFull, RequestError, Unavailable
-from gpuserve.front.metrics import DURATION_BUCKETS, Histogram, ModelMetrics
-from gpuserve.front.quantiles import Latencies, LatencyWindow
-from gpuserve.front.statistics import (
+from gpuserve.front.observe.metrics import (
+    DURATION_BUCKETS,
+    Histogram,
+    LatencyWindow,
+    ModelMetrics,
+    RequestLatencies,
+)
+from gpuserve.front.v2.statistics import (
     MAX_RESPONSE_INDEX,
     Duration,
     FailureReason,
@@ -154,8 +159,8 @@ def test_responses_are_kept_by_index_up_to_a_limit(given_out: list[tuple[int, Re
 
 def test_quantiles_are_those_of_the_window() -> None:
     window = LatencyWindow()
-    window.observe(0.0, Latencies(10**9, 0, 0, 0, 0))
+    window.observe(0.0, RequestLatencies(10**9, 0, 0, 0, 0))
     for number in range(1, 101):
-        window.observe(100.0, Latencies(number, 0, 0, 0, 0))
+        window.observe(100.0, RequestLatencies(number, 0, 0, 0, 0))
     assert window.quantiles(101.0)["request"] == [50, 90, 95, 99, 100]
     assert all(map(math.isnan, window.quantiles(200.0)["request"]))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuserve.cli.status_view import status_text
+from gpuserve.cli.console.status_view import status_text
 
 SERVER: dict[str, Any] = {
     "name": "triton",

@@ -7,11 +7,11 @@ import struct
 
 import pytest
 
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, InputTensor
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.scheduler.driver import ModelDriver
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve.front.models.model_driver import ModelDriver
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 SPEC = ModelSpec(
     "m",
@@ -51,7 +51,7 @@ def test_a_failed_request_is_not_counted_as_cancelled_too() -> None:
             await call
 
     asyncio.run(run())
-    assert (metrics.failures["UNAVAILABLE"], metrics.cancellations) == (1, 0)
+    assert (metrics.outcomes.failures["UNAVAILABLE"], metrics.outcomes.cancellations) == (1, 0)
 
 
 def test_the_memory_of_an_answer_that_nobody_takes_is_given_back() -> None:
@@ -66,4 +66,4 @@ def test_the_memory_of_an_answer_that_nobody_takes_is_given_back() -> None:
         driver.close()
 
     asyncio.run(run())
-    assert (closed, metrics.cancellations) == (["outputs"], 0)
+    assert (closed, metrics.outcomes.cancellations) == (["outputs"], 0)

@@ -10,13 +10,14 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.endpoint import grpc_requests, http_codec
-from gpuserve.front.endpoint.grpc_framing import frame
-from gpuserve.front.endpoint.grpc_responses import encode_infer_response
-from gpuserve.front.endpoint.http_header import OutputForm
-from gpuserve.front.endpoint.v2 import InferRequest, InferResponse, OutputTensor, RegionSlice
-from gpuserve.front.plane.grpc_ingest import GrpcBodyScanner
-from gpuserve.front.plane.http_ingest import HttpBodyScanner
+from gpuserve.front.doors.grpc import requests
+from gpuserve.front.doors.grpc.framing import frame
+from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
+from gpuserve.front.doors.grpc.responses import encode_infer_response
+from gpuserve.front.doors.http import codec
+from gpuserve.front.doors.http.header import OutputForm
+from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
+from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor, RegionSlice
 
 REGION, OFFSET, NBYTES = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 PLACE = {REGION: "r", OFFSET: 4, NBYTES: 8}
@@ -43,7 +44,7 @@ def grpc_message(of_input: dict[str, Any] | None, of_output: dict[str, Any] | No
 
 
 def parse_grpc(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
-    return grpc_requests.parse_infer_request(grpc_message(of_input, of_output).SerializeToString())
+    return requests.parse_infer_request(grpc_message(of_input, of_output).SerializeToString())
 
 
 def ingest_grpc(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
@@ -64,18 +65,18 @@ def http_body(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None)
 
 
 def parse_http(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
-    return http_codec.parse_infer_request("m", "", http_body(of_input, of_output), None)[0]
+    return codec.parse_infer_request("m", "", http_body(of_input, of_output), None)[0]
 
 
 def parse_remembered(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
     """With a header length the JSON is remembered from one request to the next."""
     body = http_body(of_input, of_output)
-    return http_codec.parse_infer_request("m", "", body, str(len(body)))[0]
+    return codec.parse_infer_request("m", "", body, str(len(body)))[0]
 
 
 def ingest_http(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
     body = http_body(of_input, of_output)
-    scanner = HttpBodyScanner("m", "", str(len(body)), len(body), lambda *_: None, 1 << 20)
+    scanner = HttpBodyScanner(BodyHead("m", "", str(len(body)), len(body)), lambda _: None, 1 << 20)
     scanner.feed(body)
     return scanner.finish()[0]
 
@@ -137,11 +138,11 @@ def test_a_raw_tensor_beside_one_in_a_region() -> None:
     request = grpc_message(PLACE, None)
     request.inputs.add(name="z", datatype="INT8", shape=[1])
     request.raw_input_contents.append(b"\1")
-    parsed = grpc_requests.parse_infer_request(request.SerializeToString())
+    parsed = requests.parse_infer_request(request.SerializeToString())
     assert (told(parsed.inputs[0].data), parsed.inputs[1].data) == (("r", 4, 8), b"\1")
     request.raw_input_contents.append(b"\2")
     with pytest.raises(InvalidArgument, match="expected one for each of its 1 inputs outside"):
-        grpc_requests.parse_infer_request(request.SerializeToString())
+        requests.parse_infer_request(request.SerializeToString())
 
 
 def test_a_binary_tensor_beside_one_in_a_region() -> None:
@@ -150,7 +151,7 @@ def test_a_binary_tensor_beside_one_in_a_region() -> None:
         {"name": "z", "datatype": "INT8", "shape": [1], "parameters": {"binary_data_size": 1}},
     ]
     text = json.dumps({"inputs": inputs}).encode()
-    request, _ = http_codec.parse_infer_request("m", "", text + b"\1", str(len(text)))
+    request, _ = codec.parse_infer_request("m", "", text + b"\1", str(len(text)))
     assert (told(request.inputs[0].data), request.inputs[1].data) == (("r", 4, 8), b"\1")
 
 
@@ -158,7 +159,7 @@ def test_contents_beside_a_region() -> None:
     request = grpc_message(PLACE, None)
     request.inputs[0].contents.fp32_contents.extend([1, 2])
     with pytest.raises(InvalidArgument) as caught:
-        grpc_requests.parse_infer_request(request.SerializeToString())
+        requests.parse_infer_request(request.SerializeToString())
     assert str(caught.value) == (
         "unexpected 'content' provided when using shared memory for input tensor 'x' for model 'm'"
     )
@@ -206,16 +207,16 @@ def test_placed_outputs_have_no_bytes_in_the_response() -> None:
     message = pb.ModelInferResponse.FromString(b"".join(encode_infer_response(response)))
     assert list(message.raw_output_contents) == [b"", b"\1"]
     assert [one.name for one in message.outputs] == ["y", "z"]
-    headers, pieces = http_codec.encode_infer_response(response, OutputForm(everything=True))
-    length = int(dict(headers)[b"inference-header-content-length"])
+    head, pieces, _ = codec.encode_infer_response(response, OutputForm(everything=True))
+    length = int(dict(head.headers)[b"inference-header-content-length"])
     body = b"".join(pieces)
     assert json.loads(body[:length])["outputs"] == [
         {"name": "y", "datatype": "FP32", "shape": [1, 2]},
         {"name": "z", "datatype": "INT8", "shape": [1], "parameters": {"binary_data_size": 1}},
     ]
     assert body[length:] == b"\1"
-    headers, pieces = http_codec.encode_infer_response(
+    head, pieces, _ = codec.encode_infer_response(
         InferResponse("m", "1", "", {}, outputs[:1]), OutputForm(everything=True)
     )
-    assert dict(headers)[b"content-type"] == b"application/json"
+    assert dict(head.headers)[b"content-type"] == b"application/json"
     assert json.loads(b"".join(pieces))["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [1, 2]}]

@@ -12,9 +12,8 @@ from tls import Authority, Pair
 
 from gpuserve import Server
 from gpuserve.errors import ConfigError
-from gpuserve.front.certificates import CertificateWatch
-from gpuserve.settings import ServerSettings
-from gpuserve.tls import TlsFiles, certificate_expiry, check_files, check_tls
+from gpuserve.front.process.certificates import CertificateWatch
+from gpuserve.settings.tls import TlsFiles, certificate_expiry, check_files
 
 PEM = "-----BEGIN {0}-----\nAAAA\n-----END {0}-----\n"
 
@@ -103,13 +102,13 @@ def test_files_that_do_not(folder: Path, names: tuple[str, ...], key: str, text:
         ({"tls_certfile": "c"}, "tls_certfile and tls_keyfile go together; tls_keyfile is missing"),
         ({"tls_keyfile": "k"}, "tls_certfile and tls_keyfile go together; tls_certfile is missing"),
         ({"tls_client_ca": "a"}, "tls_client_ca needs tls_certfile and tls_keyfile"),
-        ({"tls_ports": ("https",)}, "tls_ports: expected a list of any of http, grpc, metrics, given"),
-        ({"tls_ports": "http"}, "tls_ports: expected a list of any of http, grpc, metrics, given 'http'"),
+        ({"tls_ports": ("https",)}, "tls_ports must be a list of any of 'http', 'grpc', 'metrics', got"),
+        ({"tls_ports": "http"}, "tls_ports must be a list of any of 'http', 'grpc', 'metrics', got 'http'"),
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        check_tls(ServerSettings(**settings))  # type: ignore[arg-type]
+        Server(**settings)
 
 
 def test_a_path_begins_at_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve import Tensor
-from gpuserve.ensemble_spec import StepSpec
+from gpuserve.declare.spec import InstanceSpec, LabelSpec, ModelSpec, StepSpec
+from gpuserve.declare.tensors import label_specs, labels_in, tensor_specs
 from gpuserve.errors import BindError, InvalidArgument
-from gpuserve.front.endpoint.classification import MAX_ELEMENTS, classify, labels_of, top_classes
-from gpuserve.front.endpoint.model_config import model_config
-from gpuserve.front.endpoint.v2 import InferResponse, OutputTensor
-from gpuserve.label_spec import LabelSpec, labels_in
-from gpuserve.model import label_specs, tensor_specs
-from gpuserve.spec import InstanceSpec, ModelSpec
-from gpuserve_worker.tensor import TensorSpec, bytes_array
+from gpuserve.front.v2.classification import MAX_ELEMENTS, classify, labels_of, top_classes
+from gpuserve.front.v2.model_config import model_config
+from gpuserve.front.v2.types import InferResponse, OutputTensor
+from gpuserve_worker.protocol.tensor import TensorSpec, bytes_array
 
 
 def output(values: Any, datatype: str = "FP32", dtype: Any = np.float32, name: str = "y") -> OutputTensor:

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from gpuserve.front.tracing import sink as sinks
-from gpuserve.front.tracing.json_events import events
-from gpuserve.front.tracing.sink import TraceSink
-from gpuserve.front.tracing.trace import Trace, TracedTensor
-from gpuserve.front.tracing.trace_file import TraceFileWriter
-from gpuserve.front.tracing.values import Level
+from gpuserve.front.observe.tracing import sink as sinks
+from gpuserve.front.observe.tracing.sink import TraceSink
+from gpuserve.front.observe.tracing.trace import Trace, TracedTensor
+from gpuserve.front.observe.tracing.trace_file import TraceFileWriter, events
+from gpuserve.front.observe.tracing.values import TraceLevel
 
 TIMEOUT_S = 10.0
 
 
-def trace(number: int, scope: str = "", frequency: int = 0, level: Level = Level.TIMESTAMPS) -> Trace:
+def trace(
+    number: int, scope: str = "", frequency: int = 0, level: TraceLevel = TraceLevel.TIMESTAMPS
+) -> Trace:
     made = Trace(number, "m", 1, "", level, scope, frequency, None)
     made.note("REQUEST_END", 2)
     made.note("REQUEST_START", 1)
@@ -63,7 +64,7 @@ def test_the_events_of_a_trace_and_of_what_it_led_to() -> None:
     ],
 )
 def test_tensors(datatype: str, shape: tuple[int, ...], data: bytes, cut: bool, text: str) -> None:
-    one = trace(1, level=Level.TENSORS)
+    one = trace(1, level=TraceLevel.TENSORS)
     one.tensors.append(TracedTensor("TENSOR_QUEUE_INPUT", "x", datatype, shape, data, cut))
     (_, event) = json.loads(f"[{events(one)}]")
     expected = {"name": "x", "data": text, "shape": ",".join(map(str, shape)), "dtype": datatype}

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.errors import ConfigError, InvalidArgument, RequestError, Unimplemented
-from gpuserve.front.endpoint import trace_codec
-from gpuserve.front.tracing.control import TraceControl
-from gpuserve.front.tracing.sampler import Sampler
-from gpuserve.front.tracing.scopes import TraceScopes
-from gpuserve.front.tracing.trace import TraceParent
-from gpuserve.front.tracing.values import TraceValues, described, read_changes
-from gpuserve.settings import TraceSettings
-from gpuserve.trace_output import check_trace
+from gpuserve.front.observe.tracing.sampler import Sampler
+from gpuserve.front.observe.tracing.scopes import TraceScopes
+from gpuserve.front.observe.tracing.trace import TraceParent
+from gpuserve.front.observe.tracing.values import TraceValues, described, read_changes
+from gpuserve.front.service.service import inference_service
+from gpuserve.front.v2 import trace_codec
+from gpuserve.settings.checks import check_trace
+from gpuserve.settings.server import ServerSettings, TraceSettings
 
 START = TraceSettings(file="t.json")
 INITIAL = {
@@ -230,10 +230,10 @@ def test_json_that_is_no_update(body: bytes) -> None:
     ("settings", "text"),
     [
         (TraceSettings(("TIMESTAMPS",)), "trace: a trace level needs a file"),
-        (TraceSettings(("ALL",), file="t"), "expected any of TIMESTAMPS, TENSORS"),
-        (TraceSettings(mode="zipkin"), "trace.mode: expected one of triton, opentelemetry, given 'zipkin'"),
-        (TraceSettings(rate=0), "trace.rate: expected an integer of at least 1, given 0"),
-        ({"rate": 1}, "trace: expected a TraceSettings, given dict"),
+        (TraceSettings(("ALL",), file="t"), "trace.level must be a list of any of 'TIMESTAMPS', 'TENSORS'"),
+        (TraceSettings(mode="zipkin"), "trace.mode must be 'triton' or 'opentelemetry', got 'zipkin'"),
+        (TraceSettings(rate=0), "trace.rate must be an integer of at least 1, got 0"),
+        ({"rate": 1}, "trace must be a TraceSettings, got an object of type dict"),
     ],
 )
 def test_a_server_is_not_started_with_settings_that_cannot_be(settings: Any, text: str) -> None:
@@ -247,7 +247,8 @@ def test_whether_a_caller_traces(flags: str, sampled: bool) -> None:
 
 
 def test_other_settings_of_the_start_leave_what_clients_have_changed() -> None:
-    control = TraceControl(tuple, TraceSettings(rate=2, count=3, file="a"))
+    start = TraceSettings(rate=2, count=3, file="a")
+    control = inference_service(ServerSettings(trace=start)).control.trace
     control.update("", {"trace_rate": ["5"]})
     control.restart(TraceSettings(rate=7, count=9, file="b"))
     now = control.settings()

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuserve.front import triton_metrics
-from gpuserve.front.machine_metrics import CpuMetrics, CpuTime, cpu_time, memory_nbytes, utilization
-from gpuserve.front.metrics import ModelMetrics
-from gpuserve.front.metrics_page import MetricsPage
-from gpuserve.front.quantiles import LatencyWindow
-from gpuserve.front.statistics import FailureReason, ResponseFate
+from gpuserve.front.observe import triton_metrics
+from gpuserve.front.observe.machine_metrics import CpuMetrics, CpuTime, cpu_time, memory_nbytes, utilization
+from gpuserve.front.observe.metrics import LatencyWindow, ModelMetrics
+from gpuserve.front.observe.metrics_page import MetricsPage
+from gpuserve.front.v2.statistics import FailureReason, ResponseFate
 
 COUNTERS = {
     "nv_inference_request_success",

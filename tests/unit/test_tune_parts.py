@@ -6,15 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.bench.errors import BenchOptionError
-from gpuserve.bench.latencies import Summary
+from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.bench.reports.latencies import LatencySummary
 from gpuserve.config.load import load_data
 from gpuserve.config.positions import parse
-from gpuserve.spec import ModelSpec
+from gpuserve.declare.spec import ModelSpec
 from gpuserve.tune.axes import Wishes, axes_of, parse_wishes
-from gpuserve.tune.limits import LatencyLimit, parse_limit, parse_seconds
-from gpuserve.tune.pareto import Point, best, front, score
-from gpuserve.tune.search import Position, coordinate_search, is_better
+from gpuserve.tune.search import (
+    LatencyLimit,
+    Point,
+    Position,
+    best,
+    coordinate_search,
+    front,
+    is_better,
+    parse_limit,
+    parse_seconds,
+    score,
+)
 from gpuserve.tune.yaml_edit import with_values
 
 POINTS = st.lists(
@@ -84,7 +93,7 @@ def test_the_best_is_under_the_limit(points: list[Point], most_ms: float) -> Non
 
 
 def test_limits() -> None:
-    summary = Summary(9, 1, 2, 3, 4, 5, 6, 7)
+    summary = LatencySummary(9, 1, 2, 3, 4, 5, 6, 7)
     assert parse_limit("p99=50ms") == LatencyLimit("p99", 50.0)
     assert parse_limit("p99.9=1.5s") == LatencyLimit("p99.9", 1500.0)
     assert parse_limit("mean=200us").of(summary) == 1

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.endpoint.limits import MAX_NAME_NBYTES, check_name, shown, shown_names, shown_shape
-from gpuserve.front.endpoint.v2 import Data, InferRequest, InputTensor
-from gpuserve.front.endpoint.validation import CheckedRequest, ModelCheck, holds_elements
-from gpuserve.spec import ModelSpec
-from gpuserve_worker.memory import Block
-from gpuserve_worker.tensor import ITEMSIZE, TensorSpec, check_bytes, encode_bytes
+from gpuserve.front.v2.limits import MAX_NAME_NBYTES, check_name, shown, shown_names, shown_shape
+from gpuserve.front.v2.types import Data, InferRequest, InputTensor
+from gpuserve.front.v2.validation import CheckedRequest, ModelCheck, holds_elements
+from gpuserve_worker.memory.arena import Block
+from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, check_bytes, encode_bytes
 
 PREFIX = "[request id: <id_unknown>] "
 A = TensorSpec("A", "FP32", (4,))

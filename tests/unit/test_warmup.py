@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from decorating import model
 
-from gpuserve_worker.request import Batch
-from gpuserve_worker.tensor import ITEMSIZE, numpy_dtype
-from gpuserve_worker.warmup import warmup_batches
+from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.calling.warmup import warmup_batches
+from gpuserve_worker.protocol.tensor import ITEMSIZE, numpy_dtype
 
 BATCHING = model()
 SINGLE = model(max_batch_size=0)

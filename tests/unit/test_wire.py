@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from gpuserve_worker import wire
+from gpuserve_worker.protocol import wire
 
 TENSOR = wire.WireTensor("x", "FP32", (2, 3), b"\x00" * 24)
 ELSEWHERE = wire.WireTensor("y", "BYTES", (0,), wire.Ref(3, 1 << 40, 5))

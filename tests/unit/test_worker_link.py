@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from processes import measured
 
-from gpuserve.front.links import WorkerLink
-from gpuserve_worker import wire
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve_worker.protocol import wire
 
 TIMEOUT_S = 10.0
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpuserve_worker.placement import ranges
+from gpuserve_worker.running.placement import ranges
 
 PROGRAM = """
 import json, os, sys, threading
-from gpuserve_worker import placement
+from gpuserve_worker.running import placement
 go, done = threading.Event(), threading.Event()
 thread = threading.Thread(target=lambda: (go.set(), done.wait()))
 thread.start()

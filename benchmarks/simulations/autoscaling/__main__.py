@@ -36,7 +36,7 @@ COMMAND: Final = "python -m benchmarks.simulations.autoscaling"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Simulate and print."""
+    """Simulate and print the tables."""
     parser = argparse.ArgumentParser(prog=COMMAND)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder with the measured times")
     parser.add_argument("--out", type=Path, help="folder for autoscaling.json and the pictures")
@@ -71,7 +71,7 @@ def compare(over: Sequence[Case], out: Path | None) -> None:
 
 
 def follow(over: Sequence[Case], path: Path, scale: float) -> None:
-    """All targets on one trace."""
+    """Simulate all targets on one trace."""
     trace = traffic.read(path.stem, path.read_text().splitlines(), scale)
     own = tables.own(over, trace, traffic.arrivals(trace, 1))
     found = points(own, windows_s=DOWN_WINDOWS_S[-1:], starts_s=STARTS_S[:1])

@@ -74,11 +74,11 @@ class Fleet:
         return sum(one.pods for one in self._cohorts)
 
     def ready(self, now: float) -> list[Cohort]:
-        """Those that serve."""
+        """The cohorts of pods that serve."""
         return [one for one in self._cohorts if one.ready_at <= now]
 
     def serve(self, now: float, requests: int) -> None:
-        """One second."""
+        """Serve the requests of one second."""
         tally, ready = self.tally, self.ready(now)
         tally.requests += requests
         tally.pod_s += self.pods

@@ -44,16 +44,16 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The name in tables."""
         return f"{self.service.name}; {self.trace.name}"
 
     @property
     def work_s(self) -> float:
-        """Pod seconds of work in it."""
+        """The work in the trace, in seconds of a pod."""
         return sum(self.arrivals) / self.service.capacity_hz
 
     def run(self, setting: Setting, where: Surroundings = USUAL) -> Outcome:
-        """The fleet under a setting."""
+        """Run the fleet under a setting."""
         return run(self.service, self.states, self.arrivals, setting, SEED, where)
 
 
@@ -111,7 +111,7 @@ def with_target(setting: Setting, target: float, window_s: int) -> Setting:
 
 
 def point(case: Case, setting: Setting, where: Surroundings = USUAL) -> Point:
-    """Run it."""
+    """Run one point of the grid."""
     seen, seconds = case.run(setting, where), len(case.arrivals)
     return Point(
         setting.scaling.target,
@@ -135,7 +135,7 @@ def points(
     starts_s: Sequence[float] = STARTS_S,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[Point]:
-    """The grid."""
+    """The points of the grid."""
     found = []
     for target in targets:
         for window_s in windows_s:

@@ -54,7 +54,7 @@ def histories(runs: Sequence[tuple[Case, Outcome]], path: Path) -> None:
 
 
 def _until(case: Case) -> int:
-    """A day is drawn whole."""
+    """The end of the picture, in seconds; a day is drawn whole."""
     return len(case.arrivals) if case.trace.name.startswith("diurnal") else min(_SHOWN_S, len(case.arrivals))
 
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from benchmarks.simulations.autoscaling.controller import SYNC_PERIOD_S, Autoscaler, Scaling
 from benchmarks.simulations.autoscaling.fleet import Fleet, Tally
 from benchmarks.simulations.autoscaling.service import Service, Steady
-from gpuserve.spec import DEFAULT_MAX_QUEUE_REQUESTS
+from gpuserve.declare.spec import QueueSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Surroundings:
     delay_s: int = 5
     start_s: float = 60.0
     drain_s: float = 15.0
-    queue_rows: int = DEFAULT_MAX_QUEUE_REQUESTS
+    queue_rows: int = QueueSpec().max_requests
 
 
 #: The cluster that the settings are chosen in.
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
     @property
     def refused_part(self) -> float:
-        """Of all requests."""
+        """The part of all requests that was refused."""
         return self.refused / self.requests if self.requests else 0.0
 
 

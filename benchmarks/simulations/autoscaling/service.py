@@ -36,7 +36,7 @@ class Service:
 
     @property
     def capacity_hz(self) -> float:
-        """Rows a second at most."""
+        """The most rows per second."""
         return capacity_hz(self.instances, self.batch_s, self.max_rows)
 
     @property
@@ -74,7 +74,7 @@ class Steady:
 
     @property
     def saturation(self) -> float:
-        """The mean."""
+        """The mean saturation."""
         return sum(self.saturations) / len(self.saturations)
 
 
@@ -92,7 +92,7 @@ def steady(service: Service, load: float, seed: int, requests: int = 12_000) -> 
 
 
 def steady_states(service: Service, seed: int, requests: int = 12_000) -> tuple[Steady, ...]:
-    """One for each of ``LOADS``."""
+    """A steady state for each of ``LOADS``."""
     return tuple(steady(service, load, seed, requests) for load in LOADS)
 
 

@@ -14,7 +14,7 @@ _HEADS: Final = "pods; traffic | pods, mean | times the work | refused | queue p
 
 
 def meaning(services: Iterable[tuple[Service, Sequence[Steady]]], targets: Sequence[float]) -> Iterator[str]:
-    """Which load a saturation is."""
+    """The load that each saturation stands for."""
     yield f"| pod | requests/s at most | {' | '.join(f'{target:g}' for target in targets)} |"
     yield f"| --- | ---: {'| ---: ' * len(targets)}|"
     for service, states in services:
@@ -23,7 +23,7 @@ def meaning(services: Iterable[tuple[Service, Sequence[Steady]]], targets: Seque
 
 
 def by_target(found: Sequence[Point], window_s: int, start_s: float) -> Iterator[str]:
-    """Every case, a line a target."""
+    """Every case, with a line for each target."""
     yield f"| target | {_HEADS} |"
     yield f"| ---: | --- {'| ---: ' * 7}|"
     for one in found:
@@ -51,7 +51,7 @@ def varied(over: Sequence[Case], lines: Iterable[Variation]) -> Iterator[str]:
 
 
 def plain(found: Iterable[Point], taken: tuple[float, int], command: str) -> dict[str, Any]:
-    """For a file."""
+    """The table as plain text, for a file."""
     points = [{name: _short(value) for name, value in one._asdict().items()} for one in found]
     return {"command": command, "taken": {"target": taken[0], "window_s": taken[1]}, "points": points}
 

@@ -22,8 +22,8 @@ from gpuserve.decorators import (
 )
 from gpuserve.decorators.outputs import named
 from gpuserve.decorators.wrapping import wraps_request_list
-from gpuserve_worker.context import ModelContext
-from gpuserve_worker.request import Request
+from gpuserve_worker.calling.context import ModelContext
+from gpuserve_worker.calling.request import Request
 
 if TYPE_CHECKING:
     from gpuserve.client.config import ClientModelConfig

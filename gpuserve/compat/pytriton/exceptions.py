@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from gpuserve_worker.failure import UnrecoverableError
+from gpuserve_worker.calling.failure import UnrecoverableError
 
 
 class PyTritonError(Exception):
@@ -33,7 +33,7 @@ class PyTritonError(Exception):
 
 
 class PyTritonValidationError(PyTritonError):
-    """An argument cannot be."""
+    """An argument has a value that cannot be served."""
 
 
 class PyTritonInvalidOperationError(PyTritonError):

@@ -6,11 +6,12 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from gpuserve.access import ADMIN, ENDPOINT_GROUPS, check_access
-from gpuserve.client.auth import HEADERS
+from gpuserve.client.settings import HEADERS
 from gpuserve.client.url import HTTP
 from gpuserve.compat.pytriton.translation import pytriton_errors
-from gpuserve.settings import ServerSettings
+from gpuserve.settings.access import ADMIN, ENDPOINT_GROUPS
+from gpuserve.settings.checks import checked_settings
+from gpuserve.settings.server import ServerSettings
 
 VALID_TRITON_ENDPOINTS: Final = tuple(group for group in ENDPOINT_GROUPS if group != ADMIN)
 DEFAULT_PROTECTED_ENDPOINTS: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
@@ -37,4 +38,4 @@ class TritonSecurityConfig:
             self.access_token = secrets.token_urlsafe(_TOKEN_NBYTES)
         with pytriton_errors():
             restricted = tuple(self.restricted_endpoints)
-            check_access(ServerSettings(restricted_endpoints=restricted, access_token=self.access_token))
+            checked_settings(ServerSettings(restricted_endpoints=restricted, access_token=self.access_token))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gpuserve.compat.pytriton import constants
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
 from gpuserve.compat.pytriton.security import TritonSecurityConfig
-from gpuserve.compat.pytriton.trace_config import trace_settings
-from gpuserve.compat.pytriton.triton_config import Fate, TritonConfig, meaning_of
-from gpuserve.settings import ServerSettings
+from gpuserve.compat.pytriton.triton_config import OptionMeaning, TritonConfig, meaning_of
+from gpuserve.errors import ConfigError
+from gpuserve.settings.checks import check_trace
+from gpuserve.settings.server import ServerSettings, TraceSettings
 
 _PORTS: Final = {
     "http": constants.DEFAULT_HTTP_PORT,
@@ -17,6 +19,14 @@ _PORTS: Final = {
     "metrics": constants.DEFAULT_METRICS_PORT,
 }
 _LOCAL_CACHE: Final = "local"
+#: The items of ``trace_config``, which are those of Triton's ``--trace-config``: ``level=TIMESTAMPS``,
+#: ``mode=opentelemetry``, ``triton,file=trace.json``, ``opentelemetry,resource=service.name=name`` and so on.
+_NUMBERS: Final = {"rate": "rate", "count": "count", "triton,log-frequency": "log_frequency"}
+_TEXTS: Final = {"mode": "mode", "triton,file": "file", "opentelemetry,url": "url"}
+_LEVEL: Final = "level"
+_RESOURCE: Final = "opentelemetry,resource"
+_KNOWN: Final = (_LEVEL, *_NUMBERS, *_TEXTS, _RESOURCE)
+_OFF: Final = "OFF"
 
 
 def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:
@@ -41,10 +51,10 @@ def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> Ser
 
 def without_effect(config: TritonConfig) -> list[str]:
     """The options that are given and do nothing here."""
-    return [name for name, _ in _given(config, Fate.NO_EFFECT)]
+    return [name for name, _ in _given(config, OptionMeaning.NO_EFFECT)]
 
 
-def _given(config: TritonConfig, fate: Fate) -> list[tuple[str, Any]]:
+def _given(config: TritonConfig, fate: OptionMeaning) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in config.to_dict().items()
@@ -53,7 +63,7 @@ def _given(config: TritonConfig, fate: Fate) -> list[tuple[str, Any]]:
 
 
 def _refuse(config: TritonConfig) -> None:
-    for name, value in _given(config, Fate.REFUSED):
+    for name, value in _given(config, OptionMeaning.REFUSED):
         if value:
             raise PyTritonValidationError(
                 f"TritonConfig.{name} is not supported by gpuserve: {meaning_of(name).text}"
@@ -61,7 +71,7 @@ def _refuse(config: TritonConfig) -> None:
 
 
 def _named_alike(config: TritonConfig) -> dict[str, Any]:
-    return {meaning_of(name).text: value for name, value in _given(config, Fate.SETTING)}
+    return {meaning_of(name).text: value for name, value in _given(config, OptionMeaning.SETTING)}
 
 
 def _ports(config: TritonConfig) -> dict[str, Any]:
@@ -109,7 +119,7 @@ def _cache(config: TritonConfig) -> dict[str, Any]:
 
 
 def _cache_nbytes(text: str) -> int:
-    """The size in ``local,size=1048576``."""
+    """The size of the response cache in bytes, as in ``local,size=1048576``."""
     kind, _, option = text.partition(",")
     if kind.strip() != _LOCAL_CACHE:
         raise PyTritonValidationError(
@@ -122,3 +132,49 @@ def _cache_nbytes(text: str) -> int:
             f"TritonConfig.cache_config: expected 'local,size=<bytes>', given {text!r}"
         )
     return int(size)
+
+
+def trace_settings(items: Sequence[str]) -> TraceSettings:
+    """The settings that the items mean; what is given twice counts the last time, levels and resource add up.
+
+    Raises:
+        PyTritonValidationError: an item is none of these, or the settings cannot be.
+    """
+    fields: dict[str, Any] = {}
+    for item in items:
+        name, _, value = item.partition("=")
+        _put(fields, name.strip().lower(), value.strip(), item)
+    if _OFF in fields.get("level", ()):
+        fields["level"] = ()
+    settings = TraceSettings(**fields)
+    try:
+        check_trace(settings)
+    except ConfigError as error:
+        raise PyTritonValidationError(f"TritonConfig.trace_config: {error}") from None
+    return settings
+
+
+def _put(fields: dict[str, Any], name: str, value: str, item: str) -> None:
+    if name in _NUMBERS:
+        fields[_NUMBERS[name]] = _number(value, item)
+    elif name in _TEXTS:
+        fields[_TEXTS[name]] = value
+    elif name == _LEVEL:
+        fields["level"] = (*fields.get("level", ()), value.upper())
+    elif name == _RESOURCE:
+        key, _, text = value.partition("=")
+        fields["resource"] = fields.get("resource", TraceSettings().resource) | {key: text}
+    else:
+        raise PyTritonValidationError(
+            f"TritonConfig.trace_config {item!r} is not supported by gpuserve: expected one of "
+            f"{', '.join(one + '=' for one in _KNOWN)}"
+        )
+
+
+def _number(value: str, item: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise PyTritonValidationError(
+            f"TritonConfig.trace_config: expected an integer in {item!r}, given {value!r}"
+        ) from None

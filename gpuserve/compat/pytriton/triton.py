@@ -16,7 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from gpuserve.attaching import AttachedServer
+from gpuserve.api.attached_server import AttachedServer
+from gpuserve.api.model_host import ModelHost
+from gpuserve.api.server import Server
 from gpuserve.compat.pytriton.client.exceptions import PyTritonClientInvalidUrlError
 from gpuserve.compat.pytriton.constants import DEFAULT_TRITON_STARTUP_TIMEOUT_S
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
@@ -30,10 +32,8 @@ from gpuserve.compat.pytriton.server_options import server_settings, without_eff
 from gpuserve.compat.pytriton.translation import pytriton_errors
 from gpuserve.compat.pytriton.triton_config import TritonConfig, merged
 from gpuserve.compat.pytriton.utils.workspace import Workspace
+from gpuserve.declare.model import ModelConfig, Tensor
 from gpuserve.errors import AttachError
-from gpuserve.model import ModelConfig, Tensor
-from gpuserve.model_host import ModelHost
-from gpuserve.server import Server
 
 __all__ = [
     "DEFAULT_PROTECTED_ENDPOINTS",

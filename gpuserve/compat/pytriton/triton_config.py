@@ -27,8 +27,8 @@ _TRUE: Final = frozenset({"true", "1", "yes", "on"})
 _FALSE: Final = frozenset({"false", "0", "no", "off", ""})
 
 
-class Fate(enum.Enum):
-    """What becomes of an option."""
+class OptionMeaning(enum.Enum):
+    """What gpuserve does with an option of Triton's server."""
 
     SETTING = "is a setting of gpuserve"
     PART = "is part of a setting of gpuserve"
@@ -40,20 +40,20 @@ class Fate(enum.Enum):
 class Meaning:
     """One option here. ``text`` is the name of our setting, or what to use instead."""
 
-    fate: Fate
+    fate: OptionMeaning
     text: str = ""
 
 
-_PART: Final = Meaning(Fate.PART)
-_NO_EFFECT: Final = Meaning(Fate.NO_EFFECT)
+_PART: Final = Meaning(OptionMeaning.PART)
+_NO_EFFECT: Final = Meaning(OptionMeaning.NO_EFFECT)
 
 
 def _setting(name: str) -> Meaning:
-    return Meaning(Fate.SETTING, name)
+    return Meaning(OptionMeaning.SETTING, name)
 
 
 def _refused(instead: str) -> Meaning:
-    return Meaning(Fate.REFUSED, instead)
+    return Meaning(OptionMeaning.REFUSED, instead)
 
 
 _RESTRICT: Final = "use Triton(security_config=TritonSecurityConfig(access_token=…, restricted_endpoints=…))"
@@ -155,7 +155,7 @@ class TritonConfig:
 
 
 def meaning_of(name: str) -> Meaning:
-    """What becomes of an option here."""
+    """What gpuserve does with the option of this name."""
     return _options()[name][1]
 
 

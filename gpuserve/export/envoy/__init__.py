@@ -5,9 +5,8 @@ Pure, as all of ``export``.
 =============  ==================================================================================
 ``proxy``      what Envoy is to be: where it listens, where the pods are
 ``bootstrap``  its configuration as a whole; files of it
-``listeners``  the ports that clients use; ``routes``: what is repeated, and when
+``listeners``  its ports: for clients with the routes, for the node and Prometheus
 ``clusters``   the pods: balancing, health, ejection
-``status``     a port for the node and for Prometheus
 ``tls``        certificates, on both sides
 ``pods``       Envoy in a cluster, as a kustomize component
 =============  ==================================================================================

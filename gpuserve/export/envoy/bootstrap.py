@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpuserve.export.envoy import listeners, status, tls
+from gpuserve.export.envoy import listeners, tls
 from gpuserve.export.envoy.clusters import cluster
 from gpuserve.export.envoy.proxy import HEAP_NBYTES, Proxy
-from gpuserve.export.quantities import readable
-from gpuserve.export.reasoned import Reasoned
-from gpuserve.export.yaml_text import render
+from gpuserve.export.manifests.yaml_text import render
+from gpuserve.export.sizing.values import Reasoned, readable
 
 FILE: Final = "envoy.yaml"
 _TRIGGER: Final = "envoy.resource_monitors.fixed_heap"
@@ -17,7 +16,7 @@ _HEAP: Final = "type.googleapis.com/envoy.extensions.resource_monitors.fixed_hea
 
 
 def files(proxy: Proxy) -> dict[str, str]:
-    """Text by name: the bootstrap, and where there is TLS, what says where certificates are."""
+    """Texts by file name: the bootstrap, and with TLS the files that name certificates."""
     header = (
         f"Envoy in front of {proxy.name}: balances requests, and repeats those that a dying pod has lost."
     )
@@ -27,15 +26,15 @@ def files(proxy: Proxy) -> dict[str, str]:
 
 
 def bootstrap(proxy: Proxy) -> dict[str, Any]:
-    """What ``envoy -c`` reads."""
+    """The configuration that ``envoy -c`` reads."""
     listening = [listeners.listener(proxy, name) for name in proxy.clusters]
     clusters = [cluster(proxy, name) for name in proxy.clusters]
     made: dict[str, Any] = {"node": {"id": proxy.name, "cluster": proxy.name}}
     if proxy.status_port is not None:
-        listening.append(status.listener(proxy, proxy.status_port))
+        listening.append(listeners.status_listener(proxy, proxy.status_port))
     if proxy.admin_port is not None:
-        made["admin"] = Reasoned(status.admin(proxy.admin_port), "Only for this pod: it can end Envoy.")
-        clusters.append(status.admin_cluster(proxy.admin_port))
+        made["admin"] = Reasoned(listeners.admin(proxy.admin_port), "Only for this pod: it can end Envoy.")
+        clusters.append(listeners.admin_cluster(proxy.admin_port))
     made["static_resources"] = {"listeners": listening, "clusters": clusters}
     return made | {"overload_manager": _overload()}
 

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from gpuserve.export.envoy.proxy import Proxy
 from gpuserve.export.envoy.tls import upstream
-from gpuserve.export.ports import HEALTH
-from gpuserve.export.quantities import MIB
-from gpuserve.export.reasoned import Reasoned
+from gpuserve.export.sizing.ports import HEALTH
+from gpuserve.export.sizing.values import MIB, Reasoned
 
 _HTTP_OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -19,7 +18,7 @@ _HEALTH_MATCH: Final = {"health": True}
 
 
 def cluster(proxy: Proxy, name: str) -> dict[str, Any]:
-    """The pods' port of this name."""
+    """The cluster for the pods' port of this name."""
     return {
         "name": name,
         **_members(proxy, name),

@@ -6,16 +6,25 @@ import hashlib
 import math
 from typing import Any, Final
 
-from gpuserve.export import kustomize
-from gpuserve.export.envoy import bootstrap, status
+from gpuserve.export.envoy import bootstrap
+from gpuserve.export.envoy.listeners import LIVE_PATH, READY_PATH
 from gpuserve.export.envoy.proxy import ADMIN_PORT, FOLDER, STATUS_PORT, Proxy
-from gpuserve.export.network import allowed, clients, egress_to_dns, monitoring
-from gpuserve.export.pod import TLS_FOLDER, UID, Parts, pod_security
-from gpuserve.export.ports import HEALTH, HTTP
-from gpuserve.export.reasoned import Reasoned
-from gpuserve.export.sizing import MIN_READY_S, PROPAGATION_S
-from gpuserve.export.workload import SURGE
-from gpuserve.export.yaml_text import render
+from gpuserve.export.manifests.components import kustomization_component
+from gpuserve.export.manifests.network import (
+    allowed,
+    clients,
+    egress_to_dns,
+    monitoring,
+    policy,
+    service,
+    service_port,
+)
+from gpuserve.export.manifests.pod import CONTAINER_SECURITY, TLS_FOLDER, UID, PodParts, pod_security
+from gpuserve.export.manifests.workload import SURGE, budget
+from gpuserve.export.manifests.yaml_text import render
+from gpuserve.export.sizing.ports import HEALTH, HTTP, container_ports
+from gpuserve.export.sizing.sizing import MIN_READY_S, PROPAGATION_S
+from gpuserve.export.sizing.values import Reasoned
 
 #: The version that the tests run. A kustomization's ``images`` names another.
 IMAGE: Final = "envoyproxy/envoy:v1.39.3"
@@ -27,8 +36,8 @@ _STOP_S: Final = 5
 _STATUS: Final = "status"
 
 
-def component(parts: Parts, proxy: Proxy) -> dict[str, str]:
-    """Files by name."""
+def component(parts: PodParts, proxy: Proxy) -> dict[str, str]:
+    """The files of the kustomize component, by name."""
     texts = bootstrap.files(proxy)
     name = f"{parts.name}-envoy-{_digest(texts)}"
     made = {
@@ -36,15 +45,15 @@ def component(parts: Parts, proxy: Proxy) -> dict[str, str]:
         "deployment.yaml": [deployment(parts, proxy, name, list(texts))],
         "service.yaml": [_service(parts, proxy)],
         "networkpolicy.yaml": _policies(parts, proxy),
-        "disruptionbudget.yaml": [_budget(parts)],
+        "disruptionbudget.yaml": [budget(_metadata(parts), _labels(parts), 1)],
     }
     header = f"Envoy in front of the pods: clients use the Service {parts.name}-envoy."
     files = {file: render(documents) for file, documents in made.items()}
-    return {"kustomization.yaml": render([kustomize.component(resources=list(made))], header), **files}
+    return {"kustomization.yaml": render([kustomization_component(resources=list(made))], header), **files}
 
 
-def deployment(parts: Parts, proxy: Proxy, config: str, files: list[str]) -> dict[str, Any]:
-    """Envoy's pods."""
+def deployment(parts: PodParts, proxy: Proxy, config: str, files: list[str]) -> dict[str, Any]:
+    """The Deployment of Envoy's pods."""
     why = "So that one may go. Nothing scales it."
     return {
         "apiVersion": "apps/v1",
@@ -64,7 +73,7 @@ def deployment(parts: Parts, proxy: Proxy, config: str, files: list[str]) -> dic
 
 
 def pre_stop(admin_port: int, sleep_s: int) -> list[str]:
-    """Not ready, connections are told to go elsewhere; then there is time for what is under way."""
+    """The command that marks Envoy as not ready and then waits for requests under way."""
     request = (
         r"POST /healthcheck/fail HTTP/1.1\r\nHost: envoy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     )
@@ -72,11 +81,11 @@ def pre_stop(admin_port: int, sleep_s: int) -> list[str]:
     return ["/bin/bash", "-c", script]
 
 
-def _labels(parts: Parts) -> dict[str, str]:
+def _labels(parts: PodParts) -> dict[str, str]:
     return {"app.kubernetes.io/name": "envoy", "app.kubernetes.io/instance": parts.name}
 
 
-def _metadata(parts: Parts, name: str = "") -> dict[str, Any]:
+def _metadata(parts: PodParts, name: str = "") -> dict[str, Any]:
     return parts.named(name or f"{parts.name}-envoy") | {"labels": _labels(parts)}
 
 
@@ -85,7 +94,7 @@ def _digest(texts: dict[str, str]) -> str:
     return hashlib.sha256(joined.encode()).hexdigest()[:10]
 
 
-def _config(parts: Parts, name: str, texts: dict[str, str]) -> dict[str, Any]:
+def _config(parts: PodParts, name: str, texts: dict[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -95,7 +104,7 @@ def _config(parts: Parts, name: str, texts: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _pod(parts: Parts, proxy: Proxy, config: str, files: list[str]) -> dict[str, Any]:
+def _pod(parts: PodParts, proxy: Proxy, config: str, files: list[str]) -> dict[str, Any]:
     sleep_s = PROPAGATION_S + math.ceil(parts.settings.drain_timeout_s)
     items = [{"key": name, "path": name} for name in files]
     tls = {"name": "tls", "secret": {"secretName": parts.tls_secret, "defaultMode": 0o440}}
@@ -116,19 +125,18 @@ def _pod(parts: Parts, proxy: Proxy, config: str, files: list[str]) -> dict[str,
     }
 
 
-def _apart(parts: Parts) -> dict[str, Any]:
+def _apart(parts: PodParts) -> dict[str, Any]:
     term = {"labelSelector": {"matchLabels": _labels(parts)}, "topologyKey": "kubernetes.io/hostname"}
     preferred = [{"weight": 100, "podAffinityTerm": term}]
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
-def _container(parts: Parts, proxy: Proxy, sleep_s: int) -> dict[str, Any]:
+def _container(parts: PodParts, proxy: Proxy, sleep_s: int) -> dict[str, Any]:
     stop_why = (
         f"Not ready, and connections are told to go elsewhere: {PROPAGATION_S} s until nobody comes, "
         "then server.drain_timeout_s for the last requests. On SIGTERM Envoy ends at once."
     )
     ports = {**proxy.listen_ports, _STATUS: STATUS_PORT}
-    named = [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
     mounts = [{"name": "config", "mountPath": FOLDER, "readOnly": True}]
     if parts.tls_secret:
         mounts.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})
@@ -137,17 +145,12 @@ def _container(parts: Parts, proxy: Proxy, sleep_s: int) -> dict[str, Any]:
         "image": IMAGE,
         "command": ["envoy", "-c", f"{FOLDER}/{bootstrap.FILE}"],
         "args": ["--concurrency", str(_THREADS), "--disable-hot-restart", "--log-level", "warning"],
-        "ports": named,
+        "ports": container_ports(ports),
         "resources": _resources(),
         **_probes(),
         "lifecycle": {"preStop": Reasoned({"exec": {"command": pre_stop(ADMIN_PORT, sleep_s)}}, stop_why)},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "privileged": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": mounts,
     }
 
@@ -162,8 +165,8 @@ def _resources() -> dict[str, Any]:
 
 
 def _probes() -> dict[str, Any]:
-    live = {"httpGet": {"path": status.LIVE_PATH, "port": _STATUS}, "timeoutSeconds": 2}
-    ready = {"httpGet": {"path": status.READY_PATH, "port": _STATUS}, "timeoutSeconds": 1}
+    live = {"httpGet": {"path": LIVE_PATH, "port": _STATUS}, "timeoutSeconds": 2}
+    ready = {"httpGet": {"path": READY_PATH, "port": _STATUS}, "timeoutSeconds": 1}
     first = Reasoned(
         {**live, "periodSeconds": 2, "failureThreshold": 30},
         "It waits until it has looked for the pods once.",
@@ -175,38 +178,15 @@ def _probes() -> dict[str, Any]:
     }
 
 
-def _service(parts: Parts, proxy: Proxy) -> dict[str, Any]:
+def _service(parts: PodParts, proxy: Proxy) -> dict[str, Any]:
     numbers = dict(proxy.listen_ports)
     if HTTP in numbers:
         numbers[HTTP] = 443 if HTTP in parts.ports.tls else 80
-    ports = [
-        {
-            "name": name,
-            "port": port,
-            "targetPort": name,
-            "protocol": "TCP",
-            "appProtocol": parts.ports.app_protocol(name),
-        }
-        for name, port in numbers.items()
-    ]
-    spec = {"selector": _labels(parts), "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(parts), "spec": spec}
+    ports = [service_port(parts, name, port) for name, port in numbers.items()]
+    return service(_metadata(parts), _labels(parts), ports)
 
 
-def _budget(parts: Parts) -> dict[str, Any]:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _metadata(parts),
-        "spec": {
-            "maxUnavailable": 1,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": _labels(parts)},
-        },
-    }
-
-
-def _policies(parts: Parts, proxy: Proxy) -> list[dict[str, Any]]:
+def _policies(parts: PodParts, proxy: Proxy) -> list[dict[str, Any]]:
     """Clients to Envoy, and Envoy to the pods; their port for health is open to nobody else but the node."""
     asked = [allowed(port) for port in proxy.listen_ports.values()]
     to_pods = [
@@ -223,21 +203,12 @@ def _policies(parts: Parts, proxy: Proxy) -> list[dict[str, Any]]:
             egress_to_dns(),
         ],
     }
-    made = [_policy(_metadata(parts), _labels(parts), rules)]
+    made = [policy(_metadata(parts), _labels(parts), rules)]
     if HEALTH in parts.ports.numbers:
         envoy = [{"podSelector": {"matchLabels": _labels(parts)}}]
         rules = {
             "policyTypes": ["Ingress"],
             "ingress": [{"from": envoy, "ports": [allowed(parts.ports.numbers[HEALTH])]}],
         }
-        made.append(_policy(_metadata(parts, f"{parts.name}-envoy-health"), parts.labels, rules))
+        made.append(policy(_metadata(parts, f"{parts.name}-envoy-health"), parts.labels, rules))
     return made
-
-
-def _policy(metadata: dict[str, Any], selected: dict[str, str], rules: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata,
-        "spec": {"podSelector": {"matchLabels": selected}, **rules},
-    }

@@ -6,18 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from gpuserve.access import all_rules
-from gpuserve.export.names import export_name
-from gpuserve.export.pod import TLS_FOLDER
-from gpuserve.export.ports import GRPC, HEALTH, HTTP, ServerPorts
-from gpuserve.export.quantities import KIB, MIB, readable, up_to
-from gpuserve.export.reasoned import Reasoned
-from gpuserve.export.sizing import batch_nbytes
+from gpuserve.export.manifests.pod import TLS_FOLDER
+from gpuserve.export.sizing.options import export_name
+from gpuserve.export.sizing.ports import GRPC, HEALTH, HTTP, ServerPorts
+from gpuserve.export.sizing.sizing import batch_nbytes
+from gpuserve.export.sizing.values import KIB, MIB, Reasoned, readable, up_to
+from gpuserve.settings.server import all_rules
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
-    from gpuserve.export.options import ExportOptions
-    from gpuserve.settings import ServerSettings
+    from gpuserve.export.sizing.options import ExportOptions
+    from gpuserve.settings.server import ServerSettings
 
 #: Where Envoy's own files are in its pod.
 FOLDER: Final = "/etc/envoy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gpuserve.export.envoy.proxy import Proxy
-from gpuserve.export.reasoned import Reasoned
+from gpuserve.export.sizing.values import Reasoned
 
 _CERTIFICATE: Final = "certificate"
 _AUTHORITY: Final = "authority"
@@ -38,7 +38,7 @@ def secrets(proxy: Proxy) -> dict[str, dict[str, Any]]:
 
 
 def downstream(proxy: Proxy) -> dict[str, Any]:
-    """For a listener in front of a port that speaks TLS."""
+    """The TLS transport for a listener in front of a port that speaks TLS."""
     common: dict[str, Any] = {
         "alpn_protocols": ["h2", "http/1.1"],
         "tls_params": dict(_LEAST),
@@ -53,7 +53,7 @@ def downstream(proxy: Proxy) -> dict[str, Any]:
 
 
 def upstream(proxy: Proxy) -> dict[str, Any]:
-    """For a cluster of ports that speak TLS."""
+    """The TLS transport for a cluster of ports that speak TLS."""
     named = {"san_type": "DNS", "matcher": {"exact": proxy.name}}
     combined = {
         "default_validation_context": {

@@ -1,5 +1,5 @@
 """The server of the endpoint: HTTP/1.1 and HTTP/2 in the front's own event loop.
 
-``connection`` is a socket; ``http1`` and ``http2`` are what is spoken on it; ``asgi_requests`` runs an ASGI
-application for a request; ``transport`` listens. Nothing here knows a model.
+``transport`` listens; ``http1`` and ``http2`` are what is spoken on a connection, whose socket is in
+``front/exchange``. Nothing here knows a model or a door.
 """

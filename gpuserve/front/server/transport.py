@@ -13,20 +13,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from gpuserve.front.endpoint.asgi import Application
-from gpuserve.front.endpoint.grpc_health import WATCH
-from gpuserve.front.endpoint.routes import ADMIN_PREFIX
-from gpuserve.front.server.asgi_requests import AsgiRequests
-from gpuserve.front.server.connection import READ_NBYTES, Connection
-from gpuserve.front.server.exchange import Exchange, Sink
-from gpuserve.front.server.http1 import Http1
-from gpuserve.front.server.http2 import Http2
-from gpuserve.tls import TlsFiles
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.exchange.connection import READ_NBYTES, Connection
+from gpuserve.front.exchange.exchange import Accept
+from gpuserve.front.server.http1.protocol import Http1
+from gpuserve.front.server.http2.protocol import Http2
+from gpuserve.settings.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
-
-#: Answers a request without the application, or says None.
-Direct = Callable[[Exchange], Sink | None]
 
 _BACKLOG: Final = 4096
 #: How often connections are looked at that take too long.
@@ -43,8 +37,6 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 )
 _TLS_HANDSHAKE_S: Final = 15.0
-#: Paths of requests that may be open while there is nothing to do, by how they begin.
-_NO_WORK: Final = (WATCH, ADMIN_PREFIX)
 #: After our own drain every request is answered, and what idles is closed at once. What is waited for are
 #: answers to clients that are slow to read them.
 CLOSE_TIMEOUT_S: Final = 3.0
@@ -55,19 +47,22 @@ _PROTOCOLS: Final = ["h2", "http/1.1"]
 class NativeTransport:
     """HTTP/1.1, HTTP/2 and gRPC on every listener, in the loop of the front.
 
-    ``listeners`` are descriptors, each with what may answer its requests before the application is asked.
-    They are closed by ``stop``.
+    ``listeners`` are descriptors, each with what accepts its requests. They are closed by ``stop``, which
+    also ends what ``requests`` runs. ``idle_paths`` are how paths begin whose requests may be open while
+    there is nothing to do.
     """
 
     def __init__(
         self,
-        application: Application,
-        listeners: Mapping[int, Direct | None],
+        listeners: Mapping[int, Accept],
+        requests: AwaitedRequests,
         tls: TlsFiles | None = None,
         max_connection_age_s: float = 0.0,
+        idle_paths: tuple[str, ...] = (),
     ) -> None:
         self._listeners = listeners
-        self._requests = AsgiRequests(application)
+        self._requests = requests
+        self._idle_paths = idle_paths
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
@@ -97,7 +92,7 @@ class NativeTransport:
         nor who operates the server, and may be waiting for this.
         """
         held = (path for connection in self._connections for path in connection.held)
-        return sum(not path.startswith(_NO_WORK) for path in held)
+        return sum(not path.startswith(self._idle_paths) for path in held)
 
     def limit_age(self, max_age_s: float) -> None:
         """Connections that are made from now on take requests for so long; 0 is for ever."""
@@ -135,13 +130,13 @@ class NativeTransport:
             self._check_all()
         for connection in list(self._connections):
             connection.abort()
-        for task in list(self._requests.tasks):
-            task.cancel()
-        await asyncio.gather(*self._requests.tasks, return_exceptions=True)
+        await self._requests.stop()
 
     async def _listen(self) -> list[asyncio.Server]:
         context = None if self._tls is None else _tls_context(self._tls)
-        return [await self._listen_on(fd, self._made(door), context) for fd, door in self._listeners.items()]
+        return [
+            await self._listen_on(fd, self._made(accept), context) for fd, accept in self._listeners.items()
+        ]
 
     async def _listen_on(
         self, fd: int, made: Callable[[], Connection], context: ssl.SSLContext | None
@@ -158,13 +153,8 @@ class NativeTransport:
         )
         return server
 
-    def _made(self, direct: Direct | None) -> Callable[[], Connection]:
+    def _made(self, accept: Accept) -> Callable[[], Connection]:
         """What makes the connections of a listener."""
-        requests = self._requests
-
-        def accept(exchange: Exchange) -> Sink:
-            return (None if direct is None else direct(exchange)) or requests.accept(exchange)
-
         speaks = partial(Http1, accept=accept), partial(Http2, accept=accept)
         return lambda: Connection(
             *speaks, self._buffer, self._connections, self._loop, self._max_age_s * _jitter()

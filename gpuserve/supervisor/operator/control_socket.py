@@ -13,23 +13,25 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from gpuserve.errors import Code
-from gpuserve.supervisor.listeners import Listeners
-from gpuserve.supervisor.local_listener import LocalListener
-from gpuserve.supervisor.operator.control_address import ControlName
-from gpuserve.supervisor.operator.messages import (
+from gpuserve.control.operator import (
     ALIVE_PERIOD_S,
     OPERATE,
     PROTOCOL,
     Alive,
     Answered,
+    AnswerOutcome,
     Ask,
+    Tell,
     Told,
+    VerbOutcome,
 )
-from gpuserve.supervisor.operator.outcome import AnswerOutcome, Outcome, Tell
-from gpuserve.supervisor.reactor import Reactor
-from gpuserve_worker import datagram
-from gpuserve_worker.wire import WireError
+from gpuserve.control.operator_client import ControlName
+from gpuserve.control.reactor import Reactor
+from gpuserve.errors import Code
+from gpuserve.supervisor.core.listeners import Listeners
+from gpuserve.supervisor.core.local_listener import LocalListener
+from gpuserve_worker.protocol import datagram
+from gpuserve_worker.protocol.wire import WireError
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ ASK_TIMEOUT_S: Final = 5.0
 #: No question is larger.
 MAX_ASK_NBYTES: Final = 64 << 10
 
-#: See ``OperatorVerbs.ask``.
+#: ``OperatorVerbs.ask``.
 AskVerb: TypeAlias = Callable[[str, dict[str, Any], Tell, AnswerOutcome], None]
 
 
@@ -48,8 +50,8 @@ class ControlSocket:
     """The listeners of one server and their clients, from ``open()`` to ``close()``."""
 
     def __init__(self, reactor: Reactor, ask: AskVerb) -> None:
+        self.ask = ask
         self._reactor = reactor
-        self._ask = ask
         self._listeners: list[LocalListener] = []
         self._clients: set[ControlClient] = set()
 
@@ -60,7 +62,7 @@ class ControlSocket:
             self._listen(ControlName(os.geteuid(), address, port))
 
     def close(self) -> None:
-        """Let everybody go."""
+        """Close the listeners and the connections of all clients."""
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -78,14 +80,15 @@ class ControlSocket:
 
     def _connected(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        client = ControlClient(sock, self._reactor, self._ask, self._gone)
+        client = ControlClient(sock, self._reactor, self)
         self._clients.add(client)
         client.open()
         if len(self._clients) >= MAX_CLIENTS:
             for listener in self._listeners:
                 listener.pause()
 
-    def _gone(self, client: ControlClient) -> None:
+    def gone(self, client: ControlClient) -> None:
+        """Forget a client that has been closed."""
         self._clients.discard(client)
         if len(self._clients) == MAX_CLIENTS - 1:
             for listener in self._listeners:
@@ -93,38 +96,27 @@ class ControlSocket:
 
 
 class ControlClient:
-    """One client, from ``open()`` to its answer. ``on_gone`` is told once that it is no more.
+    """One client, from ``open()`` to its answer. What it asked for goes on where it has gone away."""
 
-    What it asked for goes on where it has gone away.
-    """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        reactor: Reactor,
-        ask: AskVerb,
-        on_gone: Callable[[ControlClient], None],
-    ) -> None:
+    def __init__(self, sock: socket.socket, reactor: Reactor, server: ControlSocket) -> None:
         self._sock = sock
         self._reactor = reactor
-        self._ask = ask
-        self._on_gone = on_gone
+        self._server = server
         self._has_asked = False
         self._is_closed = False
 
     def open(self) -> None:
-        """Hear it from now on."""
+        """Listen to the client from now on."""
         self._reactor.watch(self._sock.fileno(), self._on_readable)
         self._reactor.call_later(ASK_TIMEOUT_S, self._on_ask_timeout)
 
     def close(self) -> None:
-        """Let it go."""
         if self._is_closed:
             return
         self._is_closed = True
         self._reactor.unwatch(self._sock.fileno())
         self._sock.close()
-        self._on_gone(self)
+        self._server.gone(self)
 
     def _on_readable(self) -> None:
         try:
@@ -148,16 +140,16 @@ class ControlClient:
         match message:
             case Ask(int(protocol)) if protocol != PROTOCOL:
                 text = "the command and the server need the same version of gpuserve"
-                self._answer(Outcome(Code.UNIMPLEMENTED.value, text, {}))
+                self._answer(VerbOutcome(Code.UNIMPLEMENTED.value, text, {}))
             case Ask(int(), str(verb), dict(arguments)):
                 self._has_asked = True
                 self._reactor.call_later(ALIVE_PERIOD_S, self._say_alive)
-                self._ask(verb, arguments, lambda text: self._say(Told(text)), self._answer)
+                self._server.ask(verb, arguments, lambda text: self._say(Told(text)), self._answer)
             case _:
                 logger.warning("a command that asks nonsense is let go")
                 self.close()
 
-    def _answer(self, outcome: Outcome) -> None:
+    def _answer(self, outcome: VerbOutcome) -> None:
         self._say(Answered(*outcome))
         self.close()
 
@@ -176,7 +168,7 @@ class ControlClient:
 
 
 def _send(sock: socket.socket, message: Told | Alive | Answered) -> bool:
-    """Whether it left: a client that does not read is not waited for."""
+    """Send a message, and say whether it left: a client that does not read is not waited for."""
     with contextlib.suppress(OSError):
         datagram.send(sock, OPERATE.encode(message))
         return True

@@ -17,14 +17,13 @@ import enum
 import itertools
 import logging
 import time
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from gpuserve.control.messages import Quiesce, Quiesced, Resume
+from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome
 from gpuserve.errors import Code
-from gpuserve.settings import ServerSettings
-from gpuserve.supervisor.front_keeper import FrontKeeper
-from gpuserve.supervisor.operator.outcome import AnswerOutcome, Outcome, Tell
-from gpuserve.supervisor.reactor import Reactor
+from gpuserve.states import StepTable
+from gpuserve.supervisor.core.server_core import ServerCore
 
 logger = logging.getLogger(__name__)
 
@@ -35,22 +34,25 @@ _NO_TICKET: Final = 0
 
 
 class QuiescenceState(enum.Enum):
-    """Where it stands."""
+    """Whether the server is in service."""
 
     IN_SERVICE = "IN_SERVICE"
     LEAVING = "LEAVING"
     OUT_OF_SERVICE = "OUT_OF_SERVICE"
 
 
-TRANSITIONS: Final[dict[QuiescenceState, frozenset[QuiescenceState]]] = {
-    QuiescenceState.IN_SERVICE: frozenset({QuiescenceState.LEAVING}),
-    QuiescenceState.LEAVING: frozenset({QuiescenceState.OUT_OF_SERVICE, QuiescenceState.IN_SERVICE}),
-    QuiescenceState.OUT_OF_SERVICE: frozenset({QuiescenceState.LEAVING, QuiescenceState.IN_SERVICE}),
-}
+STEPS: Final = StepTable(
+    "the service of the server",
+    {
+        QuiescenceState.IN_SERVICE: {QuiescenceState.LEAVING},
+        QuiescenceState.LEAVING: {QuiescenceState.OUT_OF_SERVICE, QuiescenceState.IN_SERVICE},
+        QuiescenceState.OUT_OF_SERVICE: {QuiescenceState.LEAVING, QuiescenceState.IN_SERVICE},
+    },
+)
 
 
 class _Drain(NamedTuple):
-    """One that is waited for: when its lame duck ends, and how long it may take from then on."""
+    """A drain that is waited for: when its lame duck ends, and how long it may take from then on."""
 
     answer: AnswerOutcome
     lame_until: float
@@ -58,41 +60,40 @@ class _Drain(NamedTuple):
 
 
 class Quiescence:
-    """Of one server. ``settings`` gives them as they are when it is asked."""
+    """The service of one server: drains, and the return from them."""
 
-    def __init__(self, reactor: Reactor, settings: Callable[[], ServerSettings], front: FrontKeeper) -> None:
+    def __init__(self, core: ServerCore) -> None:
         self.state = QuiescenceState.IN_SERVICE
-        self._reactor = reactor
-        self._settings = settings
-        self._front = front
+        self._core = core
         self._left_at = 0.0
         self._tickets = itertools.count(_NO_TICKET + 1)
         self._drains: dict[int, _Drain] = {}
 
     def lame_duck_left_s(self) -> float:
-        """How much of a lame duck is still to be had by a server that goes, or is going, at this moment."""
-        lame_duck_s = self._settings().lame_duck_s
+        """Return how many seconds of lame duck are left to a server that is leaving, or leaves now."""
+        lame_duck_s = self._core.settings.now.lame_duck_s
         if self.state is QuiescenceState.IN_SERVICE:
             return lame_duck_s
         return max(0.0, self._left_at + lame_duck_s - time.monotonic())
 
-    def announce(self, front: FrontKeeper) -> None:
+    def announce(self) -> None:
         """Tell a new front, before it may be ready. What the one before it had is lost with it."""
         if self.state is QuiescenceState.IN_SERVICE:
             return
-        front.quiesce(_NO_TICKET, 0.0, 0.0)
+        self._core.front.send(Quiesce(_NO_TICKET, 0.0, 0.0))
         for ticket, drain in self._drains.items():
-            front.quiesce(ticket, drain.timeout_s, max(0.0, drain.lame_until - time.monotonic()))
+            lame_duck_s = max(0.0, drain.lame_until - time.monotonic())
+            self._core.front.send(Quiesce(ticket, drain.timeout_s, lame_duck_s))
 
     def drain(self, timeout_s: float | None, tell: Tell, answer: AnswerOutcome) -> None:
-        """Out of service; answered when nothing waits or runs any more, or ``timeout_s`` after the lame duck.
+        """Go out of service; answered when no request waits or runs, or ``timeout_s`` after the lame duck.
 
-        None: the drain time of the settings.
+        ``timeout_s`` None is the drain time of the settings.
         """
         lame_duck_s = self.lame_duck_left_s()
         if self.state is QuiescenceState.IN_SERVICE:
             self._left_at = time.monotonic()
-        timeout_s = self._settings().drain_timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._core.settings.now.drain_timeout_s if timeout_s is None else timeout_s
         ticket = next(self._tickets)
         self._drains[ticket] = _Drain(answer, time.monotonic() + lame_duck_s, timeout_s)
         if self.state is not QuiescenceState.LEAVING:
@@ -100,50 +101,50 @@ class Quiescence:
         later = f"; connections are told to go in {lame_duck_s:.3g} s" if lame_duck_s else ""
         logger.info("out of service%s", later)
         tell(f"not ready from now on{later}")
-        self._front.quiesce(ticket, timeout_s, lame_duck_s)
-        self._reactor.call_later(lame_duck_s + timeout_s + ANSWER_TIMEOUT_S, lambda: self._expire(ticket))
+        self._core.front.send(Quiesce(ticket, timeout_s, lame_duck_s))
+        self._core.reactor.call_later(
+            lame_duck_s + timeout_s + ANSWER_TIMEOUT_S, lambda: self._expire(ticket)
+        )
 
-    def quiesced(self, ticket: int, unfinished: int, *, is_quiet: bool) -> None:
-        """The front's answer."""
-        drain = self._drains.pop(ticket, None)
+    def quiesced(self, said: Quiesced) -> None:
+        """Answer a drain by what the front said of it."""
+        drain = self._drains.pop(said.ticket, None)
         if drain is None:
             return
-        if unfinished or not is_quiet:
-            drain.answer(_unfinished(unfinished, drain.timeout_s))
+        if said.unfinished or not said.is_quiet:
+            drain.answer(_unfinished(said.unfinished, drain.timeout_s))
         else:
-            drain.answer(Outcome("", "out of service; nothing waits or runs", {"unfinished": 0}))
+            drain.answer(VerbOutcome("", "out of service; nothing waits or runs", {"unfinished": 0}))
         if not self._drains:
             self._move(QuiescenceState.OUT_OF_SERVICE)
 
     def resume(self, answer: AnswerOutcome) -> None:
-        """In service again; whoever waits for a drain is told so."""
+        """Go into service again; whoever waits for a drain is told so."""
         if self.state is QuiescenceState.IN_SERVICE:
-            answer(Outcome("", "in service already", {}))
+            answer(VerbOutcome("", "in service already", {}))
             return
         self._move(QuiescenceState.IN_SERVICE)
         logger.info("in service again")
-        self._front.resume()
+        self._core.front.send(Resume())
         drains, self._drains = self._drains, {}
         for drain in drains.values():
-            drain.answer(Outcome(Code.CANCELLED.value, "the drain was undone", {}))
-        answer(Outcome("", "in service again", {}))
+            drain.answer(VerbOutcome(Code.CANCELLED.value, "the drain was undone", {}))
+        answer(VerbOutcome("", "in service again", {}))
 
     def _expire(self, ticket: int) -> None:
         drain = self._drains.pop(ticket, None)
         if drain is not None:
             text = "the front process has not said that it is drained"
-            drain.answer(Outcome(Code.DEADLINE_EXCEEDED.value, text, {}))
+            drain.answer(VerbOutcome(Code.DEADLINE_EXCEEDED.value, text, {}))
             if not self._drains:
                 self._move(QuiescenceState.OUT_OF_SERVICE)
 
     def _move(self, state: QuiescenceState) -> None:
-        if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"a server that is {self.state.name} cannot be {state.name}")
-        self.state = state
+        self.state = STEPS.step(self.state, state)
 
 
-def _unfinished(count: int, timeout_s: float) -> Outcome:
+def _unfinished(count: int, timeout_s: float) -> VerbOutcome:
     what = "1 request is not finished" if count == 1 else f"{count} requests are not finished"
     how = f"{what} within {timeout_s:g} s" if count else f"requests still come after {timeout_s:g} s"
     text = f"{how}; the server stays out of service"
-    return Outcome(Code.DEADLINE_EXCEEDED.value, text, {"unfinished": count})
+    return VerbOutcome(Code.DEADLINE_EXCEEDED.value, text, {"unfinished": count})

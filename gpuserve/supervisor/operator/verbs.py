@@ -1,31 +1,28 @@
-"""What an operator asks of a running server, whoever brings it: the control socket, the admin API, a signal.
+"""What an operator asks of a running server, by the control socket or by the admin API.
 
-Each verb's arguments are checked here before anything is done. How a verb is done is the business of others.
+Each verb's arguments are checked here before anything is done. What a verb does is mostly done elsewhere.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from gpuserve.errors import AlreadyExists, Code, GpuserveError, InvalidArgument, RequestError
-from gpuserve.spec import ModelSpec
-from gpuserve.supervisor.attached_models import AttachedModels
-from gpuserve.supervisor.load_requests import LoadRequests, only_its_program
-from gpuserve.supervisor.model_operations import failed_version
-from gpuserve.supervisor.operator import arguments as operator_arguments
-from gpuserve.supervisor.operator.front_census import FrontCensus
-from gpuserve.supervisor.operator.outcome import AnswerOutcome, Outcome, Tell, failed
+from gpuserve.control import operator as operator_arguments
+from gpuserve.control.messages import Census, Quiesced
+from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import AlreadyExists, Code, GpuserveError, InvalidArgument, RequestError, Unavailable
+from gpuserve.placement.instance_counts import instances_by_device
+from gpuserve.supervisor.attach.attached_models import AttachedModels
+from gpuserve.supervisor.core.server_core import ServerCore
+from gpuserve.supervisor.models.load_requests import LoadRequests, only_its_program
+from gpuserve.supervisor.models.model_operations import ResizeOperation, failed_version
+from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.quiescence import Quiescence
-from gpuserve.supervisor.operator.scaling import Scaling
-from gpuserve.supervisor.operator.status import OperatorStatus
+from gpuserve.supervisor.operator.status import FrontCensus, OperatorStatus
 from gpuserve.supervisor.reload.config_reload import ConfigReload
-from gpuserve.supervisor.repository import Repository
-from gpuserve.supervisor.served_models import ServedModels
-from gpuserve.supervisor.server_state import ServerLife
-
-__all__ = ["OperatorVerbs", "Outcome"]
 
 
 class OperatorVerbs:
@@ -36,25 +33,22 @@ class OperatorVerbs:
 
     def __init__(
         self,
-        life: ServerLife,
+        core: ServerCore,
         models: ServedModels,
         attached: AttachedModels,
         loads: LoadRequests,
-        repository: Repository,
-        status: OperatorStatus,
-        census: FrontCensus,
-        quiescence: Quiescence,
-        config_reload: ConfigReload,
+        config: ConfigReload,
     ) -> None:
-        self._life = life
+        self.quiescence = Quiescence(core)
+        self._census = FrontCensus(core)
+        self._status = OperatorStatus(
+            core, self._census, models.table, attached, self.quiescence, config.path
+        )
+        self._life = core.life
         self._models = models
         self._attached = attached
         self._loads = loads
-        self._repository = repository
-        self._status = status
-        self._census = census
-        self._quiescence = quiescence
-        self._config_reload = config_reload
+        self._config = config
 
     def ask(self, verb: str, arguments: dict[str, Any], tell: Tell, answer: AnswerOutcome) -> None:
         """Do what a verb says; ``tell`` hears how it goes on, ``answer`` once how it ended."""
@@ -69,16 +63,19 @@ class OperatorVerbs:
         except RequestError as error:
             answer(failed(error))
 
+    def told(self, message: Quiesced | Census) -> None:
+        """Hand an answer of the front to whoever asked it."""
+        if isinstance(message, Quiesced):
+            self.quiescence.quiesced(message)
+        else:
+            self._census.taken(message)
+
     def _once_it_holds(self, answer: AnswerOutcome) -> AnswerOutcome:
-        """Answers when the front has heard all that it was told before: it is so for clients, too."""
+        """Put off an answer until the front has heard all that it was told, so that it holds for clients."""
         return lambda outcome: self._census.ask(lambda _: answer(outcome))
 
     def _begin(self, verb: str, arguments: dict[str, Any], tell: Tell, answer: AnswerOutcome) -> None:
-        """Begin a verb.
-
-        Raises:
-            RequestError: it cannot be; nothing has been done.
-        """
+        """Begin a verb, or raise the ``RequestError`` of one that cannot be done."""
         match verb:
             case "drain":
                 self._drain(arguments, tell, answer)
@@ -89,23 +86,23 @@ class OperatorVerbs:
             case "reload" if arguments.get("model") is not None:
                 self._reload(operator_arguments.model_name(verb, arguments), tell, answer)
             case "reload":
-                self._config_reload.begin(answer, tell)
+                self._config.begin(answer, tell)
             case "scale":
                 self._scale(operator_arguments.counts(arguments), tell, answer)
 
     def _drain(self, arguments: dict[str, Any], tell: Tell, answer: AnswerOutcome) -> None:
         timeout_s = operator_arguments.timeout_s(arguments)
         if not operator_arguments.undo(arguments):
-            self._quiescence.drain(timeout_s, tell, answer)
+            self.quiescence.drain(timeout_s, tell, answer)
         elif timeout_s is None:
-            self._quiescence.resume(answer)
+            self.quiescence.resume(answer)
         else:
-            raise InvalidArgument("timeout_s: what is undone takes no time")
+            raise InvalidArgument("timeout_s: cannot be combined with undo")
 
     def _load(self, model: str, tell: Tell, answer: AnswerOutcome) -> None:
         self._check_own(model, "loads")
         self._check_declared(model)
-        if not self._models.is_served(model):
+        if not self._models.table.is_served(model):
             tell(f"loading model {model}")
         told = functools.partial(_loaded, model, answer)
         self._loads.load(model, {}, told, again=False, failure=_not_loaded)
@@ -114,7 +111,7 @@ class OperatorVerbs:
         self._check_own(model, "unloads")
         self._check_loaded(model)
         tell(f"unloading model {model}")
-        without = sorted({one.name for one in self._models.specs() if _has_step(one, model)})
+        without = sorted({one.name for one in self._models.table.specs() if _has_step(one, model)})
         rest = f"; without it these cannot run: {', '.join(without)}" if without else ""
         self._loads.unload(model, functools.partial(_answered, f"model '{model}' is unloaded{rest}", answer))
 
@@ -131,7 +128,7 @@ class OperatorVerbs:
             self._check_own(model, "scales")
             self._check_loaded(model)
             self._models.check_resize(model, count)
-        Scaling(self._models, counts, tell, answer).begin()
+        _Scaling(self._models, counts, tell, answer).begin()
 
     # ---- which models there are -----------------------------------------------------------
 
@@ -140,28 +137,28 @@ class OperatorVerbs:
             raise only_its_program(model, does)
 
     def _check_declared(self, model: str) -> None:
-        """Whether a model is declared now, in the file as it is."""
+        """Refuse a model that is not declared in the file as it is now."""
         try:
-            found = self._repository.read(model)
+            found = self._models.table.repository.read(model)
         except GpuserveError as error:
             raise InvalidArgument(str(error)) from None
         if not found:
             raise operator_arguments.unknown_model(model, self._known())
 
     def _check_loaded(self, model: str) -> None:
-        """Whether a model is loaded, or is being."""
-        if any(model == one.name for one in self._models.specs()):
+        """Refuse a model that is neither loaded nor being loaded."""
+        if any(model == one.name for one in self._models.table.specs()):
             return
         if model in self._known():
             raise InvalidArgument(f"model '{model}' is not loaded")
         raise operator_arguments.unknown_model(model, self._known())
 
     def _known(self) -> Collection[str]:
-        return self._models.names()
+        return self._models.table.names()
 
 
 def _answered(text: str, answer: AnswerOutcome, error: RequestError | None) -> None:
-    answer(Outcome("", text, {}) if error is None else failed(error))
+    answer(VerbOutcome("", text, {}) if error is None else failed(error))
 
 
 def _has_step(ensemble: ModelSpec, model: str) -> bool:
@@ -179,6 +176,53 @@ def _not_reloaded(spec: ModelSpec, instance: str, reason: str) -> InvalidArgumen
 def _loaded(model: str, answer: AnswerOutcome, error: RequestError | None) -> None:
     is_there = isinstance(error, AlreadyExists) and error.code is Code.ALREADY_EXISTS
     if is_there:
-        answer(Outcome("", str(error), {}))
+        answer(VerbOutcome("", str(error), {}))
     else:
         _answered(f"model '{model}' is loaded", answer, error)
+
+
+class _Scaling:
+    """One ``scale`` of several models, whose names and numbers are good: each in its own time, and one answer
+    for all. ``counts`` has the instances on each device, by model.
+    """
+
+    def __init__(
+        self, models: ServedModels, counts: Mapping[str, int], tell: Tell, answer: AnswerOutcome
+    ) -> None:
+        self._models = models
+        self._counts = counts
+        self._tell = tell
+        self._answer = answer
+        self._left = len(counts)
+        self._result: dict[str, dict[str, int]] = {}
+        self._errors: dict[str, GpuserveError] = {}
+
+    def begin(self) -> None:
+        """Begin to scale all models."""
+        self._result = {model: {"before": self._present(model)} for model in self._counts}
+        for model, count in self._counts.items():
+            self._tell(f"model {model}: {self._result[model]['before']} to {count} instances on each device")
+            answer = functools.partial(self._scaled, model)
+            self._models.begin(ResizeOperation(model, answer, count))
+
+    def _present(self, model: str) -> int:
+        """Return how many instances a model has on a device; where they differ, on the one that has most."""
+        specs = [one.spec for one in self._models.table.served(model)]
+        return max((n for one in specs for n in instances_by_device(one).values()), default=0)
+
+    def _scaled(self, model: str, error: GpuserveError | None) -> None:
+        self._result[model]["after"] = self._present(model)
+        if error is not None:
+            self._errors[model] = error
+        self._left -= 1
+        if not self._left:
+            self._answer(self._outcome())
+
+    def _outcome(self) -> VerbOutcome:
+        result: dict[str, Any] = {"models": self._result}
+        if not self._errors:
+            return VerbOutcome("", "", result)
+        first = next(iter(self._errors.values()))
+        text = "; ".join(str(error) for error in self._errors.values())
+        kind = type(first) if isinstance(first, RequestError) else Unavailable
+        return failed(kind(text), result)

@@ -1,6 +1,4 @@
-"""What a reload of the config has to do to the models, and in which order. Pure; who does it is in
-``reload/config_reload.py``.
-"""
+"""What a reload of the config has to do to the models, and in which order. Pure; it is done in ``run.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from gpuserve.spec import ModelSpec
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.states import StepTable
 
 #: The versions of models as a file declares them, by name.
 Declared: TypeAlias = Mapping[str, Sequence[ModelSpec]]
@@ -33,7 +32,7 @@ class ConfigModels(NamedTuple):
 
 
 def by_name(specs: Iterable[ModelSpec]) -> dict[str, tuple[ModelSpec, ...]]:
-    """The versions of each model, in the order in which they were declared."""
+    """Group versions by model, in the order in which they were declared."""
     found: dict[str, tuple[ModelSpec, ...]] = {}
     for one in specs:
         found[one.name] = (*found.get(one.name, ()), one)
@@ -41,7 +40,7 @@ def by_name(specs: Iterable[ModelSpec]) -> dict[str, tuple[ModelSpec, ...]]:
 
 
 def actions(before: ConfigModels, now: ConfigModels, is_served: Callable[[str], bool]) -> dict[str, Action]:
-    """What has to be done, by model: what has changed, and no more.
+    """Return what has to be done, by model: what has changed, and no more.
 
     A model that is declared as it was is not touched, whatever clients or operators have made of it. One that
     is declared otherwise is loaded anew where it is served; one that was unloaded by hand stays unloaded, but
@@ -75,12 +74,12 @@ def _action(name: str, before: ConfigModels, now: ConfigModels, served: bool) ->
 
 
 def _differ_in_counts(old: Sequence[ModelSpec], new: Sequence[ModelSpec]) -> bool:
-    """Whether only the numbers of instances are others."""
+    """Whether two declarations differ only in the numbers of instances."""
     return [_without_counts(one) for one in old] == [_without_counts(one) for one in new]
 
 
 def _without_counts(spec: ModelSpec) -> ModelSpec:
-    """The model with one instance of each kind."""
+    """Return the model with one instance of each kind."""
     kinds = [dataclasses.replace(one, name="") for one in spec.instances]
     return dataclasses.replace(
         spec, instances=tuple(one for place, one in enumerate(kinds) if one not in kinds[:place])
@@ -88,8 +87,8 @@ def _without_counts(spec: ModelSpec) -> ModelSpec:
 
 
 def even_count(placed: Iterable[ModelSpec]) -> int | None:
-    """How many instances models have on each of their devices, where that is one number and all instances of
-    a device are alike; else None.
+    """Return how many instances models have on each of their devices, where that is one number and all
+    instances of a device are alike; else None.
     """
     counts: set[int] = set()
     for spec in placed:
@@ -100,7 +99,7 @@ def even_count(placed: Iterable[ModelSpec]) -> int | None:
 
 
 def members(model: str, declared: Declared) -> set[str]:
-    """The models of an ensemble's steps, and theirs."""
+    """Return the models of an ensemble's steps, and of theirs."""
     found: set[str] = set()
     left = [model]
     while left:
@@ -111,8 +110,8 @@ def members(model: str, declared: Declared) -> set[str]:
 
 
 def needs(found: Mapping[str, Action], before: Declared, now: Declared) -> dict[str, set[str]]:
-    """For each model the others that must be done first: what an ensemble asks is loaded before it, and
-    unloaded after it. Unloads come last.
+    """Return for each model the others that must be done first: what an ensemble asks is loaded before it,
+    and unloaded after it. Unloads come last.
     """
     unloads = {name for name, action in found.items() if action is Action.UNLOAD}
     loads = found.keys() - unloads
@@ -122,7 +121,7 @@ def needs(found: Mapping[str, Action], before: Declared, now: Declared) -> dict[
     return needed
 
 
-class StepState(enum.Enum):
+class ReloadStepState(enum.Enum):
     """Where the work on one model stands."""
 
     WAITING = "WAITING"
@@ -131,54 +130,54 @@ class StepState(enum.Enum):
     FAILED = "FAILED"
 
 
-TRANSITIONS: Final[dict[StepState, frozenset[StepState]]] = {
-    StepState.WAITING: frozenset({StepState.RUNNING, StepState.FAILED}),
-    StepState.RUNNING: frozenset({StepState.DONE, StepState.FAILED}),
-    StepState.DONE: frozenset(),
-    StepState.FAILED: frozenset(),
-}
+_STEPS: Final = StepTable(
+    "the work on model",
+    {
+        ReloadStepState.WAITING: {ReloadStepState.RUNNING, ReloadStepState.FAILED},
+        ReloadStepState.RUNNING: {ReloadStepState.DONE, ReloadStepState.FAILED},
+    },
+)
 
 
-class Steps:
+class ReloadSteps:
     """The work of one reload: each step once those are done that it needs."""
 
     def __init__(self, needed: Mapping[str, Collection[str]]) -> None:
         self._needed = needed
-        self._states = dict.fromkeys(needed, StepState.WAITING)
+        self._states = dict.fromkeys(needed, ReloadStepState.WAITING)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing waits or runs."""
-        return not {StepState.WAITING, StepState.RUNNING} & set(self._states.values())
+        return not {ReloadStepState.WAITING, ReloadStepState.RUNNING} & set(self._states.values())
 
     def begin(self) -> list[str]:
-        """Those that may begin now, and do."""
+        """Set the steps running that may begin now, and return them."""
         ready = [
             name
             for name, state in self._states.items()
-            if state is StepState.WAITING and all(self._is(one, StepState.DONE) for one in self._needed[name])
+            if state is ReloadStepState.WAITING
+            and all(self._is(one, ReloadStepState.DONE) for one in self._needed[name])
         ]
         for name in ready:
-            self._move(name, StepState.RUNNING)
+            self._move(name, ReloadStepState.RUNNING)
         return ready
 
     def done(self, name: str) -> None:
-        """One went well."""
-        self._move(name, StepState.DONE)
+        """Note that a step went well."""
+        self._move(name, ReloadStepState.DONE)
 
     def failed(self, name: str) -> list[tuple[str, str]]:
-        """One did not; each of those that cannot be done for that now, with the one that it needs."""
-        self._move(name, StepState.FAILED)
+        """Note that a step failed; return each step that cannot be done now, with the one that it needs."""
+        self._move(name, ReloadStepState.FAILED)
         lost: list[tuple[str, str]] = []
         for one, needed in self._needed.items():
-            if name in needed and self._is(one, StepState.WAITING):
+            if name in needed and self._is(one, ReloadStepState.WAITING):
                 lost += [(one, name), *self.failed(one)]
         return lost
 
-    def _is(self, name: str, state: StepState) -> bool:
+    def _is(self, name: str, state: ReloadStepState) -> bool:
         return self._states[name] is state
 
-    def _move(self, name: str, state: StepState) -> None:
-        if state not in TRANSITIONS[self._states[name]]:
-            raise RuntimeError(f"the step of {name} cannot go from {self._states[name].name} to {state.name}")
-        self._states[name] = state
+    def _move(self, name: str, state: ReloadStepState) -> None:
+        self._states[name] = _STEPS.step(self._states[name], state, name)

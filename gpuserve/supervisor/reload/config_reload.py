@@ -11,17 +11,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gpuserve import live_settings
+from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
+from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import Code, GpuserveError, InvalidArgument
-from gpuserve.settings import ServerSettings
-from gpuserve.spec import ModelSpec
-from gpuserve.supervisor.operator.outcome import AnswerOutcome, Outcome, Tell, failed
+from gpuserve.settings import live
+from gpuserve.settings.server import ServerSettings
+from gpuserve.supervisor.core.server_life import ServerLife, ServerState
+from gpuserve.supervisor.models.repository import ConfigSource, ServerDeclaration, loaded_at_start
 from gpuserve.supervisor.reload.changes import ConfigModels, by_name
-from gpuserve.supervisor.reload.report import ConfigReport
-from gpuserve.supervisor.reload.run import AppliedModels, ConfigRun
-from gpuserve.supervisor.reload.work import ConfigWork
-from gpuserve.supervisor.repository import ConfigSource, ServerDeclaration, loaded_at_start
-from gpuserve.supervisor.server_state import ServerLife, ServerState
+from gpuserve.supervisor.reload.run import AppliedModels, ConfigReport, ConfigRun, ConfigWork
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +53,7 @@ class ConfigReload:
 
     @property
     def path(self) -> str:
-        """Of the config file; "" where there is none."""
+        """The path of the config file; "" where there is none."""
         return "" if self._source is None else self._source.path
 
     # ---- who asks -------------------------------------------------------------------------
@@ -71,20 +69,20 @@ class ConfigReload:
             self._begin_next()
 
     def signalled(self) -> None:
-        """SIGHUP: nobody is to be answered, but the log. While the server starts it is remembered."""
+        """Reload because of SIGHUP; only the log says how it went. It waits until the server has started."""
         if self._life.state is ServerState.STARTING:
             self._is_remembered = True
         else:
             self.begin(_log_refusal, lambda _: None)
 
     def started(self) -> None:
-        """The server serves: what was remembered is due."""
+        """Reload, now that the server serves, if a signal came while it started."""
         if self._is_remembered:
             self._is_remembered = False
             self.signalled()
 
     def loaded(self, model: str, specs: Sequence[ModelSpec]) -> None:
-        """A model was loaded by its name, as the file declared it then."""
+        """Note that a model was loaded by its name, as the file declared it then."""
         self._models.loaded(model, specs)
 
     # ---- one reload -----------------------------------------------------------------------
@@ -101,7 +99,7 @@ class ConfigReload:
             now = self._source.read_all()
         except GpuserveError as error:
             logger.error("the config is not reloaded, and nothing has changed:\n%s", error)
-            self._end(asked, Outcome(Code.INVALID_ARGUMENT.value, str(error), ConfigReport().result))
+            self._end(asked, VerbOutcome(Code.INVALID_ARGUMENT.value, str(error), ConfigReport().result))
             return
         report = ConfigReport(tell)
         self._change_settings(now, report)
@@ -116,17 +114,17 @@ class ConfigReload:
         self._run.begin()
 
     def _change_settings(self, now: ServerDeclaration, report: ConfigReport) -> None:
-        change = live_settings.change(self._settings, now.settings)
+        change = live.change(self._settings, now.settings)
         before, self._settings = self._settings, change.settings
         if change.changed:
             self._adjust({name: getattr(change.settings, name) for name in change.changed})
         for name in change.changed:
-            report.setting(name, live_settings.described(name, before, change.settings))
+            report.setting(name, live.described(name, before, change.settings))
         for refusal in change.refused:
             report.refused(refusal)
 
-    def _end(self, asked: Sequence[tuple[AnswerOutcome, Tell]], outcome: Outcome) -> None:
-        """It is over; the next one begins, where anybody has asked for it."""
+    def _end(self, asked: Sequence[tuple[AnswerOutcome, Tell]], outcome: VerbOutcome) -> None:
+        """Answer who asked for this reload, and begin the next, where anybody has asked for it."""
         self._run = None
         for answer, _ in asked:
             answer(outcome)
@@ -135,12 +133,12 @@ class ConfigReload:
 
 
 def _models(declaration: ServerDeclaration, settings: ServerSettings) -> ConfigModels:
-    """The models of a config, under the settings that hold."""
+    """Return the models of a config, under the settings that hold."""
     loaded = loaded_at_start(declaration.models, settings.load_at_start)
     return ConfigModels(by_name(declaration.models), frozenset(one.name for one in loaded))
 
 
-def _log_refusal(outcome: Outcome) -> None:
-    """What else an outcome says was logged when it came about."""
+def _log_refusal(outcome: VerbOutcome) -> None:
+    """Log a refusal; all else that an outcome says was logged when it came about."""
     if not outcome.result:
         logger.warning("SIGHUP: %s", outcome.text)

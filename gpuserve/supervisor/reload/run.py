@@ -1,16 +1,163 @@
-"""One reload of the models of a config: what has changed is done in its order, and what was done is noted as
-applied. A model that fails is left as it was, and is tried again by the next reload.
+"""One reload of the models of a config: what has changed is done in its order, what was done is noted as
+applied, and all of it is reported. A model that fails is left as it was, and is tried again by the next
+reload.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from gpuserve.errors import GpuserveError
-from gpuserve.spec import ModelSpec
-from gpuserve.supervisor.reload.changes import Action, ConfigModels, Steps, actions, members, needs
-from gpuserve.supervisor.reload.report import ConfigReport
-from gpuserve.supervisor.reload.work import ConfigWork
+from gpuserve.control.operator import Tell, VerbOutcome
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import Code, DeviceError, GpuserveError, InvalidArgument, RequestError
+from gpuserve.placement.server_devices import ServerDevices
+from gpuserve.settings.live import SettingRefusal, key_of
+from gpuserve.supervisor.attach.attached_models import AttachedModels
+from gpuserve.supervisor.models.load_requests import only_its_program
+from gpuserve.supervisor.models.model_operations import (
+    Answer,
+    LoadOperation,
+    ResizeOperation,
+    UnloadOperation,
+    failed_version,
+)
+from gpuserve.supervisor.models.served_models import ServedModels
+from gpuserve.supervisor.reload.changes import (
+    Action,
+    ConfigModels,
+    ReloadSteps,
+    actions,
+    even_count,
+    members,
+    needs,
+)
+
+logger = logging.getLogger(__name__)
+
+_SETTINGS: Final = "settings"
+_REFUSED: Final = "refused"
+_FAILED: Final = "failed"
+_KEYS: Final = (*(one.value for one in Action), _SETTINGS, _REFUSED, _FAILED)
+_SENTENCES: Final = {
+    Action.LOAD: "model {} is loaded",
+    Action.RELOAD: "model {} is loaded anew",
+    Action.SCALE: "model {} is scaled",
+    Action.UNLOAD: "model {} is unloaded",
+}
+_LINE: Final = "config reload: %s"
+NOTHING: Final = "nothing has changed"
+
+
+class ConfigReport:
+    """What one reload has done and what not, with a line of the log for each. ``tell`` is given each change
+    as soon as it is made; what was not done is in the outcome.
+    """
+
+    def __init__(self, tell: Tell = lambda _: None) -> None:
+        self.result: dict[str, list[Any]] = {key: [] for key in _KEYS}
+        self._tell = tell
+
+    def setting(self, name: str, line: str) -> None:
+        """Note that a setting has another value."""
+        self.result[_SETTINGS].append(key_of(name))
+        self._changed(line)
+
+    def refused(self, refusal: SettingRefusal) -> None:
+        """Note that a setting cannot change while the server runs."""
+        self.result[_REFUSED].append({"key": refusal.key, "text": refusal.text})
+        logger.warning(_LINE, refusal.text)
+
+    def done(self, action: Action, model: str) -> None:
+        """Note that a model is now as the file says."""
+        self.result[action.value].append(model)
+        self._changed(_SENTENCES[action].format(model))
+
+    def failed(self, model: str, text: str) -> None:
+        """Note that a model stays as it was, and why."""
+        self.result[_FAILED].append({"model": model, "text": text})
+        logger.error(_LINE, f"model {model}: {text}")
+
+    def unchanged(self) -> None:
+        """Log that there was nothing to do."""
+        logger.info(_LINE, NOTHING)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was done, and nothing refused."""
+        return not any(self.result.values())
+
+    def outcome(self) -> VerbOutcome:
+        """Make a success where the server is as the file says, else a list of all that is not so."""
+        texts = [one["text"] for one in self.result[_REFUSED]]
+        texts += [f"model {one['model']}: {one['text']}" for one in self.result[_FAILED]]
+        if texts:
+            return VerbOutcome(Code.INVALID_ARGUMENT.value, "\n".join(texts), self.result)
+        return VerbOutcome("", NOTHING if self.is_empty else "", self.result)
+
+    def _changed(self, line: str) -> None:
+        logger.info(_LINE, line)
+        self._tell(line)
+
+
+class ConfigWork:
+    """What a reload does to a model of the server: load, scale or unload it. ``devices`` places it."""
+
+    def __init__(self, models: ServedModels, attached: AttachedModels, devices: ServerDevices) -> None:
+        self._models = models
+        self._attached = attached
+        self._devices = devices
+
+    def is_served(self, model: str) -> bool:
+        """Whether requests for a model go to any of its versions."""
+        return self._models.table.is_served(model)
+
+    def can_scale(self, specs: Sequence[ModelSpec]) -> bool:
+        """Whether models of which only the numbers of instances have changed can have these numbers in place,
+        which takes one number for all devices.
+        """
+        try:
+            return even_count(self._placed(specs)) is not None
+        except RequestError:  # said when it is loaded
+            return False
+
+    def begin(self, action: Action, model: str, specs: Sequence[ModelSpec], answer: Answer) -> None:
+        """Begin an action; the versions of the model are to be these."""
+        if self._attached.has(model):
+            answer(only_its_program(model, "loads"))
+        elif action is Action.UNLOAD:
+            self._models.begin(UnloadOperation(model, answer))
+        elif action is Action.SCALE:
+            self._scale(model, specs, answer)
+        else:
+            self._models.begin(
+                LoadOperation(model, answer, lambda: self._placed(specs), failed_version, replaces=True)
+            )
+
+    def _scale(self, model: str, specs: Sequence[ModelSpec], answer: Answer) -> None:
+        try:
+            count = even_count(self._placed(specs))
+        except RequestError as error:
+            answer(error)
+            return
+        assert count is not None, "asked by can_scale()"
+        self._models.begin(ResizeOperation(model, answer, count))
+
+    def names_changed(self, models: Sequence[str]) -> None:
+        """Tell clients what may be loaded now, because the config has other models than before."""
+        self._models.table.tell_states(*models)
+
+    def _placed(self, specs: Sequence[ModelSpec]) -> Sequence[ModelSpec]:
+        """Put the versions on devices, by another look at the machine.
+
+        Raises:
+            InvalidArgument: a device is not there, or a library for it.
+        """
+        try:
+            return self._devices.place(specs, again=True)
+        except DeviceError as error:
+            raise InvalidArgument(str(error)) from None
 
 
 class AppliedModels:
@@ -21,15 +168,15 @@ class AppliedModels:
         self._wanted = set(models.wanted)
 
     def snapshot(self) -> ConfigModels:
-        """What is applied at this moment."""
+        """Return what is applied at this moment."""
         return ConfigModels(dict(self._declared), frozenset(self._wanted))
 
     def loaded(self, model: str, specs: Sequence[ModelSpec]) -> None:
-        """A model was loaded as it is declared so."""
+        """Note that a model was loaded with these declarations."""
         self._declared[model] = tuple(specs)
 
     def settled(self, model: str, now: ConfigModels) -> None:
-        """A model is as this config says, and may be gone by it."""
+        """Note that a model is as this config says, which may be that it is gone."""
         self._wanted.discard(model)
         self._wanted.update({model} & set(now.wanted))
         if model in now.declared:
@@ -39,8 +186,8 @@ class AppliedModels:
 
 
 class ConfigRun:
-    """One reload, to be begun once. ``why_not_now`` says why no model can be loaded any more, because the
-    server ends; ``on_end`` is called when nothing is left to be done.
+    """One reload of the models, to be begun once. ``why_not_now`` says why no model can be loaded any more,
+    because the server ends; ``on_end`` is called when nothing is left to be done.
     """
 
     def __init__(
@@ -59,11 +206,11 @@ class ConfigRun:
         self._why_not_now = why_not_now
         self._on_end = on_end
         self._actions: dict[str, Action] = {}
-        self._steps = Steps({})
+        self._steps = ReloadSteps({})
         self._then: Callable[[], None] = on_end
 
     def begin(self) -> None:
-        """Do what has to be done."""
+        """Find out what has to be done, and begin with it."""
         before = self._applied.snapshot()
         found = actions(before, self._now, self._work.is_served)
         self._actions = {name: self._feasible(name, action) for name, action in found.items()}
@@ -76,13 +223,13 @@ class ConfigRun:
         self._do(loads, self._unload)
 
     def _feasible(self, model: str, action: Action) -> Action:
-        """Numbers of instances that cannot be had in place are had by another load."""
+        """Turn a scale into a reload where the numbers of instances cannot be had in place."""
         if action is Action.SCALE and not self._work.can_scale(self._now.declared[model]):
             return Action.RELOAD
         return action
 
     def _unload(self) -> None:
-        """What is not in the config any more goes last: until then it is served."""
+        """Unload last what is not in the config any more: until then it is served."""
         unloads = [name for name, action in self._actions.items() if action is Action.UNLOAD]
         declared = self._applied.snapshot().declared
         for name in list(unloads):
@@ -101,7 +248,7 @@ class ConfigRun:
     def _do(self, names: Sequence[str], then: Callable[[], None]) -> None:
         chosen = {name: self._actions[name] for name in names}
         before = self._applied.snapshot()
-        self._steps = Steps(needs(chosen, before.declared, self._now.declared))
+        self._steps = ReloadSteps(needs(chosen, before.declared, self._now.declared))
         self._then = then
         self._go_on()
 
@@ -112,7 +259,7 @@ class ConfigRun:
             for name in begun:
                 self._begin(name)
         if steps.is_over and steps is self._steps:
-            self._steps = Steps({})  # the end comes once
+            self._steps = ReloadSteps({})  # the end comes once
             self._then()
 
     def _begin(self, name: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from gpuserve.client.base import Wait
 from gpuserve.client.config import ClientModelConfig
 from gpuserve.client.failures import model_not_ready, server_not_ready
-from gpuserve.client.waiting import Wait
 from gpuserve.compat.pytriton.client.utils import (
     FAILURES,
     ModelState,

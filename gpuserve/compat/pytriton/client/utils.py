@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 
 from tritonclient.utils import InferenceServerException
 
+from gpuserve.client.base import Wait
 from gpuserve.client.config import ClientModelConfig, parse_model_config
 from gpuserve.client.failures import model_not_ready, server_not_ready
 from gpuserve.client.library import library
 from gpuserve.client.settings import DEFAULT_INFERENCE_TIMEOUT_S
 from gpuserve.client.url import ServerUrl
-from gpuserve.client.waiting import Wait
 
 LATEST_MODEL_VERSION: Final = "<latest>"
 DEFAULT_SERVER_TIMEOUT_S: Final = 60.0
@@ -51,12 +51,12 @@ class TritonUrl(NamedTuple):
 
     @property
     def with_scheme(self) -> str:
-        """``scheme://host:port``."""
+        """The URL as ``scheme://host:port``."""
         return f"{self.scheme}://{self.without_scheme}"
 
     @property
     def without_scheme(self) -> str:
-        """``host:port``."""
+        """The URL as ``host:port``, without a scheme."""
         return ServerUrl(self.scheme, self.hostname, self.port).address
 
 

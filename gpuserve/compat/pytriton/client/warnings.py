@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PyTritonWarning(UserWarning):
-    """What all of them have in common."""
+    """The base class of PyTriton's warnings."""
 
 
 class NotSupportedTimeoutWarning(PyTritonWarning):

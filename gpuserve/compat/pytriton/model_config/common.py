@@ -6,11 +6,11 @@ from typing import Any
 
 from gpuserve.client.config import DeviceKind
 from gpuserve.compat.pytriton.translation import pytriton_errors
-from gpuserve.declared_warmup import warmups
-from gpuserve.model import DynamicBatcher, ModelWarmup, QueuePolicy, TimeoutAction, WarmupInput
-from gpuserve_worker.context import ModelContext
-from gpuserve_worker.request import Request
-from gpuserve_worker.tensor import TensorSpec, datatype_of
+from gpuserve.declare.model import DynamicBatcher, ModelWarmup, QueuePolicy, TimeoutAction, WarmupInput
+from gpuserve.declare.warmups import warmups
+from gpuserve_worker.calling.context import ModelContext
+from gpuserve_worker.calling.request import Request
+from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 
 __all__ = [
     "DeviceKind",
@@ -42,7 +42,7 @@ def generate_warmup_requests(model_warmup: ModelWarmup) -> list[Request]:
     Raises:
         PyTritonBadParameterError: a value that cannot be.
     """
-    from gpuserve_worker.warmup import warmup_batches
+    from gpuserve_worker.calling.warmup import warmup_batches
 
     given = model_warmup.inputs.items()
     inputs = tuple(TensorSpec(name, datatype_of(one.dtype), tuple(one.shape)) for name, one in given)

@@ -8,11 +8,12 @@ from typing import Any
 from gpuserve.client.config import ClientModelConfig, TensorSpec
 from gpuserve.compat.pytriton.exceptions import PyTritonModelConfigError
 from gpuserve.compat.pytriton.translation import pytriton_errors
-from gpuserve.declared_batcher import batching_spec, queue_spec
+from gpuserve.declare.model import ModelConfig, Tensor
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve.declare.tensors import tensor_specs
+from gpuserve.declare.written import batching_of
 from gpuserve.errors import BindError
-from gpuserve.front.endpoint.model_config import model_config
-from gpuserve.model import Tensor, tensor_specs
-from gpuserve.spec import BatchingSpec, InstanceSpec, ModelSpec, QueueSpec
+from gpuserve.front.v2.model_config import model_config
 
 
 class ModelConfigGenerator:
@@ -50,16 +51,15 @@ class ModelConfigGenerator:
 
 
 def _spec(config: ClientModelConfig) -> ModelSpec:
-    batcher = config.batcher if config.batching else None
-    size = config.max_batch_size if config.batching else 0
+    size, batching, queue = batching_of(ModelConfig(config.batching, config.max_batch_size, config.batcher))
     return ModelSpec(
         name=config.model_name,
         version=config.model_version,
         inputs=_tensors(config.inputs, "INPUT"),
         outputs=_tensors(config.outputs, "OUTPUT"),
         max_batch_size=size,
-        batching=BatchingSpec(merge=False) if batcher is None else batching_spec(batcher, size),
-        queue=QueueSpec() if batcher is None else queue_spec(batcher),
+        batching=batching,
+        queue=queue,
         decoupled=config.decoupled,
         response_cache=config.response_cache is not None and config.response_cache.enable,
         instances=_instances(config),

@@ -6,7 +6,7 @@ from collections import UserDict
 from dataclasses import dataclass
 from typing import Any
 
-from gpuserve_worker.request import Request
+from gpuserve_worker.calling.request import Request
 
 __all__ = ["Request", "Requests", "Response", "Responses"]
 
@@ -17,7 +17,7 @@ class Response(UserDict[str, Any]):
 
 @dataclass
 class Requests:
-    """The requests of one call."""
+    """The requests that one call of a callable gets."""
 
     requests: list[Request]
 

@@ -21,20 +21,20 @@ class Workspace:
 
     @property
     def path(self) -> Path:
-        """The directory, absolute."""
+        """The absolute path of the workspace's directory."""
         return self._path.absolute()
 
     @property
     def model_store_path(self) -> Path:
-        """Where a model store would be."""
+        """The path of a model store in the workspace; gpuserve makes none."""
         return self.path / "model-store"
 
     def exists(self) -> bool:
-        """Whether somebody made it."""
+        """Whether the directory is there."""
         return self.path.exists()
 
     def is_empty(self) -> bool:
-        """Whether there is nothing in it."""
+        """Whether the directory has no entries, or is not there."""
         return not self.exists() or not any(self.path.iterdir())
 
     def clean(self) -> None:

@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """y = x, request by request."""
+    """The model y = x, request by request."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response for each request."""

@@ -1,0 +1,172 @@
+"""``python -m benchmarks.profile.calls [--by-function]``: Python calls in the front for a small gRPC request.
+
+A server with a real worker is asked for 64 bytes again and again over one HTTP/2 connection, one request
+in flight. Its front counts the calls of Python functions by ``sys.setprofile``; SIGUSR1 begins and ends that.
+Calls do not depend on what else the machine does. They are counted for plain requests, behind an access rule,
+with another model traced, with every request traced, and where responses may be compressed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from ruamel.yaml import YAML
+from tritonclient.grpc import service_pb2 as pb
+
+REQUESTS: Final = 300
+WARM_UP: Final = 100
+START_TIMEOUT_S: Final = 60.0
+INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+SETTING: Final = "/inference.GRPCInferenceService/TraceSetting"
+_COUNTER: Final = """
+import collections, json, os, signal, sys
+if "gpuserve.front" in sys.orig_argv:
+    counts = collections.Counter()
+    def count(frame, event, arg):
+        if event == "call":
+            counts[frame.f_code] += 1
+    def switch(signum, frame):
+        if sys.getprofile() is None:
+            counts.clear()
+            sys.setprofile(count)
+            return
+        sys.setprofile(None)
+        named = collections.Counter()
+        for code, n in counts.items():
+            named[f"{code.co_filename}:{code.co_qualname}"] += n
+        path = os.environ["CALLS_FILE"]
+        with open(path + ".part", "w") as file:
+            json.dump(named, file)
+        os.rename(path + ".part", path)
+    signal.signal(signal.SIGUSR1, switch)
+"""
+_ECHO: Final = """
+from gpuserve.decorators import batch
+
+
+@batch
+def echo(x):
+    return [x]
+"""
+#: By name: settings of the server, headers of the requests, and the model that clients have traced, if any.
+VARIANTS: Final[dict[str, tuple[dict[str, Any], tuple[tuple[str, str], ...], str]]] = {
+    "plain": ({}, (), ""),
+    "behind an access rule": (
+        {"access_rules": [{"groups": ["inference"], "header": "token", "token": "right"}]},
+        (("token", "right"),),
+        "",
+    ),
+    "another model traced": ({"trace": {"file": "trace.json", "rate": 1}}, (), "other"),
+    "traced": ({"trace": {"file": "trace.json", "rate": 1}}, (), "echo"),
+    "response compression": ({"grpc_response_compression": "low"}, (), ""),
+}
+
+
+def message() -> bytes:
+    """A request of 64 bytes."""
+    request = pb.ModelInferRequest(model_name="echo")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 16])
+    request.raw_input_contents.append(bytes(64))
+    encoded: bytes = request.SerializeToString()
+    return encoded
+
+
+@contextmanager
+def serving(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The gRPC address of a server, and the process of its front."""
+    (folder / "sitecustomize.py").write_text(_COUNTER)
+    (folder / "model.py").write_text(_ECHO)
+    tensor = {"dtype": "float32", "shape": [-1]}
+    model = {"callable": "model.py:echo", "inputs": [{"name": "x", **tensor}], "max_batch_size": 64}
+    models = [{"name": one, **model, "outputs": [{"name": "y", **tensor}]} for one in ("echo", "other")]
+    ports = {"host": "127.0.0.1", "http_port": None, "grpc_port": 0, "metrics_port": None}
+    with (folder / "config.yaml").open("w") as file:
+        YAML().dump({"server": {**ports, **settings}, "models": models}, file)
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "CALLS_FILE": str(folder / "calls.json")}
+    command = [sys.executable, "-m", "gpuserve", "serve", "config.yaml", "--log-format", "json"]
+    log = (folder / "log").open("w+")
+    server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    try:
+        yield _address(folder / "log", server), _front_of(server.pid)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+        log.close()
+
+
+def counted(settings: dict[str, Any], headers: tuple[tuple[str, str], ...], traced: str) -> Counter[str]:
+    """How often each function of the front is called, over all requests."""
+    with tempfile.TemporaryDirectory() as name, serving(Path(name), settings) as (address, front):
+        options = [("grpc.http2.bdp_probe", 0)]
+        with grpc.insecure_channel(address, options) as channel:
+            if traced:
+                setting = pb.TraceSettingRequest(model_name=traced)
+                setting.settings["trace_level"].value.append("TIMESTAMPS")
+                channel.unary_unary(SETTING)(setting.SerializeToString())
+            infer, body = channel.unary_unary(INFER), message()
+            for _ in range(WARM_UP):
+                infer(body, metadata=headers)
+            os.kill(front, signal.SIGUSR1)
+            time.sleep(0.2)
+            for _ in range(REQUESTS):
+                infer(body, metadata=headers)
+            os.kill(front, signal.SIGUSR1)
+            return Counter(_read_once(Path(name) / "calls.json"))
+
+
+def _read_once(path: Path) -> dict[str, int]:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, "the front does not say what it has counted"
+        time.sleep(0.01)
+    found: dict[str, int] = json.loads(path.read_text())
+    return found
+
+
+def _address(log: Path, server: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while "ready: " not in (text := log.read_text()):
+        assert server.poll() is None, text
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
+    return text.partition("gRPC ")[2].split('"')[0].split(",")[0]
+
+
+def _front_of(supervisor: int) -> int:
+    """The child of the supervisor that runs the module of the front."""
+    for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
+        if b"gpuserve.front" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return int(pid)
+    raise RuntimeError("the server has no front")
+
+
+def main() -> None:
+    """Count, and print one line a variant."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile.calls")
+    parser.add_argument("--by-function", action="store_true", help="print every function, too")
+    by_function = parser.parse_args().by_function
+    for name, variant in VARIANTS.items():
+        counts = counted(*variant)
+        print(f"{name}: {counts.total() / REQUESTS:.1f} calls a request")
+        if by_function:
+            for function, n in counts.most_common():
+                if n * 20 >= REQUESTS:
+                    print(f"  {n / REQUESTS:6.2f}  {function.rpartition('gpuserve/')[2]}")
+
+
+if __name__ == "__main__":
+    main()

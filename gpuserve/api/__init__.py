@@ -1,0 +1,1 @@
+"""The Python API: ``Server`` and ``AttachedServer``, and how callables of a program become models."""

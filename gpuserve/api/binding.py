@@ -1,0 +1,178 @@
+"""From the arguments of ``Server.bind()`` to a ``ModelSpec``. No process and no socket here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gpuserve.api.pickling import described, pickled_source
+from gpuserve.declare.model import ModelConfig, Tensor
+from gpuserve.declare.rules import check_sequences, told_as_config, with_controls
+from gpuserve.declare.spec import SHUTDOWN, InstanceSpec, ModelSpec, RateSpec, check_model_name
+from gpuserve.declare.tensors import array_kind, device_problem, label_specs, tensor_specs
+from gpuserve.declare.warmups import warmups
+from gpuserve.declare.written import batching_of, plain_options, rate_of, sequence_of
+from gpuserve.devices.names import CPU, check_device_name
+from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
+from gpuserve.options import checked, rows
+from gpuserve_worker.calling.callable import YIELDING, kind_of
+
+
+def model_spec(
+    model_name: str,
+    infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    model_version: int,
+    config: ModelConfig | None,
+    strict: bool,
+    isolation: str,
+    concurrency: int | None = None,
+    on_unrecoverable: str = SHUTDOWN,
+    device: str | Sequence[str] = CPU,
+) -> ModelSpec:
+    """What ``bind()`` was given, as a ``ModelSpec``.
+
+    Raises:
+        BindError: any of it cannot be served.
+    """
+    check_model_name(model_name)
+    if config is not None and not isinstance(config, ModelConfig):
+        raise BadModelConfig(f"config must be a ModelConfig, got an object of type {type(config).__name__}")
+    config = config or ModelConfig()
+    _check_isolation(isolation)
+    options = plain_options(config) | _arguments(
+        version=model_version, strict=bool(strict), concurrency=concurrency, on_unrecoverable=on_unrecoverable
+    )
+    callables, devices = _paired(_callables(infer_func), _devices(device))
+    _check_answers(config, callables)
+    options["array"] = array_kind(config.array, inputs)
+    if problem := device_problem(options["array"], devices):
+        raise BindError(f"device: {problem}")
+    options["max_batch_size"], options["batching"], options["queue"] = batching_of(config)
+    input_specs = tensor_specs(inputs, "INPUT", config.array)
+    output_specs = tensor_specs(outputs, "OUTPUT")
+    sequence = sequence_of(config.sequence_batching)
+    if config.prefetch is None:
+        options["prefetch"] = int(any(one != CPU for one in devices))
+    # Some of its responses may have been sent when the worker dies; or the callable's state is lost.
+    options["retry_on_worker_death"] &= not config.decoupled and not sequence.strategy
+    spec = ModelSpec(
+        name=model_name,
+        inputs=input_specs,
+        outputs=output_specs,
+        warmup=with_controls(warmups(config.model_warmup, input_specs, options["max_batch_size"]), sequence),
+        instances=_instances(model_name, callables, devices, isolation, rate_of(config.rate_limiter)),
+        sequence=sequence,
+        labels=label_specs(outputs, output_specs),
+        **options,
+    )
+    check_sequences(spec)
+    return spec
+
+
+def _arguments(**given: Any) -> dict[str, Any]:
+    """The options that are arguments of ``bind()`` itself."""
+    names = {"version": "model_version"}
+    with told_as_config():
+        return {key: checked(rows(ModelSpec)[key], one, names.get(key, key)) for key, one in given.items()}
+
+
+def check_new(spec: ModelSpec, bound: Iterable[ModelSpec], *, one_version: bool = False) -> None:
+    """Do nothing if a model of this name and version may join those that are bound.
+
+    Raises:
+        DuplicateModel: it is bound, or with ``one_version`` any version is; case does not tell names apart.
+    """
+    for one in bound:
+        if one.name.lower() != spec.name.lower():
+            continue
+        known = f"{spec.name!r} is bound already"
+        if one.name != spec.name:
+            known += f", as {one.name!r}, and names must differ in more than case"
+        elif one.version != spec.version:
+            if not one_version:
+                continue
+            known += f", as version {one.version}, and an attached program serves one version of a name"
+        raise DuplicateModel(f"Cannot add model with the same name twice: {known}")
+
+
+def _check_isolation(isolation: object) -> None:
+    if isolation not in ("process", "thread"):
+        raise BindError(f"isolation must be 'process' or 'thread', got {isolation!r}")
+
+
+def _instances(
+    model_name: str,
+    callables: Sequence[Callable[..., Any]],
+    devices: Sequence[str],
+    isolation: str,
+    rate: RateSpec,
+) -> tuple[InstanceSpec, ...]:
+    """One instance an element. A callable that is there several times is pickled, and held, once."""
+    distinct = {id(one): one for one in callables}
+    sources = {key: _source(model_name, one, isolation) for key, one in distinct.items()}
+    return tuple(
+        InstanceSpec(f"{number}", device, sources[id(one)], rate)
+        for number, (one, device) in enumerate(zip(callables, devices, strict=True))
+    )
+
+
+def _devices(device: Any) -> list[str]:
+    """What ``device`` names, one at least."""
+    given = [device] if isinstance(device, str) else device
+    if not isinstance(given, Sequence) or not given or not all(isinstance(one, str) for one in given):
+        raise BindError(f"device must be a string or a non-empty sequence of strings, got {device!r:.200}")
+    try:
+        return [check_device_name(one) for one in given]
+    except ValueError as error:
+        raise BindError(f"device: {error}") from None
+
+
+def _paired(
+    callables: Sequence[Callable[..., Any]], devices: Sequence[str]
+) -> tuple[list[Callable[..., Any]], list[str]]:
+    """One callable and one device for each instance, where one of either may stand for several."""
+    if len(callables) != len(devices) and 1 not in (len(callables), len(devices)):
+        raise BindError(
+            f"there are {len(callables)} callables and {len(devices)} devices: give one device, or one for "
+            "each callable"
+        )
+    count = max(len(callables), len(devices))
+    return [*callables] * (count // len(callables)), [*devices] * (count // len(devices))
+
+
+def _callables(infer_func: Any) -> list[Callable[..., Any]]:
+    if callable(infer_func):
+        return [infer_func]
+    if isinstance(infer_func, Sequence) and infer_func and all(map(callable, infer_func)):
+        return list(infer_func)
+    raise BindError(
+        f"infer_func must be a callable or a non-empty sequence of callables, got {_shown(infer_func)}"
+    )
+
+
+def _shown(infer_func: Any) -> str:
+    if not isinstance(infer_func, list | tuple):
+        return f"an object of type {type(infer_func).__name__}"
+    kinds = ", ".join(type(one).__name__ for one in infer_func)
+    return f"a {type(infer_func).__name__} of {kinds or 'nothing'}"
+
+
+def _check_answers(config: ModelConfig, callables: Sequence[Callable[..., Any]]) -> None:
+    """Whether the model's way to answer is one that its callables have, and that can be cached."""
+    if config.response_cache and config.decoupled:
+        raise BadModelConfig(
+            "response_cache does not go with decoupled: only a model that gives one response to a request "
+            "can be answered from memory"
+        )
+    yielding = [one for one in callables if kind_of(one) in YIELDING]
+    if yielding and not config.decoupled:
+        raise BindError(
+            f"{described(yielding[0])} is {kind_of(yielding[0]).value}, which gives any number of responses "
+            "to a request: say decoupled=True in ModelConfig, or return one response"
+        )
+
+
+def _source(model_name: str, infer_func: Callable[..., Any], isolation: str) -> dict[str, Any]:
+    return {"object": infer_func} if isolation == "thread" else pickled_source(model_name, infer_func)

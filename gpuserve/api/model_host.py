@@ -1,0 +1,265 @@
+"""What ``Server`` and ``AttachedServer`` have in common: models that are bound, a thread that keeps their
+workers, and ``run()``, ``serve()`` and ``stop()`` over it.
+
+What that thread does is a ``Runner``'s to know: a whole server, or an attachment to somebody else's.
+"""
+
+from __future__ import annotations
+
+import abc
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from gpuserve.api.binding import check_new, model_spec
+from gpuserve.declare.model import ModelConfig, Tensor
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import GpuserveError
+from gpuserve.placement.server_devices import ServerDevices
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the thread runs. All but ``run`` may be called from any thread."""
+
+    started: Future[dict[str, str]]
+
+    def run(self) -> object:
+        """Live until stopped; raises what ended it, where that was not ``request_stop``."""
+
+    def add_model(self, spec: ModelSpec) -> Future[None]:
+        """Serve one more model; resolves when it is ready."""
+
+    def request_stop(self, fast: bool = False) -> None:
+        """Ask it to end; may be called from signal handlers."""
+
+
+class ModelHost(abc.ABC):
+    """Models of this program, and whether they are served. Its methods may be called from any thread."""
+
+    #: Whether a name may be bound only once, whatever the version.
+    _one_version = False
+
+    def __init__(self) -> None:
+        self._specs: dict[tuple[str, int], ModelSpec] = {}
+        self._devices = ServerDevices()
+        self._runner: Runner | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._addresses: dict[str, str] = {}
+        #: Held for moments only: a model is in the list of a start, or added to what has started.
+        self._lock = threading.Lock()
+
+    @abc.abstractmethod
+    def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
+        """What is to run, with models that are placed; nothing is started yet."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where the running server is reached, by "http", "grpc", "metrics" and "health"."""
+        return dict(self._addresses)
+
+    def bind(
+        self,
+        model_name: str,
+        infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        *,
+        device: str | Sequence[str] = "cpu",
+        isolation: Literal["process", "thread"] = "process",
+        concurrency: int | None = None,
+        on_unrecoverable: Literal["shutdown", "restart_worker"] = "shutdown",
+    ) -> None:
+        """Serve a callable under a name. Where the server runs it returns when the model is loaded.
+
+        Args:
+            model_version: several versions of a name may be bound; requests without one go to the highest.
+            infer_func: a callable, or several: one instance each, requests go to whichever has room.
+            inputs, outputs: without the batch axis where the model batches.
+            strict: answers that do not fit ``outputs`` in name, dtype or shape are errors.
+            device: "cpu", "cuda:0", …, "cuda:*" for one instance on every GPU, or the UUID of a GPU or MIG
+                instance. A list gives each of several callables its own, or one callable an instance on each.
+            isolation: "process" sends the callable to a worker process with cloudpickle; "thread"
+                keeps it in this process, for what cannot be pickled.
+            concurrency: how many batches an async callable or a generator may have under way at once in
+                one instance; None leaves it to the kind of the callable.
+            on_unrecoverable: what ``UnrecoverableError`` raised by the callable ends: "shutdown" the whole
+                server, "restart_worker" the instance, which is replaced.
+
+        Raises:
+            BindError: the name, a tensor, the config or the callable cannot be served.
+            StartupError: where the server runs, the model could not be loaded.
+            DeviceError: where the server runs, this machine does not have the device.
+            AttachError: the server of another program has ended meanwhile.
+        """
+        spec = model_spec(
+            model_name,
+            infer_func,
+            inputs,
+            outputs,
+            model_version,
+            config,
+            strict,
+            isolation,
+            concurrency,
+            on_unrecoverable,
+            device,
+        )
+        self._add(spec)
+
+    def _add(self, spec: ModelSpec) -> None:
+        """A model from now on; where the server runs, once it is loaded.
+
+        Raises:
+            BindError, StartupError, DeviceError, AttachError: as ``bind``.
+        """
+        with self._lock:
+            check_new(spec, self._specs.values(), one_version=self._one_version)
+            self._specs[spec.name, spec.version] = spec
+            runner = self._runner if self.is_alive() else None
+        if runner is None:
+            return
+        try:
+            (placed,) = self._devices.place([spec], again=True)
+            runner.add_model(placed).result()
+        except GpuserveError:
+            with self._lock:
+                self._specs.pop((spec.name, spec.version), None)
+            raise
+
+    def run(self) -> None:
+        """Start, and return when every model is loaded and served. Does nothing when it runs.
+
+        Raises:
+            StartupError: a port is taken or a model could not be loaded; nothing is left running.
+            DeviceError: this machine does not have the device of a model.
+            BindError: the server of another program refuses a model.
+            AttachError: there is no server of another program to attach to.
+        """
+        self._wait_started(self._start())
+
+    def serve(self) -> None:
+        """Start if it does not run, and block until SIGINT, SIGTERM or ``stop()``.
+
+        The first signal finishes what is queued, a second one ends at once. Signals are only caught
+        when this is called in the main thread.
+
+        Raises:
+            StartupError, DeviceError, BindError, AttachError: see ``run``; AttachError also when the server
+                of another program ends.
+            ModelUnrecoverable: a callable raised ``UnrecoverableError``, and all has ended.
+        """
+        self._raise_untold()
+        with self._signals() as signals:
+            runner, thread = self._start()
+            if signals:  # it came before there was anything to stop
+                runner.request_stop()
+            try:
+                self._wait_started((runner, thread))
+            except GpuserveError:
+                if signals:  # ended while it loaded, as was asked for
+                    return
+                raise
+            thread.join()
+        self._stopped(runner)
+        if self._failure is not None:
+            raise self._failure
+
+    def _raise_untold(self) -> None:
+        """What ended the last run, if it went by itself and nobody has asked since."""
+        runner, failure = self._runner, self._failure
+        if runner is not None and not self.is_alive() and failure is not None:
+            self._stopped(runner)
+            raise failure
+
+    def stop(self) -> None:
+        """End every process of this program's models. Does nothing when nothing runs."""
+        runner, thread = self._runner, self._thread
+        if runner is None or thread is None:
+            return
+        runner.request_stop()
+        thread.join()
+        self._stopped(runner)
+
+    def is_alive(self) -> bool:
+        """Whether the server, or the attachment to one, runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _start(self) -> tuple[Runner, threading.Thread]:
+        """The runner and its thread; those that run, where they do."""
+        with self._lock:
+            if self._runner is not None and self._thread is not None and self._thread.is_alive():
+                return self._runner, self._thread
+            runner = self._new_runner(self._devices.place(self._specs.values(), again=True))
+            # A daemon: a program that ends without stop() takes its children along, because they are
+            # tied to this very thread by the parent-death signal.
+            thread = threading.Thread(
+                target=self._supervise, args=(runner,), name="gpuserve-supervisor", daemon=True
+            )
+            thread.start()
+            self._runner, self._thread = runner, thread
+            return runner, thread
+
+    def _wait_started(self, running: tuple[Runner, threading.Thread]) -> None:
+        runner, thread = running
+        try:
+            self._addresses = runner.started.result()
+        except BaseException:
+            runner.request_stop()
+            thread.join()
+            self._stopped(runner)
+            raise
+
+    def _supervise(self, runner: Runner) -> None:
+        self._failure = None
+        try:
+            runner.run()
+        except GpuserveError as error:  # run() raises it where it is one of the start, serve() otherwise
+            self._failure = error
+        except Exception as error:  # a fault of ours: every process is ended, and serve() raises it
+            logger.exception("the server failed")
+            self._failure = error
+
+    def _stopped(self, runner: Runner) -> None:
+        with self._lock:
+            if self._runner is runner:  # and not one that another thread has started since
+                self._runner = self._thread = None
+                self._addresses = {}
+
+    @contextmanager
+    def _signals(self) -> Iterator[list[int]]:
+        """SIGINT and SIGTERM stop the server; the list fills with those that came."""
+        signals: list[int] = []
+        if threading.current_thread() is not threading.main_thread():
+            yield signals
+            return
+
+        def on_signal(number: int, frame: Any) -> None:
+            signals.append(number)
+            if self._runner is not None:
+                self._runner.request_stop(fast=len(signals) > 1)
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield signals
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""What is to be measured: levels, arrivals, and what can be wrong with it."""

@@ -1,0 +1,1 @@
+"""From what was counted to figures, tables, plots and files."""

@@ -1,0 +1,133 @@
+"""The table of a report: its columns, said once for the terminal, Markdown and HTML. Pure.
+
+Columns that would be empty in every row are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from gpuserve.bench.plan.plan import LoadKind
+from gpuserve.bench.reports.report import BenchReport
+from gpuserve.bench.reports.results import LevelResult
+from gpuserve.bench.server.server_time import ServerTime
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """The ratios of new to old figures of one level; None where there is nothing to divide by."""
+
+    throughput: float | None
+    p50: float | None
+    p99: float | None
+
+
+def compared(report: BenchReport, baseline: BenchReport | None) -> list[Ratios | None]:
+    """For each level the ratios to the baseline; None where that has no such level."""
+    earlier = {one.level: one for one in baseline.levels} if baseline else {}
+    return [_ratios(one, earlier.get(one.level)) for one in report.levels]
+
+
+def _ratios(new: LevelResult, old: LevelResult | None) -> Ratios | None:
+    if old is None:
+        return None
+    return Ratios(
+        _ratio(new.throughput, old.throughput),
+        _ratio(new.latency.p50_ms, old.latency.p50_ms),
+        _ratio(new.latency.p99_ms, old.latency.p99_ms),
+    )
+
+
+def _ratio(new: float, old: float) -> float | None:
+    return new / old if new and old else None
+
+
+_NOTHING = ""
+
+
+class Table(NamedTuple):
+    """The titles of the columns, and the rows under them."""
+
+    titles: list[str]
+    rows: list[list[str]]
+
+
+Cell: TypeAlias = Callable[[LevelResult, Ratios | None], str]
+
+
+def table(report: BenchReport, baseline: BenchReport | None) -> Table:
+    """The table of a report, with a row for each level."""
+    ratios = compared(report, baseline)
+    columns = _columns(report)
+    rows = [
+        [cell(one, ratio) for _, cell in columns] for one, ratio in zip(report.levels, ratios, strict=True)
+    ]
+    kept = [at for at in range(len(columns)) if any(row[at] for row in rows)]
+    return Table([columns[at][0] for at in kept], [[row[at] for at in kept] for row in rows])
+
+
+def notes(report: BenchReport) -> list[str]:
+    """The warnings and failures of a report, a sentence each."""
+    found = ["the run was interrupted: levels are missing"] if report.interrupted else []
+    for one in report.levels:
+        found += [f"{_load(one)}: {warning}" for warning in one.warnings]
+        found += [
+            f"{_load(one)}: {count} times {kind}" + (f" ({text})" if text else "")
+            for kind, (count, text) in sorted(one.failures.items())
+        ]
+    return found
+
+
+def _columns(report: BenchReport) -> list[tuple[str, Cell]]:
+    streams = report.has_streams
+    return [
+        ("load", lambda one, _: _load(one)),
+        ("req/s", lambda one, _: _count(one.throughput)),
+        ("responses/s", lambda one, _: _count(one.responses_per_s) if streams else _NOTHING),
+        ("mean ms", lambda one, _: _ms(one.latency.mean_ms)),
+        ("p50 ms", lambda one, _: _ms(one.latency.p50_ms)),
+        ("p90 ms", lambda one, _: _ms(one.latency.p90_ms)),
+        ("p99 ms", lambda one, _: _ms(one.latency.p99_ms)),
+        ("p99.9 ms", lambda one, _: _ms(one.latency.p999_ms)),
+        ("max ms", lambda one, _: _ms(one.latency.max_ms)),
+        ("first p50 ms", lambda one, _: _ms(one.first.p50_ms) if streams else _NOTHING),
+        ("first p99 ms", lambda one, _: _ms(one.first.p99_ms) if streams else _NOTHING),
+        ("between p50 ms", lambda one, _: _ms(one.gaps.p50_ms) if streams else _NOTHING),
+        ("between p99 ms", lambda one, _: _ms(one.gaps.p99_ms) if streams else _NOTHING),
+        ("queue ms", lambda one, _: _server(one, lambda server: _ms(server.queue_ms))),
+        ("compute ms", lambda one, _: _server(one, lambda server: _ms(_compute_ms(server)))),
+        ("rows/batch", lambda one, _: _server(one, lambda server: f"{server.rows_per_execution:.1f}")),
+        ("client CPU", lambda one, _: f"{one.client_cpu:.0%}"),
+        ("failed", lambda one, _: str(one.failed) if report.failed else _NOTHING),
+        ("req/s ratio", lambda _, ratio: _NOTHING if ratio is None else _times(ratio.throughput)),
+        ("p50 ratio", lambda _, ratio: _NOTHING if ratio is None else _times(ratio.p50)),
+        ("p99 ratio", lambda _, ratio: _NOTHING if ratio is None else _times(ratio.p99)),
+    ]
+
+
+def _load(one: LevelResult) -> str:
+    return str(one.level) if one.level.kind is LoadKind.RATE else f"{one.level} in flight"
+
+
+def _server(one: LevelResult, text: Callable[[ServerTime], str]) -> str:
+    return _NOTHING if one.server is None else text(one.server)
+
+
+def _compute_ms(server: ServerTime) -> float:
+    return server.compute_input_ms + server.compute_infer_ms + server.compute_output_ms
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _ms(value: float) -> str:
+    if value < 0.001:
+        return "0"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _times(ratio: float | None) -> str:
+    return _NOTHING if ratio is None else f"{ratio:.2f}"

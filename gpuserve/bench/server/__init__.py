@@ -1,0 +1,1 @@
+"""What is asked of a measured server beside the load, and the requests made for it."""

@@ -1,0 +1,310 @@
+"""What is asked of a server beside the load: metadata, statistics, shared memory, one inference.
+
+Blocking, on connections of its own, over the protocol of the load: ``GrpcControl`` or ``HttpControl``.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import urllib.parse
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuserve.bench.calls.connection import tls_context
+from gpuserve.bench.plan.errors import BenchError, BenchOptionError
+from gpuserve.bench.server.model_metadata import TargetModel, TensorMetadata
+from gpuserve.bench.server.payloads import HttpRequest
+from gpuserve.bench.server.server_time import ServerTotals, totals
+from gpuserve.bench.server.target import Target
+
+if TYPE_CHECKING:
+    import grpc
+
+_UNLIMITED: Final = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+_CONTROL_TIMEOUT_S: Final = 10.0
+_MAX_TEXT: Final = 300
+_HEAD_LENGTH: Final = "inference-header-content-length"
+
+#: A message of v2 in the form of its JSON.
+Document = dict[str, Any]
+
+
+class ServerControl(ABC):
+    """A client for everything but the load.
+
+    Every method raises BenchError where the server cannot be reached or refuses.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def metadata(self) -> TargetModel:
+        """The model as the server describes it."""
+        found = self._model_document()
+        try:
+            config = self._config_document()
+        except BenchError:  # a server without the extension
+            config = {}
+        optional = frozenset(one["name"] for one in config.get("input", ()) if one.get("optional"))
+        try:
+            inputs, outputs = _tensors(found["inputs"], optional), _tensors(found["outputs"])
+        except (KeyError, TypeError, ValueError):
+            raise BenchError(
+                f"{self._target.url} answers for {self._target.model} with no metadata of a model"
+            ) from None
+        policy = config.get("model_transaction_policy") or {}
+        batch = int(config.get("max_batch_size", 0))
+        return TargetModel(self._target.model, inputs, outputs, batch, bool(policy.get("decoupled")))
+
+    def totals(self) -> ServerTotals | None:
+        """The statistics of the model so far; None where the server has none."""
+        try:
+            found = self._statistics_document()
+        except BenchError:
+            return None
+        return sum(map(totals, found.get("model_stats", ())), ServerTotals())
+
+    @abstractmethod
+    def infer(self, request: Any) -> dict[str, int]:
+        """Infer once; returns the bytes of each output that is in the answer.
+
+        Args:
+            request: a serialized message for gRPC, an HttpRequest for HTTP.
+        """
+
+    @abstractmethod
+    def register_system(self, name: str, key: str, nbytes: int) -> None:
+        """Let the server use system shared memory."""
+
+    @abstractmethod
+    def register_cuda(self, name: str, handle: bytes, device: int, nbytes: int) -> None:
+        """Let the server use memory of a GPU; ``handle`` as cudaIpcGetMemHandle gives it."""
+
+    @abstractmethod
+    def unregister(self, name: str, *, cuda: bool) -> None:
+        """Let the server use a region no more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections to the server."""
+
+    @abstractmethod
+    def _model_document(self) -> Document: ...
+
+    @abstractmethod
+    def _config_document(self) -> Document: ...
+
+    @abstractmethod
+    def _statistics_document(self) -> Document: ...
+
+
+def connect(target: Target) -> ServerControl:
+    """The control for the protocol of the target; nothing is sent yet."""
+    return GrpcControl(target) if target.is_grpc else HttpControl(target)
+
+
+class GrpcControl(ServerControl):
+    """A ``ServerControl`` that speaks gRPC."""
+
+    def __init__(self, target: Target) -> None:
+        from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+        super().__init__(target)
+        self._messages = service_pb2
+        self._channel = _channel(target)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def infer(self, request: bytes) -> dict[str, int]:
+        message = self._messages.ModelInferRequest.FromString(request)
+        answer = self._call("ModelInfer", message, self._target.timeout_s)
+        contents = iter(answer.raw_output_contents)
+        return {
+            one.name: len(next(contents, b""))
+            for one in answer.outputs
+            if "shared_memory_region" not in one.parameters
+        }
+
+    def register_system(self, name: str, key: str, nbytes: int) -> None:
+        request = self._messages.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=nbytes)
+        self._call("SystemSharedMemoryRegister", request)
+
+    def register_cuda(self, name: str, handle: bytes, device: int, nbytes: int) -> None:
+        request = self._messages.CudaSharedMemoryRegisterRequest(
+            name=name, raw_handle=handle, device_id=device, byte_size=nbytes
+        )
+        self._call("CudaSharedMemoryRegister", request)
+
+    def unregister(self, name: str, *, cuda: bool) -> None:
+        kind = "Cuda" if cuda else "System"
+        request = getattr(self._messages, f"{kind}SharedMemoryUnregisterRequest")(name=name)
+        self._call(f"{kind}SharedMemoryUnregister", request)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _model_document(self) -> Document:
+        return {"inputs": [], "outputs": [], **self._describe("ModelMetadata")}
+
+    def _config_document(self) -> Document:
+        config: Document = self._describe("ModelConfig").get("config", {})
+        return config
+
+    def _statistics_document(self) -> Document:
+        return self._describe("ModelStatistics")
+
+    def _describe(self, method: str) -> Document:
+        """The answer to a method that takes the name and the version of a model."""
+        from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+
+        request = getattr(self._messages, f"{method}Request")
+        answer = self._call(method, request(name=self._target.model, version=self._target.version))
+        found: Document = MessageToDict(answer, preserving_proto_field_name=True)
+        return found
+
+    def _call(self, method: str, request: Any, timeout_s: float = _CONTROL_TIMEOUT_S) -> Any:
+        import grpc
+
+        try:
+            return getattr(self._stub, method)(
+                request, timeout=timeout_s, metadata=self._target.headers, wait_for_ready=False
+            )
+        except grpc.RpcError as error:
+            if (reason := _unreachable(str(error.details()))) is not None:
+                raise BenchError(f"{self._target.url} cannot be reached: {reason}") from None
+            said = f"{error.code().name}: {error.details()}"
+            raise BenchError(f"{self._target.url} answers {method} with {said}") from None
+
+
+def _unreachable(details: str) -> str | None:
+    """Why there is no connection, in what gRPC says; None where the server itself has answered."""
+    if details.startswith(("failed to connect", "errors resolving")):
+        return details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
+    return None
+
+
+def _channel(target: Target) -> grpc.Channel:
+    import grpc
+
+    tls = target.tls
+    if tls is None:
+        return grpc.insecure_channel(target.url.address, options=_UNLIMITED)
+    if not tls.verify:
+        raise BenchOptionError(
+            "--tls-no-verify", "gRPC always verifies the server; give its authority by --tls-ca"
+        )
+    files = [
+        _read(option, path)
+        for option, path in (("--tls-ca", tls.ca), ("--tls-key", tls.key), ("--tls-cert", tls.cert))
+    ]
+    return grpc.secure_channel(target.url.address, grpc.ssl_channel_credentials(*files), options=_UNLIMITED)
+
+
+def _read(option: str, path: str) -> bytes | None:
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise BenchOptionError(option, f"{path} cannot be read: {reason}") from None
+
+
+class HttpControl(ServerControl):
+    """A ``ServerControl`` that speaks HTTP, with nothing but the standard library."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        version = f"/versions/{urllib.parse.quote(target.version, safe='')}" if target.version else ""
+        self._model = f"/v2/models/{urllib.parse.quote(target.model, safe='')}{version}"
+        try:
+            context = tls_context(target.tls, http2=False)
+        except OSError as error:
+            raise BenchError(
+                f"the files of TLS cannot be used: {(error.strerror or str(error)).lower()}"
+            ) from None
+        at = target.url.host, target.url.port
+        self._connection: http.client.HTTPConnection
+        if context is None:
+            self._connection = http.client.HTTPConnection(*at, timeout=target.timeout_s)
+        else:
+            self._connection = http.client.HTTPSConnection(*at, timeout=target.timeout_s, context=context)
+
+    def infer(self, request: HttpRequest) -> dict[str, int]:
+        headers, body = self._send("POST", request.path, request.body, dict(request.headers))
+        length = int(headers.get(_HEAD_LENGTH, len(body)))
+        answer = _document(body[:length])
+        sizes = {}
+        for one in answer.get("outputs", ()):
+            parameters = one.get("parameters", {})
+            if "shared_memory_region" not in parameters:
+                sizes[one["name"]] = int(parameters.get("binary_data_size", 0))
+        return sizes
+
+    def register_system(self, name: str, key: str, nbytes: int) -> None:
+        document = {"key": key, "offset": 0, "byte_size": nbytes}
+        self._json("POST", f"/v2/systemsharedmemory/region/{name}/register", document)
+
+    def register_cuda(self, name: str, handle: bytes, device: int, nbytes: int) -> None:
+        raw = {"b64": base64.b64encode(handle).decode()}
+        document = {"raw_handle": raw, "device_id": device, "byte_size": nbytes}
+        self._json("POST", f"/v2/cudasharedmemory/region/{name}/register", document)
+
+    def unregister(self, name: str, *, cuda: bool) -> None:
+        kind = "cuda" if cuda else "system"
+        self._json("POST", f"/v2/{kind}sharedmemory/region/{name}/unregister", {})
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _model_document(self) -> Document:
+        return self._json("GET", self._model)
+
+    def _config_document(self) -> Document:
+        return self._json("GET", f"{self._model}/config")
+
+    def _statistics_document(self) -> Document:
+        return self._json("GET", f"{self._model}/stats")
+
+    def _json(self, method: str, path: str, document: Mapping[str, Any] | None = None) -> Document:
+        body = b"" if document is None else json.dumps(document).encode()
+        return _document(self._send(method, path, body, {})[1])
+
+    def _send(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[Mapping[str, str], bytes]:
+        try:
+            self._connection.request(method, path, body, {**headers, **dict(self._target.headers)})
+            answer = self._connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise BenchError(f"{self._target.url} cannot be reached: {reason.lower()}") from None
+        finally:  # the server may close one that idles
+            self._connection.close()
+        if answer.status != 200:
+            said = _document(content).get("error") or content[:_MAX_TEXT].decode(errors="replace")
+            raise BenchError(f"{self._target.url} answers {path} with {answer.status}: {said}")
+        return {name.lower(): value for name, value in answer.getheaders()}, content
+
+
+def _document(content: bytes) -> Document:
+    try:
+        found = json.loads(content) if content else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _tensors(
+    found: Sequence[Mapping[str, Any]], optional: frozenset[str] = frozenset()
+) -> tuple[TensorMetadata, ...]:
+    return tuple(
+        TensorMetadata(
+            one["name"], one["datatype"], tuple(map(int, one.get("shape", ()))), one["name"] in optional
+        )
+        for one in found
+    )

@@ -1,0 +1,145 @@
+"""``gpuserve serve model.py:callable``: a configuration without a file.
+
+The tensors come from the callable's own attributes (``inputs = [Tensor(…)]``, ``outputs``,
+``max_batch_size``, ``array``), or from flags. Where flags give both inputs and outputs nothing is imported
+here; otherwise a child process does it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuserve.cli.console.preflight import inspect_callable
+from gpuserve.config.entries.fields import split_callable
+from gpuserve.config.load import Configuration, load_data
+from gpuserve.config.messages import ConfigProblems, Origin, Problem
+from gpuserve.config.positions import Path
+from gpuserve.config.precedence import Override
+
+_MODEL: Path = ("models", 0)
+_TENSOR_FORM = "name:dtype:shape, such as x:float32:-1 or image:uint8:224,224,3"
+
+
+@dataclass(frozen=True)
+class CallableFlags:
+    """The flags that describe the one model; empty or None where they were not given."""
+
+    name: str | None = None
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    max_batch_size: int | None = None
+    devices: Sequence[str] = ()
+    instances: int | None = None
+
+    def given(self) -> list[str]:
+        """Return the names of the flags that were given."""
+        flags = {
+            "--name": self.name,
+            "--input": self.inputs or None,
+            "--output": self.outputs or None,
+            "--max-batch-size": self.max_batch_size,
+            "--device": self.devices or None,
+            "--instances": self.instances,
+        }
+        return [name for name, value in flags.items() if value is not None]
+
+
+def is_callable_path(target: str) -> bool:
+    """Whether a target names a callable and not a file."""
+    try:
+        split_callable(target)
+    except ValueError:
+        return False
+    return not os.path.exists(target)
+
+
+def load_callable(
+    target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
+) -> Configuration:
+    """Make the configuration of one callable. Relative paths are from the current directory.
+
+    Raises:
+        ConfigProblems: a flag or a variable is wrong, or no inputs or outputs are known.
+        ConfigError: the callable cannot be imported.
+    """
+    base_dir = os.getcwd()
+    overrides = _overrides(flags)
+    model: dict[str, Any] = {"name": split_callable(target)[1].rpartition(".")[2], "callable": target}
+    if not (flags.inputs and flags.outputs):
+        declared = inspect_callable(target, base_dir)
+        model |= {key: value for key, value in declared.items() if value is not None}
+        _require_tensors(target, {*model, *(override.path[2] for override in overrides)})
+    return load_data({"models": [model]}, target, base_dir, environ, [*overrides, *server])
+
+
+def _overrides(flags: CallableFlags) -> list[Override]:
+    single = {"name": ("--name", flags.name), "max_batch_size": ("--max-batch-size", flags.max_batch_size)}
+    overrides = [
+        Override((*_MODEL, key), value, label, Origin.FLAG)
+        for key, (label, value) in single.items()
+        if value is not None
+    ]
+    overrides += _list("inputs", "--input", flags.inputs, [_tensor(text, "--input") for text in flags.inputs])
+    overrides += _list(
+        "outputs", "--output", flags.outputs, [_tensor(text, "--output") for text in flags.outputs]
+    )
+    return overrides + _instances(flags)
+
+
+def _list(key: str, flag: str, texts: Sequence[str], values: Sequence[Any]) -> list[Override]:
+    """Override a whole list, and each entry once more so that a mistake in it names its own flag."""
+    if not values:
+        return []
+    path = (*_MODEL, key)
+    entries = [
+        Override((*path, index), value, f"{flag} {text}", Origin.FLAG)
+        for index, (text, value) in enumerate(zip(texts, values, strict=True))
+    ]
+    return [Override(path, list(values), flag, Origin.FLAG), *entries]
+
+
+def _tensor(text: str, flag: str) -> dict[str, Any]:
+    """Read ``image:uint8:224,224,3`` as an entry of ``inputs``; the shape may be empty.
+
+    Raises:
+        ConfigProblems: the text has another form.
+    """
+    parts = text.rsplit(":", 2)
+    try:
+        name, dtype, dims = parts
+        shape = [int(dim) for dim in dims.split(",")] if dims else []
+    except ValueError:
+        problem = Problem(flag, f"expected {_TENSOR_FORM}, given {text!r}", Origin.FLAG)
+        raise ConfigProblems([problem]) from None
+    return {"name": name, "dtype": dtype, "shape": shape}
+
+
+def _instances(flags: CallableFlags) -> list[Override]:
+    if not flags.devices and flags.instances is None:
+        return []
+    devices = flags.devices or ("cpu",)
+    overrides = _list("instances", "--device", devices, [{"device": device} for device in devices])
+    if flags.instances is not None:
+        overrides += [
+            Override((*_MODEL, "instances", index, "count"), flags.instances, "--instances", Origin.FLAG)
+            for index in range(len(devices))
+        ]
+    return overrides
+
+
+def _require_tensors(target: str, known: set[str | int]) -> None:
+    problems = [
+        Problem(
+            target,
+            f"its {key} are not known: give the callable an attribute {key} = [Tensor(…)], "
+            f"or use {flag} {_TENSOR_FORM}",
+            Origin.FLAG,
+        )
+        for key, flag in (("inputs", "--input"), ("outputs", "--output"))
+        if key not in known
+    ]
+    if problems:
+        raise ConfigProblems(problems)

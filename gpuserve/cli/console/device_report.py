@@ -1,0 +1,147 @@
+"""What ``gpuserve devices`` says, as data and as text: an inventory, and where models would run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from gpuserve.cli.console.status_view import table
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.devices.inventory import NOT_INSTALLED, Inventory
+from gpuserve.devices.machine import EXCLUSIVE, Gpu, MigInstance
+from gpuserve.devices.names import VARIABLE
+from gpuserve.devices.resolution import absence
+from gpuserve.placement.libraries import Cupy
+from gpuserve_worker.running.placement import ranges
+
+_EXTRAS: Final = "pip install 'gpuserve[cuda12]' or 'gpuserve[cuda13]'"
+_UNKNOWN: Final = "-"
+_HEAD: Final = ("Device", "Name", "Memory free", "NUMA", "CPUs", "Compute mode", "UUID")
+_MODEL_HEAD: Final = ("Model", "Instance", "Device", "UUID")
+_GIB: Final = 1 << 30
+
+
+def as_json(inventory: Inventory, cupy: Cupy | None, models: Sequence[ModelSpec] | None) -> dict[str, Any]:
+    """Make the report as a JSON object; ``models`` are placed, None where no config was given."""
+    machine = inventory.machine
+    driver = machine.driver
+    facts: dict[str, Any] = {
+        "driver": None if driver is None else driver.version or None,
+        "cuda": None if driver is None else driver.cuda_version or None,
+        "cuda_visible_devices": inventory.variable,
+        "cupy": None if cupy is None else {"version": cupy.version or None, "cuda": cupy.cuda_major or None},
+        "devices": inventory.names(),
+        "gpus": [_gpu_as_json(gpu, inventory) for gpu in machine.gpus],
+        "notes": list(notes(inventory, cupy)),
+    }
+    if models is not None:
+        facts["instances"] = [
+            dict(zip(("model", "instance", "device", "uuid"), row, strict=True))
+            for row in _placements(models)
+        ]
+    return facts
+
+
+def as_text(inventory: Inventory, cupy: Cupy | None, models: Sequence[ModelSpec] | None) -> str:
+    """Write the report as lines for people."""
+    lines = [_headline(inventory, cupy)]
+    if inventory.machine.gpus:
+        lines += ["", *table(_HEAD, _rows(inventory))]
+    if found := list(notes(inventory, cupy)):
+        lines += ["", *found]
+    if models is not None:
+        lines += ["", *table(_MODEL_HEAD, _placements(models))]
+    return "\n".join(lines) + "\n"
+
+
+def notes(inventory: Inventory, cupy: Cupy | None) -> Iterator[str]:
+    """Write a sentence for each thing that is missing, or not as one would expect it."""
+    machine = inventory.machine
+    if not inventory.devices:
+        yield f"no GPU can be used: {absence(inventory)}"
+    elif inventory.variable is not None:
+        yield f"{VARIABLE} is {inventory.variable!r}; a GPU without a device name is left out by it"
+    if machine.shortage == NOT_INSTALLED:
+        yield f"{NOT_INSTALLED}, so memory and MIG instances of GPUs are not known: {_EXTRAS}"
+    elif machine.shortage and inventory.devices:
+        yield machine.shortage
+    if cupy is None:
+        yield f"cupy is not installed, so inputs are not handed over on a GPU: {_EXTRAS}"
+    elif machine.driver is not None and _is_newer(cupy.cuda_major, machine.driver.cuda_version):
+        yield f"cupy is for CUDA {cupy.cuda_major}, but this driver serves CUDA {machine.driver.cuda_version}"
+    for device in inventory.devices:
+        if device.gpu.compute_mode == EXCLUSIVE:
+            yield f"{device.name} is in compute mode {EXCLUSIVE!r}: without MPS for one process at a time"
+
+
+def _is_newer(cuda_major: str, of_driver: str) -> bool:
+    served = of_driver.partition(".")[0]
+    return bool(cuda_major and served) and int(cuda_major) > int(served)
+
+
+def _headline(inventory: Inventory, cupy: Cupy | None) -> str:
+    driver = inventory.machine.driver
+    if driver is None:
+        text = "no NVIDIA driver"
+    else:
+        cuda = f", CUDA {driver.cuda_version}" if driver.cuda_version else ""
+        text = f"NVIDIA driver {driver.version or 'of unknown version'}{cuda}"
+    if cupy is None:
+        return f"{text}, no cupy"
+    made_for = f" for CUDA {cupy.cuda_major}" if cupy.cuda_major else ""
+    return f"{text}, cupy {cupy.version}".rstrip() + made_for
+
+
+def _rows(inventory: Inventory) -> Iterator[tuple[str, ...]]:
+    """Write a row for each GPU, and below one in MIG mode its instances."""
+    for gpu in inventory.machine.gpus:
+        memory = _memory(gpu.free_nbytes, gpu.memory_nbytes)
+        node = str(gpu.numa_node) if gpu.numa_node >= 0 else _UNKNOWN
+        beside = (node, ranges(gpu.cpus) or _UNKNOWN, gpu.compute_mode or _UNKNOWN)
+        name = "MIG mode" if gpu.in_mig_mode else _device_of(gpu, None, inventory) or _UNKNOWN
+        yield name, gpu.name or _UNKNOWN, memory, *beside, gpu.uuid or _UNKNOWN
+        for one in gpu.mig:
+            device = _device_of(gpu, one, inventory) or _UNKNOWN
+            yield device, "  MIG instance", _memory(one.free_nbytes, one.memory_nbytes), "", "", "", one.uuid
+
+
+def _device_of(gpu: Gpu, mig: MigInstance | None, inventory: Inventory) -> str | None:
+    """Return the device name of a GPU or MIG instance; None where ``CUDA_VISIBLE_DEVICES`` leaves it out."""
+    return next((one.name for one in inventory.devices if one.gpu is gpu and one.mig is mig), None)
+
+
+def _memory(free_nbytes: int | None, total_nbytes: int | None) -> str:
+    if free_nbytes is None or total_nbytes is None:
+        return _UNKNOWN
+    return f"{free_nbytes / _GIB:.1f} of {total_nbytes / _GIB:.1f} GiB"
+
+
+def _gpu_as_json(gpu: Gpu, inventory: Inventory) -> dict[str, Any]:
+    return {
+        "index": gpu.number,
+        "device": None if gpu.in_mig_mode else _device_of(gpu, None, inventory),
+        "uuid": gpu.uuid or None,
+        "name": gpu.name or None,
+        "pci_bus_id": gpu.bus_id or None,
+        "memory_total_nbytes": gpu.memory_nbytes,
+        "memory_free_nbytes": gpu.free_nbytes,
+        "numa_node": gpu.numa_node if gpu.numa_node >= 0 else None,
+        "cpus": list(gpu.cpus),
+        "compute_mode": gpu.compute_mode or None,
+        "mig_mode": gpu.in_mig_mode,
+        "mig_instances": [
+            {
+                "device": _device_of(gpu, one, inventory),
+                "uuid": one.uuid,
+                "memory_total_nbytes": one.memory_nbytes,
+                "memory_free_nbytes": one.free_nbytes,
+            }
+            for one in gpu.mig
+        ],
+    }
+
+
+def _placements(models: Sequence[ModelSpec]) -> list[tuple[str, ...]]:
+    return [
+        (spec.name, one.name, one.device, one.placement.gpu_uuid) for spec in models for one in spec.instances
+    ]

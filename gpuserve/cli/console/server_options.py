@@ -1,0 +1,126 @@
+"""One flag for each key of ``server``, made from the schema: name, description, default, variable; and how
+``--help`` shows them. Each is a block of lines there, not a table row: in a table the longest flag takes its
+width from every help text, and on 80 columns nothing would be left of them.
+
+The values stay text here. They are read and checked as those of environment variables are, so that
+``--http-port null`` means the same as ``GPUSERVE_SERVER__HTTP_PORT=null``.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer.core import TyperCommand
+
+from gpuserve.cli.console.options import option, with_options
+from gpuserve.config.messages import Origin
+from gpuserve.config.precedence import Override, from_text, variable_name
+from gpuserve.config.schema import ServerEntry, annotation_at, keys_at
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_INDENT = 4
+#: The last word of a key says what its value is.
+_METAVARS = {"port": "PORT", "s": "SECONDS", "nbytes": "BYTES"}
+#: Every option's parameter begins with this, so that none can collide with one of the verb's own.
+_PREFIX = "server_"
+#: Keys whose flag is not their own name, because the verb has a flag of that name.
+_RENAMED = {"name": "--server-name"}
+
+
+class BlockCommand(TyperCommand):
+    """A verb whose options of the panel ``BLOCKS`` are shown as blocks, after all others."""
+
+    BLOCKS = "Server (each with its environment variable)"
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help: the others as typer shows them, the blocks, and then the epilog."""
+        from rich.console import Console
+        from rich.padding import Padding
+        from rich.panel import Panel
+        from rich.text import Text
+
+        others = copy.copy(self)
+        others.params = [one for one in self.params if not _is_block(one)]
+        others.epilog = None
+        super(BlockCommand, others).format_help(ctx, formatter)
+        blocks = [one for one in self.params if _is_block(one)]
+        console = Console()
+        console.print(Panel(_blocks(blocks), border_style="dim", title=self.BLOCKS, title_align="left"))
+        if self.epilog:
+            console.print(Padding(Text(self.epilog), 1))
+
+
+def _is_block(parameter: Any) -> bool:
+    return getattr(parameter, "rich_help_panel", None) == BlockCommand.BLOCKS
+
+
+def _blocks(options: Sequence[Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    lines: list[RenderableType] = []
+    for one in options:
+        flags = Text(", ".join(one.opts), style="bold cyan")
+        lines.append(flags.append(f" {one.metavar}", style="bold yellow"))
+        lines.append(Padding(Text(one.help), (0, 0, 0, _INDENT)))
+    return Group(*lines)
+
+
+def with_server_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb that ends in ``**flags: str | None`` an option for every key of ``server``."""
+    return with_options(verb, map(_parameter, option_paths()))
+
+
+def overrides(flags: Mapping[str, str | None]) -> list[Override]:
+    """Make overrides of the file from the flags that were given."""
+    return [
+        from_text(("server", *path), text, flag_name(path), Origin.FLAG)
+        for path in option_paths()
+        if (text := flags.get(_PREFIX + "_".join(path))) is not None
+    ]
+
+
+def option_paths() -> list[tuple[str, ...]]:
+    """Return the path below ``server`` of every key that has a flag, those in mappings as well."""
+    paths: list[tuple[str, ...]] = []
+    for key in ServerEntry.model_fields:
+        inner = keys_at(("server", key))
+        paths += [(key, one) for one in inner] if inner else [(key,)]
+    return paths
+
+
+def flag_name(path: tuple[str, ...]) -> str:
+    """Return a key's flag, such as ``--http-port``; that of a key in a mapping has both names."""
+    name = "_".join(path)
+    return _RENAMED.get(name, "--" + name.replace("_", "-"))
+
+
+def _parameter(path: tuple[str, ...]) -> inspect.Parameter:
+    metavar = _METAVARS.get(path[-1].rpartition("_")[2], "TEXT")
+    declared = option(
+        BlockCommand.BLOCKS, _help_text(path), flag_name(path), metavar=metavar, show_default=False
+    )
+    return inspect.Parameter(
+        _PREFIX + "_".join(path),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, declared],
+    )
+
+
+def _help_text(path: tuple[str, ...]) -> str:
+    """Write what a key is, its choices and default, and on a line of its own its environment variable."""
+    field = annotation_at(("server", *path[:-1])).model_fields[path[-1]]
+    annotation: Any = annotation_at(("server", *path))
+    is_choice = typing.get_origin(annotation) is typing.Literal
+    choices = f" One of {', '.join(typing.get_args(annotation))}." if is_choice else ""
+    default = field.default if isinstance(field.default, str) and field.default else json.dumps(field.default)
+    return f"{field.description}{choices} Default {default}.\n{variable_name(('server', *path))}"

@@ -1,0 +1,98 @@
+"""The status of a server as lines of text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+_MODEL_HEAD: Final = ("MODEL", "VERSION", "STATE", "QUEUED", "IN FLIGHT", "SLOTS", "SATURATION", "SOURCE")
+_INSTANCE_HEAD: Final = ("MODEL", "INSTANCE", "DEVICE", "STATE", "PID", "RESTARTS", "MEMORY", "GPU MEMORY")
+_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
+_SERVICE: Final = {"LEAVING": ", draining", "OUT_OF_SERVICE": ", drained"}
+_UNKNOWN: Final = "-"
+
+
+def status_text(document: Mapping[str, Any]) -> str:
+    """Write the answer of ``status`` as lines for people."""
+    models = document["models"]
+    parts = [list(_server_lines(document["server"]))]
+    if models:
+        parts.append(list(table(_MODEL_HEAD, map(_model_row, models))))
+    if instances := [(model, one) for model in models for one in model["instances"]]:
+        rows = [_instance_row(model, one) for model, one in instances]
+        has_gpu = any("gpu_memory_nbytes" in one for _, one in instances)
+        width = len(_INSTANCE_HEAD) - (0 if has_gpu else 1)
+        parts.append(list(table(_INSTANCE_HEAD[:width], [row[:width] for row in rows])))
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _server_lines(server: Mapping[str, Any]) -> Iterator[str]:
+    state = f"{server['state']}{_SERVICE.get(server['service'], '')}"
+    ready = "ready" if server["ready"] else "not ready"
+    yield f"{server['name']}: {state}, {ready}, up {_duration(server['uptime_s'])}"
+    front = server["front"]
+    answers = "" if front["answers"] else ", does not answer"
+    facts = {
+        "version": server["version"],
+        "pid": server["pid"],
+        "front": f"pid {front['pid'] or _UNKNOWN}, {front['restarts']} restarts{answers}",
+        "config": server["config"] or _UNKNOWN,
+        **server["addresses"],
+    }
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        yield f"  {name:<{width}}  {value}"
+
+
+def _model_row(model: Mapping[str, Any]) -> Sequence[str]:
+    saturation = model["saturation"]
+    state = model["state"] + (f" ({model['reason']})" if model["reason"] else "")
+    return (
+        model["name"],
+        str(model["version"] or _UNKNOWN),
+        state,
+        _shown(model["queued"]),
+        _shown(model["in_flight"]),
+        _shown(model["slots"]),
+        _UNKNOWN if saturation is None else f"{saturation:.2f}",
+        model["source"],
+    )
+
+
+def _instance_row(model: Mapping[str, Any], instance: Mapping[str, Any]) -> Sequence[str]:
+    return (
+        model["name"],
+        instance["name"],
+        instance["device"],
+        instance["state"],
+        _shown(instance["pid"]),
+        _shown(instance["restarts"]),
+        _mebibytes(instance.get("memory_nbytes")),
+        _mebibytes(instance.get("gpu_memory_nbytes")),
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Write rows below a head, in columns as wide as what is in them; no text is cut."""
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    for line in lines:
+        yield "  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip()
+
+
+def _duration(seconds: float) -> str:
+    """Write seconds in their two largest units: "3 h 12 min"."""
+    left, parts = int(seconds), []
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join([*parts, f"{left} s"][:2])
+
+
+def _mebibytes(nbytes: int | None) -> str:
+    return _UNKNOWN if nbytes is None else f"{nbytes / (1 << 20):.0f} MiB"
+
+
+def _shown(value: object) -> str:
+    return _UNKNOWN if value is None else str(value)

@@ -1,0 +1,91 @@
+"""``gpuserve check`` and ``gpuserve schema``: what a config file may say, and what is wrong with one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuserve.cli.console.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuserve.config.messages import Problem
+    from gpuserve.declare.spec import ModelSpec
+
+
+def check(
+    config: Annotated[str, typer.Argument(metavar="TARGET", help="The config file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as a JSON object.")] = False,
+) -> None:
+    """Validate a config file without serving it.
+
+    The file and the GPUSERVE_ variables are checked first; then every callable is imported, in a
+    process of its own, and every device looked for. All problems are shown at once.
+
+    Examples:
+      gpuserve check config.yaml
+      gpuserve check config.yaml --json
+    """
+    from gpuserve.cli.console.preflight import device_problems, import_problems, trace_problems
+    from gpuserve.config.load import load_file
+    from gpuserve.config.messages import ConfigProblems
+    from gpuserve.placement.server_devices import ServerDevices
+
+    try:
+        configuration = load_file(config, os.environ)
+    except ConfigProblems as error:
+        _report(as_json, config, error.problems, [])
+        raise typer.Exit(ExitCode.BAD_CONFIG) from None
+    wrong = [*trace_problems(configuration), *import_problems(configuration)]
+    devices = ServerDevices()
+    absent = device_problems(configuration, devices)
+    models = configuration.models if absent else devices.place(configuration.models)
+    _report(as_json, config, [*wrong, *absent], [_summary(model) for model in models])
+    if wrong:
+        raise typer.Exit(ExitCode.BAD_CONFIG)
+    if absent:
+        raise typer.Exit(ExitCode.NO_SUCH_DEVICE)
+
+
+def _report(as_json: bool, config: str, problems: Sequence[Problem], models: list[dict[str, Any]]) -> None:
+    """Write the result to stdout; problems go to stderr unless JSON was asked for."""
+    if as_json:
+        result = {"config": config, "ok": not problems, "problems": [one.as_json() for one in problems]}
+        sys.stdout.write(json.dumps(result | {"models": models}, indent=2, ensure_ascii=False) + "\n")
+        return
+    for problem in problems:
+        sys.stderr.write(f"{problem}\n")
+    if problems:
+        return
+    for model in models:
+        of = [f"ensemble of {', '.join(model['steps'])}"] if model["steps"] else model["instances"]
+        sys.stdout.write(f"{model['name']}: {', '.join(of)}\n")
+    sys.stdout.write(f"{config} is valid\n")
+
+
+def _summary(model: ModelSpec) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "instances": [instance.name for instance in model.instances],
+        "steps": [step.model for step in model.steps],
+        "max_batch_size": model.max_batch_size,
+    }
+
+
+def schema() -> None:
+    """Print the JSON Schema of config files, for editors.
+
+    Example:
+      gpuserve schema > gpuserve.schema.json
+
+    A first line of "# yaml-language-server: $schema=gpuserve.schema.json" in a config file then gives
+    completion and checks while it is written.
+    """
+    from gpuserve.config.schema import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")

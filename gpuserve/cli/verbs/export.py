@@ -1,0 +1,239 @@
+"""``gpuserve export``: manifests of a cluster, and what watches it there, from a config file."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuserve.cli.console.exit_codes import help_text
+from gpuserve.cli.console.options import option, with_options
+from gpuserve.export.sizing.options import ExportOptions
+
+if TYPE_CHECKING:
+    from gpuserve.config.load import Configuration
+    from gpuserve.export.rendering import Files
+
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The config file that the pods will serve.")]
+Name = Annotated[
+    str, option(None, "Name in the cluster; default that of the only model, or gpuserve.", metavar="NAME")
+]
+Namespace = Annotated[
+    str, option(None, "Namespace; default the one in which they are applied.", metavar="NAME")
+]
+Host = Annotated[
+    str, option(None, "Name with an address for each pod; default their headless Service.", metavar="NAME")
+]
+TlsSecret = Annotated[
+    str, option(None, "The Secret of the pods, where they speak TLS by it.", metavar="NAME")
+]
+Out = Annotated[str | None, option(None, "Folder for the files; default is stdout.", metavar="DIR")]
+
+
+def export_app() -> typer.Typer:
+    """Put the verbs of ``export`` together."""
+    text = "Write manifests for Kubernetes or KServe, a balancer, a dashboard, alerts, from a config file."
+    app = typer.Typer(name="export", help=text, no_args_is_help=True)
+    for verb in (kubernetes, kserve, envoy, grafana, alerts):
+        app.command(epilog=help_text())(verb)
+    return app
+
+
+#: Options whose value is an amount of memory: the field of ``ExportOptions`` by the name of the parameter.
+_AMOUNTS = {"node_memory": "node_memory_nbytes", "gpu_memory": "gpu_memory_nbytes"}
+_OPTIONS: dict[str, Any] = {
+    "image": Annotated[str, option(None, "Image of the pods, with a tag or a digest.", metavar="IMAGE")],
+    "name": Annotated[
+        str, option(None, "Name of all objects; default that of the only model, or gpuserve.", metavar="NAME")
+    ],
+    "namespace": Annotated[
+        str, option(None, "Namespace; default the one in which they are applied.", metavar="NAME")
+    ],
+    "replicas": Annotated[int, option(None, "Number of pods, at least.", min=1)],
+    "max_replicas": Annotated[
+        int | None, option(None, "Number of pods, at most; default four times --replicas.", min=1)
+    ],
+    "gpus_per_node": Annotated[
+        int | None, option(None, "GPUs of a node, or MIG slices; needed where the config has cuda:*.", min=1)
+    ],
+    "gpu_resource": Annotated[
+        str,
+        option(
+            None, "Name of a GPU for the device plugin, such as nvidia.com/mig-1g.10gb.", metavar="RESOURCE"
+        ),
+    ],
+    "node_cpus": Annotated[
+        int | None,
+        option(None, "Cores of a node that pods may use; the config is checked against it.", min=1),
+    ],
+    "node_memory": Annotated[
+        str | None,
+        option(
+            None,
+            "Memory of a node that pods may use, such as 64Gi; the config is checked against it.",
+            metavar="MEMORY",
+        ),
+    ],
+    "gpu_memory": Annotated[
+        str | None,
+        option(None, "Memory of a GPU; checked where gpu_memory_nbytes is given.", metavar="MEMORY"),
+    ],
+    "tls_secret": Annotated[
+        str, option(None, "Secret with tls.crt and tls.key, for pods that speak TLS.", metavar="NAME")
+    ],
+    "prometheus": Annotated[str, option(None, "URL of Prometheus, which KEDA asks.", metavar="URL")],
+}
+
+
+def _with_pod_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb that ends in ``**flags: Any`` the options of the pods in place of these flags."""
+    defaults = {one.name: one.default for one in fields(ExportOptions)}
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(name),
+            annotation=annotation,
+        )
+        for name, annotation in _OPTIONS.items()
+    ]
+    return with_options(verb, options)
+
+
+def _export_options(flags: dict[str, Any]) -> ExportOptions:
+    """Make ``ExportOptions`` of flags, with amounts of memory as bytes.
+
+    Raises:
+        BadParameter: a text is not an amount of memory.
+    """
+    given: dict[str, Any] = {name: value for name, value in flags.items() if name not in _AMOUNTS}
+    amounts = {field: _nbytes(name, flags[name]) for name, field in _AMOUNTS.items()}
+    return ExportOptions(**given | amounts)
+
+
+def _nbytes(name: str, text: str | None) -> int | None:
+    from gpuserve.export.sizing.values import parse_nbytes
+
+    try:
+        return None if text is None else parse_nbytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--" + name.replace("_", "-")) from None
+
+
+@_with_pod_options
+def kubernetes(config: Config, out: Out = None, **flags: Any) -> None:
+    """Write a kustomize base, with overlays for surge, DaemonSet, KEDA and monitoring.
+
+    One pod a GPU node. Every number is computed from the config, and a comment
+    says how. The environment of this command is not looked at: pods have another.
+    Without --out the objects of the base go to stdout.
+
+    Examples:
+      gpuserve export kubernetes config.yaml --image my/models:1 --out cluster
+      kubectl apply --server-side -k cluster/base
+      gpuserve export kubernetes config.yaml --image my/models:1 > cluster.yaml
+    """
+    from gpuserve.export import rendering
+    from gpuserve.export.output import to_stdout
+
+    options, configuration = _export_options(flags), _load(config)
+    if out is None:
+        to_stdout(rendering.kubernetes_stream(configuration, options))
+    else:
+        _write(out, rendering.kubernetes(configuration, options))
+
+
+@_with_pod_options
+def kserve(config: Config, out: Out = None, **flags: Any) -> None:
+    """Write a ServingRuntime and an InferenceService, for KServe in its Standard mode.
+
+    Example:
+      gpuserve export kserve config.yaml --image my/models:1 > kserve.yaml
+    """
+    from gpuserve.export import rendering
+
+    options = _export_options(flags)
+    _put(out, "kserve.yaml", rendering.kserve_stream(_load(config), options))
+
+
+def envoy(
+    config: Config,
+    name: Name = "",
+    namespace: Namespace = "",
+    host: Host = "",
+    tls_secret: TlsSecret = "",
+    out: Out = None,
+) -> None:
+    """Write the configuration of Envoy in front of the pods.
+
+    It balances single requests, by the health of each pod, and repeats those
+    that a dying pod has lost. With TLS there are more files than one.
+
+    Examples:
+      gpuserve export envoy config.yaml > envoy.yaml
+      gpuserve export envoy config.yaml --host models.example --out /etc/envoy
+    """
+    from gpuserve.export import rendering
+    from gpuserve.export.output import to_stdout
+    from gpuserve.export.sizing.options import ExportOptions
+
+    options = ExportOptions(name=name, namespace=namespace, tls_secret=tls_secret)
+    files = rendering.envoy(_load(config), options, host)
+    if out is not None:
+        _write(out, files)
+    elif len(files) > 1:
+        raise typer.BadParameter("expected a folder: with TLS there are several files", param_hint="--out")
+    else:
+        to_stdout(*files.values())
+
+
+def grafana(config: Config, name: Name = "", out: Out = None) -> None:
+    """Write a dashboard for Grafana, as JSON.
+
+    Example:
+      gpuserve export grafana config.yaml > dashboard.json
+    """
+    from gpuserve.export import rendering
+    from gpuserve.export.sizing.options import ExportOptions
+
+    _put(out, "dashboard.json", rendering.grafana_text(_load(config), ExportOptions(name=name)))
+
+
+def alerts(config: Config, name: Name = "", namespace: Namespace = "", out: Out = None) -> None:
+    """Write alert rules, as a PrometheusRule.
+
+    Example:
+      gpuserve export alerts config.yaml --namespace models > alerts.yaml
+    """
+    from gpuserve.export import rendering
+    from gpuserve.export.sizing.options import ExportOptions
+
+    options = ExportOptions(name=name, namespace=namespace)
+    _put(out, "alerts.yaml", rendering.alerts_text(_load(config), options))
+
+
+def _load(config: str) -> Configuration:
+    from gpuserve.config.load import load_file
+
+    return load_file(config, {}, served_here=False)
+
+
+def _put(out: str | None, name: str, text: str) -> None:
+    from gpuserve.export.output import to_stdout
+
+    if out is None:
+        to_stdout(text)
+    else:
+        _write(out, {name: text})
+
+
+def _write(out: str, files: Files) -> None:
+    from gpuserve.export.output import write
+
+    write(out, files)
+    sys.stderr.write(f"{len(files)} file{'s' if len(files) > 1 else ''} in {out}\n")

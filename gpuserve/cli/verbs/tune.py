@@ -1,0 +1,210 @@
+"""``gpuserve tune``: from a config file to the settings that give the most under a latency limit."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.cli.console.options import option
+from gpuserve.cli.verbs.bench import exit_with
+
+if TYPE_CHECKING:
+    from gpuserve.bench.preparation import Data
+    from gpuserve.config.load import Configuration
+    from gpuserve.config.positions import Path
+    from gpuserve.tune.tuning import Goal, Subject
+
+_SEARCH, _VALUES, _LOAD = "Search", "Values to try (lists such as 1,2,4; one value is fixed)", "Load"
+
+_Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The config file; it is not changed.")]
+_Models = Annotated[
+    list[str] | None, option(_SEARCH, "A model to tune; repeatable. Default: every model.", "--model")
+]
+_LatencyLimit = Annotated[
+    str | None,
+    option(_SEARCH, "Limit of the latency: mean, p50, p90, p95, p99, p99.9 or max.", metavar="p99=50ms"),
+]
+_Trials = Annotated[int, option(_SEARCH, "Number of settings to try for each model, at most.", min=1)]
+_TimeBudget = Annotated[str, option(_SEARCH, "Time for all models together: 90s, 10m, 1h.", metavar="TIME")]
+_Output = Annotated[str | None, option(_SEARCH, "Write the config with the best settings.", metavar="FILE")]
+_MaxBatchSizes = Annotated[str | None, option(_VALUES, None, metavar="LIST")]
+_DelaysUs = Annotated[str | None, option(_VALUES, "Values of max_queue_delay_us.", metavar="LIST")]
+_Instances = Annotated[str | None, option(_VALUES, "Numbers of instances.", metavar="LIST")]
+_Prefetch = Annotated[str | None, option(_VALUES, None, metavar="LIST")]
+_Concurrency = Annotated[str, option(_LOAD, "Requests in flight, ascending.", metavar="LEVELS")]
+_DurationS = Annotated[float, option(_LOAD, "Length of each level.", "--duration", metavar="SECONDS")]
+_WarmupS = Annotated[
+    float, option(_LOAD, "Load before each level that is not measured.", "--warmup", metavar="SECONDS")
+]
+_Protocol = Annotated[str, option(_LOAD, None, metavar="grpc|http")]
+_Shapes = Annotated[
+    list[str] | None,
+    option(
+        _LOAD,
+        "Shape of an input without the batch axis, such as x:3,224,224.",
+        "--shape",
+        metavar="NAME:DIMS",
+    ),
+]
+_BatchSize = Annotated[int, option(_LOAD, "Rows of each request.", min=1)]
+_Data = Annotated[str, option(_LOAD, "What inputs hold; as for bench.", metavar="random|zero|FILE")]
+
+
+def tune(
+    ctx: typer.Context,
+    config: _Config,
+    models: _Models = None,
+    latency_limit: _LatencyLimit = None,
+    trials: _Trials = 30,
+    time_budget: _TimeBudget = "10m",
+    output: _Output = None,
+    max_batch_sizes: _MaxBatchSizes = None,
+    delays_us: _DelaysUs = None,
+    instances: _Instances = None,
+    prefetch: _Prefetch = None,
+    concurrency: _Concurrency = "1:256:x2",
+    duration_s: _DurationS = 3.0,
+    warmup_s: _WarmupS = 0.5,
+    protocol: _Protocol = "grpc",
+    shapes: _Shapes = None,
+    batch_size: _BatchSize = 1,
+    data: _Data = "random",
+) -> None:
+    """Search max_batch_size, batching delay, instances and prefetch of each model for the most throughput.
+
+    Every trial starts a server of its own on free ports and loads it more and more, until the latency is
+    over the limit or the throughput stops growing. Ctrl-C ends the search with the best so far.
+
+    Examples:
+      gpuserve tune config.yaml --shape x:16 --latency-limit p99=50ms --output best.yaml
+      gpuserve tune config.yaml --model linear --instances 1,2,4 --prefetch 0 --time-budget 5m
+    """
+    exit_with(_tune, ctx)
+
+
+def _tune(given: dict[str, Any]) -> int:
+    from gpuserve.bench.reports.latencies import histogram_type
+    from gpuserve.config.load import load_file
+    from gpuserve.tune.tuning import Tuning
+    from gpuserve.tune.view import TrialLines, show_front
+
+    histogram_type()
+    goal = _goal(given)
+    _check_output(given["output"])
+    configuration = load_file(given["config"], os.environ)
+    subjects = [_subject(given, configuration, name) for name in _names(given, configuration)]
+    deadline_s = time.monotonic() + goal.budget_s
+    chosen: dict[Path, int] = {}
+    values: dict[Path, Any] = {}
+    found = missed = False
+    for subject in subjects:
+        sys.stderr.write(f"{subject.name}\n")
+        view = TrialLines(subject.axes, goal.limit, sys.stderr)
+        tuning = Tuning(subject, goal, view, dict(values))
+        tuning.run(deadline_s)
+        show_front(subject.name, subject.axes, tuning.points, goal.limit, sys.stdout)
+        best = tuning.best
+        if best is None:
+            missed = True
+            sys.stderr.write(f"{subject.name}: no settings that were tried stay under the latency limit\n")
+        else:
+            found = True
+            chosen |= subject.changes(best.settings)
+            values |= subject.values(best.settings)
+        if tuning.interrupted:
+            sys.stderr.write("the search was interrupted: other settings may be better\n")
+            break
+    if found:
+        _write(given, chosen)
+    return ExitCode.RUNTIME_FAILURE if missed else ExitCode.OK
+
+
+def _goal(given: dict[str, Any]) -> Goal:
+    from gpuserve.tune.search import LatencyLimit, parse_limit, parse_seconds
+    from gpuserve.tune.tuning import Goal
+
+    text = given["latency_limit"]
+    limit = LatencyLimit() if text is None else parse_limit(text)
+    return Goal(limit, given["trials"], parse_seconds("--time-budget", given["time_budget"]))
+
+
+def _names(given: dict[str, Any], configuration: Configuration) -> list[str]:
+    names = given["models"] or [one.name for one in configuration.entries.models if one.callable is not None]
+    names = list(dict.fromkeys(names))
+    if not names:
+        raise BenchOptionError("CONFIG", "the file has no model to tune")
+    if len(names) > 1 and given["data"] not in {"random", "zero"}:
+        raise BenchOptionError("--data", "a file holds the inputs of one model: name it with --model")
+    return names
+
+
+def _subject(given: dict[str, Any], configuration: Configuration, name: str) -> Subject:
+    from gpuserve.tune.axes import axes_of, parse_wishes
+    from gpuserve.tune.tuning import Subject, model_index
+
+    index = model_index(configuration, name)
+    entry = configuration.entries.models[index]
+    instances = [one.model_dump(mode="json", exclude_none=True) for one in entry.instances]
+    axes = axes_of(
+        configuration.models[index],
+        [one.count for one in entry.instances],
+        os.cpu_count() or 1,
+        given["batch_size"],
+        parse_wishes(given),
+    )
+    inputs = {one.name for one in entry.inputs}
+    return Subject(
+        given["config"], index, name, instances, axes, _data(given, inputs), _plan(given), given["protocol"]
+    )
+
+
+def _data(given: dict[str, Any], inputs: set[str]) -> Data:
+    """Return what requests to this model hold; shapes of other models' inputs are left out."""
+    from gpuserve.bench.preparation import Data
+    from gpuserve.bench.server.model_metadata import parse_shapes
+
+    shapes = parse_shapes(given["shapes"] or ())
+    own = {name: shape for name, shape in shapes.items() if name in inputs}
+    return Data.of(given["data"], own, given["batch_size"])
+
+
+def _plan(given: dict[str, Any]) -> Any:
+    from gpuserve.bench.plan.plan import LoadKind, LoadPlan, check_times, default_processes, parse_levels
+    from gpuserve.bench.server.target import PROTOCOLS
+
+    if given["protocol"] not in PROTOCOLS:
+        raise BenchOptionError("--protocol", f"expected grpc or http, given {given['protocol']!r}")
+    check_times(given["duration_s"], given["warmup_s"])
+    levels = parse_levels(LoadKind.CONCURRENCY, given["concurrency"])
+    return LoadPlan(
+        tuple(sorted(levels, key=lambda one: one.value)),
+        given["duration_s"],
+        given["warmup_s"],
+        processes=default_processes(os.cpu_count() or 1),
+    )
+
+
+def _check_output(path: str | None) -> None:
+    if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
+        raise BenchOptionError("--output", f"there is no folder {os.path.dirname(path)!r}")
+
+
+def _write(given: dict[str, Any], chosen: dict[Path, int]) -> None:
+    from gpuserve.tune.yaml_edit import with_values
+
+    if given["output"] is None:
+        return
+    with open(given["config"], encoding="utf-8-sig") as file:
+        text = with_values(file.read(), chosen)
+    try:
+        with open(given["output"], "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise BenchOptionError("--output", f"{given['output']} cannot be written: {reason}") from None

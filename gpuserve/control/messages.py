@@ -1,0 +1,289 @@
+"""Every message between the supervisor and the front. All of them, and nothing else.
+
+::
+
+    supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, LoadResult, OperateResult,
+                          InstanceUp, InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState,
+                          Adjust, Quiesce, Resume, TakeCensus
+    front -> supervisor   FrontReady, Retired, InstanceRetired, LoadModel, UnloadModel, Operate, Drained,
+                          Quiesced, Census
+    either way            Changed, LostGpus
+
+A *generation* is one load of one version of a model. Its number is never used again by the same server, so
+that of two generations of one version, of which one replaces the other, it is clear which is meant.
+
+Like the workers' wire (``gpuserve_worker.protocol.wire``): named tuples, msgpack arrays with a tag, one
+datagram each, descriptors beside. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from gpuserve_worker.protocol.wire import Vocabulary
+
+
+class Setup(NamedTuple):
+    """The first message: the settings, and the listeners' descriptors beside it, in this order.
+
+    ``epoch`` counts the fronts of this server; links are taken over with it.
+    ``listeners`` are the roles of the descriptors: "http", "grpc", "metrics", "health".
+    """
+
+    epoch: int
+    settings: dict[str, Any]
+    listeners: tuple[str, ...]
+
+
+class AddModel(NamedTuple):
+    """A generation that exists from now on (``ModelSpec.to_wire``); its instances come up later.
+
+    An ``attached`` one lives in another program: the server can be ready without it. One that is not
+    ``served`` gets no requests before ``ServeModel`` says so.
+    """
+
+    generation: int
+    spec: dict[str, Any]
+    attached: bool
+    served: bool
+
+
+class RemoveModel(NamedTuple):
+    """A generation that is no more; whoever waits for it is refused."""
+
+    generation: int
+
+
+class ServeModel(NamedTuple):
+    """These generations, and no others, get the requests for a model from now on.
+
+    Each other one that had them is answered by ``Retired``, once it has finished what it has, or has
+    refused it after ``timeout_s``; the front does not know it any more then.
+    """
+
+    model: str
+    generations: tuple[int, ...]
+    timeout_s: float
+
+
+class Resize(NamedTuple):
+    """The same generation with other instances (``ModelSpec.to_wire``). Those that are new come up later;
+    those that are not in it any more stay until ``RetireInstance``.
+    """
+
+    generation: int
+    spec: dict[str, Any]
+
+
+class RetireInstance(NamedTuple):
+    """An instance gets nothing new from now on. ``InstanceRetired`` answers, once it has finished what it has
+    or ``timeout_s`` are over; the front does not know it any more then.
+    """
+
+    generation: int
+    instance: str
+    timeout_s: float
+
+
+class ModelStates(NamedTuple):
+    """What the repository index says of a model: (version, state, reason) of each version.
+
+    A model that was never loaded has the one entry ``(0, "", "")``; one without entries does not exist.
+    """
+
+    model: str
+    states: tuple[tuple[int, str, str], ...]
+
+
+class LoadResult(NamedTuple):
+    """The answer to ``LoadModel`` or ``UnloadModel``: a ``Code`` value and a text, "" and "" for success."""
+
+    ticket: int
+    code: str
+    text: str
+
+
+class InstanceUp(NamedTuple):
+    """A worker is loaded, which took ``load_s``, and takes ``slots`` batches at once. Its link and its pidfd
+    ride beside this.
+    """
+
+    generation: int
+    instance: str
+    pid: int
+    slots: int
+    load_s: float = 0.0
+
+
+class InstanceDown(NamedTuple):
+    """A worker is dead, or must get no more batches. Its successor comes in ``restart_in_s``."""
+
+    generation: int
+    instance: str
+    reason: str
+    restart_in_s: float
+
+
+class Serving(NamedTuple):
+    """Every model of the start is loaded: the server may say that it is ready."""
+
+
+class Drain(NamedTuple):
+    """Say not ready; after ``lame_duck_s`` take nothing new, and finish what is queued within ``timeout_s``.
+    Then answer ``Drained``. With ``notice`` clients hear of it in between.
+    """
+
+    timeout_s: float
+    lame_duck_s: float = 0.0
+    notice: bool = False
+
+
+class Quiesce(NamedTuple):
+    """Say not ready, but serve everything that comes; after ``lame_duck_s`` have clients told that their
+    connections take no more. ``Quiesced`` answers with the same ``ticket``, at the latest ``timeout_s`` after
+    that.
+    """
+
+    ticket: int
+    timeout_s: float
+    lame_duck_s: float
+
+
+class Resume(NamedTuple):
+    """Be ready again; a ``Quiesce`` that is not answered yet never is."""
+
+
+class TakeCensus(NamedTuple):
+    """The question what waits and runs now. ``Census`` answers with the same ``ticket``."""
+
+    ticket: int
+
+
+class Quit(NamedTuple):
+    """Close the connections and exit with status 0."""
+
+
+class FrontReady(NamedTuple):
+    """The front accepts connections on all listeners."""
+
+
+class Retired(NamedTuple):
+    """A generation that ``ServeModel`` left out has nothing in flight any more, and is forgotten."""
+
+    generation: int
+
+
+class InstanceRetired(NamedTuple):
+    """The instance of a ``RetireInstance`` has nothing in flight any more, and is forgotten."""
+
+    generation: int
+    instance: str
+
+
+class LoadModel(NamedTuple):
+    """A client wants a model loaded, or loaded anew. ``LoadResult`` answers with the same ``ticket``.
+
+    ``changes`` are those that the client makes to the model's declaration, as ``spec_changes`` takes them.
+    """
+
+    ticket: int
+    model: str
+    changes: dict[str, Any]
+
+
+class UnloadModel(NamedTuple):
+    """A client wants every version of a model unloaded. ``LoadResult`` answers."""
+
+    ticket: int
+    model: str
+
+
+class Operate(NamedTuple):
+    """An operator asks for a verb by the admin API. ``OperateResult`` answers with the same ``ticket``."""
+
+    ticket: int
+    verb: str
+    arguments: dict[str, Any]
+
+
+class OperateResult(NamedTuple):
+    """The answer to ``Operate``: a ``Code`` value, "" for success, a sentence or "", and plain data."""
+
+    ticket: int
+    code: str
+    text: str
+    result: dict[str, Any]
+
+
+class Drained(NamedTuple):
+    """Nothing is in flight any more; ``unfinished`` requests were given up at the timeout."""
+
+    unfinished: int
+
+
+class Quiesced(NamedTuple):
+    """Nothing waits or runs, and nothing comes; or this was the timeout: ``unfinished`` requests wait or run,
+    and others still come unless it ``is_quiet``.
+    """
+
+    ticket: int
+    unfinished: int
+    is_quiet: bool
+
+
+class Census(NamedTuple):
+    """``ready``: whether requests should come here.
+
+    ``counts``: of each generation (its model, its version, requests that wait, requests that run, batches
+    that its instances run at once, saturation or None). One that gets no requests has no slots here.
+    ``states``: the repository index, (model, version, state, reason). ``gpu_memory``: bytes on GPUs by the
+    pid of the worker that has them, as pairs.
+    """
+
+    ticket: int
+    ready: bool
+    counts: tuple[tuple[str, int, int, int, int, float | None], ...]
+    states: tuple[tuple[str, str, str, str], ...]
+    gpu_memory: tuple[tuple[int, int], ...]
+
+
+class Changed(NamedTuple):
+    """Settings that clients have changed while the server runs; ``kind`` is "log" or "trace".
+
+    From a front: all of that kind, to be remembered. To a front: what its predecessor said last.
+    """
+
+    kind: str
+    settings: dict[str, Any]
+
+
+class Adjust(NamedTuple):
+    """Settings of the server that are others from now on, by name, as ``ServerSettings.to_wire`` has them."""
+
+    settings: dict[str, Any]
+
+
+class LostGpus(NamedTuple):
+    """The GPUs that cannot be used, and no others: (UUID, device, reason) of each. No worker runs on them.
+
+    From a front: whenever these are others. To a front: what its predecessor said last.
+    """
+
+    gpus: tuple[tuple[str, str, str], ...]
+
+
+class CudaState(NamedTuple):
+    """Whether a new process can use CUDA. Where it cannot, no worker on a GPU can start again."""
+
+    works: bool
+
+
+# Both ends are of one version, so a tag is the place in this list.
+# fmt: off
+CONTROL: Final = Vocabulary(dict(enumerate((
+    Setup, AddModel, RemoveModel, ServeModel, Resize, RetireInstance, ModelStates, LoadResult, InstanceUp,
+    InstanceDown, Serving, Drain, Quiesce, Resume, TakeCensus, Quit, FrontReady, Retired, InstanceRetired,
+    LoadModel, UnloadModel, Operate, OperateResult, Drained, Quiesced, Census, Changed, Adjust, LostGpus,
+    CudaState,
+), start=1)))
+# fmt: on

@@ -1,0 +1,249 @@
+"""How an operator's command finds a running server of its machine and asks it. Blocking.
+
+A server listens on one abstract AF_UNIX name for each of its ports, as it does for programs that attach
+(``attach.py``). This one has the address as well: several servers of a machine may have one port.
+
+Nothing heavy is imported here: a probe may run a command every few seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from gpuserve.control.attach import PeerCredentials, may_attach, peer_credentials
+from gpuserve.control.operator import OPERATE, PROTOCOL, Alive, Answered, Ask, Told, VerbOutcome
+from gpuserve.errors import ControlError
+from gpuserve_worker.protocol import datagram
+from gpuserve_worker.protocol.wire import WireError
+
+DEFAULT_PORT: Final = 8000
+_SCHEMES: Final = frozenset({"http", "https", "grpc", "grpcs"})
+_FORMS: Final = "--server: expected localhost:8000, 127.0.0.2:8000 or a URL of the server"
+#: In /proc/net/unix: the socket listens.
+_LISTENING: Final = "00010000"
+_COLUMNS: Final = 8
+#: A server that listens on one of these is reached at every address of its machine.
+_UNSPECIFIED: Final = frozenset({"0.0.0.0", "::"})
+_PROC_NET_UNIX: Final = Path("/proc/net/unix")
+#: Seconds and microseconds: a server takes a connection soon, or hangs.
+_CONNECT_TIMEOUT: Final = struct.pack("ll", 5, 0)
+_ROOT: Final = 0
+#: A server that has said nothing for so long hangs: it says so often that it is alive.
+SILENCE_TIMEOUT_S: Final = 15.0
+
+
+def ask(
+    server: str | None,
+    verb: str,
+    arguments: Mapping[str, Any],
+    tell: Callable[[str], None],
+    timeout_s: float = SILENCE_TIMEOUT_S,
+) -> VerbOutcome:
+    """Ask the server at an address, or the only one of this user, for a verb and wait for the outcome.
+
+    ``tell`` is given lines of progress. ``timeout_s`` is the limit for each message from the server.
+
+    Raises:
+        ControlError: there is no such server, or several, or it ended before it answered.
+    """
+    with _connected(_found(server)) as sock:
+        sock.settimeout(timeout_s)
+        try:
+            datagram.send(sock, OPERATE.encode(Ask(PROTOCOL, verb, dict(arguments))))
+            return _heard(sock, tell)
+        except TimeoutError:
+            raise ControlError(f"the server says nothing for {timeout_s:g} s, and seems to hang") from None
+        except (WireError, OSError) as error:
+            raise ControlError(f"the connection to the server broke: {error}") from None
+
+
+def _heard(sock: socket.socket, tell: Callable[[str], None]) -> VerbOutcome:
+    buffer = datagram.receive_buffer()
+    while True:
+        data, fds = datagram.receive(sock, buffer)
+        datagram.close_all(fds)
+        if not data:
+            raise ControlError("the server ended before it answered")
+        match OPERATE.decode(data):
+            case Told(str(text)):
+                tell(text)
+            case Alive():
+                pass
+            case Answered(str(code), str(text), dict(result)):
+                return VerbOutcome(code, text, result)
+            case other:
+                raise WireError(f"{type(other).__name__} is no answer")
+
+
+# ---- which server ---------------------------------------------------------------------------
+
+
+def running() -> dict[tuple[int, int], list[ControlName]]:
+    """Return the names of each running server of this user, by its (uid, pid)."""
+    return _by_process(_names())
+
+
+def _found(server: str | None) -> ControlName:
+    """Find the one server that is meant and return one of its names.
+
+    Raises:
+        ControlError: there is no such server, or several.
+    """
+    if server is None:
+        there, where = running(), ""
+    else:
+        host, port = host_and_port(server)
+        there, where = _by_process(meant(_names(), _addresses(host), port)), f" at {server}"
+    if not there:
+        others = _listed(running()) if server else ""
+        instead = f"; there is {others}" if others else ""
+        raise ControlError(f"no server of this user runs{where} on this machine{instead}")
+    if len(there) > 1:
+        raise ControlError(f"several servers run here{where}, choose one by --server: {_listed(there)}")
+    return next(iter(there.values()))[0]
+
+
+def _names() -> list[ControlName]:
+    """Return the names of this user's servers and of root's."""
+    uid, text = os.geteuid(), _PROC_NET_UNIX.read_text("utf-8", "replace")
+    return [one for one in listening_names(text) if uid in {one.uid, _ROOT}]
+
+
+def _addresses(host: str) -> set[str]:
+    """Return the addresses of this machine that a host name stands for.
+
+    Raises:
+        ControlError: the name is unknown, or is of another machine.
+    """
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise ControlError(f"--server: there is no host {host!r}") from None
+    here = {str(address[0]) for family, *_, address in found if _is_here(family, address)}
+    if not here:
+        raise ControlError(f"--server: {host!r} is another machine: run this command on that machine")
+    return here
+
+
+def _is_here(family: int, address: Any) -> bool:
+    """Whether an address is one of this machine."""
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        try:
+            sock.bind(address)
+        except OSError:
+            return False
+        return True
+
+
+def _by_process(names: Iterable[ControlName]) -> dict[tuple[int, int], list[ControlName]]:
+    """Group names by the server that listens on them."""
+    found: dict[tuple[int, int], list[ControlName]] = defaultdict(list)
+    for name in names:
+        try:
+            with _connected(name) as sock:
+                peer = peer_credentials(sock)
+        except ControlError:  # it has just ended, or is not what it says
+            continue
+        found[peer.uid, peer.pid].append(name)
+    return dict(found)
+
+
+def _listed(servers: Mapping[tuple[int, int], list[ControlName]]) -> str:
+    """List servers in a sentence, each by one of its names."""
+    return ", ".join(f"{min(names)} (process {pid})" for (_, pid), names in sorted(servers.items()))
+
+
+def _connected(name: ControlName) -> socket.socket:
+    """Connect to the server of a name.
+
+    Raises:
+        ControlError: no server is there, or one of another user.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        # Python's own timeout would not wait where the backlog is full.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _CONNECT_TIMEOUT)
+        sock.connect(name.encode())
+        peer: PeerCredentials = peer_credentials(sock)
+    except OSError as error:
+        sock.close()
+        raise ControlError(f"the server at {name} cannot be reached: {error.strerror or error}") from None
+    if not may_attach(name.uid, peer.uid):
+        sock.close()
+        raise ControlError(f"what listens at {name} belongs to another user and is no server of this one")
+    return sock
+
+
+# ---- names ----------------------------------------------------------------------------------
+
+
+class ControlName(NamedTuple):
+    """An abstract name on which a server takes its operator's commands; it has one for each of its ports."""
+
+    uid: int
+    address: str
+    port: int
+
+    def encode(self) -> bytes:
+        """Return the name as the kernel knows it."""
+        return f"\0gpuserve/{self.uid}/control/{self.address}:{self.port}".encode()
+
+    def __str__(self) -> str:
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
+
+def listening_names(proc_net_unix: str) -> list[ControlName]:
+    """Return the names of ours in the text of /proc/net/unix that a process listens on."""
+    found = set()
+    for line in proc_net_unix.splitlines():
+        columns = line.split(maxsplit=_COLUMNS - 1)
+        if len(columns) == _COLUMNS and columns[3] == _LISTENING and (name := _parsed(columns[-1])):
+            found.add(name)
+    return sorted(found)
+
+
+def _parsed(path: str) -> ControlName | None:
+    """Read a name as the kernel prints it, with an @ for the zero byte; None where it is not ours."""
+    root, _, rest = path.partition("/")
+    uid, _, where = rest.partition("/control/")
+    address, _, port = where.rpartition(":")
+    if root != "@gpuserve" or not uid.isdecimal() or not port.isdecimal() or not address:
+        return None
+    return ControlName(int(uid), address, int(port))
+
+
+def host_and_port(server: str) -> tuple[str, int]:
+    """Return the host and the port that ``--server`` names; a port alone is one of this machine.
+
+    Raises:
+        ControlError: the text is not an address.
+    """
+    if server.isdecimal():  # or else an IPv4 address, written as one number
+        server = f"localhost:{server}"
+    try:
+        parts = urlsplit(server if "://" in server else f"http://{server}")
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port or an IPv6 address that is none
+        host, port = None, None
+        parts = urlsplit("")
+    if not host or port == 0 or parts.scheme not in _SCHEMES or parts.path.strip("/") or parts.query:
+        raise ControlError(f"{_FORMS}, given {server!r}")
+    return host, port or DEFAULT_PORT
+
+
+def meant(names: Iterable[ControlName], addresses: Collection[str], port: int) -> list[ControlName]:
+    """Choose the names that a client reaches by connecting to the port at one of the addresses of this
+    machine.
+    """
+    return [one for one in names if one.port == port and _covers(one.address, addresses)]
+
+
+def _covers(own: str, addresses: Collection[str]) -> bool:
+    return own in addresses or (bool(addresses) and own in _UNSPECIFIED)

@@ -1,0 +1,100 @@
+"""Descriptors, timers and calls from other threads, in one loop of one thread.
+
+The supervisor could run asyncio; it must also run inside the user's program, in a thread, next to
+an event loop of theirs, and stay small. This is all it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+Callback: TypeAlias = Callable[[], None]
+
+
+class Reactor:
+    """``run()`` until ``stop()``. Only ``call_soon_threadsafe`` may be used from other threads and
+    from signal handlers.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callback]] = []
+        self._order = itertools.count()
+        self._calls: deque[Callback] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, self._on_wake)
+        self._stopped = False
+        # Reentrant: a signal handler may interrupt the very call that holds it.
+        self._wake_lock = threading.RLock()
+
+    def watch(self, fd: int, callback: Callback) -> None:
+        """Call back whenever the descriptor is readable."""
+        self._selector.register(fd, selectors.EVENT_READ, callback)
+
+    def unwatch(self, fd: int) -> None:
+        """Do not call back for the descriptor any more; an unknown one is ignored."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(fd)
+
+    def call_later(self, delay_s: float, callback: Callback) -> None:
+        """Call back once, after ``delay_s`` seconds of monotonic time."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._order), callback))
+
+    def call_soon_threadsafe(self, callback: Callback) -> bool:
+        """Call back in the reactor's thread, as soon as it gets to it; False: it is closed."""
+        # The lock keeps close() from giving the number to another file between the test and the write.
+        with self._wake_lock:
+            if self._wake_fd < 0:
+                return False
+            self._calls.append(callback)
+            os.eventfd_write(self._wake_fd, 1)
+            return True
+
+    def run(self) -> None:
+        """Serve callbacks until ``stop()``."""
+        while not self._stopped:
+            self._run_due()
+            for key, _ in self._selector.select(self._timeout_s()):
+                # An earlier callback of this round may have unwatched the descriptor.
+                if not self._stopped and self._selector.get_map().get(key.fd) == key:
+                    key.data()
+
+    def stop(self) -> None:
+        """Let ``run()`` return after the callback at hand."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Close the reactor's own descriptors. What other threads asked for until now is still called."""
+        with self._wake_lock:
+            self._selector.close()
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+        while self._calls:
+            self._calls.popleft()()
+
+    def _timeout_s(self) -> float | None:
+        if self._calls or self._stopped:
+            return 0.0
+        if not self._timers:
+            return None
+        return max(0.0, self._timers[0][0] - time.monotonic())
+
+    def _run_due(self) -> None:
+        while self._calls and not self._stopped:
+            self._calls.popleft()()
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now and not self._stopped:
+            heapq.heappop(self._timers)[2]()
+
+    def _on_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)

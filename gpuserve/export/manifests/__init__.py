@@ -1,0 +1,1 @@
+"""The objects of Kubernetes, Grafana and Prometheus that an export writes."""

@@ -1,0 +1,68 @@
+"""The object that brings the config and its files into the pods: a ConfigMap; a Secret where it has a token.
+
+Its name ends in a hash of what is in it, so that a changed config is a changed pod, and both are rolled out
+and back together.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuserve.export.sizing.files import Bundle, map_key
+
+if TYPE_CHECKING:
+    from gpuserve.settings.server import ServerSettings
+
+#: Where the pods have it.
+FOLDER: Final = "/etc/gpuserve"
+_HASH_LENGTH: Final = 10
+
+
+def holds_token(settings: ServerSettings) -> bool:
+    """Whether the config holds a token that opens what it restricts."""
+    return settings.access_token is not None or bool(settings.access_rules)
+
+
+def config_name(name: str, bundle: Bundle) -> str:
+    """The name of the object: ``NAME-config-HASH``."""
+    digest = hashlib.sha256()
+    for path, content in bundle.contents.items():
+        digest.update(f"{len(path)} {path} {len(content)} ".encode() + content)
+    return f"{name}-config-{digest.hexdigest()[:_HASH_LENGTH]}"
+
+
+def config_object(metadata: dict[str, Any], bundle: Bundle, *, secret: bool) -> dict[str, Any]:
+    """The ConfigMap, or the Secret, with the config and its files."""
+    body: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Secret" if secret else "ConfigMap",
+        "metadata": metadata,
+    }
+    texts, others = _split(bundle)
+    if texts:
+        body["stringData" if secret else "data"] = texts
+    if others:
+        body["data" if secret else "binaryData"] = others
+    return body | {"immutable": True}
+
+
+def config_volume(name: str, bundle: Bundle, *, secret: bool) -> dict[str, Any]:
+    """The volume with the config and its files at their paths."""
+    items = [{"key": map_key(path), "path": path} for path in bundle.contents]
+    if secret:
+        return {"name": "config", "secret": {"secretName": name, "items": items}}
+    return {"name": "config", "configMap": {"name": name, "items": items}}
+
+
+def _split(bundle: Bundle) -> tuple[dict[str, str], dict[str, str]]:
+    """Files that are text, and the others as base64."""
+    texts: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for path, content in bundle.contents.items():
+        try:
+            texts[map_key(path)] = content.decode()
+        except UnicodeDecodeError:
+            others[map_key(path)] = base64.b64encode(content).decode()
+    return texts, others

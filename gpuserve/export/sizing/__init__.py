@@ -1,0 +1,1 @@
+"""Every number and name of an export, computed from the configuration and its options, with its reason."""

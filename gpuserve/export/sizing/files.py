@@ -1,0 +1,180 @@
+"""The files that a pod needs beside its config: callables and what they import, labels, samples for warm-ups.
+
+The only file of this package that reads. They travel in one ConfigMap, so they are few and small, and lie in
+the folder of the config file; what is larger, and every ``package.module:attribute``, belongs into the image.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from gpuserve.config.entries.fields import split_callable
+from gpuserve.config.messages import ConfigProblems, Problem, dotted
+from gpuserve.export.sizing.values import readable
+
+if TYPE_CHECKING:
+    from gpuserve.config.load import Configuration
+    from gpuserve.config.positions import Path
+
+#: etcd takes 1 MiB an object; names, metadata and the text around the files are in it too.
+MAX_NBYTES: Final = 960 << 10
+_MAX_KEY_LENGTH: Final = 253
+_KEY: Final = re.compile(rf"[-._a-zA-Z0-9]{{1,{_MAX_KEY_LENGTH}}}")
+_SEPARATOR: Final = ".."
+
+
+@dataclass
+class Bundle:
+    """Contents by path below the folder of the config, the config itself first, and what stood in the way."""
+
+    config: str
+    contents: dict[str, bytes] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.contents.values()))
+
+
+def bundle(configuration: Configuration) -> Bundle:
+    """The config file and everything beside it that it names.
+
+    Raises:
+        ConfigProblems: a file is elsewhere, is not readable, or all together are too large.
+    """
+    sources = configuration.sources
+    if sources.document is None:
+        raise ValueError("only a config that was read from a file can be in a pod")
+    found = Bundle("config.json" if sources.name.endswith(".json") else "config.yaml")
+    # As it was read: it may be a pipe, or another one by now.
+    found.contents[found.config] = sources.document.text.encode()
+    for path, relative in _named_files(configuration):
+        _add(found, configuration, path, relative)
+    if not found.problems and found.nbytes > MAX_NBYTES:
+        found.problems.append(_too_large(found, configuration))
+    if found.problems:
+        raise ConfigProblems(found.problems)
+    return found
+
+
+def map_key(relative: str) -> str:
+    """The key of a file in a ConfigMap, which has no folders."""
+    return relative.replace("/", _SEPARATOR)
+
+
+def _named_files(configuration: Configuration) -> Iterator[tuple[Path, str]]:
+    """Every file that a model names, with the key that names it."""
+    for index, model in enumerate(configuration.entries.models):
+        if model.callable is not None:
+            place, _ = split_callable(model.callable)
+            of_module = _module_files(configuration.base_dir, place)
+            for file in [place] if place.endswith(".py") else of_module:
+                yield ("models", index, "callable"), file
+        for position, output in enumerate(model.outputs):
+            if output.label_filename:
+                yield ("models", index, "outputs", position, "label_filename"), output.label_filename
+        for position, warmup in enumerate(model.warmup):
+            for name, entry in warmup.inputs.items():
+                if entry.file:
+                    yield ("models", index, "warmup", position, "inputs", name, "file"), entry.file
+
+
+def _add(found: Bundle, configuration: Configuration, path: Path, relative: str) -> None:
+    """The file, and if it is Python the modules beside it that it imports."""
+    relative = os.path.normpath(relative)
+    if relative in found.contents and relative != found.config:
+        return
+    content, problem = b"", _misplaced(relative, configuration.base_dir, found)
+    if not problem:
+        content, problem = _read(configuration.base_dir, relative)
+    if problem:
+        told = configuration.sources.problem(path, f"{dotted(path)}: {problem}")
+        found.problems += [told] if told not in found.problems else []
+        return
+    found.contents[relative] = content
+    if relative.endswith(".py"):
+        for module in sorted(_imported(content, os.path.dirname(relative))):
+            for candidate in _module_files(configuration.base_dir, module):
+                _add(found, configuration, path, candidate)
+
+
+def _read(base_dir: str, relative: str) -> tuple[bytes, str]:
+    """What is in the file, or why that cannot be said."""
+    try:
+        with open(os.path.join(base_dir, relative), "rb") as file:
+            return file.read(MAX_NBYTES + 1), ""
+    except OSError as error:
+        return b"", f"{relative!r} cannot be read: {(error.strerror or 'unknown reason').lower()}"
+
+
+def _misplaced(relative: str, base_dir: str, found: Bundle) -> str:
+    """Why the file cannot be in a ConfigMap; "" where it can."""
+    if os.path.isabs(relative) or relative.startswith(".."):
+        return (
+            f"{relative!r} is outside the folder of the config file, and a pod has only what is in it: move "
+            "it there, or put it into the image and name it package.module:attribute"
+        )
+    folder = os.path.realpath(base_dir)
+    if os.path.commonpath([folder, os.path.realpath(os.path.join(folder, relative))]) != folder:
+        return (
+            f"{relative!r} leads out of the folder of the config file, by a link; what is behind it would be "
+            "published with the config: put a copy into the folder, or into the image"
+        )
+    if _KEY.fullmatch(map_key(relative)) is None:
+        return (
+            f"{relative!r} cannot be in a ConfigMap: expected letters, digits, '-', '_' and '.' in its name, "
+            f"at most {_MAX_KEY_LENGTH}"
+        )
+    taken = next((one for one in found.contents if map_key(one) == map_key(relative)), None)
+    if taken is not None:
+        whose = "the config" if taken == found.config else repr(taken)
+        return f"{relative!r} would have the key of {whose} in the ConfigMap; give it another name"
+    return ""
+
+
+def _imported(source: bytes, folder: str) -> set[str]:
+    """Modules that a file of this folder imports, wherever in it; nothing of a file that is no Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
+        return set()
+    package = folder.split("/") if folder else []
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names.update(f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+    return names
+
+
+def _module_files(base_dir: str, module: str) -> Iterator[str]:
+    """The files of a module and of the packages it is in, as far as they lie beside the config: workers look
+    there first.
+    """
+    steps = module.split(".")
+    for count in range(1, len(steps) + 1):
+        stem = "/".join(steps[:count])
+        for candidate in (f"{stem}.py", f"{stem}/__init__.py"):
+            if os.path.isfile(os.path.join(base_dir, candidate)):
+                yield candidate
+
+
+def _too_large(found: Bundle, configuration: Configuration) -> Problem:
+    largest = max(found.contents, key=lambda one: len(found.contents[one]))
+    path = next(
+        (path for path, name in _named_files(configuration) if os.path.normpath(name) == largest), ("models",)
+    )
+    whole, part = readable(found.nbytes), readable(len(found.contents[largest]))
+    text = (
+        f"{dotted(path)}: the config and its files have {whole}, and a ConfigMap takes "
+        f"{readable(MAX_NBYTES)}: {largest!r} alone has {part}; put it into the image"
+    )
+    return configuration.sources.problem(path, text)

@@ -1,0 +1,170 @@
+"""What the driver of a model needs of its scheduler, whichever it has, and the counts that each of them
+keeps. ``model_scheduler.py`` says when what is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from gpuserve.front.batching.queue import Admission, QueuedRequest
+from gpuserve.front.batching.slots import Batch
+
+
+class SchedulerStatistics(NamedTuple):
+    """A moment of a scheduler: what there is now, then what there has been since its start.
+
+    ``slots`` is how many batches the instances run at once, without those that they only hold; ``computing``
+    are the requests and rows of batches that run or are held, and whose call is not over. Of sequences only:
+    how many there are, with a seat or without, and how many seats there are.
+
+    ``rejected`` requests were never accepted. ``finished`` ones were in a batch that came to its end,
+    well or badly; ``cancelled`` ones were taken back before that, whether queued or running; ``lost``
+    ones ended with their worker. ``retried`` counts second runs, not requests that ended.
+    """
+
+    queued: int
+    queued_rows: int
+    queued_nbytes: int
+    running_batches: int
+    running_requests: int
+    computing_requests: int
+    computing_rows: int
+    instances: int
+    slots: int
+    room: int
+    accepted: int
+    finished: int
+    rejected: int
+    cancelled: int
+    expired: int
+    retried: int
+    lost: int
+    sequences: int = 0
+    seats: int = 0
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """What has become of the requests of a scheduler since its start, as ``SchedulerStatistics`` calls it."""
+
+    finished: int = 0
+    rejected: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    retried: int = 0
+    lost: int = 0
+
+
+class Places(Protocol):
+    """The instances that are up, and the batches on them."""
+
+    @property
+    def instances(self) -> int:
+        """How many instances take batches."""
+
+    @property
+    def at_once(self) -> int:
+        """How many batches they run at once."""
+
+    @property
+    def room(self) -> int:
+        """How many more batches they could take."""
+
+    @property
+    def running(self) -> Sequence[Batch]:
+        """The batches that have not ended, oldest first."""
+
+
+def statistics_of(
+    queue: Admission, counts: RequestCounts, places: Places, sequences: int = 0, seats: int = 0
+) -> SchedulerStatistics:
+    """The statistics of a scheduler, from what waits, what has been, and what runs."""
+    running = places.running
+    computing = [batch for batch in running if batch.slots]
+    return SchedulerStatistics(
+        queued=queue.requests,
+        queued_rows=queue.rows,
+        queued_nbytes=queue.nbytes,
+        running_batches=len(running),
+        running_requests=sum(len(batch.requests) for batch in running),
+        computing_requests=sum(len(batch.requests) for batch in computing),
+        computing_rows=sum(batch.rows for batch in computing),
+        instances=places.instances,
+        slots=places.at_once,
+        room=places.room,
+        accepted=queue.accepted,
+        finished=counts.finished,
+        rejected=counts.rejected,
+        cancelled=counts.cancelled,
+        expired=counts.expired,
+        retried=counts.retried,
+        lost=counts.lost,
+        sequences=sequences,
+        seats=seats,
+    )
+
+
+class BatchSource(Protocol):
+    """Who forms the batches of a model: its scheduler itself, or ``RateLimits`` around it."""
+
+    def next_batch(self, now: float) -> Batch | None:
+        """Form one batch for any instance; None: nothing can or should run now."""
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When time alone changes something, in seconds of the clock; None: only another event can."""
+
+    def complete(self, batch_id: int) -> Batch:
+        """Free the slot of a batch that ended, well or badly; raises KeyError where no such batch runs."""
+
+    def retire(self, name: str) -> None:
+        """Give an instance nothing new; once it is idle, ``instance_down`` takes it out for good."""
+
+    def instance_down(self, name: str) -> list[QueuedRequest]:
+        """Take an instance out that died; the requests that are lost with it."""
+
+
+class Scheduler(BatchSource, Protocol):
+    """Requests in, batches out; pure, and not thread-safe. Times are seconds of one monotonic clock.
+
+    While it is ``draining``, new requests are refused.
+    """
+
+    draining: bool
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests from now on; what was accepted is still run."""
+
+    def submit(self, request: QueuedRequest, now: float) -> None:
+        """Queue a new request; raises a ``RequestError`` where it is refused."""
+
+    def cancel(self, request: QueuedRequest) -> bool:
+        """Take a request back. True: it was queued and will never run."""
+
+    def take_all(self, device: str = "") -> list[QueuedRequest]:
+        """Take every queued request out, or those that must run on a device."""
+
+    def expire(self, now: float) -> list[QueuedRequest]:
+        """The requests that were, or are now, taken out of the queue and are still to be answered."""
+
+    def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
+        """Form one batch, for the instance named or for any."""
+
+    def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
+        """When time alone changes something, where nothing can run but on some instances."""
+
+    def with_room(self) -> list[str]:
+        """The names of the instances that can take a batch, the one with the most room first."""
+
+    def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
+        """Add an instance on a device, ready for batches, of which it runs ``slots`` at once."""
+
+    def is_idle(self, name: str) -> bool:
+        """Whether nothing is left for an instance that was retired to do."""
+
+    def computed(self, batch: Batch) -> None:
+        """The call of a batch that runs is over, and another may run in its place before it has ended."""
+
+    def statistics(self) -> SchedulerStatistics:
+        """The counts at this moment."""

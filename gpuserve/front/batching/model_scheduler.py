@@ -1,0 +1,285 @@
+"""The scheduler of one model: what waits, what runs where, and when requests become a batch.
+
+Pure: events and the time go in, batches come out. No clock, event loop, socket, task or log here; the
+driver owns those. ``queue.py`` holds what waits, ``priority_queue.py`` in which order where there are
+priorities, ``batch_former.py`` says what goes together, ``slots.py`` holds what runs, and this file joins
+them. Times are seconds of any one monotonic clock.
+
+What the driver does after every event, and when the time of ``next_wakeup`` has come::
+
+    answer(scheduler.expire(now))
+    while (batch := scheduler.next_batch(now)) is not None:
+        send(batch)
+    wake_at(scheduler.next_wakeup(now))
+
+A batch is formed only when an instance has room (late binding). So it is as large as the backlog allows,
+and no request stands behind another on a busy instance while an idle one could take it. When requests
+may wait for others is the dynamic batcher of Triton; ``BatchFormer`` says it in full.
+
+Every request that was accepted is in exactly one place, at any time::
+
+    accepted == queued + running_requests + finished + cancelled + expired + lost
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from gpuserve.declare.spec import BatchingSpec, QueueSpec
+from gpuserve.errors import QueueFull, RequestError
+from gpuserve.front.batching import refusals
+from gpuserve.front.batching.batch_former import BatchFormer
+from gpuserve.front.batching.interface import RequestCounts, SchedulerStatistics, statistics_of
+from gpuserve.front.batching.priority_queue import request_queue
+from gpuserve.front.batching.queue import QueuedRequest, RequestState, advance, first_queued
+from gpuserve.front.batching.slots import Batch, InstanceSlots
+
+#: No delay has run out then, so that only a batch that cannot grow is formed.
+_BEFORE_EVER: Final = -math.inf
+
+
+class ModelScheduler:
+    """The queue of one model over all of its instances. Not thread-safe.
+
+    It has more than 20 methods because it is a whole ``Scheduler``, and a part of ``DeviceScheduler``.
+
+    Args:
+        max_batch_size: the most rows a batch may have; 0 for a model that does not batch. No request is
+            ever cut, and one of more rows must not come here.
+        prefetch: how many batches an instance may hold besides those it runs. Only what cannot grow by
+            waiting is held: a full batch, or a request that is not merged.
+        retry_on_death: whether a request may run again when a worker died under it.
+        slots: the instances, where they are not only this scheduler's.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_batch_size: int,
+        batching: BatchingSpec,
+        queue: QueueSpec,
+        prefetch: int,
+        retry_on_death: bool,
+        slots: InstanceSlots | None = None,
+    ) -> None:
+        self._queue = request_queue(queue)
+        self._former = BatchFormer(max_batch_size, batching, self._queue.by_age)
+        self._slots = InstanceSlots() if slots is None else slots
+        self._prefetch = prefetch
+        self._retry_on_death = retry_on_death
+        self._counts = RequestCounts()
+        self.draining = False
+
+    # ---- requests -------------------------------------------------------------------------
+
+    def stop_accepting(self) -> None:
+        self.draining = True
+
+    def submit(self, request: QueuedRequest, now: float) -> None:
+        """Queue a new request.
+
+        Raises:
+            Unavailable: the scheduler is draining.
+            QueueFull: the queue is at its limit of requests or bytes, or the request's priority at its own.
+            DeadlineExceeded: the request's deadline is not after ``now``.
+            IllegalTransition: the request was submitted before.
+        """
+        try:
+            if self.draining and not request.is_inner:
+                raise refusals.stopping()
+            self._queue.add(request, now)
+            self._queue.waiting.append(request)
+        except RequestError:
+            self._counts.rejected += 1
+            raise
+
+    def check_room(self, request: QueuedRequest, requests: int, nbytes: int) -> None:
+        """Raise QueueFull where the limits allow no more besides so many requests of so many bytes."""
+        try:
+            self._queue.check_room(request, requests, nbytes)
+        except QueueFull:
+            self._counts.rejected += 1
+            raise
+
+    def cancel(self, request: QueuedRequest) -> bool:
+        """Take a request back. True: it was queued and will never run. False: it runs, and its result is
+        to be dropped (``request.cancelled``), or it has finished.
+
+        Raises:
+            IllegalTransition: it was never accepted.
+        """
+        if request.state is RequestState.FINISHED:
+            return False
+        if request.state is RequestState.RUNNING:
+            request.cancelled = True
+            return False
+        self._former.dissolve(self._queue.waiting)
+        self._queue.remove(request, "cancel")
+        request.cancelled = True
+        self._counts.cancelled += 1
+        return True
+
+    def take_all(self, device: str = "") -> list[QueuedRequest]:
+        """Take every queued request out, as ``cancel`` does; none where a device is named: no request here
+        must run on one.
+        """
+        if device:
+            return []
+        self._former.dissolve(self._queue.waiting)
+        places = (*self._queue.retried, *self._queue.waiting)
+        queued = [request for request in places if request.state is RequestState.QUEUED]
+        for request in queued:
+            self.cancel(request)
+        return queued
+
+    def first(self) -> QueuedRequest | None:
+        """The request that goes next; None where none waits."""
+        return first_queued(self._queue.retried) or self._former.first(self._queue.waiting)
+
+    def expire(self, now: float) -> list[QueuedRequest]:
+        """Take every queued request out whose deadline is not after ``now``, nearest deadline first.
+
+        So are those that their policy refuses; those that it delays step back.
+        """
+        due: list[QueuedRequest] = []
+        if now < self._queue.due_from:
+            return due
+        while (request := self._queue.first_due(now)) is not None:
+            self._former.dissolve(self._queue.waiting)
+            if self._queue.expire(request, now):
+                due.append(request)
+        self._counts.expired += len(due)
+        return due
+
+    # ---- batches --------------------------------------------------------------------------
+
+    def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
+        """Form one batch for the instance with the most room, or for the one named. Call it until it
+        gives None.
+
+        None means that nothing is queued, that no instance has room, that it is better to wait, or that
+        the time of requests is over and ``expire(now)`` comes first: no request runs after its deadline.
+        """
+        queue, slots = self._queue, self._slots
+        if not queue.requests or (now >= queue.due_from and queue.first_due(now) is not None):
+            return None
+        if instance is None and not queue.retried:  # nearly always
+            if not slots.room:
+                return None
+        elif not self._has_room(None if instance is None else (instance,)):
+            return None
+        retried = queue.take_retried() if queue.retried else None
+        requests: list[QueuedRequest] | None
+        if retried is not None:
+            requests = [retried]
+        elif self._prefetch and not slots.begins_at_once(None if instance is None else (instance,)):
+            # What an instance would hold and not yet run does not grow there, and cannot go elsewhere.
+            requests = self._former.form(queue.waiting, _BEFORE_EVER)
+        else:
+            requests = self._former.form(queue.waiting, now)
+        if requests is None:
+            return None
+        rows = queue.dispatched(requests)
+        again = retried is not None
+        alone = again or not self._former.merges
+        return slots.place(requests, rows, alone, secluded=again, instance=instance)
+
+    def _has_room(self, among: Collection[str] | None) -> bool:
+        """Whether an instance can take what is next; what may have killed a worker gets one for itself."""
+        secluded = bool(self._queue.retried) and self._queue.has_retried
+        return self._slots.has_room(among, secluded=secluded)
+
+    def with_room(self) -> list[str]:
+        return self._slots.with_room()
+
+    def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
+        """When time alone changes something: a delay or a deadline runs out. Never before ``now``.
+
+        Meant for after ``next_batch`` gave None. The time itself counts: at it, ``expire`` or ``next_batch``
+        has something to give. None: only another event can change anything. ``among``: nothing runs but
+        on these instances.
+        """
+        if not self._queue.requests:
+            return None
+        soonest = self._queue.next_due()
+        # Where a batch would only be held, its age changes nothing.
+        if self._has_room(among) and (not self._prefetch or self._slots.begins_at_once(among)):
+            soonest = min(soonest, self._former.ready_at(self._queue.waiting))
+        return None if soonest == math.inf else max(now, soonest)
+
+    def computed(self, batch: Batch) -> None:
+        """The call of a batch that runs is over: another may run in its slot before it has ended."""
+        self._slots.free_slot(batch)
+
+    def complete(self, batch_id: int) -> Batch:
+        """A batch ended, well or badly: its slot is free and its requests have finished.
+
+        Raises:
+            KeyError: no such batch runs: it ended before, or its instance went down.
+        """
+        batch = self._slots.release(batch_id)
+        requests, counts = batch.requests, self._counts
+        advance(requests, "complete")
+        counts.finished += len(requests)
+        for request in requests:
+            if request.cancelled:
+                counts.cancelled += 1
+                counts.finished -= 1
+        return batch
+
+    # ---- instances ------------------------------------------------------------------------
+
+    def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
+        """Add an instance, ready for batches, of which it runs ``slots`` at once.
+
+        Raises:
+            ValueError: it is up already.
+        """
+        self._slots.up(name, slots, self._prefetch)
+
+    def retire(self, name: str) -> None:
+        self._slots.retire(name)
+
+    def is_idle(self, name: str) -> bool:
+        return self._slots.is_idle(name)
+
+    def instance_down(self, name: str) -> list[QueuedRequest]:
+        """An instance died: the requests that are lost with it. Nothing where it was not up.
+
+        What it had goes back to the front of the queue, to run once more, each request by itself: one of
+        them may be what killed the worker. Lost are those that died twice (``attempts`` is 2) and those that
+        may not run again (``attempts`` is 1). Cancelled ones are neither; they just finish. What the worker
+        only held has not been tried.
+        """
+        again, lost = self.take_down(name)
+        self.put_back(again)
+        return lost
+
+    def take_down(self, name: str) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
+        """Take an instance out that died: the requests to run again, for ``put_back``, and those lost."""
+        again: list[QueuedRequest] = []
+        lost: list[QueuedRequest] = []
+        for began, batches in zip((True, False), self._slots.down(name), strict=True):
+            for request in [one for batch in batches for one in batch.requests]:
+                request.attempts += began
+                if request.cancelled:
+                    advance((request,), "complete")
+                    self._counts.cancelled += 1
+                elif not began or (self._retry_on_death and request.retriable and request.attempts == 1):
+                    again.append(request)
+                else:
+                    lost.append(request)
+        advance(lost, "lose")
+        self._counts.lost += len(lost)
+        return again, lost
+
+    def put_back(self, requests: Iterable[QueuedRequest]) -> None:
+        """Queue requests again, before all others, whose instance died."""
+        again = tuple(requests)
+        self._queue.put_back(again)
+        self._counts.retried += len(again)
+
+    def statistics(self) -> SchedulerStatistics:
+        return statistics_of(self._queue, self._counts, self._slots)

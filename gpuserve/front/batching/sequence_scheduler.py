@@ -1,0 +1,348 @@
+"""The scheduler of a model whose requests belong to sequences: what waits behind what, and when a sequence
+ends. Pure, with the interface of ``model_scheduler.py``. ``sequence_state.py`` is one sequence,
+``sequence_slots.py`` the instances and who has a seat there, ``sequence_strategies.py`` the choice of a
+batch.
+
+A sequence that has a free seat anywhere is given it with its first request and keeps it until it ends, so
+it always meets the same instance; all others wait in the backlog, in order. Its requests run one at a
+time and in order. It ends
+
+- with the request that says so: its seat goes to the backlog;
+- when nothing of it has waited or run for ``max_sequence_idle_us``;
+- when a request of it is taken back or its time runs out: the rest of it is taken out as well;
+- when its instance dies: what ran or waited of it is lost. Nothing of a sequence ever runs twice.
+
+An instance that was given a part of a sequence but will not be given its end is told so with its next
+batch (``Batch.dropped``). Here too, every request that was accepted is in exactly one place::
+
+    accepted == queued + running_requests + finished + cancelled + expired + lost
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from typing import Literal
+
+from gpuserve.declare.spec import DIRECT, BatchingSpec, QueueSpec, SequenceSpec
+from gpuserve.errors import RequestError
+from gpuserve.front.batching import refusals
+from gpuserve.front.batching.interface import RequestCounts, SchedulerStatistics, statistics_of
+from gpuserve.front.batching.queue import Admission, QueuedRequest, RemovalReason, RequestState, advance
+from gpuserve.front.batching.sequence_slots import SequenceInstance, SequenceSlots
+from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
+from gpuserve.front.batching.sequence_strategies import strategy_of
+from gpuserve.front.batching.slots import Batch
+
+
+class IdleSequences:
+    """The open sequences of which nothing waits or runs. Each is dropped after ``max_idle_s`` seconds."""
+
+    def __init__(self, max_idle_s: float) -> None:
+        self._max_idle_s = max_idle_s
+        #: With the time at which they are dropped, nearest first.
+        self._due_at: OrderedDict[ActiveSequence, float] = OrderedDict()
+        #: Those that have become idle since the time was last told.
+        self._new: dict[ActiveSequence, None] = {}
+
+    def add(self, sequence: ActiveSequence) -> None:
+        """Let a sequence count as idle from the next time that is told."""
+        self._new[sequence] = None
+
+    def remove(self, sequence: ActiveSequence) -> None:
+        """Forget a sequence that is idle no more, or was not."""
+        self._due_at.pop(sequence, None)
+        self._new.pop(sequence, None)
+
+    def take_due(self, now: float) -> Iterator[ActiveSequence]:
+        """Take out the sequences that have been idle for too long."""
+        for sequence in self._new:
+            self._due_at[sequence] = now + self._max_idle_s
+        self._new.clear()
+        while self.next_due() <= now:
+            yield self._due_at.popitem(last=False)[0]
+
+    def next_due(self) -> float:
+        """When the next of them is to be dropped; infinity: none is idle."""
+        return next(iter(self._due_at.values())) if self._due_at else math.inf
+
+
+class SequenceScheduler:
+    """The sequences of one model over all of its instances. Not thread-safe.
+
+    It has more than 20 methods because it is a whole ``Scheduler``, and each end of a sequence is one of
+    them.
+
+    Args:
+        model: its name, for what a client is told.
+        max_batch_size: the most rows a batch may have; 0 for a model that does not batch. Every request
+            has one row.
+        prefetch: how many batches an instance may hold besides the one it runs; none where the strategy is
+            "direct", whose batches follow each other.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        max_batch_size: int,
+        sequence: SequenceSpec,
+        batching: BatchingSpec,
+        queue: QueueSpec,
+        prefetch: int,
+    ) -> None:
+        self._model = model
+        self._spec = sequence
+        self._strategy = strategy_of(sequence, batching, max_batch_size)
+        self._prefetch = prefetch
+        self._admission = Admission(queue)
+        self._slots = SequenceSlots(sequence.seats(max_batch_size))
+        self._sequences: dict[int | str, ActiveSequence] = {}
+        self._idle = IdleSequences(sequence.max_sequence_idle_us / 1e6)
+        #: Taken out, and not yet given by ``expire``.
+        self._removed: list[QueuedRequest] = []
+        self._counts = RequestCounts()
+        self.draining = False
+
+    # ---- requests -------------------------------------------------------------------------
+
+    def stop_accepting(self) -> None:
+        self.draining = True
+
+    def submit(self, request: QueuedRequest, now: float) -> None:
+        """Queue a new request, which must name its sequence. Its ``timeout_s`` becomes the time that it may
+        wait.
+
+        Raises:
+            InvalidArgument: it is no start, and its sequence is not there or has been given its end.
+            Unavailable, QueueFull, DeadlineExceeded, IllegalTransition: as ``ModelScheduler.submit``.
+        """
+        assert request.correlation is not None
+        correlation_id, start, _ = request.correlation
+        try:
+            if self.draining and not request.is_inner:
+                raise refusals.stopping()
+            self._drop_idle(now)
+            sequence = self._sequences.get(correlation_id)
+            if not start and (sequence is None or not sequence.open):
+                raise refusals.not_started(self._model, correlation_id)
+            if request.timeout_s is not None:
+                request.deadline, request.timeout_s = now + request.timeout_s, None
+            self._admission.add(request, now)
+        except RequestError:
+            self._counts.rejected += 1
+            raise
+        if sequence is None:
+            sequence = self._sequences[correlation_id] = ActiveSequence(correlation_id)
+            self._slots.add(sequence)
+        sequence.join(request)
+        self._idle.remove(sequence)
+        self._slots.fill_seats()
+        self._slots.note_ready(sequence)
+
+    def cancel(self, request: QueuedRequest) -> bool:
+        """Take a request back, and with it what waits of its sequence, which ``expire`` gives.
+
+        True: it was queued and will never run. False: it runs, and its result is to be dropped
+        (``request.cancelled``), or it has finished.
+        """
+        if request.state is RequestState.FINISHED:
+            return False
+        sequence = self._sequence_of(request)
+        if request.state is RequestState.RUNNING:
+            request.cancelled = True
+            self._give_up(sequence.take_begun(), RemovalReason.CANCELLED)
+            self._settle(sequence)
+            return False
+        self._take_out(request, "cancel", RemovalReason.CANCELLED)
+        request.cancelled = True
+        self._counts.cancelled += 1
+        return True
+
+    def take_all(self, device: str = "") -> list[QueuedRequest]:
+        """Take every queued request out; no sequence can be gone on with. None must run on one device."""
+        if device:
+            return []
+        taken: list[QueuedRequest] = []
+        for sequence in list(self._sequences.values()):
+            taken += sequence.waiting
+            sequence.waiting.clear()
+            sequence.open = False
+            self._settle(sequence)
+        self._cancel_all(taken)
+        return taken
+
+    def expire(self, now: float) -> list[QueuedRequest]:
+        """The requests that were taken out since, each with its ``removal_reason``; those that are late go
+        now.
+        """
+        self._drop_idle(now)
+        while (request := self._admission.first_due(now)) is not None:
+            reason = RemovalReason.LATE
+            others = RemovalReason.CANCELLED
+            if self._sequence_of(request).state is SequenceState.BACKLOG:
+                reason = others = RemovalReason.LATE_IN_BACKLOG
+            request.removal_reason = reason
+            self._removed.append(request)
+            self._counts.expired += 1
+            self._take_out(request, "expire", others)
+        removed, self._removed = self._removed, []
+        return removed
+
+    def _take_out(
+        self, request: QueuedRequest, event: Literal["cancel", "expire"], others: RemovalReason
+    ) -> None:
+        """Take a request out that waits, and for the reason of ``others`` what waits of its run."""
+        sequence = self._sequence_of(request)
+        run = sequence.take_run(request)
+        run.remove(request)
+        self._admission.remove(request, event)
+        self._give_up(run, others)
+        self._settle(sequence)
+
+    def _give_up(self, requests: list[QueuedRequest], reason: RemovalReason) -> None:
+        """Take requests out that ``expire`` is to give."""
+        for request in requests:
+            request.removal_reason = reason
+        self._cancel_all(requests)
+        self._removed += requests
+
+    def _cancel_all(self, requests: Iterable[QueuedRequest]) -> None:
+        for request in requests:
+            self._admission.remove(request, "cancel")
+            request.cancelled = True
+            self._counts.cancelled += 1
+
+    # ---- batches --------------------------------------------------------------------------
+
+    def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
+        """Form one batch, for an instance that has waited long or for the one named. Call it until it
+        gives None: nothing is ready, or it is better to wait, or ``expire(now)`` comes first.
+        """
+        if not self._admission.requests or self._admission.first_due(now) is not None:
+            return None
+        for place in self._slots.with_room(None if instance is None else (instance,)):
+            requests = self._strategy.form(place.ready, now)
+            if requests is not None:
+                return self._dispatch(place, requests)
+        return None
+
+    def _dispatch(self, place: SequenceInstance, requests: list[QueuedRequest]) -> Batch:
+        seats = []
+        for request in requests:
+            sequence = self._sequence_of(request)
+            sequence.dispatch()
+            del place.ready[sequence]
+            seats.append(sequence.seat)
+        self._admission.dispatched(requests)
+        return self._slots.place(place, requests, tuple(seats) if self._spec.keeps_rows else ())
+
+    def with_room(self) -> list[str]:
+        return [one.name for one in self._slots.with_room()]
+
+    def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
+        if self._removed:
+            return now
+        self._drop_idle(now)
+        times = [self._strategy.ready_at(one.ready) for one in self._slots.with_room(among)]
+        soonest = min(*times, self._admission.next_due(), self._idle.next_due())
+        return None if soonest == math.inf else max(now, soonest)
+
+    def computed(self, batch: Batch) -> None:
+        """The call of a batch is over; the sequences in it go on when it has ended, and not before."""
+
+    def complete(self, batch_id: int) -> Batch:
+        """A batch ended, well or badly: its requests have finished, and their sequences may go on.
+
+        Raises:
+            KeyError: no such batch runs: it ended before, or its instance went down.
+        """
+        batch = self._slots.release(batch_id)
+        advance(batch.requests, "complete")
+        for request in batch.requests:
+            self._counts.cancelled += request.cancelled
+            self._counts.finished += not request.cancelled
+            sequence = self._sequence_of(request)
+            if sequence.finish() and sequence.waiting:
+                self._slots.step_back(sequence)
+            self._settle(sequence)
+        return batch
+
+    # ---- instances ------------------------------------------------------------------------
+
+    def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
+        """Add an instance, ready for batches, of which it runs ``slots`` at once, or one where batches follow
+        each other.
+
+        Raises:
+            ValueError: it is up already.
+        """
+        at_once, prefetch = (1, 0) if self._spec.strategy == DIRECT else (slots, self._prefetch)
+        self._slots.up(name, at_once, prefetch)
+
+    def retire(self, name: str) -> None:
+        """Give an instance no more sequences; it goes down once those that it has are over."""
+        self._slots.retire(name)
+
+    def is_idle(self, name: str) -> bool:
+        return self._slots.is_idle(name)
+
+    def instance_down(self, name: str) -> list[QueuedRequest]:
+        """An instance died: what ran there, and what waited of the sequences that had begun, is lost."""
+        lost: list[QueuedRequest] = []
+        for sequence in self._slots.down(name):
+            if sequence.begun:
+                lost += self._lose(sequence)
+            sequence.begun = False  # there is nobody to be told of it
+            if sequence.waiting:
+                self._slots.step_back(sequence)
+            self._settle(sequence)
+        self._counts.lost += len(lost)
+        return lost
+
+    def _lose(self, sequence: ActiveSequence) -> list[QueuedRequest]:
+        """Take out what is lost with its instance of a sequence that had begun there."""
+        lost: list[QueuedRequest] = []
+        running, sequence.running = sequence.running, None
+        if running is not None and running.cancelled:
+            advance((running,), "complete")
+            self._counts.cancelled += 1
+        elif running is not None:
+            advance((running,), "lose")
+            running.attempts += 1
+            lost.append(running)
+        waiting = sequence.take_begun()
+        for request in waiting:
+            self._admission.remove(request, "cancel")
+        return lost + waiting
+
+    # ---- sequences ------------------------------------------------------------------------
+
+    def _sequence_of(self, request: QueuedRequest) -> ActiveSequence:
+        assert request.correlation is not None
+        return self._sequences[request.correlation.id]
+
+    def _settle(self, sequence: ActiveSequence) -> None:
+        """Let a sequence go on of which something has gone, or be idle, or end."""
+        if not sequence.idle:
+            self._slots.note_ready(sequence)
+        elif sequence.open:
+            self._idle.add(sequence)
+        elif sequence.state is not SequenceState.ENDED:
+            self._end(sequence)
+
+    def _end(self, sequence: ActiveSequence) -> None:
+        self._idle.remove(sequence)
+        del self._sequences[sequence.id]
+        self._slots.end(sequence)
+
+    def _drop_idle(self, now: float) -> None:
+        """End the sequences that have been idle for too long. What became so since begins to count now."""
+        for sequence in self._idle.take_due(now):
+            sequence.open = False
+            self._end(sequence)
+
+    def statistics(self) -> SchedulerStatistics:
+        seats = self._slots.instances * self._slots.seats
+        return statistics_of(self._admission, self._counts, self._slots, len(self._sequences), seats)

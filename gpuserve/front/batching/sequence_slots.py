@@ -1,0 +1,185 @@
+"""The instances of a model of sequences and their seats: which sequence has a seat where, which wait in the
+backlog for one, and which batches run where.
+
+A seat (Triton: a batch slot) is a number at one instance: the row that a sequence has where it keeps one.
+Nothing is known of what a batch is made of or why. The counterpart of ``slots.py``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from gpuserve.front.batching.queue import QueuedRequest
+from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
+from gpuserve.front.batching.slots import Batch
+
+
+@dataclass(eq=False, slots=True)
+class SequenceInstance:
+    """One instance. ``ready`` are the sequences with a request that may run; ``dropped`` are those of which
+    it has not been told yet that they are no more. One that is ``retired`` keeps the sequences that it has.
+    """
+
+    name: str
+    at_once: int
+    capacity: int
+    #: A heap, the lowest first: batches that keep rows stay small.
+    free_seats: list[int]
+    running: int = 0
+    retired: bool = False
+    seated: dict[ActiveSequence, None] = field(default_factory=dict)
+    ready: dict[ActiveSequence, None] = field(default_factory=dict)
+    dropped: list[int | str] = field(default_factory=list)
+
+
+class SequenceSlots:
+    """Every instance that is up, ``seats`` sequences at each, and the sequences that wait for a seat."""
+
+    def __init__(self, seats: int) -> None:
+        self.seats = seats
+        self._instances: dict[str, SequenceInstance] = {}
+        #: An ordered set.
+        self._backlog: dict[ActiveSequence, None] = {}
+        self._running: dict[int, Batch] = {}
+        self._next_batch_id = 0
+
+    # ---- instances ------------------------------------------------------------------------
+
+    @property
+    def instances(self) -> int:
+        return len(self._in_rotation())
+
+    @property
+    def at_once(self) -> int:
+        return sum(one.at_once for one in self._in_rotation())
+
+    @property
+    def room(self) -> int:
+        return sum(one.capacity - one.running for one in self._in_rotation())
+
+    @property
+    def running(self) -> tuple[Batch, ...]:
+        return tuple(self._running.values())
+
+    def up(self, name: str, at_once: int, prefetch: int) -> None:
+        """Add an instance, which runs ``at_once`` batches and holds ``prefetch`` besides.
+
+        Raises:
+            ValueError: it is up already.
+        """
+        if name in self._instances:
+            raise ValueError(f"instance {name!r} is up already")
+        self._instances[name] = SequenceInstance(name, at_once, at_once + prefetch, list(range(self.seats)))
+        self.fill_seats()
+
+    def retire(self, name: str) -> None:
+        """Give an instance no more sequences; nothing where it is not up."""
+        if name in self._instances:
+            self._instances[name].retired = True
+
+    def is_idle(self, name: str) -> bool:
+        """Whether an instance has neither a sequence nor a batch."""
+        instance = self._instances.get(name)
+        return instance is None or not (instance.seated or instance.running)
+
+    def _in_rotation(self) -> list[SequenceInstance]:
+        return [one for one in self._instances.values() if not one.retired]
+
+    def down(self, name: str) -> list[ActiveSequence]:
+        """Take an instance and its batches out; the sequences that were seated there."""
+        instance = self._instances.pop(name, None)
+        if instance is None:
+            return []
+        for batch_id in [n for n, batch in self._running.items() if batch.instance == name]:
+            del self._running[batch_id]
+        return list(instance.seated)
+
+    # ---- seats ----------------------------------------------------------------------------
+
+    def add(self, sequence: ActiveSequence) -> None:
+        """Put a sequence at the end of the backlog."""
+        self._backlog[sequence] = None
+
+    def fill_seats(self) -> None:
+        """Give the sequences of the backlog the seats that are free, each where most are."""
+        while self._backlog:
+            instance = max(self._in_rotation(), key=_free_seats, default=None)
+            if instance is None or not instance.free_seats:
+                return
+            sequence = next(iter(self._backlog))
+            del self._backlog[sequence]
+            sequence.become(SequenceState.SEATED)
+            sequence.instance, sequence.seat = instance.name, heapq.heappop(instance.free_seats)
+            instance.seated[sequence] = None
+            self.note_ready(sequence)
+
+    def note_ready(self, sequence: ActiveSequence) -> None:
+        """Remember, of a sequence with a seat, whether its next request may run now."""
+        if sequence.state is not SequenceState.SEATED:
+            return
+        ready = self._instances[sequence.instance].ready
+        if sequence.ready:
+            ready[sequence] = None
+        else:
+            ready.pop(sequence, None)
+
+    def step_back(self, sequence: ActiveSequence) -> None:
+        """Free the seat of a sequence for others: what waits of it begins anew, behind the backlog."""
+        self._leave(sequence)
+        sequence.become(SequenceState.BACKLOG)
+        self.add(sequence)
+        self.fill_seats()
+
+    def end(self, sequence: ActiveSequence) -> None:
+        """End a sequence; its instance is to be told where it has begun there and was not given its end."""
+        if sequence.begun and sequence.state is SequenceState.SEATED:
+            self._instances[sequence.instance].dropped.append(sequence.id)
+        self._leave(sequence)
+        self._backlog.pop(sequence, None)
+        sequence.become(SequenceState.ENDED)
+        self.fill_seats()
+
+    def _leave(self, sequence: ActiveSequence) -> None:
+        """Free the seat of a sequence, unless its instance is gone."""
+        instance = self._instances.get(sequence.instance)
+        if instance is not None and sequence in instance.seated:
+            del instance.seated[sequence]
+            instance.ready.pop(sequence, None)
+            heapq.heappush(instance.free_seats, sequence.seat)
+
+    # ---- batches --------------------------------------------------------------------------
+
+    def with_room(self, among: Collection[str] | None = None) -> Iterator[SequenceInstance]:
+        """The instances, or those of some, that can take a batch and have a sequence that is ready."""
+        instances = self._instances.values() if among is None else (self._instances[name] for name in among)
+        return (one for one in instances if one.ready and one.running < one.capacity)
+
+    def place(
+        self, instance: SequenceInstance, requests: list[QueuedRequest], seats: tuple[int, ...]
+    ) -> Batch:
+        """Make a batch of requests, one of each of as many sequences, for an instance with room."""
+        instance.running += 1
+        # Moved behind the others: those that have waited longer for a batch come first.
+        self._instances[instance.name] = self._instances.pop(instance.name)
+        dropped, instance.dropped = tuple(instance.dropped), []
+        rows = len(requests)  # one each
+        batch = Batch(self._next_batch_id, instance.name, requests, rows, False, dropped=dropped, seats=seats)
+        self._next_batch_id += 1
+        self._running[batch.batch_id] = batch
+        return batch
+
+    def release(self, batch_id: int) -> Batch:
+        """Forget a batch that ended.
+
+        Raises:
+            KeyError: no such batch runs: it ended before, or its instance went down.
+        """
+        batch = self._running.pop(batch_id)
+        self._instances[batch.instance].running -= 1
+        return batch
+
+
+def _free_seats(instance: SequenceInstance) -> int:
+    return len(instance.free_seats)

@@ -1,0 +1,207 @@
+"""The batches of one model and the slots that its instances have for them: how many each may hold, and which
+run where.
+
+An instance is a name here. Nothing is known of processes or links, and nothing of what a batch is made
+of or why.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from gpuserve.front.batching.queue import QueuedRequest
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """Requests that run in one call on one instance. ``batch_id`` is never used twice.
+
+    ``alone``: its one request was not to be merged: the model does not merge, or a worker died
+    under it. ``slots`` is how many it takes: all of the instance's, where it is not to have company; none
+    once it is computed.
+
+    In sequences only: ``dropped`` are those that ended at this instance without their last request.
+    ``seats`` are the rows of the requests where those between them are there as well, and not ready.
+    """
+
+    batch_id: int
+    instance: str
+    requests: list[QueuedRequest]
+    rows: int
+    alone: bool
+    slots: int = 1
+    dropped: tuple[int | str, ...] = ()
+    seats: tuple[int, ...] = ()
+
+    def position_of(self, request: QueuedRequest) -> int:
+        """Where a request stands in the batch as its worker has it."""
+        position = self.requests.index(request)
+        return self.seats[position] if self.seats else position
+
+
+@dataclass(eq=False, slots=True)
+class _Instance:
+    name: str
+    at_once: int
+    capacity: int
+    running: int = 0
+    retired: bool = False
+
+    @property
+    def has_seclusion(self) -> bool:
+        """Whether one more batch would be the only one that runs here: others may wait behind it."""
+        return self.running == 0 if self.at_once > 1 else self.running < self.capacity
+
+    @property
+    def begins_at_once(self) -> bool:
+        """Whether one more batch would run now, and not wait behind another."""
+        return self.running < self.at_once
+
+    @property
+    def load(self) -> float:
+        """The part of its slots that is taken; 1 where there is no room."""
+        return self.running / self.capacity
+
+
+_LOAD: Final = operator.attrgetter("load")
+
+
+class InstanceSlots:
+    """Slots for batches on every instance that is up. ``room`` is how many are free. One that is retired
+    finishes its batches and counts for nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._instances: dict[str, _Instance] = {}
+        #: Least recently used first; one that has just come up counts as used.
+        self._by_use: list[_Instance] = []
+        self._running: dict[int, Batch] = {}
+        self._next_batch_id = 0
+        self.room = 0
+
+    @property
+    def instances(self) -> int:
+        return len(self._by_use)
+
+    def names(self) -> list[str]:
+        """The names of the instances that take batches."""
+        return [one.name for one in self._by_use]
+
+    @property
+    def at_once(self) -> int:
+        return sum(one.at_once for one in self._by_use)
+
+    @property
+    def running(self) -> tuple[Batch, ...]:
+        return tuple(self._running.values())
+
+    def up(self, name: str, at_once: int, prefetch: int) -> None:
+        """Add an instance, which runs ``at_once`` and holds ``prefetch`` besides.
+
+        Raises:
+            ValueError: it already does.
+        """
+        if name in self._instances:
+            raise ValueError(f"instance {name!r} is up already")
+        self._instances[name] = instance = _Instance(name, at_once, at_once + prefetch)
+        self._by_use.append(instance)
+        self.room += instance.capacity
+
+    def down(self, name: str) -> tuple[list[Batch], list[Batch]]:
+        """An instance is gone: the batches that it had begun, and those that it only held, oldest first.
+
+        Batches are begun in their order, and those that are computed were. None of either where the instance
+        was not up.
+        """
+        instance = self._instances.pop(name, None)
+        if instance is None:
+            return [], []
+        self._take_out(instance)
+        batches = [batch for batch in self._running.values() if batch.instance == name]
+        for batch in batches:
+            del self._running[batch.batch_id]
+        computed = [batch for batch in batches if not batch.slots]
+        others = [batch for batch in batches if batch.slots]
+        return computed + others[: instance.at_once], others[instance.at_once :]
+
+    def retire(self, name: str) -> None:
+        """Give an instance no more batches; nothing where it is not up."""
+        instance = self._instances.get(name)
+        if instance is not None:
+            self._take_out(instance)
+
+    def is_idle(self, name: str) -> bool:
+        """Whether an instance has no batch at all."""
+        return all(batch.instance != name for batch in self._running.values())
+
+    def _take_out(self, instance: _Instance) -> None:
+        if not instance.retired:
+            instance.retired = True
+            self._by_use.remove(instance)
+            self.room -= instance.capacity - instance.running
+
+    def has_room(self, among: Collection[str] | None = None, *, secluded: bool = False) -> bool:
+        """Whether one of some instances, or any, can take a batch; ``secluded``: one without company."""
+        if among is None and not secluded:
+            return self.room > 0
+        instances = self._by_use if among is None else [self._instances[name] for name in among]
+        return any(one.has_seclusion if secluded else one.load < 1 for one in instances)
+
+    def begins_at_once(self, among: Collection[str] | None = None) -> bool:
+        """Whether one of some instances, or any, would run a batch now, and not only hold it."""
+        instances = self._by_use if among is None else [self._instances[name] for name in among]
+        return any(one.begins_at_once for one in instances)
+
+    def with_room(self) -> list[str]:
+        """The instances that can take a batch, the one with the most room first."""
+        return [one.name for one in sorted(self._by_use, key=_LOAD) if one.load < 1]
+
+    def place(
+        self,
+        requests: list[QueuedRequest],
+        rows: int,
+        alone: bool,
+        *,
+        secluded: bool,
+        instance: str | None = None,
+    ) -> Batch:
+        """Make a batch of requests and give it to the instance with the most room, or to the one named;
+        needs ``room`` there.
+
+        ``secluded``: nothing else runs there meanwhile; needs ``has_room(secluded=True)``.
+        """
+        if instance is not None:
+            taken = self._instances[instance]
+        else:  # of equals, the least recently used, since min() keeps the first
+            taken = self._by_use[0] if len(self._by_use) == 1 else min(self._by_use, key=_LOAD)
+        if taken is not self._by_use[-1]:
+            self._by_use.remove(taken)
+            self._by_use.append(taken)
+        slots = taken.capacity if secluded and taken.at_once > 1 else 1
+        taken.running += slots
+        self.room -= slots
+        batch = Batch(self._next_batch_id, taken.name, requests, rows, alone, slots)
+        self._next_batch_id += 1
+        self._running[batch.batch_id] = batch
+        return batch
+
+    def free_slot(self, batch: Batch) -> None:
+        """Free the slot of a batch whose call is over, though it has not ended."""
+        instance = self._instances[batch.instance]
+        instance.running -= batch.slots
+        if not instance.retired:
+            self.room += batch.slots
+        batch.slots = 0
+
+    def release(self, batch_id: int) -> Batch:
+        """Forget a batch that ended; its slot is free.
+
+        Raises:
+            KeyError: no such batch runs: it ended before, or its instance went down.
+        """
+        batch = self._running.pop(batch_id)
+        self.free_slot(batch)
+        return batch

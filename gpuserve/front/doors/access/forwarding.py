@@ -1,0 +1,98 @@
+"""Request headers that reach the model: those whose name matches the server's pattern become parameters.
+
+Pure: headers in, parameters out. Names are in lower case, values are text. A header stands over a parameter
+of the same name: what a gateway says in it is not for the body of a request to change.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Final
+
+from gpuserve.errors import InvalidArgument
+from gpuserve.front.doors.access.restrictions import token_headers
+from gpuserve.front.memory.blocks import free_body
+from gpuserve.front.v2.limits import MAX_NAME_NBYTES, shown
+from gpuserve.front.v2.types import InferRequest
+from gpuserve.settings.access import header_pattern
+
+#: The protocol reads parameters of these names itself, and clients refuse to send them.
+_RESERVED: Final = frozenset(
+    {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
+)
+_RESERVED_PREFIX: Final = "triton_"
+#: Of the connection, not of the request.
+_NEVER: Final = frozenset(
+    {
+        "te",
+        "host",
+        "content-type",
+        "content-length",
+        "inference-header-content-length",
+    }
+)
+_TRANSPORT_PREFIXES: Final = (":", "grpc-")
+#: gRPC's mark of values that are no text.
+_BINARY_SUFFIX: Final = "-bin"
+#: Clients send the same few names again and again.
+_REMEMBERED: Final = 1024
+
+
+class HeaderForwarding:
+    """The headers that one pattern selects. Made only where there is a pattern."""
+
+    def __init__(self, pattern: str, secret: Iterable[str] = ()) -> None:
+        self._never = _NEVER | token_headers(()) | frozenset(secret)
+        self._search = header_pattern(pattern).search
+        self._selects = functools.lru_cache(_REMEMBERED)(self._is_selected)
+
+    def parameters(self, headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+        """The parameters that these headers come to; a header that is there twice is joined by ", ".
+
+        Raises:
+            InvalidArgument: a header that matches has a name that the protocol keeps for itself.
+        """
+        found: dict[str, str] = {}
+        for raw_name, raw_value in headers:
+            if not self._selects(raw_name):
+                continue
+            name, value = _text(raw_name).lower(), _text(raw_value)
+            if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
+                raise InvalidArgument(
+                    f"Header '{shown(name)}' is reserved for Triton usage and cannot be forwarded."
+                )
+            found[name] = f"{found[name]}, {value}" if name in found else value
+        return found
+
+    def add_to(self, request: InferRequest, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Put the parameters of the headers into the request.
+
+        Raises:
+            InvalidArgument: see ``parameters``; the request's body is freed.
+        """
+        try:
+            found = self.parameters(headers)
+        except InvalidArgument:
+            free_body(request)
+            raise
+        request.parameters.update(found)
+
+    def _is_selected(self, raw_name: bytes) -> bool:
+        name = _text(raw_name).lower()
+        # No parameter has a longer name, and a pattern may take long over long names.
+        if len(raw_name) > MAX_NAME_NBYTES or name in self._never or name.endswith(_BINARY_SUFFIX):
+            return False
+        return not name.startswith(_TRANSPORT_PREFIXES) and self._search(name) is not None
+
+
+def forwarding(pattern: str, secret: Iterable[str] = ()) -> HeaderForwarding | None:
+    """What forwards the headers of a pattern; None where it is empty, so that nobody has to look.
+
+    ``secret`` are the names, in lower case, of headers that are for the server alone.
+    """
+    return HeaderForwarding(pattern, secret) if pattern else None
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("latin-1")

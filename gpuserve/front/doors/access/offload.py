@@ -1,0 +1,44 @@
+"""Moves zlib's work on large bodies to a thread, where it lets the event loop go on. Both doors use it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from gpuserve.errors import Internal, RequestError
+
+logger = logging.getLogger(__name__)
+
+#: From this size on; below, the way to a thread and back costs more than the work.
+THREAD_NBYTES: Final = 16 << 10
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def offload(nbytes: int, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """The result of ``work``, which packs or unpacks ``nbytes``."""
+    if nbytes < THREAD_NBYTES:
+        return work(*arguments, **options)
+    return await asyncio.to_thread(work, *arguments, **options)
+
+
+def off_loop(nbytes: int, work: Callable[[], T], then: Callable[[T | RequestError], None]) -> None:
+    """Call ``then`` with the result of work on so many bytes, or with its error: now, or after a thread."""
+    if nbytes < THREAD_NBYTES:
+        then(_result_of(work))
+    else:
+        working = asyncio.get_running_loop().run_in_executor(None, _result_of, work)
+        working.add_done_callback(lambda done: then(done.result()))
+
+
+def _result_of(work: Callable[[], T]) -> T | RequestError:
+    try:
+        return work()
+    except RequestError as error:
+        return error
+    except Exception:
+        logger.exception("defect while compressing or decompressing a body")
+        return Internal("internal error of the server")

@@ -1,0 +1,66 @@
+"""Whether a client is on this machine. Pure: an address and headers in, yes or no out.
+
+Only the connection's own address counts. A request that a proxy has passed on, or that a page in a browser
+makes the browser send, comes from this machine without its author being here: such a one is no local client.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import urllib.parse
+from collections.abc import Iterable
+from typing import Final
+
+from gpuserve.front.exchange.exchange import Ends
+
+#: The address of a peer on a unix socket, which has none.
+UNIX: Final = "unix:"
+#: An address that is not known.
+UNKNOWN: Final = ""
+#: What proxies add.
+_FORWARDED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
+_ORIGIN: Final = b"origin"
+_LOCAL_NAME: Final = "localhost"
+
+
+def is_local(address: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request comes from a client on this machine; names of headers are in lower case."""
+    if address != UNIX and not _is_loopback(address):
+        return False
+    return not any(
+        name in _FORWARDED or (name == _ORIGIN and not _is_local_origin(value)) for name, value in headers
+    )
+
+
+def address_of(ends: Ends) -> str:
+    """The address of a connection's client."""
+    if ends.server[1] is None:
+        return UNIX
+    return ends.client[0] if ends.client else UNKNOWN
+
+
+def grpc_address(peer: str) -> str:
+    """The address in what grpc calls a peer: ``ipv4:127.0.0.1:5``, ``ipv6:%5B::1%5D:5``, ``unix:…``."""
+    kind, _, rest = peer.partition(":")
+    if kind in {"unix", "unix-abstract"}:
+        return UNIX
+    if kind not in {"ipv4", "ipv6"}:
+        return UNKNOWN
+    return urllib.parse.unquote(rest).rpartition(":")[0].strip("[]")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _is_local_origin(value: bytes) -> bool:
+    try:
+        host = urllib.parse.urlsplit(value.decode("latin-1")).hostname or ""
+    except ValueError:
+        return False
+    return host == _LOCAL_NAME or _is_loopback(host)

@@ -1,0 +1,1 @@
+"""The gRPC door: messages to requests, responses to messages."""

@@ -1,0 +1,91 @@
+"""Typed tensor contents of a gRPC request (``InferTensorContents``) as bytes in wire layout.
+
+Raw contents need none of this; typed ones are what people write by hand and what some clients send
+for small tensors. Only the protobuf message and numpy are used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from gpuserve.errors import InvalidArgument
+from gpuserve.front.v2.limits import shown
+from gpuserve_worker.protocol.tensor import BYTES, encode_bytes, numpy_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: v2 datatype -> the field its elements come in. FP16 and BF16 have none: they are raw only.
+_FIELD: Final = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+#: Field -> the numpy type of its elements, and how an error calls it.
+_ELEMENTS: Final = {
+    "bool_contents": (np.bool_, "BOOL"),
+    "int_contents": (np.int32, "INT32/INT16/INT8"),
+    "int64_contents": (np.int64, "INT64"),
+    "uint_contents": (np.uint32, "UINT32/UINT16/UINT8"),
+    "uint64_contents": (np.uint64, "UINT64"),
+    "fp32_contents": (np.float32, "FP32"),
+    "fp64_contents": (np.float64, "FP64"),
+    "bytes_contents": (np.object_, "BYTES"),
+}
+
+
+def contents_data(contents: Any, name: str, datatype: str, model_name: str) -> bytes:
+    """The elements of an ``InferTensorContents`` as the bytes of a tensor of ``datatype``.
+
+    ``name`` and ``model_name`` are for the errors. No elements at all are no bytes.
+
+    Raises:
+        InvalidArgument: another field than the datatype's, two fields, or a number out of its range.
+    """
+    given = [descriptor.name for descriptor, _ in contents.ListFields()]
+    if not given:
+        return b""
+    where = f"for input tensor '{shown(name)}' for model '{shown(model_name)}'"
+    expected = _FIELD.get(datatype)
+    for field in given:
+        if field != expected:
+            raise InvalidArgument(_unexpected(field, datatype, where, twice=given[0] == expected))
+    elements = getattr(contents, given[0])
+    if datatype == BYTES:
+        return encode_bytes(elements)
+    return _numbers(elements, given[0], datatype, where)
+
+
+def _unexpected(field: str, datatype: str, where: str, *, twice: bool) -> str:
+    sentence = f"unexpected explicit tensor data {where} of type '{_ELEMENTS[field][1]}'"
+    if twice:
+        return f"{sentence}, binary data was already supplied."
+    return f"{sentence}, expected datatype '{shown(datatype)}'"
+
+
+def _numbers(elements: Sequence[Any], field: str, datatype: str, where: str) -> bytes:
+    wide: NDArray[Any] = np.fromiter(elements, dtype=_ELEMENTS[field][0], count=len(elements))
+    narrow = numpy_dtype(datatype)
+    if wide.dtype == narrow:
+        return wide.tobytes()
+    range_ = np.iinfo(narrow)
+    outside = (wide < range_.min) | (wide > range_.max)
+    if outside.any():
+        position = int(outside.argmax())
+        raise InvalidArgument(
+            f"element {position} {where} is {wide[position]}, "
+            f"expected {range_.min} to {range_.max} for datatype '{datatype}'"
+        )
+    return wide.astype(narrow).tobytes()

@@ -1,0 +1,237 @@
+"""The gRPC door: what a call's head says about who may make it and what takes it, and the methods that await.
+
+``ModelInfer`` is in ``inference.py``: it awaits nothing. Every other method is a coroutine here, over an
+``AwaitedRequest``: the small RPCs, ``ModelStreamInfer``, the health watch and reflection. They convert, call
+the service, and convert back. The status travels in trailers, or, where no message comes, in the headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Final
+
+from gpuserve.errors import DeadlineExceeded, Internal, InvalidArgument, RequestError
+from gpuserve.front.doors.access.forwarding import HeaderForwarding
+from gpuserve.front.doors.access.offload import offload
+from gpuserve.front.doors.access.peers import address_of, is_local
+from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, METHODS, Access, Policy, Verdict
+from gpuserve.front.doors.grpc import health, reflection, rpcs
+from gpuserve.front.doors.grpc.calls import (
+    NO_TRAILERS,
+    Method,
+    Refused,
+    RefusedStream,
+    send_message,
+    serve,
+    small_message,
+    small_messages,
+)
+from gpuserve.front.doors.grpc.framing import LEVELS, WINDOW_BITS, Unframer, compress_messages, frame
+from gpuserve.front.doors.grpc.headers import OK, OK_TRAILERS, CallHead, ok_head, read_call
+from gpuserve.front.doors.grpc.inference import GrpcInference, InferCall
+from gpuserve.front.doors.grpc.stream import InferStream
+from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, ClientGone
+from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Sink
+from gpuserve.front.observe.tracing.reception import Reception
+from gpuserve.front.service.service import InferenceService
+from gpuserve.settings.server import NO_COMPRESSION
+
+logger = logging.getLogger(__name__)
+
+#: Their requests need not end before they are refused.
+_STREAMS: Final = frozenset({rpcs.MODEL_STREAM_INFER, *reflection.METHODS})
+
+
+class GrpcDoor:
+    """Accepts the calls of gRPC. Whatever goes wrong is a call's status; the connection and the others go on.
+
+    ``requests`` runs what awaits. ``compression`` is how far responses to inference are compressed, a word of
+    the settings.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        requests: AwaitedRequests,
+        max_request_nbytes: int,
+        policy: Policy | None = None,
+        forwarding: HeaderForwarding | None = None,
+        compression: str = NO_COMPRESSION,
+    ) -> None:
+        self._service = service
+        self._requests = requests
+        self._policy = policy or Policy()
+        level = LEVELS[compression]
+        self._inference = GrpcInference(service, max_request_nbytes, forwarding, level)
+        self._methods: dict[str, Method] = {
+            rpcs.MODEL_STREAM_INFER: StreamingInference(self._inference, service).serve,
+            health.WATCH: self._health_watch,
+            **dict.fromkeys(rpcs.UNARY, self._unary),
+            **dict.fromkeys(reflection.METHODS, self._reflection),
+        }
+
+    def accept(self, exchange: Exchange) -> Sink:
+        """The sink of a call. What its head says is worked out once for all heads that are equal."""
+        head = exchange.head
+        way: Accept | None = head.memo
+        if way is None:
+            way = head.memo = self._way_of(head)
+        return way(exchange)
+
+    def _way_of(self, head: Head) -> Accept:
+        """What takes the calls that have this head."""
+        access = METHODS.get(head.path)
+        if access is None:
+            return partial(Refused, rpcs.unimplemented(head.path))
+        way = self._way_if_allowed(head)
+        if self._policy.is_open(access):
+            return way
+        verdict = self._policy.judge(access, head.headers, is_local=False, prefix=GRPC_PREFIX)
+        if verdict is Verdict.ALLOWED:
+            return way
+        refusal = self._policy.refusal(access, verdict, GRPC_PREFIX)
+        refused = partial(RefusedStream if head.path in _STREAMS else Refused, refusal)
+        if verdict is Verdict.NO_TOKEN:
+            return refused
+        if verdict is Verdict.READ_ONLY:
+            reads = partial(self._begin, self._read_only, read_call(head)) if head.trailers else way
+            return partial(self._by_locality, access, way, reads)
+        return partial(self._by_locality, access, way, refused)
+
+    def _way_if_allowed(self, head: Head) -> Accept:
+        call = read_call(head)
+        if not head.trailers:
+            return partial(Refused, InvalidArgument(NO_TRAILERS))
+        if head.path == rpcs.MODEL_INFER:
+            return partial(InferCall, self._inference, call)
+        return partial(self._begin, self._methods[head.path], call)
+
+    def _by_locality(self, access: Access, local: Accept, remote: Accept, exchange: Exchange) -> Sink:
+        """A call that is for clients on this machine, whatever else ``remote`` makes of it."""
+        is_here = is_local(address_of(exchange.ends), exchange.head.headers)
+        return (local if is_here else remote)(exchange)
+
+    def _begin(self, method: Method, call: CallHead, exchange: Exchange) -> Sink:
+        return self._requests.begin(exchange, partial(serve, method, call))
+
+    # ---- methods that await ---------------------------------------------------------------
+
+    async def _unary(self, call: CallHead, request: AwaitedRequest) -> None:
+        await self._answer(request, await small_message(call, request))
+
+    async def _read_only(self, call: CallHead, request: AwaitedRequest) -> None:
+        """A call that may read settings and not change them, as its message says."""
+        path = request.head.path
+        message = await small_message(call, request)
+        if rpcs.CHANGES[path](message):
+            raise self._policy.refusal(METHODS[path], Verdict.REMOTE, GRPC_PREFIX)
+        await self._answer(request, message)
+
+    async def _answer(self, request: AwaitedRequest, message: bytes) -> None:
+        reply = await rpcs.answer(request.head.path, self._service, message)
+        send_message(request.exchange, reply)
+
+    async def _health_watch(self, call: CallHead, request: AwaitedRequest) -> None:
+        await health.serve_watch(self._service.health, call, request)
+
+    async def _reflection(self, call: CallHead, request: AwaitedRequest) -> None:
+        exchange = request.exchange
+        replies = reflection.replies(
+            self._service, request.head.path, small_messages(call, request, reflection.MAX_REQUEST_NBYTES)
+        )
+        exchange.start(200, OK.headers)
+        async for reply in replies:
+            exchange.send(frame(len(reply)) + reply)
+            await exchange.room()
+        exchange.finish(OK_TRAILERS)
+
+
+class StreamingInference:
+    """``ModelStreamInfer``: one ``InferStream`` a call, which a second task feeds with requests."""
+
+    def __init__(self, shared: GrpcInference, service: InferenceService) -> None:
+        self._shared = shared
+        self._service = service
+        self._heads = {coding: ok_head(coding).headers for coding in ("", *WINDOW_BITS)}
+
+    async def serve(self, call: CallHead, request: AwaitedRequest) -> None:
+        """Answer the requests of one call, until all are or its client leaves.
+
+        Raises:
+            RequestError: the status that the call is to end with.
+        """
+        shared, head = self._shared, request.head
+        forwarded = None if shared.forwarding is None else shared.forwarding.parameters(head.headers)
+        reception = (
+            None if shared.receptions.deliver is None else shared.receptions.of(head.headers, stream=True)
+        )
+        stream = InferStream(
+            self._service, strict_errors=call.strict_errors, forwarded=forwarded, reception=reception
+        )
+        loop = asyncio.get_running_loop()
+        reader = loop.create_task(self._read(call, request, stream, reception))
+        timer = None
+        if call.timeout_s is not None:
+            late = DeadlineExceeded(f"the stream did not end within its {call.timeout_s:g} s")
+            timer = loop.call_later(call.timeout_s, stream.fail, late)
+        try:
+            await self._write(call.coding if shared.level else "", request.exchange, stream, reception)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            reader.cancel()
+            stream.cancel()
+            if reception is not None:
+                reception.close()
+
+    async def _write(
+        self, coding: str, exchange: Exchange, stream: InferStream, reception: Reception | None
+    ) -> None:
+        """Send answers as they are there. Without an answer before it a status stands alone: clients and
+        proxies may repeat such a call.
+        """
+        headers = self._heads[coding]
+        async for chunk in stream.chunks():
+            data: bytes = chunk
+            if coding:
+                data = await offload(len(chunk), compress_messages, coding, self._shared.level, chunk)
+            if reception is not None:
+                reception.sending()
+            if not exchange.started:
+                exchange.start(200, headers)
+            exchange.send(data)
+            if reception is not None:
+                reception.sent()
+            await exchange.room()
+        if not exchange.started:
+            exchange.start(200, headers)
+        exchange.finish(OK_TRAILERS)
+
+    async def _read(
+        self, call: CallHead, request: AwaitedRequest, stream: InferStream, reception: Reception | None
+    ) -> None:
+        """Hand the requests on as they come, and notice when the client goes away, also after the last."""
+        try:
+            unframer = Unframer(self._shared.max_request_nbytes, call.encoding)
+            while (part := await request.part()) is not None:
+                if reception is not None:
+                    reception.read()
+                for body in unframer.messages(part):
+                    stream.take(body)
+                    if stream.is_full:  # it may be so until a request is through, and the client leave before
+                        await request.unless_gone(asyncio.ensure_future(stream.wait_for_room()))
+                if reception is not None:
+                    reception.reading()
+            unframer.finish()
+            stream.close_requests()
+            await request.until_gone()
+            stream.cancel()
+        except ClientGone:
+            stream.cancel()
+        except RequestError as error:
+            stream.fail(error)
+        except Exception:
+            logger.exception("defect while reading a stream")
+            stream.fail(Internal("internal error of the server"))

@@ -1,0 +1,186 @@
+"""gRPC's length-prefixed messages: how a body is cut into messages, what goes before one, and their
+compression, either way.
+
+A message is preceded by five bytes: a flag that says whether it is compressed, and its length as a
+big-endian ``uint32``. Pure: bytes in, messages out; the HTTP/2 stream that carries them, the status
+and the trailers are elsewhere.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from gpuserve.errors import InvalidArgument, ResourceExhausted, Unimplemented
+
+PREFIX_NBYTES: Final = 5
+IDENTITY: Final = "identity"
+#: What the server answers in ``grpc-accept-encoding``.
+ACCEPTED_ENCODINGS: Final = "identity, deflate, gzip"
+PREFIX: Final = struct.Struct(">BI")
+WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
+#: Level as in the settings -> zlib's, 0 for no compression.
+LEVELS: Final[dict[str, int]] = {"none": 0, "low": 1, "medium": 6, "high": 9}
+#: Shorter messages do not get smaller.
+_LEAST_NBYTES: Final = 64
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+def frame(nbytes: int) -> bytes:
+    """The five bytes before an uncompressed message of ``nbytes``."""
+    return PREFIX.pack(0, nbytes)
+
+
+def read_prefix(prefix: Buffer, limit_nbytes: int, encoding: str = IDENTITY) -> tuple[bool, int]:
+    """(compressed, nbytes) of the message that follows these five bytes.
+
+    Raises:
+        InvalidArgument: the flag is neither 0 nor 1, or says compressed where the call names no encoding.
+        ResourceExhausted: the message is larger than ``limit_nbytes``.
+    """
+    flag, nbytes = PREFIX.unpack_from(prefix)
+    if flag > 1:
+        raise InvalidArgument(f"a gRPC message starts with a flag of 0 or 1, got {flag}")
+    if flag and encoding == IDENTITY:
+        raise InvalidArgument(
+            "a gRPC message is marked as compressed, but the call names no grpc-encoding: "
+            "expected gzip or deflate"
+        )
+    if nbytes > limit_nbytes:
+        raise ResourceExhausted(f"a request of {nbytes} bytes is over the limit of {limit_nbytes} bytes")
+    return bool(flag), nbytes
+
+
+def check_encoding(encoding: str) -> str:
+    """The encoding a call names in ``grpc-encoding``, if the server can read it; "" is identity.
+
+    Raises:
+        Unimplemented: it cannot.
+    """
+    encoding = encoding or IDENTITY
+    if encoding != IDENTITY and encoding not in WINDOW_BITS:
+        raise Unimplemented(
+            f"grpc-encoding '{encoding[:64]}' is not supported, expected one of {ACCEPTED_ENCODINGS}"
+        )
+    return encoding
+
+
+def unary_message(body: Buffer, limit_nbytes: int, encoding: str = "") -> Buffer:
+    """The one message of a whole body. It is not copied unless it is compressed.
+
+    Raises:
+        InvalidArgument: the body does not hold exactly one message.
+        ResourceExhausted: the message is larger than ``limit_nbytes``, compressed or not.
+        Unimplemented: the encoding is not known.
+    """
+    encoding = check_encoding(encoding)
+    if len(body) < PREFIX_NBYTES:
+        raise truncated(len(body), PREFIX_NBYTES)
+    compressed, nbytes = read_prefix(body, limit_nbytes, encoding)
+    if len(body) < PREFIX_NBYTES + nbytes:
+        raise truncated(len(body), PREFIX_NBYTES + nbytes)
+    if len(body) > PREFIX_NBYTES + nbytes:
+        raise surplus()
+    message = memoryview(body)[PREFIX_NBYTES:]
+    return decompress(message, encoding, limit_nbytes) if compressed else message
+
+
+class Unframer:
+    """Cuts a body that comes in chunks into its messages; for streams, and for compressed bodies.
+
+    Raises:
+        Unimplemented: the encoding is not known.
+    """
+
+    def __init__(self, limit_nbytes: int, encoding: str = "") -> None:
+        self._limit_nbytes = limit_nbytes
+        self._encoding = check_encoding(encoding)
+        self._buffer = bytearray()
+
+    def feed(self, chunk: Buffer) -> list[bytes]:
+        """The messages that this chunk completes; see ``messages``."""
+        return list(self.messages(chunk))
+
+    def messages(self, chunk: Buffer) -> Iterator[bytes]:
+        """The messages that this chunk completes. Each is unpacked once it is asked for: a chunk of packed
+        ones may come to a thousand times its size.
+
+        Raises:
+            InvalidArgument: a wrong prefix, or compressed data that is none.
+            ResourceExhausted: a message is larger than the limit.
+        """
+        self._buffer += chunk
+        while len(self._buffer) >= PREFIX_NBYTES:
+            compressed, nbytes = read_prefix(self._buffer, self._limit_nbytes, self._encoding)
+            end = PREFIX_NBYTES + nbytes
+            if len(self._buffer) < end:
+                break
+            message = bytes(memoryview(self._buffer)[PREFIX_NBYTES:end])
+            del self._buffer[:end]
+            if compressed:
+                message = decompress(message, self._encoding, self._limit_nbytes)
+            yield message
+
+    def finish(self) -> None:
+        """The body has ended.
+
+        Raises:
+            InvalidArgument: in the middle of a message.
+        """
+        if self._buffer:
+            expected = PREFIX_NBYTES
+            if len(self._buffer) >= PREFIX_NBYTES:
+                expected += PREFIX.unpack_from(self._buffer)[1]
+            raise truncated(len(self._buffer), expected)
+
+
+def decompress(message: Buffer, encoding: str, limit_nbytes: int) -> bytes:
+    """A message compressed with gzip or deflate.
+
+    Raises:
+        InvalidArgument: it is not what the encoding says, or it is cut.
+        ResourceExhausted: it is larger than ``limit_nbytes`` once unpacked; no more than that is unpacked.
+    """
+    inflater = zlib.decompressobj(WINDOW_BITS[encoding])
+    try:
+        plain = inflater.decompress(message, limit_nbytes + 1)
+    except zlib.error:
+        raise InvalidArgument(f"the request is marked as {encoding}, but it is not {encoding} data") from None
+    if len(plain) > limit_nbytes:
+        raise ResourceExhausted(f"the decompressed request is over the limit of {limit_nbytes} bytes")
+    if not inflater.eof or inflater.unused_data:
+        raise InvalidArgument(f"the {encoding} data of the request does not end where its message ends")
+    return plain
+
+
+def compress_messages(coding: str, level: int, data: Buffer) -> bytes:
+    """Framed messages, each compressed by gzip or deflate where that makes it smaller, as its flag says."""
+    parts: list[bytes] = []
+    position, framed = 0, memoryview(data)
+    while position < len(framed):
+        end = position + PREFIX_NBYTES + PREFIX.unpack_from(framed, position)[1]
+        parts.append(_compressed(coding, level, framed[position:end]))
+        position = end
+    return b"".join(parts)
+
+
+def _compressed(coding: str, level: int, framed: memoryview) -> bytes:
+    message = framed[PREFIX_NBYTES:]
+    if len(message) < _LEAST_NBYTES:
+        return bytes(framed)
+    compressor = zlib.compressobj(level, zlib.DEFLATED, WINDOW_BITS[coding])
+    packed = compressor.compress(message) + compressor.flush()
+    return PREFIX.pack(1, len(packed)) + packed if len(packed) < len(message) else bytes(framed)
+
+
+def truncated(given: int, expected: int) -> InvalidArgument:
+    """The error of a body that ends inside a message."""
+    return InvalidArgument(f"the request body is truncated: expected {expected} bytes, got {given}")
+
+
+def surplus() -> InvalidArgument:
+    """The error of a unary body that goes on after its message."""
+    return InvalidArgument("the request body goes on after its message: expected exactly one in a unary call")

@@ -1,0 +1,132 @@
+"""The headers and trailers of gRPC calls: what a client's say, what ours are, and how a call is ended by a
+status. No message is here.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from gpuserve.errors import Code, RequestError, Stopping
+from gpuserve.front.doors.grpc.framing import ACCEPTED_ENCODINGS
+from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head
+from gpuserve.front.v2.status import STATUS
+from gpuserve.front.v2.types import InferRequest
+
+CONTENT_TYPE: Final = (b"content-type", b"application/grpc")
+ACCEPT_ENCODING: Final = (b"grpc-accept-encoding", ACCEPTED_ENCODINGS.replace(" ", "").encode())
+#: Before messages, and after them.
+OK_HEADERS: Final = [CONTENT_TYPE, ACCEPT_ENCODING]
+OK_TRAILERS: Final = [(b"grpc-status", b"0")]
+#: Has clients that try again wait a moment: by then they know which servers are left. (gRPC proposal A6)
+RETRY_PUSHBACK: Final = ("grpc-retry-pushback-ms", "100")
+#: With it set to "true" the first error of a stream is its status.
+STRICT_ERRORS: Final = "triton_grpc_error"
+#: Codings of responses, the first that a client reads is taken: gzip is one that every client has.
+_PREFERENCE: Final = ("gzip", "deflate")
+_TIMEOUT_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_MAX_MESSAGE_CHARS: Final = 8192
+
+
+class CallHead(NamedTuple):
+    """What the headers of a call say.
+
+    ``encoding`` is that of its messages, "" for identity; ``coding`` the one in which its client reads
+    responses, "" where that is none of ours. ``strict_errors``: the first error of a stream is its status.
+    """
+
+    encoding: str
+    coding: str
+    timeout_s: float | None
+    strict_errors: bool
+
+    def limit(self, request: InferRequest) -> None:
+        """Give a request the time limit of its call, where that is shorter than its own."""
+        limit_time(request, self.timeout_s)
+
+
+def read_call(head: Head) -> CallHead:
+    """What the head of a call says."""
+    headers: dict[bytes, bytes] = dict(head.headers)
+    return CallHead(
+        encoding_of(headers),
+        coding_for(head.headers),
+        timeout_s_of(headers),
+        headers.get(STRICT_ERRORS.encode()) == b"true",
+    )
+
+
+def limit_time(request: InferRequest, timeout_s: float | None) -> None:
+    """Let a request take no longer than the call that it is in."""
+    if timeout_s is not None and (request.timeout_s is None or timeout_s < request.timeout_s):
+        request.timeout_s = timeout_s
+
+
+def coding_for(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The coding in which the client of a call reads responses; "" where it reads none of ours."""
+    accepted: set[str] = set()
+    for name, value in headers:
+        if name == ACCEPT_ENCODING[0]:
+            accepted.update(one.strip() for one in value.decode("latin-1").split(","))
+    return next((one for one in _PREFERENCE if one in accepted), "")
+
+
+def ok_head(coding: str = "") -> AnswerHead:
+    """What goes around the message of a call that succeeds, which is compressed by ``coding``."""
+    encoding = [(b"grpc-encoding", coding.encode())] if coding else []
+    return AnswerHead(200, (*OK_HEADERS, *encoding), OK_TRAILERS)
+
+
+OK: Final = ok_head()
+
+
+def refuse(exchange: Exchange, error: RequestError) -> None:
+    """End a call with the status of an error: in trailers after messages, else alone in the headers."""
+    if exchange.started:
+        exchange.finish(status_trailers(error))
+    else:
+        exchange.start(200, refusal_headers(error), end=True)
+
+
+def encoding_of(headers: Mapping[bytes, bytes]) -> str:
+    """The compression of a call's messages; "" for identity."""
+    encoding = headers.get(b"grpc-encoding", b"identity")
+    return "" if encoding == b"identity" else encoding.decode("latin-1")
+
+
+def timeout_s_of(headers: Mapping[bytes, bytes]) -> float | None:
+    """The time limit of a call; one that does not parse is none, as in grpc's own servers."""
+    value = headers.get(b"grpc-timeout")
+    if value is None:
+        return None
+    text = value.decode("latin-1")
+    unit = _TIMEOUT_UNITS.get(text[-1:])
+    digits = text[:-1]
+    if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
+        return None
+    return int(digits) * unit
+
+
+def refusal_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
+    """Trailers-Only: the status where no message comes before it."""
+    headers = [CONTENT_TYPE, *status_trailers(error)]
+    if error.code is Code.UNIMPLEMENTED:
+        headers.append(ACCEPT_ENCODING)
+    return headers
+
+
+def status_trailers(error: RequestError) -> list[tuple[bytes, bytes]]:
+    """The status after messages."""
+    trailers = [
+        (b"grpc-status", str(STATUS[error.code][1]).encode()),
+        (b"grpc-message", grpc_message(str(error))),
+    ]
+    if isinstance(error, Stopping):
+        trailers.append((RETRY_PUSHBACK[0].encode(), RETRY_PUSHBACK[1].encode()))
+    return trailers
+
+
+def grpc_message(text: str) -> bytes:
+    """An error text as the ``grpc-message`` header: percent-encoded UTF-8, printable ASCII as it is."""
+    return urllib.parse.quote(text[:_MAX_MESSAGE_CHARS], safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}").encode()

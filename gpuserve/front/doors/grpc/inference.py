@@ -1,0 +1,259 @@
+"""``ModelInfer``: no task, no coroutine, one call after the other. Each call is a ``Sink``, to which the
+connection gives the message and the model its answer. Part of the gRPC door; who may call is judged there.
+
+Only zlib's work on large messages leaves the event loop, and comes back by a call as well.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Final
+
+from gpuserve.errors import Internal, RequestError
+from gpuserve.front.doors.access.forwarding import HeaderForwarding
+from gpuserve.front.doors.access.offload import off_loop
+from gpuserve.front.doors.grpc import requests, responses
+from gpuserve.front.doors.grpc.framing import (
+    IDENTITY,
+    PREFIX,
+    PREFIX_NBYTES,
+    WINDOW_BITS,
+    compress_messages,
+    read_prefix,
+    surplus,
+    unary_message,
+)
+from gpuserve.front.doors.grpc.headers import OK, CallHead, ok_head, refuse
+from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
+from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Piece
+from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.service.service import InferenceService
+from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve_worker.memory.arena import Block
+
+logger = logging.getLogger(__name__)
+
+#: Messages from this size on are copied into the arena part by part.
+INGEST_NBYTES: Final = 64 << 10
+#: A whole body up to here is credited to the client with its answer: thousands of them do not fill the
+#: connection's window.
+_UNCREDITED_NBYTES: Final = 8 << 10
+_OK_CODED: Final = {coding: ok_head(coding) for coding in WINDOW_BITS}
+
+
+class GrpcInference:
+    """What all calls of ``ModelInfer`` share. ``level`` is zlib's for their responses, 0 for none."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        max_request_nbytes: int,
+        forwarding: HeaderForwarding | None = None,
+        level: int = 0,
+    ) -> None:
+        self.inference = service.inference
+        self.receptions = service.control.trace.receptions
+        self.max_request_nbytes = max_request_nbytes
+        self.forwarding = forwarding
+        self.level = level
+
+
+class InferCall:
+    """One call: collects the message, submits its request, and sends the answer when it is called back."""
+
+    __slots__ = (
+        "_call",
+        "_exchange",
+        "_parts",
+        "_pending",
+        "_reception",
+        "_scanner",
+        "_shared",
+        "_through",
+    )
+
+    def __init__(self, shared: GrpcInference, call: CallHead, exchange: Exchange) -> None:
+        self._shared = shared
+        self._call = call
+        self._exchange = exchange
+        self._parts: bytearray | None = None
+        self._scanner: GrpcBodyScanner | None = None
+        self._pending: PendingRequest | None = None
+        self._reception = (
+            None if shared.receptions.deliver is None else shared.receptions.of(exchange.head.headers)
+        )
+        #: Answered, or given up.
+        self._through = False
+
+    # ---- the request ----------------------------------------------------------------------
+
+    def take(self, data: Piece, end: bool) -> None:
+        nbytes = len(data)
+        try:
+            if nbytes > _UNCREDITED_NBYTES or not end:
+                self._exchange.consumed(nbytes)
+            if self._scanner is not None:
+                self._scanner.feed(data)
+            elif end and nbytes < INGEST_NBYTES and self._parts is None:
+                body, is_plain = bytes(data), nbytes >= PREFIX_NBYTES and not self._call.encoding
+                # As in _take_whole: this is every small message.
+                if is_plain and body[:PREFIX_NBYTES] == PREFIX.pack(0, nbytes - PREFIX_NBYTES):
+                    self._submit(requests.parse_infer_request(body[PREFIX_NBYTES:]))
+                else:
+                    self._take_whole(body)
+                return
+            elif not self._through:
+                self._collect(data)
+            if end:
+                self._finish()
+        except RequestError as error:
+            self._refuse(error)
+        except Exception:
+            self._refuse_defect()
+
+    def abandon(self) -> None:
+        self._through = True
+        self._drop_blocks()
+        if self._pending is not None:
+            self._pending.take_back()
+        if self._reception is not None:
+            self._reception.close()
+
+    def _collect(self, data: Piece) -> None:
+        """Keep what has come of a small or compressed message, or begin to place a large one."""
+        parts = self._parts = bytearray() if self._parts is None else self._parts
+        parts += data
+        if len(parts) < PREFIX_NBYTES:
+            return
+        encoding, limit = self._call.encoding, self._shared.max_request_nbytes
+        _, nbytes = read_prefix(parts, limit, encoding or IDENTITY)
+        if len(parts) > PREFIX_NBYTES + nbytes:
+            raise surplus()
+        if nbytes < INGEST_NBYTES or encoding:
+            return
+        self._scanner = GrpcBodyScanner(self._allocate, limit)
+        self._scanner.feed(parts)
+        self._parts = None
+
+    def _finish(self) -> None:
+        """The message has come, in more than one part."""
+        scanner = self._scanner
+        if scanner is None:
+            self._take_whole(bytes(self._parts or b""))
+        else:
+            request = scanner.finish()
+            self._scanner = None
+            self._submit(request)
+
+    def _take_whole(self, body: bytes) -> None:
+        """Read a body that is there, with its prefix."""
+        encoding = self._call.encoding
+        work = partial(unary_message, body, self._shared.max_request_nbytes, encoding)
+        off_loop(len(body) if encoding else 0, work, self._parse)
+
+    def _parse(self, message: bytes | bytearray | memoryview | RequestError) -> None:
+        """Read a message without its prefix, or tell why there is none."""
+        if isinstance(message, RequestError):
+            self._refuse(message)
+            return
+        try:
+            if not self._through:
+                self._submit(requests.parse_infer_request(message))
+        except RequestError as error:
+            self._refuse(error)
+        except Exception:
+            self._refuse_defect()
+
+    def _allocate(self, model_name: str, nbytes: int) -> Block | None:
+        version = "" if self._scanner is None else self._scanner.model_version
+        return self._shared.inference.allocate(model_name, nbytes, version)
+
+    def _submit(self, request: InferRequest) -> None:
+        shared = self._shared
+        if shared.forwarding is not None:
+            shared.forwarding.add_to(request, self._exchange.head.headers)
+        if self._call.timeout_s is not None:
+            self._call.limit(request)
+        if self._reception is not None:
+            self._reception.read()
+            request.reception = self._reception
+        pending = shared.inference.submit(request, None, self._answer)
+        if not self._through:
+            self._pending = pending
+
+    # ---- the answer -----------------------------------------------------------------------
+
+    def _answer(self, pending: PendingRequest, answer: Answer) -> None:
+        """Send what the model answers."""
+        if not isinstance(answer, InferResponse):
+            self._refuse(answer or Internal("a stream ended that was no stream"))
+            return
+        try:
+            if pending.request.class_counts:
+                self._shared.inference.classify(answer, pending)
+            pieces = responses.encode_infer_response(answer, framed=True)
+        except RequestError as error:
+            answer.close()
+            self._refuse(error)
+            return
+        except Exception:
+            answer.close()
+            self._refuse_defect()
+            return
+        self._pending = None  # which refers to this call: nothing is left to the garbage collector
+        nbytes = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        if self._call.coding and self._shared.level:
+            work = partial(compress_messages, self._call.coding, self._shared.level, b"".join(pieces))
+            off_loop(nbytes, work, partial(self._send_compressed, answer))
+        elif self._reception is None:
+            self._through = True
+            self._exchange.answer(OK, pieces, nbytes, answer.close)
+        else:
+            self._send(OK, pieces, nbytes, answer)
+
+    def _send_compressed(self, response: InferResponse, message: bytes | RequestError) -> None:
+        if isinstance(message, RequestError):
+            response.close()
+            self._refuse(message)
+        else:
+            self._send(_OK_CODED[self._call.coding], (message,), len(message), response)
+
+    def _send(
+        self, head: AnswerHead, pieces: list[Piece] | tuple[Piece], nbytes: int, response: InferResponse
+    ) -> None:
+        self._through = True
+        reception = self._reception
+        if reception is None:
+            self._exchange.answer(head, pieces, nbytes, response.close)
+            return
+        reception.sending()
+        self._exchange.answer(head, pieces, nbytes, response.close)
+        reception.sent()
+        reception.close()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer with a status alone."""
+        if self._through:
+            return
+        self._through = True
+        self._pending = None
+        self._drop_blocks()
+        if self._reception is not None:
+            self._reception.sending()
+        refuse(self._exchange, error)
+        if self._reception is not None:
+            self._reception.sent()
+            self._reception.close()
+
+    def _refuse_defect(self) -> None:
+        logger.exception("defect while serving %s", self._exchange.head.path)
+        self._refuse(Internal("internal error of the server"))
+
+    def _drop_blocks(self) -> None:
+        """Free what a message that did not become a request was placed in."""
+        scanner, self._scanner = self._scanner, None
+        if scanner is not None:
+            for block in scanner.abort():
+                block.free()

@@ -1,0 +1,169 @@
+"""Inference over gRPC: the bytes of a ``ModelInferRequest`` to an ``InferRequest``.
+
+Pure: no stream, no loop, no model lookup. What a request says about its own form is checked here
+(where an input's data is, what a parameter's type is); what it says about the model, in ``validation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2 as pb
+
+from gpuserve.errors import InvalidArgument
+from gpuserve.front.doors.grpc.contents import contents_data
+from gpuserve.front.doors.grpc.parameters import NO_PARAMETERS, request_parameters, tensor_parameters
+from gpuserve.front.doors.grpc.templates import request_by_template
+from gpuserve.front.v2.limits import MAX_INPUTS, MAX_OUTPUTS, check_count, shown
+from gpuserve.front.v2.tensor_parameters import (
+    KINDS_OF_GRPC,
+    class_count,
+    region_slice,
+    regions_of,
+)
+from gpuserve.front.v2.types import NOTHING, Data, InferRequest, InputTensor, RegionSlice
+
+_ALL_OUTPUTS: Final[tuple[tuple[str, ...], Sequence[Any]]] = ((), ())
+
+
+def decode(message_type: Any, body: bytes | bytearray | memoryview) -> Any:
+    """A protobuf message of ``message_type`` out of its bytes.
+
+    Raises:
+        InvalidArgument: the bytes are none.
+    """
+    try:
+        return message_type.FromString(body)
+    except DecodeError:
+        raise InvalidArgument(
+            f"the request body is not a {message_type.DESCRIPTOR.name}: its protobuf encoding is malformed"
+        ) from None
+
+
+def parse_infer_request(body: bytes | bytearray | memoryview) -> InferRequest:
+    """The request that the bytes of a ``ModelInferRequest`` hold.
+
+    Raises:
+        InvalidArgument: malformed, or contradicting itself.
+    """
+    if type(body) is bytes and (request := request_by_template(body)) is not None:
+        return request
+    message = decode(pb.ModelInferRequest, body)
+    return infer_request(message, message.raw_input_contents)
+
+
+def infer_message(body: bytes | bytearray | memoryview) -> Any:
+    """The ``ModelInferRequest`` in its bytes, which may still contradict itself.
+
+    Raises:
+        InvalidArgument: malformed.
+    """
+    return decode(pb.ModelInferRequest, body)
+
+
+def infer_request(message: Any, raws: Sequence[Data]) -> InferRequest:
+    """The request of a parsed ``ModelInferRequest`` whose raw contents are ``raws``, in order.
+
+    Raises:
+        InvalidArgument: the request contradicts itself.
+    """
+    model_name = message.model_name
+    outputs = message.outputs
+    given = request_parameters(message.parameters, model_name) if message.parameters else NO_PARAMETERS
+    inputs, in_regions = _inputs(message.inputs, raws, model_name)
+    names, special = _output_names(outputs, model_name) if outputs else _ALL_OUTPUTS
+    request = InferRequest(
+        model_name,
+        message.model_version,
+        message.id,
+        dict(given.custom),
+        inputs,
+        names,
+        given.timeout_s,
+        given.priority,
+        given.empty_final,
+        NOTHING,
+        NOTHING,
+        given.sequence,
+    )
+    if special:
+        request.placements, request.class_counts = _special_outputs(special, model_name)
+    if in_regions or special:
+        request.regions = regions_of(inputs, request.placements)
+    return request
+
+
+def _inputs(inputs: Any, raws: Sequence[Data], model_name: str) -> tuple[list[InputTensor], bool]:
+    """The inputs, and whether any of them lies in a region, which takes no entry of ``raws``."""
+    check_count("inputs", len(inputs), MAX_INPUTS, model_name)
+    entries = iter(raws)
+    in_regions = False
+    tensors = []
+    for tensor in inputs:
+        data: Data | None
+        if tensor.parameters and (data := _region_data(tensor, model_name)) is not None:
+            in_regions = True
+        elif tensor.HasField("contents"):
+            data = _contents(tensor, bool(raws), model_name)
+        elif (data := next(entries, None)) is None:
+            raise InvalidArgument(
+                f"unable to find data for input tensor '{shown(tensor.name)}' for model "
+                f"'{shown(model_name)}' in request."
+            )
+        tensors.append(InputTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    if next(entries, None) is not None:
+        expected = sum(type(one.data) is not RegionSlice for one in tensors)
+        raise InvalidArgument(
+            f"the request for model '{shown(model_name)}' has {len(raws)} entries in raw_input_contents, "
+            f"expected one for each of its {expected} inputs outside of shared memory"
+        )
+    return tensors, in_regions
+
+
+def _contents(tensor: Any, has_raws: bool, model_name: str) -> bytes:
+    if has_raws:
+        raise InvalidArgument(
+            "contents field must not be specified when using raw_input_contents for "
+            f"'{shown(tensor.name)}' for model '{shown(model_name)}'"
+        )
+    return contents_data(tensor.contents, tensor.name, tensor.datatype, model_name)
+
+
+def _region_data(tensor: Any, model_name: str) -> Data | None:
+    data = region_slice(tensor_parameters(tensor.parameters), tensor.name, KINDS_OF_GRPC)
+    if data is not None and tensor.HasField("contents"):
+        raise InvalidArgument(
+            "unexpected 'content' provided when using shared memory for input tensor "
+            f"'{shown(tensor.name)}' for model '{shown(model_name)}'"
+        )
+    return data
+
+
+def _output_names(outputs: Any, model_name: str) -> tuple[tuple[str, ...], Sequence[Any]]:
+    """The names of the outputs asked for, and those of them that are not simply to be answered."""
+    check_count("outputs", len(outputs), MAX_OUTPUTS, model_name)
+    names = []
+    special = []
+    for output in outputs:
+        names.append(output.name)
+        if output.parameters:
+            special.append(output)
+    return tuple(names), special
+
+
+def _special_outputs(outputs: Any, model_name: str) -> tuple[Mapping[str, RegionSlice], Mapping[str, int]]:
+    placements, class_counts = {}, {}
+    for output in outputs:
+        given = tensor_parameters(output.parameters)
+        if (place := region_slice(given, output.name, KINDS_OF_GRPC)) is not None:
+            placements[output.name] = place
+        if count := class_count(given, output.name, KINDS_OF_GRPC):
+            class_counts[output.name] = count
+            if place is not None:
+                raise InvalidArgument(
+                    "output can't set both 'shared_memory_region' and 'classification', "
+                    f"as output '{shown(output.name)}' does for model '{shown(model_name)}'"
+                )
+    return placements, class_counts

@@ -1,0 +1,1 @@
+"""The health port: probes are answered in a thread of their own."""

@@ -1,0 +1,1 @@
+"""The HTTP door: JSON and binary bodies to requests, responses to bodies."""

@@ -1,0 +1,121 @@
+"""Whole answers of the HTTP endpoints, whose body is JSON unless their head says otherwise; and the sink of a
+request that is answered whatever its body says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from gpuserve.errors import Code, Internal, RequestError, ResourceExhausted
+from gpuserve.front.doors.access.routes import Refusal
+from gpuserve.front.doors.http import encoding
+from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Header, Piece
+from gpuserve.front.v2.json_values import compact
+from gpuserve.front.v2.status import STATUS
+
+logger = logging.getLogger(__name__)
+
+_JSON_TYPE: Final = (b"content-type", b"application/json")
+JSON_OK: Final = AnswerHead(200, (_JSON_TYPE,))
+
+
+class HttpAnswer(NamedTuple):
+    """A whole response: its head, and its body in bytes."""
+
+    head: AnswerHead
+    body: bytes
+
+    def send(self, exchange: Exchange) -> None:
+        """Send it as the response of an exchange."""
+        exchange.answer(self.head, (self.body,), len(self.body))
+
+
+def json_answer(document: Any, status: int = 200) -> HttpAnswer:
+    """An answer with this document, or with bytes that are JSON already."""
+    body = document if isinstance(document, bytes) else compact(document).encode()
+    return HttpAnswer(JSON_OK if status == 200 else _json_head(status), body)
+
+
+def health_answer(what: str, so: bool) -> HttpAnswer:
+    """The answer to whether the server is ``what``; what is not so is 400, as in Triton."""
+    return json_answer({what: so}, 200 if so else 400)
+
+
+def failure(error: RequestError, details: Mapping[str, Any] | None = None) -> HttpAnswer:
+    """The answer to a failed request; ``details`` are members beside "error"."""
+    status = STATUS[error.code][0]
+    body = error_body(str(error), details)
+    if error.code is Code.UNAVAILABLE:
+        return HttpAnswer(_json_head(status, (b"retry-after", b"1")), body)
+    if isinstance(error, encoding.UnsupportedCoding):
+        return HttpAnswer(_json_head(status, encoding.ACCEPT_ENCODING), body)
+    return HttpAnswer(_json_head(status), body)
+
+
+def refused(refusal: Refusal) -> HttpAnswer:
+    """The answer to a request line that leads nowhere."""
+    more = ((b"allow", refusal.allow.encode()),) if refusal.allow else ()
+    return HttpAnswer(_json_head(refusal.status, *more), error_body(refusal.text))
+
+
+def forbidden(error: RequestError) -> HttpAnswer:
+    """The answer to who may not ask for an endpoint."""
+    return json_answer(error_body(str(error)), 403)
+
+
+def defect() -> HttpAnswer:
+    """The answer to a request that met a mistake of ours."""
+    return failure(Internal("internal error of the server"))
+
+
+def error_body(text: str, details: Mapping[str, Any] | None = None) -> bytes:
+    """The body of an error; the text, and the details, are for the client."""
+    return compact({"error": text, **(details or {})}).encode()
+
+
+def too_large(nbytes: int, limit_nbytes: int) -> ResourceExhausted:
+    """The error for a whole body that is over the limit."""
+    return ResourceExhausted(f"a request body of {nbytes} bytes is over the limit of {limit_nbytes} bytes")
+
+
+@functools.lru_cache(64)
+def _json_head(status: int, *more: Header) -> AnswerHead:
+    return AnswerHead(status, (_JSON_TYPE, *more))
+
+
+class Reply:
+    """The sink of a request that is answered whatever its body says: at the end of the body, or in the next
+    turn of the loop if that has not come by then.
+    """
+
+    __slots__ = ("_answer", "_exchange", "_timer")
+
+    def __init__(self, exchange: Exchange, answer: Callable[[], HttpAnswer]) -> None:
+        self._exchange = exchange
+        self._answer = answer
+        self._timer = asyncio.get_running_loop().call_soon(self._send)
+
+    def take(self, data: Piece, end: bool) -> None:
+        self._exchange.consumed(len(data))
+        if end:
+            self._send()
+
+    def abandon(self) -> None:
+        self._timer.cancel()
+
+    def _send(self) -> None:
+        self._timer.cancel()
+        if self._exchange.started:
+            return
+        try:
+            answer = self._answer()
+        except RequestError as error:
+            answer = failure(error)
+        except Exception:
+            logger.exception("defect while serving %s", self._exchange.head.path[:256])
+            answer = defect()
+        answer.send(self._exchange)

@@ -1,0 +1,279 @@
+"""The inference endpoint of the v2 protocol over HTTP: bodies to requests, responses to bodies.
+
+Pure: bytes in, objects out, and back. The JSON part of a request is read in ``header.py``; a large body that
+arrives in chunks goes through ``ingest.py``, which uses the same rules.
+
+A request is a JSON object, then the binary tensors one after the other::
+
+    Inference-Header-Content-Length: 142
+    {"inputs":[{"name":"x", …, "parameters":{"binary_data_size":64}}]} │ 64 bytes of x │ …
+
+Without that header the whole body is JSON; with the value 0 the whole body is the one tensor of a
+model that has a single input (a raw binary request).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Final
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import InvalidArgument, NotFound
+from gpuserve.front.doors.http.answers import JSON_OK
+from gpuserve.front.doors.http.header import HeaderInput, InferHeader, OutputForm, header_for
+from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.v2.json_values import compact, tensor_json
+from gpuserve.front.v2.limits import shown
+from gpuserve.front.v2.tensor_parameters import OutputsAsked
+from gpuserve.front.v2.types import Data, InferRequest, InferResponse, InputTensor, OutputTensor
+from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec, element_count
+
+#: A binary tensor from this size on is not copied out of the body.
+LARGE_NBYTES: Final = 64 * 1024
+#: A response up to this size is one piece: one write costs more than the copy.
+_JOINED_NBYTES: Final = 16 * 1024
+_INT32_MIN: Final = -(1 << 31)
+_INT32_MAX: Final = (1 << 31) - 1
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+
+
+def parse_infer_request(
+    model_name: str,
+    model_version: str,
+    body: bytes | memoryview,
+    header_length: str | None,
+    spec: ModelSpec | None = None,
+) -> tuple[InferRequest, OutputForm]:
+    """The request in a complete body, and the form its outputs are wanted in.
+
+    ``header_length`` is the value of ``Inference-Header-Content-Length``, None where it was not
+    sent. ``spec`` is the model's declaration, which only a raw binary request needs. Tensors from
+    ``LARGE_NBYTES`` on are views of ``body``.
+
+    Raises:
+        RequestError: the body breaks the protocol, or asks for what is not implemented.
+    """
+    if header_length is None and len(body) > 0:
+        header = header_for(model_name, bytes(body), binary=False)
+        _refuse_binary(header)
+        json_nbytes = len(body)
+    else:
+        json_nbytes = parse_header_length("0" if header_length is None else header_length, len(body))
+        if json_nbytes == 0:
+            return _parse_raw_request(model_name, model_version, body, spec)
+        header = header_for(model_name, bytes(body[:json_nbytes]), binary=True)
+    inputs = _cut_inputs(header, body, json_nbytes, model_name)
+    return header.request(model_name, model_version, inputs), header.form
+
+
+def parse_header_length(value: str, body_nbytes: int | None) -> int:
+    """The number in ``Inference-Header-Content-Length``. ``body_nbytes`` is None while it is unknown.
+
+    Raises:
+        InvalidArgument: no integer, or no length that the JSON of this body can have.
+    """
+    if value.isdecimal() and value.isascii() and len(value) < 10:
+        length = int(value)
+    else:
+        length = _parse_odd_length(value.strip())
+    if length < 0 or (body_nbytes is not None and length > body_nbytes):
+        raise header_out_of_range(value, _INT32_MAX if body_nbytes is None else body_nbytes)
+    return length
+
+
+def header_out_of_range(value: str, body_nbytes: int) -> InvalidArgument:
+    """The error for a header length that the body cannot hold."""
+    return InvalidArgument(f"inference header size should be in range (0, {body_nbytes}), got: {value[:64]}")
+
+
+def missing_data(name: str, nbytes: int, model_name: str) -> InvalidArgument:
+    """The error for a body that ends ``nbytes`` before its input does."""
+    return InvalidArgument(
+        f"unexpected size for input '{shown(name)}', expecting {nbytes} additional bytes "
+        f"for model '{shown(model_name)}'"
+    )
+
+
+def surplus_data(model_name: str) -> InvalidArgument:
+    """The error for a body that goes on after its last input."""
+    return InvalidArgument(f"unexpected additional input data for model '{shown(model_name)}'")
+
+
+def raw_header(
+    model_name: str, model_version: str, spec: ModelSpec | None, nbytes: int
+) -> tuple[InferHeader, bytes]:
+    """What a raw binary request of ``nbytes`` leaves unsaid, and the bytes that go before its own.
+
+    A BYTES tensor is one element, whose length the client does not send: that is the prefix.
+
+    Raises:
+        InvalidArgument: the model's declaration does not tell name and shape of the only input.
+        NotFound: there is no such model.
+    """
+    if spec is None:
+        version = f" version {model_version}" if model_version else ""
+        raise NotFound(f"Request for unknown model: '{shown(model_name)}'{version} is not found")
+    if len(spec.inputs) != 1:
+        raise InvalidArgument(
+            f"Raw request must only have 1 input (found 1) to be deduced but got {len(spec.inputs)} "
+            f"inputs in '{shown(model_name)}' model configuration"
+        )
+    declared = spec.inputs[0]
+    shape = _raw_shape(declared, nbytes)
+    prefix = nbytes.to_bytes(4, "little") if declared.datatype == BYTES else b""
+    batch = (1,) if spec.max_batch_size > 0 else ()
+    one = HeaderInput(declared.name, declared.datatype, batch + shape, len(prefix) + nbytes)
+    return InferHeader("", {}, None, 0, (one,), OutputsAsked(), OutputForm(everything=True)), prefix
+
+
+def encode_infer_response(
+    response: InferResponse, form: OutputForm
+) -> tuple[AnswerHead, list[bytes | memoryview], int]:
+    """Head and body of a response, and the length of the body in bytes. Large outputs are pieces of their
+    own, not copied.
+
+    Raises:
+        InvalidArgument: an output is wanted as JSON but has no JSON form.
+    """
+    pieces: list[bytes | memoryview] = [b""]
+    entries: list[str] = []
+    for output in response.outputs:
+        if output.placed:
+            entries.append(_placed_entry(output))
+        elif form.everything or output.name in form.names:
+            entries.append(_binary_entry(output.name, output.datatype, output.shape, len(output.data)))
+            pieces.append(output.data)
+        else:
+            entries.append(_json_entry(output))
+    pieces[0] = text = f'{_response_head(response)}"outputs":[{",".join(entries)}]}}'.encode()
+    if len(pieces) == 1:
+        return JSON_OK, pieces, len(text)
+    nbytes = sum(map(len, pieces))
+    if nbytes <= _JOINED_NBYTES:
+        pieces = [b"".join(pieces)]
+    return _binary_head(len(text)), pieces, nbytes
+
+
+def _parse_odd_length(value: str) -> int:
+    if _INTEGER.fullmatch(value) is None:
+        raise InvalidArgument(f"Unable to parse Inference-Header-Content-Length, got: {value[:64]}")
+    digits = value.lstrip("+-").lstrip("0") or "0"
+    length = int(digits) if len(digits) < 19 else 1 << 63
+    if value.startswith("-"):
+        length = -length
+    if not _INT32_MIN <= length <= _INT32_MAX:
+        raise InvalidArgument(
+            "Unable to parse Inference-Header-Content-Length, value is out of range "
+            f"[ {_INT32_MIN}, {_INT32_MAX} ], got: {value[:64]}"
+        )
+    return length
+
+
+def _refuse_binary(header: InferHeader) -> None:
+    """Without a header length nothing says where the JSON ends and binary tensors begin."""
+    if any(one.nbytes is not None for one in header.inputs):
+        raise InvalidArgument(
+            "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' "
+            "when passing inputs in binary data format"
+        )
+
+
+def _cut_inputs(
+    header: InferHeader, body: bytes | memoryview, start: int, model_name: str
+) -> list[InputTensor]:
+    inputs: list[InputTensor] = []
+    for name, datatype, shape, nbytes, inline, place in header.inputs:
+        data: Data = inline
+        if nbytes is not None:
+            end = start + nbytes
+            if end > len(body):
+                raise missing_data(name, end - len(body), model_name)
+            data = _slice(body, start, end)
+            start = end
+        elif place is not None:
+            data = place.again()
+        inputs.append(InputTensor(name, datatype, shape, data))
+    if start != len(body):
+        raise surplus_data(model_name)
+    return inputs
+
+
+def _slice(body: bytes | memoryview, start: int, end: int) -> bytes | memoryview:
+    return bytes(body[start:end]) if end - start < LARGE_NBYTES else memoryview(body)[start:end]
+
+
+def _parse_raw_request(
+    model_name: str, model_version: str, body: bytes | memoryview, spec: ModelSpec | None
+) -> tuple[InferRequest, OutputForm]:
+    header, prefix = raw_header(model_name, model_version, spec, len(body))
+    one = header.inputs[0]
+    data = prefix + body if prefix else _slice(body, 0, len(body))
+    inputs = [InputTensor(one.name, one.datatype, one.shape, data)]
+    return header.request(model_name, model_version, inputs), header.form
+
+
+def _raw_shape(declared: TensorSpec, nbytes: int) -> tuple[int, ...]:
+    """The shape of a tensor of ``nbytes``: one dimension may be open and takes the remainder."""
+    variable = declared.shape.count(-1)
+    if declared.datatype == BYTES:
+        if variable or element_count(declared.shape) != 1:
+            raise InvalidArgument(
+                f"For BYTE datatype raw input '{declared.name}', the model must have input shape [1]"
+            )
+        return declared.shape
+    if variable > 1:
+        raise InvalidArgument(
+            f"The shape of the raw input '{declared.name}' can not be deduced because there are more "
+            "than one variable-sized dimension"
+        )
+    if variable == 0:
+        return declared.shape
+    row_nbytes = -element_count(declared.shape) * ITEMSIZE[declared.datatype]
+    if nbytes % row_nbytes if row_nbytes else nbytes:
+        raise InvalidArgument(
+            f"the raw input '{declared.name}' has {nbytes} bytes, which is no multiple of the "
+            f"{row_nbytes} bytes that one step of its variable-sized dimension takes"
+        )
+    return tuple(nbytes // row_nbytes if dim == -1 and row_nbytes else max(dim, 0) for dim in declared.shape)
+
+
+def _response_head(response: InferResponse) -> str:
+    model = _model_members(response.model_name, response.model_version)
+    request_id = f'"id":{compact(response.id)},' if response.id else ""
+    parameters = f'"parameters":{compact(response.parameters)},' if response.parameters else ""
+    return f"{{{request_id}{model}{parameters}"
+
+
+@functools.lru_cache(256)
+def _binary_head(json_nbytes: int) -> AnswerHead:
+    """The head of a response that has binary tensors after so many bytes of JSON."""
+    length = b"%d" % json_nbytes
+    return AnswerHead(
+        200,
+        ((b"content-type", b"application/octet-stream"), (b"inference-header-content-length", length)),
+    )
+
+
+@functools.lru_cache(256)
+def _model_members(model_name: str, model_version: str) -> str:
+    return f'"model_name":{compact(model_name)},"model_version":{compact(model_version)},'
+
+
+@functools.lru_cache(1024)
+def _binary_entry(name: str, datatype: str, shape: tuple[int, ...], nbytes: int) -> str:
+    return f'{_tensor_members(name, datatype, shape)}"parameters":{{"binary_data_size":{nbytes}}}}}'
+
+
+def _json_entry(output: OutputTensor) -> str:
+    data = tensor_json(output.data, output.datatype, output.shape, output.name)
+    return f'{_tensor_members(output.name, output.datatype, output.shape)}"data":{data}}}'
+
+
+def _placed_entry(output: OutputTensor) -> str:
+    """An output that lies in the client's region: its name, datatype and shape alone."""
+    return f"{_tensor_members(output.name, output.datatype, output.shape).removesuffix(',')}}}"
+
+
+def _tensor_members(name: str, datatype: str, shape: tuple[int, ...]) -> str:
+    return f'{{"name":{compact(name)},"datatype":"{datatype}","shape":{compact(shape)},'

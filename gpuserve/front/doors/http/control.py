@@ -1,0 +1,215 @@
+"""The HTTP endpoints of what clients may look at and change while the server runs: the model repository, the
+regions of shared memory, the settings of tracing and of the log. Part of the HTTP door.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from gpuserve.errors import Internal, InvalidArgument, Unimplemented
+from gpuserve.front.doors.access.routes import Endpoint, Route
+from gpuserve.front.doors.http.answers import HttpAnswer, json_answer
+from gpuserve.front.exchange.awaited import AwaitedRequest
+from gpuserve.front.memory.regions import HANDLE_NBYTES, RegionKind
+from gpuserve.front.service.service import InferenceService
+from gpuserve.front.v2 import log_codec, trace_codec
+from gpuserve.front.v2.json_values import is_too_deep, loads, typed, unsigned
+
+#: The largest of these bodies is a config override, some kilobytes.
+_REPOSITORY_NBYTES: Final = 4 << 20
+_SETTINGS_NBYTES: Final = 1 << 20
+_REGION_NBYTES: Final = 1 << 16
+_NOT_BOOLEAN: Final = "Invalid value for 'ready': expected a boolean"
+
+#: Answers a request of a route at once, whatever its body says. Raises ``RequestError``.
+Immediate: TypeAlias = Callable[[Route], HttpAnswer]
+#: Answers a request of a route after waiting for its body or more. Raises ``RequestError``. None: it has sent
+#: the response itself.
+Awaiting: TypeAlias = Callable[[Route, AwaitedRequest], Awaitable[HttpAnswer | None]]
+
+
+class ControlEndpoints:
+    """The endpoints of the repository, of regions and of settings."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+        self.immediate: dict[Endpoint, Immediate] = {
+            Endpoint.TRACE_SETTING: self._trace_setting,
+            Endpoint.LOGGING: self._logging,
+            Endpoint.SYSTEM_REGION_STATUS: self._system_status,
+            Endpoint.SYSTEM_REGION_UNREGISTER: partial(self._unregister, RegionKind.SYSTEM),
+            Endpoint.CUDA_REGION_STATUS: self._cuda_status,
+            Endpoint.CUDA_REGION_UNREGISTER: partial(self._unregister, RegionKind.CUDA),
+        }
+        self.awaiting: dict[Endpoint, Awaiting] = {
+            Endpoint.REPOSITORY_INDEX: self._index,
+            Endpoint.REPOSITORY_LOAD: self._load,
+            Endpoint.REPOSITORY_UNLOAD: self._unload,
+            Endpoint.REPOSITORY_NAMED: self._named,
+            Endpoint.SYSTEM_REGION_REGISTER: self._system_register,
+            Endpoint.CUDA_REGION_REGISTER: self._cuda_register,
+            Endpoint.TRACE_UPDATE: self._trace_update,
+            Endpoint.LOGGING_UPDATE: self._logging_update,
+        }
+
+    # ---- repository -----------------------------------------------------------------------
+
+    async def _index(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
+        ready_only = asks_for_ready_only(await request.body(_REPOSITORY_NBYTES, InvalidArgument))
+        entries = self._service.models.index(ready_only=ready_only)
+        return json_answer([{key: value for key, value in one._asdict().items() if value} for one in entries])
+
+    async def _load(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
+        parameters = load_parameters(await request.body(_REPOSITORY_NBYTES, InvalidArgument))
+        await self._service.control.repository.load(route.model_name, parameters)
+        return json_answer(b"")
+
+    async def _unload(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
+        parameters = _parameters(await request.body(_REPOSITORY_NBYTES, InvalidArgument))
+        await self._service.control.repository.unload(route.model_name, parameters)
+        return json_answer(b"")
+
+    async def _named(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
+        await request.body(_REPOSITORY_NBYTES, InvalidArgument)
+        raise Unimplemented("'repository_name' specification is not supported")
+
+    # ---- regions --------------------------------------------------------------------------
+
+    def _system_status(self, route: Route) -> HttpAnswer:
+        found = self._service.control.regions.status(RegionKind.SYSTEM, route.region_name)
+        return json_answer(
+            [
+                {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.nbytes}
+                for one in found
+            ]
+        )
+
+    def _cuda_status(self, route: Route) -> HttpAnswer:
+        found = self._service.control.regions.status(RegionKind.CUDA, route.region_name)
+        return json_answer(
+            [{"name": one.name, "device_id": one.device_id, "byte_size": one.nbytes} for one in found]
+        )
+
+    def _unregister(self, kind: RegionKind, route: Route) -> HttpAnswer:
+        self._service.control.regions.unregister(kind, route.region_name)
+        return json_answer(b"")
+
+    async def _system_register(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
+        body = typed(loads(await request.body(_REGION_NBYTES, InvalidArgument)), dict, "the request")
+        key = typed(_field(body, "key"), str, "'key'")
+        offset = unsigned(body.get("offset", 0), "'offset'")
+        nbytes = unsigned(_field(body, "byte_size"), "'byte_size'")
+        self._service.control.regions.register_system(route.region_name, key, offset, nbytes)
+        return json_answer(b"")
+
+    async def _cuda_register(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
+        body = typed(loads(await request.body(_REGION_NBYTES, InvalidArgument)), dict, "the request")
+        handle = read_handle(_field(body, "raw_handle"))
+        device_id = unsigned(_field(body, "device_id"), "'device_id'")
+        nbytes = unsigned(_field(body, "byte_size"), "'byte_size'")
+        await self._service.control.regions.register_cuda(route.region_name, handle, device_id, nbytes)
+        return json_answer(b"")
+
+    # ---- settings -------------------------------------------------------------------------
+
+    def _trace_setting(self, route: Route) -> HttpAnswer:
+        return json_answer(trace_codec.json_body(self._service.control.trace.settings(route.model_name)))
+
+    async def _trace_update(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
+        trace = self._service.control.trace
+        trace.settings(route.model_name)  # an unknown model comes before a wrong body
+        changes = trace_codec.parse_json(await request.body(_SETTINGS_NBYTES, InvalidArgument))
+        return json_answer(trace_codec.json_body(trace.update(route.model_name, changes)))
+
+    def _logging(self, route: Route) -> HttpAnswer:
+        return json_answer(log_codec.json_body(self._service.control.log.settings))
+
+    async def _logging_update(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
+        changes = log_codec.parse_json(await request.body(_SETTINGS_NBYTES, InvalidArgument))
+        return json_answer(log_codec.json_body(self._service.control.log.update(changes)))
+
+
+# ---- bodies -------------------------------------------------------------------------------
+
+
+def asks_for_ready_only(body: bytes) -> bool:
+    """Whether the body of an index request asks only for ready models; an empty body asks for all.
+
+    Raises:
+        InvalidArgument: malformed JSON, or ``ready`` is no boolean (however deep it nests).
+    """
+    if not body.strip():
+        return False
+    if is_too_deep(body):  # "ready" is the only member there is, so that is what nests
+        raise InvalidArgument(_NOT_BOOLEAN)
+    document = loads(body)
+    if not isinstance(document, dict):
+        raise InvalidArgument("the body of a repository index request must be a JSON object")
+    ready = document.get("ready", False)
+    if not isinstance(ready, bool):
+        raise InvalidArgument(_NOT_BOOLEAN)
+    return ready
+
+
+def load_parameters(body: bytes) -> dict[str, Any]:
+    """The parameters of a load request: "config" is a text, "file:…" are bytes, sent in base64.
+
+    Raises:
+        InvalidArgument: the body is malformed, or a value is of the wrong type.
+        Internal: there is no such parameter.
+    """
+    return {key: _load_parameter(key, value) for key, value in _parameters(body).items()}
+
+
+def _load_parameter(key: str, value: Any) -> str | bytes:
+    is_file = key.startswith("file:")
+    if key != "config" and not is_file:
+        raise Internal("unexpected error on creating Triton parameter")
+    if not isinstance(value, str):
+        raise InvalidArgument("attempt to access JSON non-string as string")
+    if not is_file:
+        return value
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidArgument("the content of a file in a load request must be a base64 string") from None
+
+
+def _parameters(body: bytes) -> dict[str, Any]:
+    """The member ``parameters`` of a load or unload request; an empty body has none."""
+    document = loads(body) if body.strip() else {}
+    if not isinstance(document, dict):
+        raise InvalidArgument("the body of a load or unload request must be a JSON object")
+    parameters = document.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidArgument("'parameters' of a load or unload request must be a JSON object")
+    return parameters
+
+
+def read_handle(raw: Any) -> bytes:
+    """The ``cudaIpcMemHandle_t`` in ``{"b64": "…"}``, ``HANDLE_NBYTES`` long.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    text = typed(_field(typed(raw, dict, "'raw_handle'"), "b64"), str, "'b64' of 'raw_handle'")
+    try:
+        handle = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        handle = b""
+    if len(handle) != HANDLE_NBYTES:
+        raise InvalidArgument(
+            "failed to register CUDA shared memory region: 'raw_handle' must be a valid base64 encoded "
+            f"cudaIpcMemHandle_t, which has {HANDLE_NBYTES} bytes, got {len(handle)}"
+        )
+    return handle
+
+
+def _field(document: dict[str, Any], name: str) -> Any:
+    if name not in document:
+        raise InvalidArgument(f"Shared memory register request has no '{name}' field")
+    return document[name]

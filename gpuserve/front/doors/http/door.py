@@ -1,0 +1,207 @@
+"""The HTTP door: every endpoint of the v2 protocol that is not gRPC. Who may ask is judged when a request's
+head is there; then the request gets the sink that answers it.
+
+A table says which function answers which endpoint. Inference is in ``inference.py``, the generate extension
+in ``generate.py``, what changes the server in ``control.py`` and ``admin.py``; what only tells something is
+here.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Final
+
+from gpuserve.errors import RequestError
+from gpuserve.front.doors.access import routes
+from gpuserve.front.doors.access.forwarding import HeaderForwarding
+from gpuserve.front.doors.access.peers import address_of, is_local
+from gpuserve.front.doors.access.restrictions import ENDPOINTS, Policy, Verdict
+from gpuserve.front.doors.access.routes import Endpoint, Refusal, Route
+from gpuserve.front.doors.http.admin import admin_endpoints
+from gpuserve.front.doors.http.answers import (
+    JSON_OK,
+    HttpAnswer,
+    Reply,
+    defect,
+    failure,
+    forbidden,
+    health_answer,
+    json_answer,
+    refused,
+)
+from gpuserve.front.doors.http.control import Awaiting, ControlEndpoints, Immediate
+from gpuserve.front.doors.http.docs_page import NOSNIFF, page
+from gpuserve.front.doors.http.generate import GenerateEndpoints
+from gpuserve.front.doors.http.inference import HttpInference, InferHead, read_head
+from gpuserve.front.doors.openapi.description import Description
+from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
+from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Sink
+from gpuserve.front.service.service import InferenceService
+from gpuserve.front.v2 import statistics_codec
+from gpuserve.front.v2.model_config import model_config, model_config_body
+from gpuserve_worker.protocol.tensor import TensorSpec
+
+logger = logging.getLogger(__name__)
+
+_METRICS: Final = AnswerHead(200, ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),))
+_DESCRIPTION: Final = AnswerHead(200, (*JSON_OK.headers, NOSNIFF))
+_ON_METRICS_PORT: Final = frozenset(
+    {Endpoint.METRICS, Endpoint.SERVER_LIVE, Endpoint.SERVER_READY, Endpoint.SERVER_STARTED}
+)
+
+
+class HttpDoor:
+    """Accepts every request that is not gRPC; ``requests`` runs what awaits.
+
+    Whatever goes wrong is the request's answer, and the connection goes on. The paths of the admin API exist
+    where the service has one.
+    """
+
+    def __init__(
+        self,
+        service: InferenceService,
+        requests: AwaitedRequests,
+        max_request_nbytes: int,
+        policy: Policy,
+        forwarding: HeaderForwarding | None = None,
+    ) -> None:
+        self._requests = requests
+        self._policy = policy
+        self._open = frozenset(one for one, access in ENDPOINTS.items() if policy.is_open(access))
+        self._infers_openly = Endpoint.MODEL_INFER in self._open
+        self._admin = service.control.admin.is_open
+        self._inference = HttpInference(service, max_request_nbytes, forwarding)
+        generate = GenerateEndpoints(service, max_request_nbytes, forwarding)
+        control = ControlEndpoints(service)
+        self._immediate: dict[Endpoint, Immediate] = {
+            **InsightEndpoints(service).immediate,
+            **control.immediate,
+        }
+        self._awaiting: dict[Endpoint, Awaiting] = {
+            Endpoint.MODEL_GENERATE: generate.generate,
+            Endpoint.MODEL_GENERATE_STREAM: generate.stream,
+            **control.awaiting,
+            **admin_endpoints(service),
+        }
+
+    def accept(self, exchange: Exchange) -> Sink:
+        """The sink of a request that is not gRPC."""
+        head = exchange.head
+        asked: InferHead | bool | None = head.memo
+        if asked is None:
+            asked = head.memo = read_head(head) or False
+        if self._infers_openly and isinstance(asked, InferHead):
+            return self._inference.accept(exchange, asked)
+        route = routes.match(head.method, head.raw_path, admin=self._admin)
+        if isinstance(route, Refusal):
+            return Reply(exchange, partial(refused, route))
+        if (
+            route.endpoint not in self._open
+            and (refusal := self._judged(route.endpoint, exchange)) is not None
+        ):
+            return Reply(exchange, lambda: refusal)
+        if isinstance(asked, InferHead):
+            return self._inference.accept(exchange, asked)
+        if (immediate := self._immediate.get(route.endpoint)) is not None:
+            return Reply(exchange, partial(immediate, route))
+        return self._requests.begin(exchange, partial(_serve, self._awaiting[route.endpoint], route))
+
+    def accept_metrics(self, exchange: Exchange) -> Sink:
+        """The sink of a request to the metrics port, which has ``/metrics`` and health for anybody."""
+        route = routes.match(exchange.head.method, exchange.head.raw_path)
+        if isinstance(route, Refusal):
+            return Reply(exchange, partial(refused, route))
+        if route.endpoint not in _ON_METRICS_PORT:
+            return Reply(exchange, partial(refused, routes.NOT_FOUND))
+        return Reply(exchange, partial(self._immediate[route.endpoint], route))
+
+    def _judged(self, endpoint: Endpoint, exchange: Exchange) -> HttpAnswer | None:
+        """The refusal of who may not ask for an endpoint: 403, or 404 for what the policy does not list."""
+        access, headers = ENDPOINTS.get(endpoint), exchange.head.headers
+        verdict = self._policy.judge(access, headers, is_local=is_local(address_of(exchange.ends), headers))
+        if access is None:
+            return refused(routes.NOT_FOUND)
+        return None if verdict is Verdict.ALLOWED else forbidden(self._policy.refusal(access, verdict))
+
+
+async def _serve(endpoint: Awaiting, route: Route, request: AwaitedRequest) -> None:
+    """Have an endpoint that awaits answer a request."""
+    try:
+        answer = await endpoint(route, request)
+    except RequestError as error:
+        answer = failure(error)
+    except Exception as error:
+        if request.gone and isinstance(error, OSError):
+            return
+        logger.exception("defect while serving %s", request.head.path[:256])
+        answer = defect()
+    if answer is not None:
+        answer.send(request.exchange)
+
+
+class InsightEndpoints:
+    """The endpoints that tell of the server and its models."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+        self._description = Description(service.name, service.version, admin=service.control.admin.is_open)
+        self.immediate: dict[Endpoint, Immediate] = {
+            Endpoint.SERVER_METADATA: self._server_metadata,
+            Endpoint.SERVER_LIVE: lambda _: health_answer("live", service.health.live),
+            Endpoint.SERVER_READY: lambda _: health_answer("ready", service.health.ready),
+            Endpoint.SERVER_STARTED: lambda _: health_answer("started", service.health.started),
+            Endpoint.MODEL_METADATA: self._model_metadata,
+            Endpoint.MODEL_READY: self._model_ready,
+            Endpoint.MODEL_CONFIG: self._model_config,
+            Endpoint.MODEL_STATISTICS: self._model_statistics,
+            Endpoint.GPUS: lambda _: json_answer(service.control.gpus.document()),
+            Endpoint.METRICS: lambda _: HttpAnswer(_METRICS, service.metrics_page.page()),
+            Endpoint.OPENAPI: self._openapi,
+            Endpoint.DOCS: lambda _: HttpAnswer(page().head, page().body),
+        }
+
+    def _server_metadata(self, route: Route) -> HttpAnswer:
+        service = self._service
+        return json_answer(
+            {"name": service.name, "version": service.version, "extensions": service.extensions}
+        )
+
+    def _model_metadata(self, route: Route) -> HttpAnswer:
+        found = self._service.models.metadata(route.model_name, route.model_version)
+        return json_answer(
+            {
+                "name": found.spec.name,
+                "versions": found.versions,
+                "platform": found.platform,
+                "inputs": [_tensor_metadata(one, batches=found.batches) for one in found.spec.inputs],
+                "outputs": [_tensor_metadata(one, batches=found.batches) for one in found.spec.outputs],
+            }
+        )
+
+    def _model_ready(self, route: Route) -> HttpAnswer:
+        name, version = route.model_name, route.model_version
+        self._service.models.find(name, version)
+        if self._service.health.model_ready(name, version):
+            return health_answer("ready", True)
+        why = self._service.health.why_not_ready(name, version)
+        return json_answer({"error": f"Model version not ready{why and f': {why}'}"}, 400)
+
+    def _model_config(self, route: Route) -> HttpAnswer:
+        spec = self._service.models.find(route.model_name, route.model_version).spec
+        versions = [one.version for one in self._service.models.specs(spec.name)]
+        return json_answer(model_config_body(model_config(spec, versions)))
+
+    def _model_statistics(self, route: Route) -> HttpAnswer:
+        entries = self._service.models.statistics(route.model_name, route.model_version)
+        return json_answer(statistics_codec.json_body(entries))
+
+    def _openapi(self, route: Route) -> HttpAnswer:
+        described = self._description.body(driver.spec for driver in self._service.models.all())
+        return HttpAnswer(_DESCRIPTION, described)
+
+
+def _tensor_metadata(spec: TensorSpec, *, batches: bool) -> dict[str, object]:
+    """A declared tensor, its shape with the dimension of the batch where there is one."""
+    shape = (-1, *spec.shape) if batches else spec.shape
+    return {"name": spec.name, "datatype": spec.datatype, "shape": shape}

@@ -1,0 +1,285 @@
+"""The JSON part of an inference request over HTTP, read into ``InferHeader``.
+
+Pure. It holds all that a request says besides its binary tensors, so a body that arrives in chunks
+is understood as soon as its first bytes are there. It is the same for every model: names, shapes
+and sizes are held against the model later, by whoever knows it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Final, NamedTuple
+
+from gpuserve.errors import Internal, InvalidArgument, RequestError
+from gpuserve.front.v2.json_values import (
+    MAX_INT64,
+    TOO_FEW,
+    TOO_MANY,
+    described,
+    loads,
+    member,
+    tensor_bytes,
+    typed,
+    unsigned,
+)
+from gpuserve.front.v2.limits import shown
+from gpuserve.front.v2.sequence_parameters import SEQUENCE_KEYS, json_sequence
+from gpuserve.front.v2.tensor_parameters import (
+    REGION,
+    Kinds,
+    OutputsAsked,
+    class_count,
+    region_slice,
+    regions_of,
+)
+from gpuserve.front.v2.types import NOTHING, InferRequest, InputTensor, RegionSlice, Sequence
+from gpuserve_worker.protocol.tensor import ITEMSIZE
+
+#: Clients send the same few bytes before their binary tensors again and again; headers up to this
+#: length are remembered, the last ``_REMEMBERED`` of them. A hit saves three quarters of the parsing.
+REMEMBERED_NBYTES: Final = 1024
+_REMEMBERED: Final = 512
+
+_OWN_PARAMETERS: Final = SEQUENCE_KEYS | {"priority", "timeout", "binary_data_output"}
+_KINDS: Final = Kinds("a string", "an unsigned integer")
+_EXACT: Final = frozenset({TOO_FEW, TOO_MANY})
+_DATA_FIELDS: Final = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+
+
+class OutputForm(NamedTuple):
+    """Which outputs of the response are binary: those named here, or simply all."""
+
+    names: frozenset[str] = frozenset()
+    everything: bool = False
+
+    def is_binary(self, name: str) -> bool:
+        """Whether the output of this name is sent as binary data, not as JSON."""
+        return self.everything or name in self.names
+
+
+class HeaderInput(NamedTuple):
+    """One input: ``nbytes`` of binary data after the JSON, or (None) the bytes that the JSON held, or the
+    place in a region.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int | None
+    inline: bytes = b""
+    place: RegionSlice | None = None
+
+    def own_data(self) -> bytes | RegionSlice:
+        """The data of an input without binary data, for one request."""
+        return self.inline if self.place is None else self.place.again()
+
+
+class InferHeader(NamedTuple):
+    """What the JSON of a request says. Requests that sent the same share one: nobody changes it."""
+
+    request_id: str
+    parameters: dict[str, Any]
+    timeout_s: float | None
+    priority: int
+    inputs: tuple[HeaderInput, ...]
+    outputs: OutputsAsked
+    form: OutputForm
+    in_regions: bool = False
+    sequence: Sequence | None = None
+
+    def request(self, model_name: str, model_version: str, inputs: list[InputTensor]) -> InferRequest:
+        """The request for a model, once the data of its inputs is there."""
+        names, placements, class_counts = self.outputs
+        request = InferRequest(
+            model_name,
+            model_version,
+            self.request_id,
+            dict(self.parameters),
+            inputs,
+            names,
+            self.timeout_s,
+            self.priority,
+            False,
+            NOTHING,
+            class_counts,
+            self.sequence,
+        )
+        if placements or self.in_regions:  # each request has its own: the regions' numbers are written there
+            request.placements = {name: one.again() for name, one in placements.items()}
+            request.regions = regions_of(inputs, request.placements)
+        return request
+
+
+def read_header(text: bytes) -> InferHeader:
+    """What the JSON of an inference request says.
+
+    Raises:
+        InvalidArgument: malformed JSON, or a member that breaks the protocol.
+        Internal: a negative dimension (the protocol's reference answers so).
+    """
+    document = typed(loads(text), dict, "the request")
+    parameters = typed(document.get("parameters", {}), dict, "'parameters'")
+    entries = member(document, "inputs", list)
+    outputs = typed(document.get("outputs", []), list, "'outputs'")
+    asked, form = _read_outputs(outputs, _flag(parameters, "binary_data_output"))
+    inputs = tuple(_read_input(entry, position) for position, entry in enumerate(entries))
+    return InferHeader(
+        typed(document.get("id", ""), str, "'id'"),
+        _custom_parameters(parameters),
+        _timeout_s(parameters),
+        unsigned(parameters.get("priority", 0), "'priority'"),
+        inputs,
+        asked,
+        form,
+        any(one.place is not None for one in inputs),
+        json_sequence(parameters),
+    )
+
+
+_remembered_header = functools.lru_cache(_REMEMBERED)(read_header)
+
+
+def header_for(model_name: str, text: bytes, *, binary: bool) -> InferHeader:
+    """``read_header`` whose errors name the model. ``binary``: tensors follow, and short JSON is remembered.
+
+    Raises:
+        RequestError: as ``read_header``.
+    """
+    try:
+        return _remembered_header(text) if binary and len(text) <= REMEMBERED_NBYTES else read_header(text)
+    except RequestError as error:
+        if str(error) in _EXACT:
+            raise
+        raise type(error)(f"{error} (in a request for model '{shown(model_name)}')") from None
+
+
+def _read_input(entry: Any, position: int) -> HeaderInput:
+    typed(entry, dict, f"'inputs[{position}]'")
+    name = _named(entry, "input", position)
+    said = shown(name)
+    datatype = member(entry, "datatype", str, f" of input '{said}'")
+    if datatype not in ITEMSIZE:
+        raise InvalidArgument(
+            f"datatype '{shown(datatype)}' of input '{said}' does not exist; use one of {', '.join(ITEMSIZE)}"
+        )
+    shape = _read_shape(entry, said)
+    count = _element_count(shape, datatype, said)
+    parameters = typed(entry.get("parameters", {}), dict, f"'parameters' of input '{said}'")
+    source = _data_source(entry, parameters, said)
+    place = region_slice(parameters, name, _KINDS) if parameters else None
+    if place is not None:
+        return HeaderInput(name, datatype, shape, None, b"", place)
+    if source == "binary_data_size":
+        return HeaderInput(
+            name, datatype, shape, unsigned(parameters[source], f"'{source}' of input '{said}'")
+        )
+    data = member(entry, "data", list, f" of input '{said}'")
+    return HeaderInput(name, datatype, shape, None, tensor_bytes(data, datatype, count, said))
+
+
+def _named(entry: dict[str, Any], kind: str, position: int) -> str:
+    name = member(entry, "name", str, f" of {kind} {position}")
+    if not name:
+        raise InvalidArgument(f"{kind} {position} of the request has an empty name")
+    return name
+
+
+def _read_shape(entry: dict[str, Any], name: str) -> tuple[int, ...]:
+    shape: list[Any] = member(entry, "shape", list, f" of input '{name}'")
+    wrong = [dim for dim in shape if type(dim) is not int or not 0 <= dim <= MAX_INT64]
+    if wrong:
+        negative = [dim for dim in wrong if type(dim) is int and dim < 0]
+        raise (Internal if negative else InvalidArgument)(
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer, "
+            f"got {described((negative or wrong)[0])} for input '{name}'"
+        )
+    return tuple(shape)
+
+
+def _element_count(shape: tuple[int, ...], datatype: str, name: str) -> int:
+    """The elements of a shape; stops at the first overflow, so a shape of any length is quick."""
+    count = 1
+    for dim in shape:
+        count *= dim
+        if count > MAX_INT64:
+            raise InvalidArgument(
+                f"shape of input '{name}' causes total element count to exceed maximum size of {MAX_INT64}"
+            )
+    if count * ITEMSIZE[datatype] > MAX_INT64:
+        raise InvalidArgument(f"byte size overflow for input '{name}'")
+    return count
+
+
+def _data_source(entry: dict[str, Any], parameters: dict[str, Any], name: str) -> str:
+    given = ["data"] if "data" in entry else []
+    given += [field for field in ("binary_data_size", REGION) if field in parameters]
+    if len(given) == 1:
+        return given[0]
+    found = " ".join(["set", *(f"'{field}'" for field in given)]) if given else "no field is set"
+    raise InvalidArgument(
+        f"Input must set only one of the following fields: {_DATA_FIELDS}. But {found} for input '{name}'"
+    )
+
+
+def _read_outputs(entries: list[Any], everything: bool) -> tuple[OutputsAsked, OutputForm]:
+    """The outputs asked for. One that is listed is JSON unless it says otherwise itself."""
+    if not entries:
+        return OutputsAsked(), OutputForm(everything=everything)
+    names: list[str] = []
+    binary: list[str] = []
+    placements: dict[str, RegionSlice] = {}
+    class_counts: dict[str, int] = {}
+    for position, entry in enumerate(entries):
+        typed(entry, dict, f"'outputs[{position}]'")
+        name = _named(entry, "output", position)
+        parameters = typed(entry.get("parameters", {}), dict, f"'parameters' of output '{shown(name)}'")
+        names.append(name)
+        if (place := region_slice(parameters, name, _KINDS)) is not None:
+            placements[name] = place
+        if count := class_count(parameters, name, _KINDS):
+            class_counts[name] = count
+            _check_not_placed(name, place)
+        if _flag(parameters, "binary_data"):
+            binary.append(name)
+    return OutputsAsked(tuple(names), placements, class_counts), OutputForm(frozenset(binary))
+
+
+def _check_not_placed(name: str, place: RegionSlice | None) -> None:
+    if place is not None:
+        raise InvalidArgument(
+            "Output can't set both 'shared_memory_region' and 'classification', "
+            f"as output '{shown(name)}' does"
+        )
+
+
+def _flag(parameters: dict[str, Any], key: str) -> bool:
+    return typed(parameters.get(key, False), bool, f"'{key}'")
+
+
+def _timeout_s(parameters: dict[str, Any]) -> float | None:
+    """The time limit that the client sets, in seconds; on the wire it is in microseconds, and 0 for none."""
+    return unsigned(parameters.get("timeout", 0), "'timeout'") / 1e6 or None
+
+
+def _custom_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters meant for the model, without those that the protocol reads itself."""
+    custom: dict[str, Any] = {}
+    for key, value in parameters.items():
+        if key not in _OWN_PARAMETERS:
+            custom[key] = _custom_parameter(key, value)
+    return custom
+
+
+def _custom_parameter(key: str, value: Any) -> Any:
+    if key.startswith("triton_"):
+        raise InvalidArgument(
+            "parameter keys starting with 'triton_' are reserved for Triton usage "
+            "and should not be specified."
+        )
+    if type(value) not in {bool, int, float, str}:
+        raise InvalidArgument(
+            f"parameter '{shown(key)}' has invalid type. It should be either 'int', 'bool', or 'string'."
+        )
+    if type(value) is int and not -MAX_INT64 - 1 <= value <= MAX_INT64:
+        raise InvalidArgument(f"parameter '{shown(key)}' is an integer of more than 64 bits")
+    return value

@@ -1,0 +1,288 @@
+"""Inference over HTTP: no task, no coroutine, one call after the other. Each request is a ``Sink``, which the
+connection calls with its body and the model with its answer. Part of the HTTP door.
+
+Only zlib's work on large bodies leaves the event loop, and comes back by a call as well.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Final, NamedTuple
+
+from gpuserve.errors import Internal, RequestError, Unimplemented
+from gpuserve.front.doors.access import routes
+from gpuserve.front.doors.access.forwarding import HeaderForwarding
+from gpuserve.front.doors.access.offload import off_loop
+from gpuserve.front.doors.access.routes import Endpoint, Route
+from gpuserve.front.doors.http import codec, encoding
+from gpuserve.front.doors.http.answers import Reply, failure, too_large
+from gpuserve.front.doors.http.encoding import IDENTITY, Decompressor
+from gpuserve.front.doors.http.header import OutputForm
+from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
+from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Piece, Sink
+from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.models.interface import Driver
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.service.service import InferenceService
+from gpuserve.front.v2.types import InferRequest, InferResponse
+
+logger = logging.getLogger(__name__)
+
+_NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transaction policy"
+
+
+class InferHead(NamedTuple):
+    """What the head of a request for inference says.
+
+    ``coding`` is that of the body as the client words it, ``answer_coding`` the one chosen for the response.
+    """
+
+    route: Route
+    header_length: str | None = None
+    coding: str = ""
+    answer_coding: str = IDENTITY
+
+
+def read_head(head: Head) -> InferHead | None:
+    """What a head says about inference; None where the request is for something else."""
+    route = routes.match(head.method, head.raw_path)
+    if not isinstance(route, Route) or route.endpoint is not Endpoint.MODEL_INFER:
+        return None
+    headers = {name: value.decode("latin-1") for name, value in head.headers}
+    return InferHead(
+        route,
+        headers.get(b"inference-header-content-length"),
+        headers.get(b"content-encoding", ""),
+        encoding.negotiate(headers.get(b"accept-encoding")),
+    )
+
+
+class HttpInference:
+    """Accepts the inference requests of HTTP, whose bodies have at most ``max_request_nbytes``."""
+
+    def __init__(
+        self, service: InferenceService, max_request_nbytes: int, forwarding: HeaderForwarding | None
+    ) -> None:
+        self.service = service
+        self.receptions = service.control.trace.receptions
+        self.max_request_nbytes = max_request_nbytes
+        self.forwarding = forwarding
+
+    def accept(self, exchange: Exchange, asked: InferHead) -> Sink:
+        """The sink of a request; it refuses one whose head alone says that it cannot be served."""
+        try:
+            driver = self.service.models.find(asked.route.model_name, asked.route.model_version)
+            if driver.spec.decoupled:
+                name = driver.spec.name
+                raise Unimplemented(f"{_NO_STREAM}: model '{name}' gives any number of responses")
+            coding = encoding.request_coding(asked.coding) if asked.coding else IDENTITY
+        except RequestError as error:
+            return Reply(exchange, partial(failure, error))
+        post = InferPost(self, exchange, driver, asked)
+        if coding == IDENTITY:
+            return post
+        return CompressedBody(exchange, Decompressor(coding, self.max_request_nbytes), post)
+
+
+class InferPost:
+    """One request: reads the body, submits what it says, and sends the answer when it is called back."""
+
+    __slots__ = (
+        "_asked",
+        "_door",
+        "_driver",
+        "_exchange",
+        "_form",
+        "_pending",
+        "_reception",
+        "_scanner",
+        "_through",
+    )
+
+    _form: OutputForm
+
+    def __init__(self, door: HttpInference, exchange: Exchange, driver: Driver, asked: InferHead) -> None:
+        self._door = door
+        self._exchange = exchange
+        self._driver = driver
+        self._asked = asked
+        self._scanner: HttpBodyScanner | None = None
+        self._pending: PendingRequest | None = None
+        receptions, head = door.receptions, exchange.head
+        self._reception = None if receptions.deliver is None else receptions.of(head.headers, grpc=False)
+        #: Answered, or given up.
+        self._through = False
+
+    # ---- the request ----------------------------------------------------------------------
+
+    def take(self, data: Piece, end: bool) -> None:
+        self.read(data, end, self._exchange.head.content_length)
+        self._exchange.consumed(len(data))
+
+    def abandon(self) -> None:
+        self._through = True
+        self._drop_blocks()
+        if self._pending is not None:
+            self._pending.take_back()
+        if self._reception is not None:
+            self._reception.close()
+
+    def read(self, data: Piece, end: bool, content_length: int | None) -> None:
+        """Use the next part of the body, of so many bytes altogether if that is known; ``end``: the last."""
+        if self._through:
+            return
+        try:
+            if end and self._scanner is None and len(data) < codec.LARGE_NBYTES:
+                self._parse(bytes(data))
+            else:
+                self._scan(data, end, content_length)
+        except RequestError as error:
+            self.refuse(error)
+        except Exception:
+            self._refuse_defect()
+
+    def refuse(self, error: RequestError) -> None:
+        """Answer with an error, unless there was an answer."""
+        if not self._through:
+            self._through = True
+            self._pending = None
+            self._drop_blocks()
+            self._send(*failure(error))
+
+    def _parse(self, body: bytes) -> None:
+        """Read a small body that has come in one part."""
+        most = self._door.max_request_nbytes
+        if len(body) > most:
+            raise too_large(len(body), most)
+        route, length, *_ = self._asked
+        self._submit(
+            *codec.parse_infer_request(route.model_name, route.model_version, body, length, self._driver.spec)
+        )
+
+    def _scan(self, data: Piece, end: bool, content_length: int | None) -> None:
+        """Place a part of a body that is large, or comes in parts."""
+        scanner, most = self._scanner, self._door.max_request_nbytes
+        if scanner is None:
+            if end and len(data) > most:
+                raise too_large(len(data), most)
+            route, length, *_ = self._asked
+            head = BodyHead(route.model_name, route.model_version, length, content_length, self._driver.spec)
+            scanner = self._scanner = HttpBodyScanner(head, self._driver.allocate, most)
+        scanner.feed(data)
+        if end:
+            found = scanner.finish()
+            self._scanner = None
+            self._submit(*found)
+
+    def _submit(self, request: InferRequest, form: OutputForm) -> None:
+        door = self._door
+        self._form = form
+        if door.forwarding is not None:
+            door.forwarding.add_to(request, self._exchange.head.headers)
+        if self._reception is not None:
+            self._reception.read()
+            request.reception = self._reception
+        pending = door.service.inference.submit(request, on_answer=self._answer)
+        if not self._through:
+            self._pending = pending
+
+    # ---- the answer -----------------------------------------------------------------------
+
+    def _answer(self, pending: PendingRequest, answer: Answer) -> None:
+        """Send what the model answers."""
+        if not isinstance(answer, InferResponse):
+            self.refuse(answer or Internal("a stream ended that was no stream"))
+            return
+        try:
+            if pending.request.class_counts:
+                self._door.service.inference.classify(answer, pending)
+            head, pieces, nbytes = codec.encode_infer_response(answer, self._form)
+        except RequestError as error:
+            answer.close()
+            self.refuse(error)
+        except Exception:
+            answer.close()
+            self._refuse_defect()
+        else:
+            self._pending = None
+            coding = self._asked.answer_coding
+            if coding == IDENTITY:
+                self._through = True
+                if self._reception is None:
+                    self._exchange.answer(head, pieces, nbytes, answer.close)
+                else:
+                    self._reception.send(partial(self._exchange.answer, head, pieces, nbytes, answer.close))
+            else:
+                work = partial(encoding.compress, coding, head, pieces)
+                off_loop(nbytes, work, partial(self._send_compressed, answer))
+
+    def _send_compressed(
+        self, response: InferResponse, compressed: tuple[AnswerHead, list[bytes]] | RequestError
+    ) -> None:
+        response.close()
+        if isinstance(compressed, RequestError):
+            self.refuse(compressed)
+        elif not self._through:
+            self._through = True
+            head, pieces = compressed
+            self._send(head, b"".join(pieces))
+
+    def _send(self, head: AnswerHead, body: bytes) -> None:
+        send = partial(self._exchange.answer, head, (body,), len(body))
+        if self._reception is None:
+            send()
+        else:
+            self._reception.send(send)
+
+    def _refuse_defect(self) -> None:
+        logger.exception("defect while serving %s", self._exchange.head.path[:256])
+        self.refuse(Internal("internal error of the server"))
+
+    def _drop_blocks(self) -> None:
+        """Free what a body that did not become a request was placed in."""
+        scanner, self._scanner = self._scanner, None
+        if scanner is not None:
+            self._driver.free(scanner.blocks)
+
+
+class CompressedBody:
+    """The sink of a compressed body: ``post`` reads what it decompresses to."""
+
+    __slots__ = ("_busy", "_decompressor", "_ended", "_exchange", "_parts", "_post")
+
+    def __init__(self, exchange: Exchange, decompressor: Decompressor, post: InferPost) -> None:
+        self._exchange = exchange
+        self._decompressor = decompressor
+        self._post = post
+        self._parts: list[bytes] = []
+        self._ended = False
+        #: Whether a part is being decompressed: what comes meanwhile waits.
+        self._busy = False
+
+    def take(self, data: Piece, end: bool) -> None:
+        self._parts.append(bytes(data))
+        self._ended = end
+        if not self._busy:
+            self._decompress()
+
+    def abandon(self) -> None:
+        self._parts.clear()
+        self._post.abandon()
+
+    def _decompress(self) -> None:
+        data, end = b"".join(self._parts), self._ended
+        self._parts.clear()
+        self._busy = True
+        work = partial(self._decompressor.last if end else self._decompressor.feed, data)
+        off_loop(len(data), work, partial(self._read, len(data), end))
+
+    def _read(self, nbytes: int, end: bool, plain: bytes | RequestError) -> None:
+        self._busy = False
+        if isinstance(plain, RequestError):
+            self._post.refuse(plain)
+        else:
+            self._post.read(plain, end, None)
+            self._exchange.consumed(nbytes)
+            if self._parts or self._ended is not end:
+                self._decompress()

@@ -1,0 +1,275 @@
+"""A large HTTP inference body while it arrives: each binary tensor goes straight to where it stays.
+
+Pure: chunks in, the same request out that ``codec.parse_infer_request`` makes of the whole body. Tensors from
+``LARGE_NBYTES`` on are copied once, from the chunk into a block of the model's arena; the rest is kept in
+heap memory. Nothing is allocated on the word of a header alone where the body's length is known and
+contradicts it.
+
+::
+
+             header length   the JSON is complete
+    START ──┬───────────► JSON ───────────────► TENSORS ──┐
+            │ 0, body length known ───────────────▲       ├──► FINISHED
+            └───────────────────────────► WHOLE ──────────┘
+              no header length, or 0 and the body length is unknown
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import ResourceExhausted
+from gpuserve.front.doors.http.codec import (
+    LARGE_NBYTES,
+    header_out_of_range,
+    missing_data,
+    parse_header_length,
+    parse_infer_request,
+    raw_header,
+    surplus_data,
+)
+from gpuserve.front.doors.http.header import InferHeader, OutputForm, header_for
+from gpuserve.front.v2.types import Data, InferRequest, InputTensor
+from gpuserve.states import StepTable
+from gpuserve_worker.memory.arena import Block
+
+
+class BodyPart(enum.Enum):
+    """What the next bytes of the body are."""
+
+    START = "START"
+    JSON = "JSON"
+    TENSORS = "TENSORS"
+    WHOLE = "WHOLE"
+    FINISHED = "FINISHED"
+
+
+PARTS: Final = StepTable(
+    "a body scanner",
+    {
+        BodyPart.START: {BodyPart.JSON, BodyPart.TENSORS, BodyPart.WHOLE},
+        BodyPart.JSON: {BodyPart.TENSORS},
+        BodyPart.TENSORS: {BodyPart.FINISHED},
+        BodyPart.WHOLE: {BodyPart.FINISHED},
+        BodyPart.FINISHED: set(),
+    },
+)
+
+
+class BodyHead(NamedTuple):
+    """What is known of a body before its first byte.
+
+    ``header_length`` is the value of ``Inference-Header-Content-Length``, None where it was not sent;
+    ``content_length`` is the length of the body in bytes, None where it is not known. ``spec`` is the model's
+    declaration, which only a raw binary request needs.
+    """
+
+    model_name: str
+    model_version: str
+    header_length: str | None
+    content_length: int | None
+    spec: ModelSpec | None = None
+
+
+class _Tensor:
+    """The memory of one binary input and how far it is filled."""
+
+    __slots__ = ("data", "filled", "view")
+
+    def __init__(self, data: bytearray | Block, prefix: bytes) -> None:
+        self.data = data
+        self.view = data.view if isinstance(data, Block) else memoryview(data)
+        self.view[: len(prefix)] = prefix
+        self.filled = len(prefix)
+
+    @property
+    def is_full(self) -> bool:
+        return self.filled == len(self.view)
+
+    def fill(self, chunk: memoryview) -> int:
+        """Copy as much of a chunk as there is room for, and return how many bytes that was."""
+        taken = min(len(chunk), len(self.view) - self.filled)
+        self.view[self.filled : self.filled + taken] = chunk[:taken]
+        self.filled += taken
+        return taken
+
+    def result(self) -> Data:
+        if isinstance(self.data, Block):
+            return self.data
+        return bytes(self.data) if len(self.data) < LARGE_NBYTES else self.view
+
+
+class _Tensors:
+    """The binary tensors that a header announces, one after the other. ``prefix`` goes before the first.
+
+    ``allocate(nbytes)`` gives a block of exactly that size, or None for heap memory instead. ``blocks`` are
+    all that it gave.
+    """
+
+    def __init__(
+        self,
+        header: InferHeader,
+        prefix: bytes,
+        allocate: Callable[[int], Block | None],
+        check_limit: Callable[[int], None],
+    ) -> None:
+        self.header = header
+        self.prefix = prefix
+        self.blocks: list[Block] = []
+        self._sizes = [one.nbytes for one in header.inputs if one.nbytes is not None]
+        self._made: list[_Tensor] = []
+        self._allocate = allocate
+        self._check_limit = check_limit
+
+    def take(self, chunk: memoryview) -> memoryview:
+        """Copy a chunk to where it belongs, and return what of it is behind the last tensor."""
+        while len(chunk) > 0:
+            if not self._made or self._made[-1].is_full:
+                if len(self._made) == len(self._sizes):
+                    break
+                self._add()
+            chunk = chunk[self._made[-1].fill(chunk) :]
+        return chunk
+
+    def inputs(self) -> list[InputTensor]:
+        """All inputs of the request, once every byte was taken."""
+        while len(self._made) < len(self._sizes):  # what is left is empty
+            self._add()
+        filled = iter(self._made)
+        return [
+            InputTensor(
+                one.name,
+                one.datatype,
+                one.shape,
+                one.own_data() if one.nbytes is None else next(filled).result(),
+            )
+            for one in self.header.inputs
+        ]
+
+    def _add(self) -> None:
+        """Make memory for the next tensor, not before its first byte is there."""
+        nbytes = self._sizes[len(self._made)]
+        self._check_limit(nbytes)
+        block = self._allocate(nbytes) if nbytes >= LARGE_NBYTES else None
+        if block is not None:
+            self.blocks.append(block)
+        self._made.append(_Tensor(bytearray(nbytes) if block is None else block, self.prefix))
+
+
+class HttpBodyScanner:
+    """Reads one body. ``feed`` its chunks, then ``finish``; any of them may raise ``RequestError``.
+
+    ``allocate(nbytes)`` gives a block of exactly that size for a large tensor, or None for heap memory. Until
+    ``finish`` returns, ``blocks`` are the caller's to free when it gives the body up; after that they belong
+    to the request. After an error nothing more may be fed.
+    """
+
+    def __init__(self, head: BodyHead, allocate: Callable[[int], Block | None], limit_nbytes: int) -> None:
+        self._head = head
+        self._allocate = allocate
+        self._limit_nbytes = limit_nbytes
+        self._part = BodyPart.START
+        self._received_nbytes = 0
+        self._json_nbytes = 0
+        #: The JSON as far as it has come, or the whole body.
+        self._text = bytearray()
+        self._tensors: _Tensors | None = None
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks that nobody else frees."""
+        return [] if self._tensors is None else self._tensors.blocks
+
+    def feed(self, chunk: bytes | memoryview) -> None:
+        """Copy the next bytes of the body.
+
+        Raises:
+            RequestError: the body breaks the protocol or a limit.
+        """
+        if self._part is BodyPart.START:
+            self._start()
+        elif self._part is BodyPart.FINISHED:
+            raise RuntimeError("a body scanner was fed after its end")
+        self._received_nbytes += len(chunk)
+        self._check_limit(self._received_nbytes)
+        if self._part is BodyPart.WHOLE:
+            self._text += chunk
+            return
+        rest = memoryview(chunk)
+        if self._part is BodyPart.JSON:
+            rest = self._take_json(rest)
+        if self._tensors is not None and self._tensors.take(rest):
+            raise surplus_data(self._head.model_name)
+
+    def finish(self) -> tuple[InferRequest, OutputForm]:
+        """The request, and the form its outputs are wanted in, once the whole body was fed.
+
+        Raises:
+            RequestError: the body breaks the protocol, or ends too early.
+        """
+        if self._part is BodyPart.START:
+            self._start()
+        name, version, header_length, _, spec = self._head
+        if self._part is BodyPart.JSON:
+            raise header_out_of_range(header_length or "", self._received_nbytes)
+        self._enter(BodyPart.FINISHED)
+        tensors = self._tensors
+        if tensors is None:
+            return parse_infer_request(name, version, bytes(self._text), header_length, spec)
+        self._check_sizes(tensors, self._received_nbytes)
+        inputs = tensors.inputs()
+        tensors.blocks = []
+        return tensors.header.request(name, version, inputs), tensors.header.form
+
+    def _enter(self, part: BodyPart) -> None:
+        self._part = PARTS.step(self._part, part)
+
+    def _start(self) -> None:
+        name, version, header_length, content_length, spec = self._head
+        if content_length is not None:
+            self._check_limit(content_length)
+        if header_length is None:
+            self._enter(BodyPart.WHOLE)
+            return
+        self._json_nbytes = parse_header_length(header_length, content_length)
+        if self._json_nbytes > 0:
+            self._enter(BodyPart.JSON)
+        elif content_length is None:
+            self._enter(BodyPart.WHOLE)
+        else:
+            self._expect(*raw_header(name, version, spec, content_length))
+
+    def _check_limit(self, nbytes: int) -> None:
+        if nbytes > self._limit_nbytes:
+            raise ResourceExhausted(
+                f"request size of {nbytes} bytes exceeds the maximum allowed input size of "
+                f"{self._limit_nbytes} bytes. Use --max-request-nbytes to increase the limit."
+            )
+
+    def _take_json(self, chunk: memoryview) -> memoryview:
+        missing = self._json_nbytes - len(self._text)
+        self._text += chunk[:missing]
+        if len(self._text) == self._json_nbytes:
+            self._expect(header_for(self._head.model_name, bytes(self._text), binary=True), b"")
+        return chunk[missing:]
+
+    def _expect(self, header: InferHeader, prefix: bytes) -> None:
+        """Take tensors from now on, behind these bytes that the client did not send."""
+        tensors = _Tensors(header, prefix, self._allocate, self._check_limit)
+        if self._head.content_length is not None:
+            self._check_sizes(tensors, self._head.content_length)
+        self._enter(BodyPart.TENSORS)
+        self._tensors = tensors
+
+    def _check_sizes(self, tensors: _Tensors, body_nbytes: int) -> None:
+        """Hold the announced sizes against the length of the body."""
+        available = body_nbytes - self._json_nbytes + len(tensors.prefix)
+        for one in tensors.header.inputs:
+            available -= one.nbytes or 0
+            if available < 0:
+                raise missing_data(one.name, -available, self._head.model_name)
+        if available > 0:
+            raise surplus_data(self._head.model_name)

@@ -1,0 +1,134 @@
+"""The OpenAPI document of a server: its templates, filled in with its name, its version and its models.
+
+``document.json`` describes every endpoint and its bodies, ``admin.json`` those of the admin API; a test holds
+both against ``routes.py``. Here each loaded model gets paths of its own, with bodies that fit it. Names of
+models, tensors and the server are data of the document like any other: whoever shows them has to escape them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Iterable
+from importlib import resources
+from typing import Any, Final
+from urllib.parse import quote
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.front.doors.openapi import examples
+from gpuserve.front.v2.json_values import compact
+
+JSON: Final = "application/json"
+#: What an example leaves empty, by input; a member of ours, which other readers pass over.
+LEFT_OUT: Final = "x-left-out"
+_MODEL: Final = "/v2/models/{model_name}"
+_INFER: Final = "/infer"
+#: The endpoints that are described once more for each model.
+_RUNS: Final = (_INFER, "/generate", "/generate_stream")
+
+Node = dict[str, Any]
+
+
+class Description:
+    """The document of one server as JSON, made anew where its models are not those of the last time."""
+
+    def __init__(self, server_name: str, server_version: str, *, admin: bool = False) -> None:
+        self._server = server_name, server_version
+        self._admin = admin
+        self._specs: list[ModelSpec] = []
+        self._body = b""
+
+    def body(self, specs: Iterable[ModelSpec]) -> bytes:
+        """The document of the server with these models."""
+        given = list(specs)
+        if not self._body or list(map(id, given)) != list(map(id, self._specs)):
+            self._specs = given
+            self._body = compact(document(*self._server, given, admin=self._admin)).encode()
+        return self._body
+
+
+def document(
+    server_name: str, server_version: str, specs: Iterable[ModelSpec], *, admin: bool = False
+) -> Node:
+    """The OpenAPI document of a server with these models, and with the admin API where it has one."""
+    models = sorted(specs, key=lambda spec: spec.name)
+    made = copy.deepcopy(template("document.json"))
+    components = made["components"]
+    if admin:
+        added = template("admin.json")
+        made["tags"] += added["tags"]
+        made["paths"] |= added["paths"]
+        for kind, named in added["components"].items():
+            components[kind] |= named
+    made["info"] |= {"title": server_name, "version": server_version}
+    if models:
+        components["parameters"]["model_name"]["schema"]["examples"] = [spec.name for spec in models]
+    made["tags"][:0] = [
+        {"name": _tag(spec), "description": f"Version {spec.version}."} for spec in models
+    ]  # fmt: skip
+    for spec in models:
+        made["paths"] |= _paths_of_model(made, spec)
+    return made
+
+
+@functools.cache
+def template(name: str) -> Node:
+    """One of the JSON files of this package, which nobody may change."""
+    text = resources.files(__package__).joinpath(name).read_text("utf-8")
+    found: Node = json.loads(text)
+    return found
+
+
+def _tag(spec: ModelSpec) -> str:
+    return f"model {spec.name}"
+
+
+def _paths_of_model(made: Node, spec: ModelSpec) -> Node:
+    """The endpoints that run a model, with its own name in the path. A decoupled one has no ``/infer``."""
+    path = _MODEL.replace("{model_name}", quote(spec.name, safe=""))
+    tails = [tail for tail in _RUNS if not (spec.decoupled and tail == _INFER)]
+    return {path + tail: {"post": _run(made, tail, spec)} for tail in tails}
+
+
+def _run(made: Node, tail: str, spec: ModelSpec) -> Node:
+    """How one model is run: the operation of any model, with the bodies of this one."""
+    operation: Node = copy.deepcopy(made["paths"][_MODEL + tail]["post"])
+    answer = copy.deepcopy(_referred(made, operation["responses"]["200"]))
+    operation["responses"]["200"] = answer
+    operation["operationId"] += f"_of_{spec.name}"
+    operation["tags"] = [_tag(spec)]
+    del operation["parameters"][0]  # the model's name
+    operation.pop("description", None)
+    if said := _about_examples(spec):
+        operation["description"] = said
+    body = operation["requestBody"]["content"][JSON]
+    given, taken = examples.infer_request(spec), examples.infer_response(spec)
+    if tail != _INFER:
+        body["schema"] = examples.generate_schema(spec)
+        given, taken = examples.generate_request(spec), examples.generate_response(spec)
+    if not examples.without_json((*spec.inputs, *spec.outputs)):
+        body["example"] = given
+        if left_out := examples.left_out(spec):
+            body[LEFT_OUT] = left_out
+        if JSON in answer["content"]:
+            answer["content"][JSON]["example"] = taken
+    return operation
+
+
+def _about_examples(spec: ModelSpec) -> str:
+    """Why there is no example, or what the example leaves out."""
+    if binary := examples.without_json((*spec.inputs, *spec.outputs)):
+        names = ", ".join(f"'{one.name}' ({one.datatype})" for one in binary)
+        return f"No example: {names} has no JSON form, only binary data."
+    if left_out := examples.left_out(spec):
+        counts = ", ".join(f"'{name}' takes {one['elements']}" for name, one in left_out.items())
+        return f"The example leaves the elements of large inputs out: {counts}."
+    return ""
+
+
+def _referred(made: Node, node: Node) -> Node:
+    """What a node stands for: itself, or the part of the document that it refers to."""
+    for key in node.get("$ref", "").split("/")[1:]:
+        made = made[key]
+    return made if "$ref" in node else node

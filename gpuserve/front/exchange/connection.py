@@ -1,0 +1,255 @@
+"""One socket of the endpoint's server: bytes in and out of the protocol that the client speaks.
+
+Which one is told by the first bytes. Nothing of either protocol is here but HTTP/2's preface.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from gpuserve.front.exchange.exchange import Ends, Piece, Release, Spoken, Way
+
+logger = logging.getLogger(__name__)
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+#: What one read takes at most. One buffer serves every connection, since what is read is used up in the call.
+READ_NBYTES: Final = 256 << 10
+#: Below this, what was read becomes ``bytes``: cheaper to take apart than a view.
+_SMALL_NBYTES: Final = 32 << 10
+#: So much waits to be sent before a protocol is told to make no more.
+HIGH_WATER_NBYTES: Final = 256 << 10
+#: So many small writes do not wait for the end of the turn.
+_MANY_WRITES: Final = 1024
+#: A connection that has not said which protocol it speaks is closed.
+GREETING_TIMEOUT_S: Final = 30.0
+#: What a connection has when its age is over may take so long; then it is closed nevertheless.
+AGE_GRACE_S: Final = 3600.0
+
+Speak = Callable[[Way], Spoken]
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connection and its protocol, as asyncio, the protocol and the server each see it. ``members`` are all
+    that are open, this one while it is. After ``age_s`` seconds it takes no more requests.
+
+    It is one object because the three sides share what is to be written, and every small request crosses it.
+    """
+
+    def __init__(
+        self,
+        http1: Speak,
+        http2: Speak,
+        buffer: memoryview,
+        members: set[Connection],
+        loop: asyncio.AbstractEventLoop,
+        age_s: float = math.inf,
+    ) -> None:
+        self.ends = Ends(None, ("", None), tls=False)
+        self.full = False
+        self._http1 = http1
+        self._http2 = http2
+        self._buffer = buffer
+        self._members = members
+        self._loop = loop
+        self._spoken: Spoken | None = None
+        self._greeting = b""
+        self._opened_at = loop.time()
+        self._retires_at = self._opened_at + age_s
+        self._reading = True
+        self._retiring = False
+        self._announced = False
+        self._leaving = False
+        #: Nothing more is written: the client was told so, or is gone.
+        self._mute = False
+        self._lost = False
+        #: What is to be written in this turn of the loop.
+        self._out: list[bytes] = []
+        self._releases: list[Release] = []
+        self._transport = cast("asyncio.Transport", None)
+
+    # ---- the loop's side ------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(HIGH_WATER_NBYTES, 0)
+        self.ends = _ends(transport)
+        self._members.add(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data: Piece = self._buffer[:nbytes]
+        if nbytes < _SMALL_NBYTES:
+            data = bytes(data)
+        try:
+            if self._spoken is None:
+                self._greet(bytes(data))
+            else:
+                self._spoken.feed(data)
+            if len(self._out) > _MANY_WRITES:
+                self._flush()  # a socket may be read many times in one turn
+        except Exception:
+            logger.exception("defect of the server; the connection is closed")
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        return False  # the client sends no more: it is gone
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._members.discard(self)
+        self._mute = self._lost = True
+        self._release()
+        if self._spoken is not None:
+            self._spoken.lost()
+
+    def pause_writing(self) -> None:
+        self.full = True
+
+    def resume_writing(self) -> None:
+        self.full = False
+        if self._releases:
+            self._release()
+            self._transport.set_write_buffer_limits(HIGH_WATER_NBYTES, 0)
+        if self._spoken is not None:
+            self._spoken.drained()
+
+    # ---- the protocol's side --------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Send; what is written in one turn of the loop leaves with one system call."""
+        out = self._out
+        if not out:
+            self._loop.call_soon(self._flush)
+        out.append(data)
+
+    def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
+        """Send pieces as they are; ``release`` once everything so far is with the kernel, or copied."""
+        self._flush()
+        transport = self._transport
+        if pieces and not self._mute:
+            if self.ends.tls:
+                transport.write(b"".join(pieces))
+            else:
+                transport.writelines(pieces)
+        if release is None:
+            return
+        if self._lost or self.ends.tls or not transport.get_write_buffer_size():
+            release()
+        else:
+            self._releases.append(release)
+            # Told when nothing waits any more, not when little does.
+            transport.set_write_buffer_limits(0, 0)
+
+    def pause_reading(self) -> None:
+        if self._reading and not self._transport.is_closing():
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._reading and not self._transport.is_closing():
+            self._reading = True
+            self._transport.resume_reading()
+
+    @property
+    def unsent_nbytes(self) -> int:
+        """How much of what was written is not with the kernel yet."""
+        if self._lost:
+            return 0
+        return self._transport.get_write_buffer_size() + sum(map(len, self._out))
+
+    def end_writing(self) -> None:
+        """Nothing more is written; TLS has no way to say so without closing."""
+        self._flush()
+        if not self._mute and self._transport.can_write_eof() and not self._transport.is_closing():
+            self._mute = True
+            with contextlib.suppress(OSError):  # the client has gone in this very turn
+                self._transport.write_eof()
+
+    def close(self) -> None:
+        self._flush()
+        self._mute = True
+        self._transport.close()
+
+    # ---- the server's side ----------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Have the client told that no more requests are taken; what comes until it has heard of it, is."""
+        self._retiring = True
+        if self._spoken is not None and not self._announced:
+            self._announced = True
+            self._spoken.announce()
+
+    @property
+    def aware(self) -> bool:
+        """Whether the client has heard of it, as far as that can be known, or is about to by its answer."""
+        return self._spoken is not None and self._spoken.aware
+
+    @property
+    def held(self) -> Sequence[str]:
+        """The paths of the requests that it has, where its client was told that it takes no more."""
+        return self._spoken.unanswered if self._announced and self._spoken is not None else ()
+
+    def shut_down(self) -> None:
+        """Finish what is there and close. Called until it is closed: the first bytes may be on their way."""
+        again, self._leaving = self._leaving, True
+        if self._spoken is not None:
+            self._spoken.shut_down()
+        elif again:
+            self.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def check(self, now: float) -> None:
+        """Close what takes too long, or is too old."""
+        if now >= self._retires_at:
+            self.announce()
+            if now >= self._retires_at + AGE_GRACE_S:
+                self.abort()
+        if self._spoken is not None:
+            self._spoken.check(now)
+        elif now - self._opened_at > GREETING_TIMEOUT_S:
+            self.close()
+
+    def _greet(self, data: bytes) -> None:
+        """Find out which protocol it is."""
+        data = self._greeting + data
+        start = data[: len(PREFACE)]
+        if start == PREFACE[: len(start)] and len(start) < len(PREFACE):
+            self._greeting = data
+            return
+        is_http2 = start == PREFACE
+        self._spoken = (self._http2 if is_http2 else self._http1)(self)
+        self._greeting = b""
+        if self._retiring and not is_http2:  # its first answer can say it
+            self.announce()
+        self._spoken.feed(data[len(PREFACE) :] if is_http2 else data)
+
+    def _flush(self) -> None:
+        out = self._out
+        if out:
+            self._out = []
+            if not (self._mute or self._transport.is_closing()):  # the client may have gone in this very turn
+                self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def _release(self) -> None:
+        releases, self._releases = self._releases, []
+        for release in releases:
+            release()
+
+
+def _ends(transport: asyncio.BaseTransport) -> Ends:
+    tls = transport.get_extra_info("ssl_object") is not None
+    sock = transport.get_extra_info("socket")
+    peer: Any = transport.get_extra_info("peername")
+    name: Any = transport.get_extra_info("sockname")
+    if sock is not None and sock.family == socket.AF_UNIX:
+        return Ends(None, (str(name), None), tls)
+    return Ends(peer and (peer[0], peer[1]), (name[0], name[1]), tls)

@@ -1,0 +1,236 @@
+"""What the two protocols and those who answer have in common: one request, its body, its response.
+
+Only types. ``http1`` and ``http2`` make a ``Head`` and an ``Exchange`` of what arrives and ask an ``Accept``
+for the ``Sink`` of its body; whoever is behind the sink answers by the exchange: at once with ``answer``, or
+with ``start``, any number of ``send`` and ``finish``. No byte of either protocol is here.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+Header: TypeAlias = tuple[bytes, bytes]
+Piece: TypeAlias = bytes | memoryview
+#: Called once when memory that was to be sent is not needed any more.
+Release: TypeAlias = Callable[[], None]
+
+TE: Final = (b"te", b"trailers")
+#: How the content type of a gRPC call begins; of several types the first one counts.
+GRPC: Final = b"application/grpc"
+
+
+class Head:
+    """The head of a request. Equal bytes may share one: nobody changes it.
+
+    ``headers`` have names in lower case, in the order in which they came; over HTTP/2 without those that
+    begin with a colon, and with ``host``. ``target`` is the path and the query as they were sent.
+    ``content_length`` is None where it is not told; ``trailers``: the client takes trailers; ``is_grpc``: it
+    is a call of gRPC. ``memo`` is for who answers, to keep what was worked out of the head.
+    """
+
+    __slots__ = (
+        "content_length",
+        "headers",
+        "http_version",
+        "is_grpc",
+        "memo",
+        "method",
+        "path",
+        "query",
+        "raw_path",
+        "scheme",
+        "target",
+        "trailers",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        target: bytes,
+        headers: Sequence[Header],
+        http_version: str,
+        content_length: int | None,
+        scheme: str = "http",
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.raw_path, _, self.query = target.partition(b"?")
+        self.path = urllib.parse.unquote(self.raw_path.decode("latin-1"))
+        self.headers = headers
+        self.http_version = http_version
+        self.content_length = content_length
+        self.scheme = scheme
+        self.trailers = http_version == "2" and TE in headers
+        kind = next((value for name, value in headers if name == b"content-type"), b"")
+        self.is_grpc = kind.startswith(GRPC)
+        self.memo: Any = None
+
+
+class AnswerHead:
+    """What goes around the body of a whole response: status, headers, trailers.
+
+    Make it once and keep it where it is the same for many responses: each protocol encodes it only once, and
+    keeps the result in ``text`` (HTTP/1) or ``block`` and ``tail`` (HTTP/2). Names are in lower case, and
+    ``content-length`` is not among them: where there are no trailers, the exchange adds it.
+    """
+
+    __slots__ = ("block", "headers", "status", "tail", "text", "trailers")
+
+    def __init__(self, status: int, headers: Iterable[Header], trailers: Iterable[Header] = ()) -> None:
+        self.status = status
+        self.headers = tuple(headers)
+        self.trailers = tuple(trailers)
+        self.text = b""
+        self.block = b""
+        self.tail = b""
+
+
+class Ends:
+    """The addresses of a connection: (host, port). On a unix socket ``client`` is None, and ``server`` is
+    its path with None for the port.
+    """
+
+    __slots__ = ("client", "server", "tls")
+
+    def __init__(self, client: tuple[str, int] | None, server: tuple[str, int | None], tls: bool) -> None:
+        self.client = client
+        self.server = server
+        self.tls = tls
+
+
+class Sink(Protocol):
+    """Takes the body of one request. Called by the connection, in the loop; must not raise."""
+
+    def take(self, data: Piece, end: bool) -> None:
+        """The next part of the body, possibly empty; ``end``: the last. A view is valid in the call only."""
+
+    def abandon(self) -> None:
+        """The client is gone, or gave the request up: nothing more comes, and what is sent is dropped.
+
+        Also called when the response is through before the request: nobody reads the rest then.
+        """
+
+
+class Exchange(Protocol):
+    """One request at its connection, to be answered. After the client has gone, calls do nothing."""
+
+    head: Head
+    ends: Ends
+
+    @property
+    def started(self) -> bool:
+        """Whether the response has begun: its status cannot be another any more."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can be sent: the response is complete, or the client is gone."""
+
+    def answer(
+        self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
+    ) -> None:
+        """The whole response, whose body is these pieces, ``nbytes`` altogether. They are not copied where
+        they are large: ``release`` is called, once, when their memory is not needed any more, also where
+        nobody waits for the response.
+        """
+
+    def start(self, status: int, headers: Iterable[Header], end: bool = False) -> None:
+        """Begin the response; ``end``: it has no body."""
+
+    def send(self, data: bytes, end: bool = False) -> None:
+        """The next part of the body."""
+
+    def finish(self, trailers: Iterable[Header] = ()) -> None:
+        """End the response after its body. HTTP/1.1 drops the trailers."""
+
+    def reset(self) -> None:
+        """Break the response off: its end cannot be told any more. A client sees it as an error."""
+
+    def consumed(self, nbytes: int) -> None:
+        """So much of what the sink took is used up: the client may send as much again."""
+
+    async def room(self) -> None:
+        """Wait until there is not too much to be sent.
+
+        Raises:
+            ConnectionResetError: the client is gone.
+        """
+
+
+#: Takes a request whose head is complete and gives the sink of its body. Must not raise.
+Accept: TypeAlias = Callable[[Exchange], Sink]
+
+
+class Way(Protocol):
+    """The way out of a protocol: its connection."""
+
+    ends: Ends
+
+    def write(self, data: bytes) -> None:
+        """Send, in order; small writes of one turn of the loop leave together."""
+
+    def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
+        """Send pieces as they are, without copying large ones.
+
+        ``release`` is called once everything so far is with the kernel, or copied; perhaps in this call.
+        """
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be sent that no more should be made; ``Spoken.drained`` ends it."""
+
+    def pause_reading(self) -> None:
+        """Read no more until ``resume_reading``; both may be called any number of times."""
+
+    def resume_reading(self) -> None:
+        """Read on, after ``pause_reading``."""
+
+    @property
+    def unsent_nbytes(self) -> int:
+        """How much of what was written is not with the kernel yet."""
+
+    def end_writing(self) -> None:
+        """Nothing more is written: the client is told once everything is sent. Reading goes on."""
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+
+    def abort(self) -> None:
+        """Close now, whatever is unsent."""
+
+
+class Spoken(Protocol):
+    """A protocol on one connection. Called in the loop; none of these raises."""
+
+    @property
+    def unanswered(self) -> Sequence[str]:
+        """The paths of the requests that are not answered yet."""
+
+    def feed(self, data: Piece) -> None:
+        """What has arrived. A view is valid in the call only."""
+
+    def drained(self) -> None:
+        """The way is not full any more."""
+
+    def lost(self) -> None:
+        """The connection is gone: every sink is abandoned."""
+
+    def announce(self) -> None:
+        """Have the client told, once, that the connection takes no more requests.
+
+        Those that come before the client has heard of it are served.
+        """
+
+    @property
+    def aware(self) -> bool:
+        """Whether the client has heard of it, or will by the answer that it waits for."""
+
+    def shut_down(self) -> None:
+        """Take no new request; the way is closed when those that are there are answered.
+
+        Called until it is closed: what is on its way at the first time is answered as well.
+        """
+
+    def check(self, now: float) -> None:
+        """Called about once a second with the loop's time: close what takes too long."""

@@ -1,0 +1,237 @@
+"""The front's end of one worker's link: messages out and in on the event loop; and which workers run on which
+device, so that a region of device memory can be opened by one of them. No scheduling here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gpuserve.front.links.export_memory import Exports
+from gpuserve.front.links.output_memory import OutputMemory
+from gpuserve_worker.protocol import datagram, wire
+
+logger = logging.getLogger(__name__)
+
+#: A worker whose link ended is about to die; one that lives on after this long is ended.
+_LINGER_S: Final = 1.0
+#: As many messages are read in one go before other work of the loop gets its turn.
+_BURST: Final = 16
+#: More than a worker's socket holds.
+_DRAIN_MESSAGES: Final = 4096
+#: What the worker says of its output arena.
+_SEGMENT_MESSAGES: Final = frozenset({wire.Segment, wire.DropSegment})
+
+
+class WorkerLink:
+    """One worker, as the front knows it: its link, and the mapping of its output arena.
+
+    It has more than 12 attributes because it is all that the front has of a worker: who it is, what it
+    shares, its socket and process with what waits for them, and how far the link is in its life.
+
+    ``on_message`` is given every message of this epoch, and says whether what it leads to should leave
+    before the next one is read; ``on_down`` is called once when the process is
+    dead. That is told by its pidfd alone, because what a batch was lent may be used again only when
+    nobody can touch it any more: a worker that closes its link or breaks the protocol is killed first.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        slots: int,
+        sock: socket.socket,
+        pidfd: int,
+        epoch: int,
+        on_message: Callable[[WorkerLink, wire.Message], bool],
+        on_down: Callable[[WorkerLink, str], None],
+    ) -> None:
+        self.instance = instance
+        self.slots = slots
+        self.outputs = OutputMemory()
+        self.exports = Exports(self)
+        self._loans = itertools.count(1)
+        self.attached = False
+        #: Called when this end lets go, by whoever keeps something for the worker.
+        self.on_close: list[Callable[[WorkerLink], None]] = []
+        self._sock = sock
+        self._pidfd = pidfd
+        self.epoch = epoch
+        self._on_message = on_message
+        self._on_down = on_down
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._buffer = datagram.receive_buffer()
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._broken = False
+        self._has_urgent = False
+        self._reason = "its process died"
+
+    def open(self) -> None:
+        """Take the link over: nothing but the answer to this ``Attach`` is listened to first."""
+        self._sock.setblocking(False)
+        self._loop.add_reader(self._sock.fileno(), self._read)
+        self._loop.add_reader(self._pidfd, self._on_died)
+        self.send(wire.Attach(self.epoch))
+
+    def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
+        """Send, or queue while the worker's socket is full. Descriptors stay the caller's."""
+        if self._closed or self._broken:
+            return
+        data = wire.WORKER.encode(message)
+        if not self._outbox:
+            try:
+                datagram.send(self._sock, data, fds)
+                return
+            except BlockingIOError:
+                self._loop.add_writer(self._sock.fileno(), self._flush)
+            except OSError as error:
+                self._break(f"it cannot be sent to: {error}", _LINGER_S)
+                return
+        self._outbox.append((data, [os.dup(fd) for fd in fds]))
+
+    def next_loan(self) -> int:
+        """A number for a segment of another worker's arena that is lent to this one."""
+        return next(self._loans)
+
+    def close(self) -> None:
+        """Let go of the link and of the worker's memory."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._loop.remove_reader(self._pidfd)
+        for _, fds in self._outbox:
+            for fd in fds:
+                os.close(fd)
+        self._outbox.clear()
+        self._sock.close()
+        os.close(self._pidfd)
+        self.outputs.close()
+        self.exports.close()
+        for callback in tuple(self.on_close):  # which may make others unnecessary
+            callback(self)
+
+    def _on_died(self) -> None:
+        self.drain()  # what it answered before it died is answered
+        if not self._closed:
+            self._on_down(self, self._reason)
+
+    def _break(self, reason: str, linger_s: float) -> None:
+        """Nothing is heard from this worker any more but its death, which is made sure of."""
+        self._broken = True
+        self._reason = reason
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._loop.call_later(linger_s, self._kill)
+
+    def _kill(self) -> None:
+        if not self._closed:
+            logger.error("instance %s is ended: %s", self.instance, self._reason)
+            # A worker that is a thread has no signal (its descriptor is no pidfd); it ends with its link.
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _flush(self) -> None:
+        while self._outbox:
+            data, fds = self._outbox[0]
+            try:
+                datagram.send(self._sock, data, fds)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._break(f"it cannot be sent to: {error}", _LINGER_S)
+                return
+            self._outbox.popleft()
+            for fd in fds:
+                os.close(fd)
+        self._loop.remove_writer(self._sock.fileno())
+
+    def drain(self) -> None:
+        """Take all that the worker has sent until now, before it is let go."""
+        for _ in range(_DRAIN_MESSAGES):
+            if not self._read_one():
+                return
+
+    def _read(self) -> None:
+        for _ in range(_BURST):
+            if not self._read_one() or self._has_urgent:
+                self._has_urgent = False
+                return
+
+    def _read_one(self) -> bool:
+        """Take one message; False where there is none, or nothing is to be heard any more."""
+        if self._closed or self._broken:
+            return False
+        try:
+            data, fds = datagram.receive(self._sock, self._buffer)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            datagram.close_all(fds)
+            self._break("its link ended", _LINGER_S)
+            return False
+        try:
+            message = wire.WORKER.decode(data)
+            if self.attached and type(message) not in _SEGMENT_MESSAGES:
+                self._has_urgent = self._on_message(self, message)
+            else:
+                self._has_urgent = False
+                self._take(message, fds)
+        except (wire.WireError, ValueError, TypeError, LookupError) as error:
+            # The fields of a message are as untrusted as its tag: user code runs in that process.
+            logger.exception("instance %s broke the protocol", self.instance)
+            self._break(f"it broke the protocol: {error}", 0.0)
+            return False
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _take(self, message: wire.Message, fds: list[int]) -> None:
+        """Obey a message that concerns only this link and its memory."""
+        if not self.attached:
+            # What a worker still had to say to the front before this one concerns nobody now.
+            self.attached = isinstance(message, wire.Attached) and message.epoch == self.epoch
+        elif isinstance(message, wire.Segment):
+            self.outputs.attach(message.segment, fds[0], message.nbytes)
+        elif isinstance(message, wire.DropSegment):
+            self.outputs.detach(message.segment)
+
+
+class DeviceLinks:
+    """The links of the workers that are up, by their device."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, list[WorkerLink]] = {}
+
+    def add(self, device: str, link: WorkerLink) -> None:
+        """Add a worker that is up on a device, until its link is closed."""
+        links = self._links.setdefault(device, [])
+        links.append(link)
+        link.on_close.append(links.remove)
+
+    def on(self, device: str) -> list[WorkerLink]:
+        """The workers on that device, the longest there first."""
+        return self._links.get(device, [])
+
+
+def no_such_message(link: WorkerLink, message: wire.Message) -> None:
+    """A worker said what none has to say.
+
+    Raises:
+        WireError: always.
+    """
+    raise wire.WireError(f"{type(message).__name__} from instance {link.instance}")

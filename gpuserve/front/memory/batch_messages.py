@@ -1,0 +1,105 @@
+"""The batches of one model as messages: what its workers are sent, and what they answer. Where tensors are
+put is decided in ``gather.py``, and which of them belong to whom in ``scatter.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.front.batching import refusals
+from gpuserve.front.batching.slots import Batch
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.memory.device_inputs import NO_INPUTS, DeviceInputs
+from gpuserve.front.memory.gather import Gathered, gather
+from gpuserve.front.memory.scatter import Answer, scatter
+from gpuserve.front.memory.sequence_rows import SequenceRows
+from gpuserve.front.v2.types import InferRequest, RegionSlice
+from gpuserve_worker.memory.arena import Arena
+from gpuserve_worker.protocol import wire
+
+logger = logging.getLogger(__name__)
+
+
+class BatchMessages:
+    """The messages of one model, whose inputs lie in ``arena`` where they are large."""
+
+    def __init__(self, spec: ModelSpec, arena: Arena) -> None:
+        self._spec = spec
+        self._batched = spec.max_batch_size > 0
+        self._arena = arena
+        self._sequences = SequenceRows(spec) if spec.in_sequences else None
+        self.device_inputs = DeviceInputs(spec)
+
+    def is_repeatable(self, request: InferRequest) -> bool:
+        """Whether a request with blocks can be run again: no callable can have written to its body."""
+        return self._spec.read_only_inputs or self.device_inputs.spare(request.inputs)
+
+    def pack(self, batch: Batch, link: WorkerLink) -> tuple[Gathered, wire.Run]:
+        """A batch for a worker: its tensors, and the message that tells of them.
+
+        Raises:
+            OutOfMemory: the arena has no room.
+        """
+        members: Sequence[Any] = batch.requests if self._sequences is None else self._sequences.members(batch)
+        requests: list[InferRequest] = []
+        rows: list[int] = []
+        nbytes = 0
+        for one in members:
+            requests.append(one.request)
+            rows.append(one.rows)
+            nbytes += one.nbytes
+        to_device = self.device_inputs.by_instance.get(link.instance, NO_INPUTS)
+        read_only = self._spec.read_only_inputs
+        gathered = gather(requests, sum(rows), self._batched, nbytes, self._arena, link, read_only, to_device)
+        run = run_message(batch.batch_id, rows, requests, gathered)
+        return gathered, run if self._sequences is None else self._sequences.told(run, batch, members)
+
+    def unpack(
+        self,
+        link: WorkerLink,
+        batch: Batch,
+        message: wire.Done | wire.Yield,
+        on_gone: Callable[[], None] | None = None,
+    ) -> list[Answer]:
+        """What a worker answered, for each request of the batch."""
+        try:
+            if self._sequences is not None:
+                return self._sequences.scatter(link, batch, message, on_gone)
+            return scatter(self._spec, link, batch.requests, message, on_gone)
+        except (ValueError, TypeError, KeyError) as error:
+            # A worker is not trusted either: user code runs in it.
+            logger.error("model %s: nonsense from instance %s: %s", self._spec.name, link.instance, error)
+            wrong = refusals.nonsense(self._spec.name)
+            return [wrong] * len(batch.requests)
+
+
+def run_message(
+    batch_id: int, rows: Sequence[int], requests: Sequence[InferRequest], gathered: Gathered
+) -> wire.Run:
+    """The message about a batch; ``rows`` are those of each request, which is all that most have to say."""
+    told: list[int | wire.WireRequest] = []
+    for count, one in zip(rows, requests, strict=True):
+        if one.parameters or one.outputs or one.sequence is not None or one.placements:
+            told.append(_wire_request(count, one))
+        else:
+            told.append(count)
+    return wire.Run(batch_id, tuple(told), gathered.tensors, gathered.fills)
+
+
+def _wire_request(rows: int, request: InferRequest) -> wire.WireRequest:
+    placements = tuple([(name, _place_of(one)) for name, one in request.placements.items()])
+    return wire.WireRequest(
+        rows, request.parameters, request.outputs, placements, request.sequence, request.kept
+    )
+
+
+def _place_of(one: RegionSlice) -> wire.Place:
+    return wire.Place(one.number, one.offset, one.nbytes)
+
+
+def region_numbers(requests: Iterable[InferRequest]) -> set[int]:
+    """The numbers of the regions that a worker has to know for these requests."""
+    return {one.number for request in requests for one in request.regions}

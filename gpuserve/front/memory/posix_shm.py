@@ -1,0 +1,83 @@
+"""Opening the file behind a region of system shared memory that a client names. It is never mapped nor read
+here: whoever made it may shrink it at any time, and only ``read`` and ``write`` live with that.
+
+A file that is missing and one that is not the client's to show look the same from outside.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Container
+from typing import Final
+
+from gpuserve.errors import InvalidArgument, NotFound, RequestError, ResourceExhausted
+from gpuserve.front.v2.limits import shown
+
+_DIRECTORY: Final = "/dev/shm"
+#: Triton's own, in case one runs on this machine: its workers believe what they read there.
+_RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
+_MAX_NAME_NBYTES: Final = 255
+_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+def open_shared_memory(region: str, key: str, end: int, owners: Container[int]) -> int:
+    """A descriptor of the POSIX shared memory ``key`` for the region ``region``; the caller closes it.
+
+    The region ends ``end`` bytes after the start of the file, whose owner has to be one of ``owners`` (uids).
+
+    Raises:
+        InvalidArgument: the key is no name of shared memory, or the file is too small.
+        NotFound: there is no such file, it is somebody else's, or it is something else than a file.
+        ResourceExhausted: no descriptor is left.
+    """
+    path = f"{_DIRECTORY}/{_file_name(region, key)}"
+    try:
+        fd = os.open(path, _FLAGS)
+    except OSError as error:
+        raise _not_opened(key, error) from None
+    try:
+        _check_file(os.fstat(fd), region, key, end, owners)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _file_name(region: str, key: str) -> str:
+    """What ``shm_open`` makes of a key: slashes in front do not count, and there may be none further on."""
+    name = key.lstrip("/")
+    is_name = name and not set(name) & {"/", "\0"} and name not in (".", "..")
+    if not is_name or len(name.encode("utf-8", "surrogateescape")) > _MAX_NAME_NBYTES:
+        raise InvalidArgument(
+            f"cannot register shared memory region '{shown(region)}' - invalid shm key '{shown(key)}'"
+        )
+    if name.startswith(_RESERVED_PREFIX):
+        raise InvalidArgument(
+            f"cannot register shared memory region '{shown(region)}' with key '{shown(key)}' as the key "
+            f"contains the reserved prefix '{_RESERVED_PREFIX}'"
+        )
+    return name
+
+
+def _check_file(found: os.stat_result, region: str, key: str, end: int, owners: Container[int]) -> None:
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
+        raise _not_there(key)
+    if end > found.st_size:
+        raise InvalidArgument(
+            f"failed to register shared memory region '{shown(region)}': invalid args, expected offset and "
+            f"byte size to lie in the {found.st_size} bytes of '{shown(key)}', got an end at {end}"
+        )
+
+
+def _not_opened(key: str, error: OSError) -> RequestError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceExhausted(
+            f"Unable to open shared memory region: '{shown(key)}', the server has too many files open"
+        )
+    return _not_there(key)
+
+
+def _not_there(key: str) -> NotFound:
+    return NotFound(f"Unable to open shared memory region: '{shown(key)}'")

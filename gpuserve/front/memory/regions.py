@@ -1,0 +1,412 @@
+"""The regions of shared memory that clients have registered: which there are, which requests use them, and
+which workers know them. The front neither maps nor reads one; it hands them to the workers.
+
+A name is one region's at a time, whatever its kind; numbers are never used again. The life of a region::
+
+    OPENING ──(a worker opened it: CUDA)──► REGISTERED ──(unregister)──► LEAVING ──(last use ended)──► gone
+       └──────(it could not)──► gone
+
+A region that leaves is still listed, but no new request may name it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import os
+import resource
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from gpuserve.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.memory.posix_shm import open_shared_memory
+from gpuserve.front.v2.limits import shown, shown_dim
+from gpuserve.front.v2.types import InferRequest, RegionSlice
+from gpuserve.states import StepTable
+from gpuserve_worker.protocol import wire
+
+#: What a ``cudaIpcMemHandle_t`` measures.
+HANDLE_NBYTES: Final = 64
+#: Names are kept for as long as a client likes.
+MAX_NAME_NBYTES: Final = 1024
+MAX_REGIONS: Final = 4096
+#: A worker may be in the middle of a batch when it is asked to open a region.
+_OPEN_TIMEOUT_S: Final = 30.0
+_MAX_UINT64: Final = (1 << 64) - 1
+_CPU: Final = "cpu"
+
+
+class RegionKind(enum.Enum):
+    """What memory a region is of; the value is how error texts call it."""
+
+    SYSTEM = "system"
+    CUDA = "CUDA"
+
+
+class RegionLife(enum.Enum):
+    """What a region may be used for now."""
+
+    OPENING = "OPENING"
+    REGISTERED = "REGISTERED"
+    LEAVING = "LEAVING"
+
+
+_LIVES: Final = StepTable(
+    "region", {RegionLife.OPENING: {RegionLife.REGISTERED}, RegionLife.REGISTERED: {RegionLife.LEAVING}}
+)
+
+
+class RegionStatus(NamedTuple):
+    """A region as its clients are told of it. ``key`` and ``offset`` are of system memory only."""
+
+    name: str
+    nbytes: int
+    key: str = ""
+    offset: int = 0
+    device_id: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class RegisteredRegion:
+    """One region. ``message`` makes it known to a worker; ``fd`` rides beside it, None for CUDA.
+
+    ``uses`` counts the places in it that
+    requests under way name.
+    """
+
+    kind: RegionKind
+    number: int
+    status: RegionStatus
+    message: wire.Region | wire.CudaRegion
+    fd: int | None
+    life: RegionLife = RegionLife.OPENING
+    uses: int = 0
+
+    @property
+    def device(self) -> str:
+        """The device whose memory it is, "" for the host's."""
+        return f"cuda:{self.status.device_id}" if self.kind is RegionKind.CUDA else ""
+
+    def enter(self, life: RegionLife) -> None:
+        """Go on to the next part of its life; raises ``IllegalTransition`` where that cannot follow."""
+        self.life = _LIVES.step(self.life, life, self.number)
+
+    def close(self) -> None:
+        """Close the descriptor of its memory."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+
+class RegionTable:
+    """The owner of all regions of a front.
+
+    ``links_on`` gives the workers that are up on a device, by its name; ``devices`` those that models have
+    instances on, up or not. ``owners`` are the users (uids) whose system shared memory may be registered,
+    besides the server's own.
+    """
+
+    def __init__(
+        self,
+        links_on: Callable[[str], Sequence[WorkerLink]] = lambda _: (),
+        devices: Callable[[], Collection[str]] = tuple,
+        owners: Iterable[int] = (),
+    ) -> None:
+        self._links_on = links_on
+        self._devices = devices
+        self.allow(owners)
+        self._by_name: dict[str, RegisteredRegion] = {}
+        self._by_number: dict[int, RegisteredRegion] = {}
+        self._numbers = itertools.count(1)
+        #: The regions that each worker has been told of.
+        self._introduced: dict[WorkerLink, set[int]] = {}
+        self._opening: dict[int, tuple[WorkerLink, asyncio.Future[str]]] = {}
+
+    def allow(self, owners: Iterable[int]) -> None:
+        """Let memory of these users, and of the server's own, be registered from now on."""
+        self._owners = frozenset({os.geteuid(), *owners})
+
+    # ---- registration ---------------------------------------------------------------------
+
+    def register_system(self, name: str, key: str, offset: int, nbytes: int) -> None:
+        """Open ``nbytes`` from ``offset`` of the POSIX shared memory ``key``.
+
+        Raises:
+            AlreadyExists: a region has this name.
+            InvalidArgument: name, key, or range cannot be.
+            NotFound: there is no such memory, or it is somebody else's.
+            ResourceExhausted: too many regions.
+        """
+        _check_new(name, RegionKind.SYSTEM, self._by_name)
+        if offset < 0 or nbytes <= 0 or offset + nbytes > _MAX_UINT64 or offset % resource.getpagesize():
+            raise InvalidArgument(
+                f"failed to register shared memory region '{shown(name)}': invalid args, expected an offset "
+                f"that is a multiple of {resource.getpagesize()} and at least one byte, got offset "
+                f"{shown_dim(offset)} and {shown_dim(nbytes)} bytes"
+            )
+        fd = open_shared_memory(name, key, offset + nbytes, self._owners)
+        number = next(self._numbers)
+        status = RegionStatus(name, nbytes, key, offset)
+        region = RegisteredRegion(RegionKind.SYSTEM, number, status, wire.Region(number, offset, nbytes), fd)
+        self._by_name[name] = self._by_number[number] = region
+        region.enter(RegionLife.REGISTERED)
+
+    async def register_cuda(self, name: str, raw_handle: bytes, device_id: int, nbytes: int) -> None:
+        """Have a worker of the device open the memory behind a ``cudaIpcMemHandle_t``.
+
+        Raises:
+            AlreadyExists: a region has this name.
+            InvalidArgument: an argument cannot be, no model is on the device, or a worker could not open it.
+            ResourceExhausted: too many regions.
+            Unavailable: no worker of the device is up, or it died or did not answer.
+        """
+        _check_new(name, RegionKind.CUDA, self._by_name)
+        _check_cuda(name, raw_handle, device_id, nbytes)
+        link = self._link_on(f"cuda:{device_id}", name)
+        number = next(self._numbers)
+        message = wire.CudaRegion(number, device_id, nbytes, raw_handle)
+        status = RegionStatus(name, nbytes, device_id=device_id)
+        region = RegisteredRegion(RegionKind.CUDA, number, status, message, None)
+        self._by_name[name] = self._by_number[number] = region
+        try:
+            await self._open(region, link)
+        except BaseException:
+            self._drop(region)
+            raise
+        region.enter(RegionLife.REGISTERED)
+
+    def opened(self, link: WorkerLink, number: int, problem: str) -> None:
+        """Take the word of a worker that has opened a CUDA region, or says why it could not (``problem``)."""
+        asked, answer = self._opening.get(number, (None, None))
+        if answer is not None and asked is link and not answer.done():
+            answer.set_result(problem)
+
+    def status(self, kind: RegionKind, name: str = "") -> list[RegionStatus]:
+        """The region of that name, or all of the kind.
+
+        Raises:
+            NotFound: there is none of that name.
+            InvalidArgument: it is of the other kind.
+        """
+        if not name:
+            return [one.status for one in self._listed() if one.kind is kind]
+        region = self._by_name.get(name)
+        if region is None or region.life is RegionLife.OPENING:
+            word = "system" if kind is RegionKind.SYSTEM else "cuda"
+            raise NotFound(f"Unable to find {word} shared memory region: '{shown(name)}'")
+        _check_kind(region, kind)
+        return [region.status]
+
+    def unregister(self, kind: RegionKind, name: str = "") -> None:
+        """Let go of the region of that name, or of all of the kind, once no request uses it any more.
+
+        A name that there is not is none to complain about.
+
+        Raises:
+            InvalidArgument: it is of the other kind.
+        """
+        region = self._by_name.get(name)
+        if region is not None:
+            _check_kind(region, kind)
+        chosen = [region] if region is not None else []
+        if not name:
+            chosen = [one for one in self._listed() if one.kind is kind]
+        for one in chosen:
+            if one.life is RegionLife.REGISTERED:
+                one.enter(RegionLife.LEAVING)
+                self._drop_if_unused(one)
+
+    def close(self) -> None:
+        """Close every descriptor. The workers are not told: they end with the front's links."""
+        for region in list(self._by_number.values()):
+            self._remove(region)
+        self._introduced.clear()
+
+    # ---- use ------------------------------------------------------------------------------
+
+    def pin(self, request: InferRequest) -> None:
+        """Keep the regions that a request names until ``unpin``, and tell it their numbers.
+
+        Raises:
+            NotFound: it names one that there is not; nothing is kept then.
+            InvalidArgument: a place is not inside of its region; likewise.
+        """
+        regions = [self._containing(one) for one in request.regions]
+        for one, region in zip(request.regions, regions, strict=True):
+            one.number = region.number
+            one.device = region.device
+            region.uses += 1
+
+    def pin_again(self, request: InferRequest) -> None:
+        """Keep them for a part of a request that was pinned, whatever has become of their names since."""
+        for one in request.regions:
+            region = self._by_number.get(one.number)
+            if region is not None:
+                region.uses += 1
+
+    def unpin(self, request: InferRequest) -> None:
+        """Let go of the regions of a request that was pinned."""
+        for one in request.regions:
+            region = self._by_number.get(one.number)
+            if region is not None:  # else the table was closed meanwhile
+                region.uses -= 1
+                if not region.uses:
+                    self._drop_if_unused(region)
+
+    def introduce(self, link: WorkerLink, numbers: Iterable[int]) -> None:
+        """Make sure that a worker has been told of the regions of these numbers, which are in use."""
+        known = self._introduced.get(link)
+        if known is None:
+            known = self._introduced[link] = set()
+            link.on_close.append(self._forget)
+        for number in numbers:
+            if number not in known:
+                known.add(number)
+                region = self._by_number[number]
+                link.send(region.message, () if region.fd is None else (region.fd,))
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _listed(self) -> list[RegisteredRegion]:
+        return [one for one in self._by_name.values() if one.life is not RegionLife.OPENING]
+
+    def _containing(self, one: RegionSlice) -> RegisteredRegion:
+        """The region that a place is in.
+
+        Raises:
+            NotFound, InvalidArgument: there is none, or the place is not all inside.
+        """
+        region = self._by_name.get(one.region)
+        if region is None or region.life is not RegionLife.REGISTERED:
+            raise NotFound(f"Unable to find shared memory region: '{shown(one.region)}'")
+        size = region.status.nbytes
+        if not 0 <= one.offset <= size:
+            raise InvalidArgument(
+                f"Invalid offset for shared memory region: '{shown(one.region)}', expected at most {size}, "
+                f"got {shown_dim(one.offset)}"
+            )
+        if one.nbytes < 0 or one.offset + one.nbytes > size:
+            raise InvalidArgument(
+                f"Invalid offset + byte size for shared memory region: '{shown(one.region)}', expected at "
+                f"most {size}, got {shown_dim(one.offset)} + {shown_dim(one.nbytes)}"
+            )
+        return region
+
+    def _link_on(self, device: str, name: str) -> WorkerLink:
+        """A worker that can open a region of a device's memory.
+
+        Raises:
+            InvalidArgument: none ever runs there.
+            Unavailable: none is up now.
+        """
+        links = self._links_on(device)
+        if links:
+            return links[0]
+        devices = sorted(one for one in self._devices() if one != _CPU)
+        if device in devices:
+            raise Unavailable(f"{_cuda_failure(name)}, no instance on {shown(device)} is up")
+        if devices:
+            raise InvalidArgument(
+                f"{_cuda_failure(name)}: invalid args, expected the 'device_id' of {', '.join(devices)}, on "
+                f"which there are instances, got that of {shown(device)}"
+            )
+        raise InvalidArgument(f"{_cuda_failure(name)}, GPUs not supported: no instance runs on a GPU")
+
+    async def _open(self, region: RegisteredRegion, link: WorkerLink) -> None:
+        """Have a worker open a region, and wait for its word."""
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._opening[region.number] = link, answer
+        self.introduce(link, (region.number,))
+        try:
+            problem = await asyncio.wait_for(answer, _OPEN_TIMEOUT_S)
+        except TimeoutError:
+            raise Unavailable(
+                f"{_cuda_failure(region.status.name)}, the worker did not open it in {_OPEN_TIMEOUT_S:g} s"
+            ) from None
+        finally:
+            del self._opening[region.number]
+        if problem:
+            raise InvalidArgument(f"{_cuda_failure(region.status.name)}: {problem}")
+
+    def _drop_if_unused(self, region: RegisteredRegion) -> None:
+        if region.life is RegionLife.LEAVING and not region.uses:
+            self._drop(region)
+
+    def _drop(self, region: RegisteredRegion) -> None:
+        """Forget a region, and have every worker forget it."""
+        if self._by_number.get(region.number) is not region:
+            return  # the table was closed meanwhile
+        self._remove(region)
+        for link, known in self._introduced.items():
+            if region.number in known:
+                known.discard(region.number)
+                link.send(wire.DropRegion(region.number))
+
+    def _remove(self, region: RegisteredRegion) -> None:
+        del self._by_name[region.status.name]
+        del self._by_number[region.number]
+        region.close()
+
+    def _forget(self, link: WorkerLink) -> None:
+        """Forget what a worker was told that is gone, and end what waits for its word."""
+        self._introduced.pop(link, None)
+        for asked, answer in self._opening.values():
+            if asked is link and not answer.done():
+                answer.set_exception(Unavailable("the worker that was to open the region died"))
+
+
+def _check_new(name: str, kind: RegionKind, registered: Collection[str]) -> None:
+    if not name:
+        word = "system" if kind is RegionKind.SYSTEM else "cuda"
+        raise InvalidArgument(f"'region name' is necessary to register {word} shared memory region")
+    if len(name.encode("utf-8", "replace")) > MAX_NAME_NBYTES:
+        raise InvalidArgument(
+            f"the name of shared memory region '{shown(name)}' is longer than {MAX_NAME_NBYTES} bytes"
+        )
+    if name in registered:
+        raise AlreadyExists(f"shared memory region '{shown(name)}' already in manager")
+    if len(registered) >= _most_regions():
+        raise ResourceExhausted(
+            f"failed to register shared memory region '{shown(name)}': {len(registered)} regions are "
+            "registered, which is as many as there may be"
+        )
+
+
+def _check_kind(region: RegisteredRegion, kind: RegionKind) -> None:
+    if region.kind is not kind:
+        raise InvalidArgument(
+            f"The region named '{shown(region.status.name)}' is registered as {region.kind.value} shared "
+            f"memory, not {kind.value} shared memory"
+        )
+
+
+def _most_regions() -> int:
+    """Each takes a descriptor, of which connections need most."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_REGIONS if soft == resource.RLIM_INFINITY else min(MAX_REGIONS, soft // 4)
+
+
+def _check_cuda(name: str, raw_handle: bytes, device_id: int, nbytes: int) -> None:
+    problem = ""
+    if len(raw_handle) != HANDLE_NBYTES:
+        given = f"got {len(raw_handle)}"
+        problem = f"expected 'raw_handle' to be a cudaIpcMemHandle_t of {HANDLE_NBYTES} bytes, {given}"
+    elif device_id < 0:
+        problem = f"expected 'device_id' to be at least 0, got {shown_dim(device_id)}"
+    elif not 0 < nbytes <= _MAX_UINT64:
+        problem = f"expected 'byte_size' to be at least 1, got {shown_dim(nbytes)}"
+    if problem:
+        raise InvalidArgument(f"{_cuda_failure(name)}: invalid args, {problem}")
+
+
+def _cuda_failure(name: str) -> str:
+    return f"failed to register CUDA shared memory region: '{shown(name)}'"

@@ -1,0 +1,259 @@
+"""Cuts what a worker answered for a batch into one response for each of its requests.
+
+The counterpart of ``gather``. Outputs that lie in the worker's arena are not copied here: a
+response holds views, and the worker is told that a block is free when the last response over it has
+been written.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import Internal, RequestError, request_error
+from gpuserve.front.links.export_memory import KeptTensor
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.v2.types import NOTHING, InferRequest, InferResponse, OutputTensor
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, element_count, element_ends
+
+#: What came for one request; None: nothing this time.
+Answer: TypeAlias = InferResponse | RequestError | None
+#: As many as there may be requests.
+_NO_PARAMETERS: Final = itertools.repeat(NOTHING)
+_Outputs: TypeAlias = list[OutputTensor] | wire.WireFailure | None
+
+
+class _MessageLease:
+    """What is owed to the worker when every response of one message has been closed: the blocks that its
+    outputs lie in, in its arena or on its device, and, in a stream, the word that this message has gone out.
+    """
+
+    __slots__ = ("_blocks", "_exported", "_left", "_link", "_on_gone")
+
+    def __init__(
+        self,
+        link: WorkerLink,
+        blocks: tuple[tuple[int, int], ...],
+        exported: tuple[tuple[int, int], ...],
+        holders: int,
+        on_gone: Callable[[], None] | None,
+    ) -> None:
+        self._link = link
+        self._blocks = blocks
+        self._exported = exported
+        self._left = holders
+        self._on_gone = on_gone
+        link.exports.owed += bool(exported)
+
+    def release(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        if self._blocks:
+            self._link.send(wire.Free(self._blocks))
+        if self._exported:
+            self._link.send(wire.FreeExports(self._exported))
+            self._link.exports.owed -= 1
+        if self._on_gone is not None:
+            self._on_gone()
+
+
+def scatter(
+    spec: ModelSpec,
+    link: WorkerLink,
+    batch: Sequence[Any],
+    message: wire.Done | wire.Yield,
+    on_gone: Callable[[], None] | None = None,
+) -> list[Answer]:
+    """One answer for each request of the batch (``PendingRequest`` objects), in order.
+
+    ``on_gone`` is called when all responses of the message have been closed.
+
+    Raises:
+        ValueError, TypeError, KeyError: the worker's message does not fit the batch. All that it
+            says of sizes and places is checked before it is used.
+    """
+    per_request: Sequence[_Outputs]
+    exported: tuple[tuple[int, int], ...] = ()
+    if message.outputs is not None:
+        tensors = wire.tensors(message.outputs)
+        per_request = _cut(tensors, batch, link)
+        blocks = _blocks(tensors)
+    else:
+        per_request, blocks, exported = _responses(wire.responses(message.responses or ()), link)
+        if len(per_request) != len(batch):
+            raise ValueError(f"{len(per_request)} responses to {len(batch)} requests")
+        if exported:
+            _check_kept(batch, per_request)
+        if on_gone is None and None in per_request:
+            raise ValueError("a request without a response")
+    on_close = None
+    if blocks or exported or on_gone is not None:
+        on_close = _MessageLease(link, blocks, exported, len(batch), on_gone).release
+    parameters: Iterable[Mapping[str, Any]] = _NO_PARAMETERS
+    if message.parameters:
+        parameters = _parameters(message.parameters, len(batch))
+    name, version, memory = spec.name, str(spec.version), link.outputs
+    answers: list[Answer] = []
+    for pending, outputs, given in zip(batch, per_request, parameters, strict=False):
+        request = pending.request
+        if not isinstance(outputs, list) or request.outputs or request.placements:
+            chosen = _chosen(spec, request, outputs, on_close)
+            if not isinstance(chosen, list):
+                answers.append(chosen)
+                continue
+            outputs = chosen
+        answers.append(InferResponse(name, version, request.id, given, outputs, on_close, memory))
+    return answers
+
+
+def _parameters(given: tuple[dict[str, Any], ...], count: int) -> tuple[dict[str, Any], ...]:
+    """The parameters of each response, which the callable set."""
+    if len(given) != count:
+        raise ValueError(f"parameters of {len(given)} responses to {count} requests")
+    for one in given:
+        for key, value in one.items():
+            if not isinstance(key, str) or not isinstance(value, bool | int | float | str):
+                raise ValueError(f"a response parameter that is a {type(value).__name__}")
+    return given
+
+
+def _responses(
+    responses: Sequence[tuple[wire.WireTensor, ...] | wire.WireFailure | None], link: WorkerLink
+) -> tuple[list[_Outputs], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+    """The outputs of each request, and the blocks of all of them, in the arena and on the device."""
+    per_request: list[_Outputs] = []
+    tensors: list[wire.WireTensor] = []
+    for one in responses:
+        if one is None or isinstance(one, wire.WireFailure):
+            per_request.append(one)
+        else:
+            per_request.append([_whole(tensor, link) for tensor in one])
+            tensors += one
+    exported = tuple([one.payload[:2] for one in tensors if isinstance(one.payload, wire.Exported)])
+    return per_request, _blocks(tensors), exported
+
+
+def _chosen(
+    spec: ModelSpec,
+    request: InferRequest,
+    outputs: _Outputs,
+    on_close: Callable[[], None] | None,
+) -> list[OutputTensor] | RequestError | None:
+    """The outputs that the request asks for; or what it is told in their place, and then holds nothing."""
+    found: list[OutputTensor] | RequestError | None
+    if isinstance(outputs, list):
+        found = _requested(spec, request, outputs)
+        if isinstance(found, list):
+            return found
+    else:
+        found = None if outputs is None else request_error(*outputs)
+    if on_close is not None:
+        on_close()
+    return found
+
+
+def _requested(
+    spec: ModelSpec, request: InferRequest, outputs: list[OutputTensor]
+) -> list[OutputTensor] | RequestError:
+    if request.outputs:
+        by_name = {one.name: one for one in outputs}
+        missing = [name for name in request.outputs if name not in by_name]
+        if missing:
+            return Internal(f"model {spec.name!r} did not return the requested output {missing[0]!r}")
+        outputs = [by_name[name] for name in request.outputs]
+    if request.placements:
+        _check_placed(request, outputs)
+    return outputs
+
+
+def _check_placed(request: InferRequest, outputs: Sequence[OutputTensor]) -> None:
+    """An output lies in the client's region if, and only if, that was asked for."""
+    for output in outputs:
+        if output.placed is not (output.name in request.placements):
+            raise ValueError(f"output {output.name!r} is not where it was asked to be")
+
+
+def _check_kept(batch: Sequence[Any], per_request: Sequence[_Outputs]) -> None:
+    """An output stays on the device only if that was asked for."""
+    for pending, outputs in zip(batch, per_request, strict=True):
+        for output in outputs if isinstance(outputs, list) else ():
+            if isinstance(output, KeptTensor) and output.name not in pending.request.kept:
+                raise ValueError(f"output {output.name!r} was kept, which nobody asked for")
+
+
+def _blocks(tensors: Sequence[wire.WireTensor]) -> tuple[tuple[int, int], ...]:
+    """The blocks that outputs lie in, each once: (segment, offset) in the worker's arena."""
+    places = set()
+    for one in tensors:
+        if isinstance(one.payload, wire.Ref):
+            places.add(one.payload[:2])
+    return tuple(places)
+
+
+def _data(tensor: wire.WireTensor, link: WorkerLink) -> bytes | memoryview:
+    """The bytes of a tensor, which must be as many as its shape and datatype say."""
+    payload = tensor.payload
+    data: bytes | memoryview
+    if isinstance(payload, bytes):
+        data = payload
+    elif isinstance(payload, wire.Ref):
+        data = link.outputs.view(*payload)
+    else:
+        raise ValueError(f"output {tensor.name!r} is in memory that is not the worker's")
+    itemsize = ITEMSIZE[tensor.datatype]
+    if itemsize and len(data) != itemsize * element_count(tensor.shape):
+        raise ValueError(
+            f"output {tensor.name!r} of shape {tensor.shape} has {len(data)} bytes of {tensor.datatype}"
+        )
+    return data
+
+
+def _whole(tensor: wire.WireTensor, link: WorkerLink) -> OutputTensor:
+    name, datatype, shape, payload = tensor
+    if isinstance(payload, wire.Place):
+        return OutputTensor(name, datatype, shape, b"", True)
+    if isinstance(payload, wire.Exported):
+        return link.exports.kept(name, datatype, shape, payload)
+    return OutputTensor(name, datatype, shape, _data(tensor, link))
+
+
+def _cut(tensors: Sequence[wire.WireTensor], batch: Sequence[Any], link: WorkerLink) -> list[_Outputs]:
+    """Tensors of the whole batch, none of them in a region, as a list of tensors for each request."""
+    if len(batch) == 1:
+        whole = []
+        for one in tensors:
+            whole.append(OutputTensor(one.name, one.datatype, one.shape, _data(one, link)))  # noqa: PERF401
+        return [whole]
+    rows = [one.rows for one in batch]
+    columns = [_column(one, rows, link) for one in tensors]
+    if len(columns) == 1:
+        return [[one] for one in columns[0]]
+    return [list(one) for one in zip(*columns, strict=True)] if columns else [[] for _ in rows]
+
+
+def _column(tensor: wire.WireTensor, rows: list[int], link: WorkerLink) -> list[OutputTensor]:
+    """One tensor of the whole batch, of shape [sum(rows), …], as one of [rows, …] for each request."""
+    name, datatype, shape, _ = tensor
+    if not shape or shape[0] != sum(rows):
+        raise ValueError(f"output {name!r} of shape {shape} for {sum(rows)} rows")
+    data, inner = _data(tensor, link), shape[1:]
+    shapes = {count: (count, *inner) for count in set(rows)}
+    if datatype == BYTES:
+        elements_a_row = element_count(inner)
+        ends = element_ends(data, [count * elements_a_row for count in rows])
+        return [
+            OutputTensor(name, datatype, shapes[count], data[start:end])
+            for count, start, end in zip(rows, (0, *ends), ends, strict=False)
+        ]
+    row_nbytes = ITEMSIZE[datatype] * element_count(inner)
+    column: list[OutputTensor] = []
+    start = 0
+    for count in rows:
+        end = start + count * row_nbytes
+        column.append(OutputTensor(name, datatype, shapes[count], data[start:end]))
+        start = end
+    return column

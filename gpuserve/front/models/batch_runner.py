@@ -1,0 +1,191 @@
+"""The batches of one model under way: formed when the loop has heard what there is, sent to workers, and
+their answers handed on. What goes together, and when, is the scheduler's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import request_error
+from gpuserve.front.batching import refusals
+from gpuserve.front.batching.interface import BatchSource, Scheduler
+from gpuserve.front.batching.rate_limited import RateLimits
+from gpuserve.front.batching.slots import Batch
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.memory.batch_messages import BatchMessages
+from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.models.answers import ModelAnswers, phases_of
+from gpuserve.front.models.in_flight import InFlightBatch, InFlightBatches
+from gpuserve.front.models.instances import Instances
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve_worker.memory.arena import OutOfMemory
+from gpuserve_worker.protocol import wire
+
+logger = logging.getLogger(__name__)
+
+
+class Queueing(NamedTuple):
+    """The requests of a model and who forms its batches: ``source`` is ``limits``, or without those the
+    scheduler.
+    """
+
+    scheduler: Scheduler
+    source: BatchSource
+    limits: RateLimits | None = None
+
+
+class BatchRunner:
+    """Sends the batches of one model to its instances, and takes their answers.
+
+    ``on_other`` takes what a worker says that is not about its batches.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        queueing: Queueing,
+        messages: BatchMessages,
+        instances: Instances,
+        answers: ModelAnswers,
+        metrics: ModelMetrics,
+        on_other: Callable[[WorkerLink, wire.Message], None],
+    ) -> None:
+        self._spec = spec
+        self._queueing = queueing
+        self._messages = messages
+        self._instances = instances
+        self._answers = answers
+        self._metrics = metrics
+        self._on_other = on_other
+        self._in_flight = InFlightBatches()
+        self._loop = asyncio.get_running_loop()
+        self.pump_due = False
+        self._wakeup: asyncio.TimerHandle | None = None
+
+    # ---- batches out ----------------------------------------------------------------------
+
+    def pump_soon(self) -> None:
+        """Form batches at the end of this turn of the loop: requests that arrived together go together."""
+        if not self.pump_due:
+            self.pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self.pump_due = False
+        now = time.monotonic()
+        scheduler, source, _ = self._queueing
+        for late in scheduler.expire(now):
+            self._answers.refuse_removed(late)
+        while (batch := source.next_batch(now)) is not None:
+            self._dispatch(batch, now)
+        if self._wakeup is not None:
+            self._wakeup.cancel()
+            self._wakeup = None
+        wakeup = source.next_wakeup(now)
+        if wakeup is not None:
+            self._wakeup = self._loop.call_later(wakeup - now, self._pump)
+
+    def _dispatch(self, batch: Batch, now: float) -> None:
+        link = self._instances.up[batch.instance]
+        try:
+            gathered, run = self._messages.pack(batch, link)
+        except OutOfMemory as error:
+            logger.warning("model %s: %s", self._spec.name, error)
+            self._queueing.source.complete(batch.batch_id)
+            self._answers.refuse(batch.requests, refusals.no_memory(self._spec.name))
+            return
+        self._in_flight.add(InFlightBatch(batch, link, gathered.blocks, gathered.in_place, now))
+        self._metrics.queued(batch.requests, now)
+        if self._answers.tracer is not None:
+            self._answers.tracer.dispatched(batch)
+        if gathered.with_regions:
+            self._answers.introduce_regions(link, gathered.with_regions)
+        link.send(run)
+
+    def call_off(self, pending: PendingRequest) -> None:
+        """Tell the worker that runs a request, if one does, that nobody waits for it any more."""
+        self._in_flight.call_off(pending)
+
+    # ---- answers in -----------------------------------------------------------------------
+
+    def on_message(self, link: WorkerLink, message: wire.Message) -> bool:
+        """What a worker of this model says; anything out of place is a breach of the protocol.
+
+        True: what it led to should go out before more is read. So it is with the first response of a stream,
+        and with the end of a batch: that nothing has come behind it would take a system call to find out.
+        """
+        match message:
+            case wire.Done():
+                self._on_done(link, message)
+                return True
+            case wire.Yield():
+                return self._on_yield(link, message)
+            case wire.Failed():
+                self._on_failed(link, message)
+            case wire.Computed(batch_ids):
+                for batch_id in batch_ids:
+                    self._queueing.scheduler.computed(self._in_flight.at(link, batch_id).batch)
+                self._pump()
+            case wire.Split():
+                self._metrics.instance(link.instance).oom_splits += 1
+            case wire.Released(batch_ids):
+                self._in_flight.release(link, batch_ids)
+            case _:
+                self._on_other(link, message)
+        return False
+
+    def _on_done(self, link: WorkerLink, done: wire.Done) -> None:
+        phases = phases_of(done)
+        flight = self._in_flight.land(link, done.batch_id, done.inputs_free)
+        self._queueing.source.complete(done.batch_id)
+        if self._answers.tracer is not None:
+            self._answers.tracer.computed(flight.batch, done)
+        # The worker gets its next batch before anybody is answered.
+        self._pump()
+        answers: Sequence[Answer] = [None] * len(flight.requests)
+        if not self._spec.decoupled:
+            answers = self._messages.unpack(link, flight.batch, done)
+        if self._spec.decoupled:
+            self._answers.end_streams(flight, failed=False)
+        # Requests are counted before they are given their answers.
+        batch = flight.batch
+        self._metrics.executed(batch.instance, batch.rows, flight.sent_at, phases, batch.requests, answers)
+        settle, give = self._answers.settle, self._answers.give
+        for pending, answer in zip(flight.requests, answers, strict=True):
+            settle(pending)
+            give(pending, answer)
+
+    def _on_yield(self, link: WorkerLink, message: wire.Yield) -> bool:
+        flight = self._in_flight.at(link, message.batch_id)
+        answers = self._messages.unpack(link, flight.batch, message, flight.yield_gone)
+        for pending in self._answers.pass_on(flight, answers):
+            self._in_flight.call_off(pending)  # nobody waits for more of it
+        return flight.count_yield() == 1
+
+    def _on_failed(self, link: WorkerLink, failed: wire.Failed) -> None:
+        flight = self._in_flight.land(link, failed.batch_id, failed.inputs_free)
+        self._queueing.source.complete(failed.batch_id)
+        compute_s = time.monotonic() - flight.sent_at
+        self._metrics.instance(link.instance).batch_failed(flight.batch.rows, compute_s)
+        self._answers.end_streams(flight, failed=True)
+        self._pump()
+        error = request_error(*failed.failure)
+        for pending in flight.requests:
+            self._answers.finish(pending, error)
+
+    # ---- ends -----------------------------------------------------------------------------
+
+    def lose(self, link: WorkerLink) -> list[PendingRequest]:
+        """Forget the batches of a worker that is gone; the requests that were at it, in order."""
+        return self._in_flight.lose(link)
+
+    def close(self) -> None:
+        """Cancel the timer that was to form batches."""
+        if self._wakeup is not None:
+            self._wakeup.cancel()

@@ -1,0 +1,191 @@
+"""An ensemble as a model of the front: it takes requests as a model with workers does, and has none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import InvalidArgument, RequestError
+from gpuserve.front.batching import refusals
+from gpuserve.front.batching.interface import SchedulerStatistics
+from gpuserve.front.links.output_memory import OutputMemory
+from gpuserve.front.memory.blocks import bring_home, free_body
+from gpuserve.front.memory.regions import RegionTable
+from gpuserve.front.models.answers import ModelAnswers
+from gpuserve.front.models.ensembles.members import Members
+from gpuserve.front.models.ensembles.plan import EnsemblePlan, Plans
+from gpuserve.front.models.ensembles.run import EnsembleRun, Outcome
+from gpuserve.front.models.interface import Driver
+from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.observe.tracing.reception import Reception, inside
+from gpuserve.front.v2.limits import shown
+from gpuserve.front.v2.statistics import FailureReason
+from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve.front.v2.validation import ModelCheck
+from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
+from gpuserve_worker.protocol.tensor import BYTES
+
+if TYPE_CHECKING:
+    from gpuserve.front.models.model_tracer import ModelTracer
+
+
+_NOTHING: Final = SchedulerStatistics(*[0] * len(SchedulerStatistics._fields))
+
+
+class EnsembleDriver:
+    """The requests of an ensemble under way, and the arena of their inputs, which is lent to the workers of
+    whatever models read them. ``models`` finds the driver of a model's version.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        max_arena_nbytes: int,
+        metrics: ModelMetrics,
+        models: Callable[[str, str], Driver],
+        regions: RegionTable,
+    ) -> None:
+        self.spec = spec
+        self.metrics = metrics
+        metrics.device_nbytes = metrics.device_nbytes or 0
+        self.tracer: ModelTracer | None = None
+        self._runs: dict[PendingRequest, EnsembleRun] = {}
+        self._draining = False
+        self._memory = OutputMemory()
+        self.arena = Arena(max_arena_nbytes, self._memory.attach, self._memory.detach)
+        self._check = ModelCheck(spec)
+        self._plans = Plans(spec)
+        self._members = Members(models, regions)
+        self._answers = ModelAnswers(spec, metrics, regions=regions)
+        self._is_asking = False
+
+    @property
+    def workers(self) -> None:
+        """None: its steps are run by the workers of other models."""
+        return
+
+    @property
+    def was_ready(self) -> bool:
+        """True: there is nothing to wait for, and what its models still load is seen by ``ready``."""
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """Whether the models of all its steps are; never where they lead back to it."""
+        if self._is_asking:
+            return False
+        self._is_asking = True
+        try:
+            return self._members.are_ready(self.spec.steps)
+        finally:
+            self._is_asking = False
+
+    @property
+    def unfinished(self) -> int:
+        """How many requests run; none of them waits: their steps do, at their models."""
+        return len(self._runs)
+
+    def statistics(self) -> SchedulerStatistics:
+        """The count of the requests that run, with nothing else."""
+        return _NOTHING._replace(running_requests=len(self._runs))
+
+    def allocate(self, nbytes: int) -> Block | None:
+        try:
+            return self.arena.allocate(nbytes)
+        except OutOfMemory:
+            return None
+
+    def free(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            block.free()
+
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> PendingRequest:
+        """Run one request; ``on_answer`` takes what became of it, or else its ``answer`` is awaited, and
+        ``take_back()`` gives it up.
+
+        Its blocks become the driver's to free. ``on_response`` is not called: there is one response.
+
+        Raises:
+            RequestError: the request is wrong or refused.
+        """
+        bring_home(request, self.arena)
+        try:
+            checked = self._check.check(request)
+            plan = self._plans.plan(request.outputs)
+            if request.placements:
+                self._check_placements(request, plan)
+            if self._draining and not request.depth:
+                raise refusals.stopping()
+        except RequestError as error:
+            free_body(request)
+            self.metrics.refused(error)
+            raise
+        pending = PendingRequest(self, request, checked, (), retriable=False, on_answer=on_answer)
+        pending.enqueued_at = time.monotonic()
+        self._answers.expect(pending)
+        run = EnsembleRun(pending, plan, self._members, self._memory, self._on_end, self._trace(pending))
+        self._runs[pending] = run
+        run.begin()
+        return pending
+
+    def _trace(self, pending: PendingRequest) -> Reception | None:
+        """Begin its trace, if it is to have one; what its steps are traced under."""
+        if self.tracer is None:
+            return None
+        self.tracer.begin(pending)
+        return inside(getattr(pending, "trace", None))
+
+    def _check_placements(self, request: InferRequest, plan: EnsemblePlan) -> None:
+        """Refuse what a step would have to find in a client's region without knowing how long it is."""
+        for output in self.spec.outputs:
+            if output.name in request.placements and output.datatype == BYTES and plan.readers[output.name]:
+                raise InvalidArgument(
+                    f"output '{shown(output.name)}' of ensemble '{self.spec.name}' is BYTES and a step reads "
+                    "it: it cannot be written to shared memory, expected it in the response"
+                )
+
+    def take_back(self, pending: PendingRequest) -> None:
+        """Take back the steps of a request whose client went away, or drop its result."""
+        if not pending.give_up():
+            return
+        run = self._runs.pop(pending, None)
+        if run is not None:
+            self._answers.take_back(pending)
+            run.end()
+            self._answers.settle(pending)
+
+    def _on_end(self, pending: PendingRequest, outcome: Outcome) -> None:
+        run = self._runs.pop(pending)
+        self.metrics.device_nbytes = (self.metrics.device_nbytes or 0) + run.device_nbytes
+        self._answers.settle(pending)
+        if isinstance(outcome, InferResponse):
+            pending.counted = True
+            self.metrics.answered(pending.rows, time.monotonic() - pending.enqueued_at)
+        self._answers.give(pending, outcome, FailureReason.OTHER)
+
+    # ---- ending ---------------------------------------------------------------------------
+
+    def resize(self, spec: ModelSpec) -> None:
+        """Take another declaration of the same ensemble, which has no instances."""
+        self.spec = spec
+
+    def stop_accepting(self) -> None:
+        self._draining = True
+
+    def retire(self) -> None:
+        """Another driver gets the requests from now on."""
+
+    def close(self) -> None:
+        while self._runs:
+            pending, run = next(iter(self._runs.items()))
+            run.end()
+            self._on_end(pending, refusals.ended(self.spec.name, stops=self._draining))
+        self.arena.close()

@@ -1,0 +1,149 @@
+"""What an ensemble has to do for a request: which steps, where each of their tensors goes, and how far one
+request has come. Pure: no request is sent here.
+
+A plan depends on the outputs that are asked for: steps that only others need are not run. In a request::
+
+    step     WAITING ──all it reads is there──► RUNNING ──answered──► DONE
+    request  RUNNING ──every step is DONE──► COMPLETE
+                └──a step failed, or nobody waits──► ENDED
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gpuserve.declare.ensembles import needed_steps
+from gpuserve.declare.spec import ModelSpec, StepSpec
+from gpuserve.states import IllegalTransition, StepTable
+
+#: Lists of outputs that are remembered.
+_REMEMBERED: Final = 1024
+
+
+class PlannedStep(NamedTuple):
+    """A step of a plan. ``number`` is its place in the declaration; ``version`` is "" for the latest.
+
+    ``reads`` are pairs of an input of its model and the tensor that it gets; ``writes`` of an output of its
+    model and the tensor that it makes, of those that somebody wants.
+    """
+
+    number: int
+    model: str
+    version: str
+    reads: tuple[tuple[str, str], ...]
+    writes: tuple[tuple[str, str], ...]
+
+
+class EnsemblePlan:
+    """All that a request for certain outputs needs.
+
+    ``readers`` counts, for each tensor, how many inputs of steps it is.
+    """
+
+    def __init__(self, spec: ModelSpec, outputs: Sequence[str]) -> None:
+        self.outputs = tuple(outputs)
+        numbers = needed_steps(spec.steps, outputs)
+        read = [ours for number in numbers for _, ours in spec.steps[number].inputs]
+        self.readers = Counter(read)
+        wanted = {*outputs, *read}
+        self.steps = tuple(_planned(number, spec.steps[number], wanted) for number in numbers)
+
+    def is_shared(self, tensor: str) -> bool:
+        """Whether more than one wants it: steps, or the client."""
+        return self.readers[tensor] + (tensor in self.outputs) > 1
+
+
+class Plans:
+    """The plans of one ensemble, by the outputs that are asked for."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._all = tuple(one.name for one in spec.outputs)
+        self._known: dict[tuple[str, ...], EnsemblePlan] = {}
+
+    def plan(self, outputs: tuple[str, ...]) -> EnsemblePlan:
+        """The plan for these outputs, which the ensemble has; none named is all of them."""
+        known = self._known.get(outputs)
+        if known is None:
+            known = EnsemblePlan(self._spec, outputs or self._all)
+            if len(self._known) < _REMEMBERED:
+                self._known[outputs] = known
+        return known
+
+
+def _planned(number: int, step: StepSpec, wanted: set[str]) -> PlannedStep:
+    writes = tuple((theirs, ours) for theirs, ours in step.outputs if ours in wanted)
+    return PlannedStep(number, step.model, str(step.version or ""), step.inputs, writes)
+
+
+class PlannedStepState(enum.Enum):
+    """Whether a step of an ensemble waits, runs, or has its answer."""
+
+    WAITING = "WAITING"
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+
+
+class RunState(enum.Enum):
+    """Whether a whole request runs, has all of its answers, or was given up."""
+
+    RUNNING = "RUNNING"
+    COMPLETE = "COMPLETE"
+    ENDED = "ENDED"
+
+
+_STEPS: Final = StepTable(
+    "step",
+    {
+        PlannedStepState.WAITING: {PlannedStepState.RUNNING},
+        PlannedStepState.RUNNING: {PlannedStepState.DONE},
+    },
+)
+_RUNS: Final = StepTable("ensemble request", {RunState.RUNNING: {RunState.COMPLETE, RunState.ENDED}})
+
+
+class RunProgress:
+    """The steps of one request. No step waits for an input of the request, which is there or never comes."""
+
+    def __init__(self, plan: EnsemblePlan) -> None:
+        self.state = RunState.RUNNING
+        made = {ours for step in plan.steps for _, ours in step.writes}
+        self._states = dict.fromkeys((step.number for step in plan.steps), PlannedStepState.WAITING)
+        self._steps = plan.steps
+        #: What each step still waits for.
+        self._missing = {step.number: {ours for _, ours in step.reads if ours in made} for step in plan.steps}
+
+    def next_steps(self) -> list[PlannedStep]:
+        """The steps that can run now; they count as running from here on."""
+        ready = [step for step in self._steps if self._is_ready(step)]
+        for step in ready:
+            self._move(step, PlannedStepState.RUNNING)
+        return ready
+
+    def done(self, step: PlannedStep) -> None:
+        """Count a step as answered; with the last one the request is complete."""
+        self._move(step, PlannedStepState.DONE)
+        for missing in self._missing.values():
+            missing.difference_update(ours for _, ours in step.writes)
+        if all(state is PlannedStepState.DONE for state in self._states.values()):
+            self.state = _RUNS.step(self.state, RunState.COMPLETE)
+
+    def end(self) -> None:
+        """Give the request up: nothing more is to be done."""
+        self.state = _RUNS.step(self.state, RunState.ENDED)
+
+    def state_of(self, step: PlannedStep) -> PlannedStepState:
+        """Whether one step waits, runs, or has its answer."""
+        return self._states[step.number]
+
+    def _is_ready(self, step: PlannedStep) -> bool:
+        waits = self._states[step.number] is PlannedStepState.WAITING and not self._missing[step.number]
+        return waits and self.state is RunState.RUNNING
+
+    def _move(self, step: PlannedStep, state: PlannedStepState) -> None:
+        if self.state is not RunState.RUNNING:
+            raise IllegalTransition(f"the request of step {step.number} is {self.state.name}")
+        self._states[step.number] = _STEPS.step(self._states[step.number], state, step.number)

@@ -1,0 +1,226 @@
+"""One request of an ensemble: sends its steps to their models, hands their tensors on, and puts the answer
+together. What is next is ``plan.py``'s to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+from gpuserve.errors import RequestError, request_error
+from gpuserve.front.batching import refusals
+from gpuserve.front.links.export_memory import KeptTensor
+from gpuserve.front.links.output_memory import Memories, OutputMemory
+from gpuserve.front.models.ensembles.members import Members
+from gpuserve.front.models.ensembles.plan import EnsemblePlan, PlannedStep, RunProgress, RunState
+from gpuserve.front.models.ensembles.tensors import Holders, of_request, of_response
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.observe.tracing.reception import Reception
+from gpuserve.front.v2.types import InferResponse, InputTensor, OutputTensor, RegionSlice, StepRequest
+from gpuserve_worker.memory.arena import Block
+
+#: What became of a request.
+Outcome: TypeAlias = InferResponse | RequestError
+
+
+class EnsembleRun:
+    """One request of an ensemble under way. It has 15 attributes: what it was asked, whom it asks, and what
+    it holds of each step's tensors.
+
+    ``memory`` is that of the request's own blocks, which are this run's to free. ``on_end`` is told what
+    became of it, once, unless it was ended from outside. ``reception``: its steps are traced as parts of it.
+    """
+
+    def __init__(
+        self,
+        pending: PendingRequest,
+        plan: EnsemblePlan,
+        members: Members,
+        memory: OutputMemory,
+        on_end: Callable[[PendingRequest, Outcome], None],
+        reception: Reception | None,
+    ) -> None:
+        self._pending = pending
+        self._request = pending.request
+        self._plan = plan
+        self._members = members
+        self._memory = memory
+        self._on_end = on_end
+        self._reception = reception
+        self._progress = RunProgress(plan)
+        self._began_at = time.monotonic()
+        #: By step: what it reads, as far as it is there; and its request, while it runs.
+        self._inputs: dict[int, list[InputTensor]] = {step.number: [] for step in plan.steps}
+        self._running: dict[int, PendingRequest] = {}
+        #: What the answer is made of.
+        self._outputs: dict[str, OutputTensor] = {}
+        self._parameters: dict[str, Any] = {}
+        self._kept: list[tuple[InferResponse, Holders]] = []
+        #: Bytes that steps kept on their devices for others.
+        self.device_nbytes = 0
+
+    def begin(self) -> None:
+        """Send the steps that wait for nothing."""
+        for tensor in self._request.inputs:
+            data = of_request(tensor.data, self._memory, self._plan.readers[tensor.name])
+            self._hand_over(tensor.name, tensor.datatype, tensor.shape, data)
+        self._go_on()
+
+    def end(self) -> None:
+        """Nobody waits for it any more: its steps are taken back, and all that it holds is free."""
+        self._progress.end()
+        self._take_back()
+        for _, holders in self._kept:
+            holders.let_go()
+
+    # ---- steps out ------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        for step in self._progress.next_steps():
+            if self._progress.state is RunState.RUNNING:  # or one before it could not be sent
+                self._send(step)
+
+    def _send(self, step: PlannedStep) -> None:
+        try:
+            request = self._step_request(step)
+            pending = self._members.submit(request)
+        except RequestError as error:
+            self._fail(error)
+            return
+        self._running[step.number] = pending
+        pending.answer.add_done_callback(partial(self._answered, step))
+
+    def _step_request(self, step: PlannedStep) -> StepRequest:
+        """The request of a step, to which its inputs belong from now on.
+
+        Raises:
+            DeadlineExceeded: the time of the whole request is over.
+        """
+        whole = self._request
+        timeout_s = self._time_left_s()
+        inputs = self._inputs.pop(step.number)
+        placements = {
+            theirs: whole.placements[ours] for theirs, ours in step.writes if ours in whole.placements
+        }
+        in_regions = [one.data for one in inputs if isinstance(one.data, RegionSlice)]
+        request = StepRequest(
+            step.model,
+            step.version,
+            whole.id,
+            whole.parameters,
+            inputs,
+            tuple([theirs for theirs, _ in step.writes]),
+            timeout_s,
+            whole.priority,
+            placements=placements,
+            sequence=whole.sequence,
+            regions=(*in_regions, *placements.values()),
+        )
+        request.depth = whole.depth + 1
+        request.reception = self._reception
+        request.kept = self._members.kept(step, self._plan)
+        return request
+
+    def _time_left_s(self) -> float | None:
+        limit_s = self._request.timeout_s
+        if limit_s is None:
+            return None
+        left_s = self._began_at + limit_s - time.monotonic()
+        if left_s <= 0:
+            raise refusals.too_late(self._pending.spec.name, limit_s, was_queued=False)
+        return left_s
+
+    # ---- answers in -----------------------------------------------------------------------
+
+    def _answered(self, step: PlannedStep, answer: asyncio.Future[Any]) -> None:
+        if self._running.pop(step.number, None) is None:  # it was taken back
+            if not answer.cancelled() and answer.exception() is None:
+                answer.result().close()
+            return
+        error = answer.exception()
+        if isinstance(error, RequestError):
+            self._fail(error)
+        elif error is not None:
+            raise error
+        else:
+            self._take(step, answer.result())
+
+    def _take(self, step: PlannedStep, response: InferResponse) -> None:
+        """Hand the outputs of a step on to those who wait for them."""
+        holders = Holders(response.close)
+        outputs = {one.name: one for one in response.outputs}
+        is_kept = False
+        for theirs, ours in step.writes:
+            output = outputs[theirs]
+            if isinstance(output, KeptTensor):
+                self.device_nbytes += output.nbytes
+            data = of_response(
+                output,
+                response,
+                holders,
+                self._plan.readers[ours],
+                shared=self._plan.is_shared(ours),
+                placement=self._request.placements.get(ours),
+            )
+            self._hand_over(ours, output.datatype, output.shape, data)
+            if ours in self._plan.outputs:
+                is_kept = True
+                self._outputs[ours] = OutputTensor(
+                    ours, output.datatype, output.shape, output.data, output.placed
+                )
+        if is_kept:
+            self._parameters.update(response.parameters)
+            self._kept.append((response, holders))
+        else:
+            holders.let_go()
+        self._progress.done(step)
+        self._go_on()
+        if self._progress.state is RunState.COMPLETE:
+            self._on_end(self._pending, self._response())
+
+    def _hand_over(self, tensor: str, datatype: str, shape: tuple[int, ...], data: list[Any]) -> None:
+        """A tensor is there; ``data`` is as many times its bytes as steps read it."""
+        left = iter(data)
+        for step in self._plan.steps:
+            for theirs, ours in step.reads:
+                if ours == tensor:
+                    self._inputs[step.number].append(InputTensor(theirs, datatype, shape, next(left)))
+
+    def _response(self) -> InferResponse:
+        spec = self._pending.spec
+        kept = self._kept
+
+        def close() -> None:
+            for _, holders in kept:
+                holders.let_go()
+
+        memories = [response.memory for response, _ in kept if response.memory is not None]
+        return InferResponse(
+            spec.name,
+            str(spec.version),
+            self._request.id,
+            self._parameters,
+            [self._outputs[name] for name in self._plan.outputs],
+            close,
+            Memories(memories),
+        )
+
+    # ---- the end --------------------------------------------------------------------------
+
+    def _fail(self, error: RequestError) -> None:
+        self.end()
+        text = f"in ensemble '{self._pending.spec.name}', {error}"
+        self._on_end(self._pending, request_error(error.code.value, text))
+
+    def _take_back(self) -> None:
+        running, self._running = self._running, {}
+        for pending in running.values():
+            pending.take_back()
+        for tensors in self._inputs.values():
+            for one in tensors:
+                if isinstance(one.data, Block):
+                    one.data.free()
+        self._inputs.clear()

@@ -1,0 +1,98 @@
+"""Who holds what between the steps of an ensemble: the same bytes for each of their readers, and the word to
+their owner when the last of them is through. Nothing large is copied here.
+
+Large tensors lie in the arena of the worker that made them, or, those of the request itself, in the
+ensemble's own; the workers of the models that read them are lent that memory. Those that only workers with a
+device read may stay on a device, and are lent alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuserve.front.links.export_memory import KeptTensor
+from gpuserve.front.links.output_memory import LentBlock, OutputMemory
+from gpuserve.front.v2.types import Data, InferResponse, OutputTensor, RegionSlice
+from gpuserve_worker.memory.arena import Block
+from gpuserve_worker.protocol.tensor import ITEMSIZE, element_count
+from gpuserve_worker.protocol.wire import INLINE_NBYTES
+
+
+class Holders:
+    """Those who hold one thing, which is closed when the last lets go. The first is whoever made this."""
+
+    __slots__ = ("_close", "_count")
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+        self._count = 1
+
+    def hold(self) -> None:
+        """Count one holder more of the thing."""
+        self._count += 1
+
+    def let_go(self) -> None:
+        """Count one holder less; the last closes the thing."""
+        self._count -= 1
+        if not self._count:
+            self._close()
+
+
+def of_request(data: Data, memory: OutputMemory, readers: int) -> list[Data]:
+    """An input of a request for each of its readers. Blocks, in ``memory`` or lent, are freed by the last."""
+    if not isinstance(data, Block):
+        return [data] * readers
+    holders, shared = Holders(data.free), readers > 1
+    found: list[Data] = []
+    for _ in range(readers):
+        holders.hold()
+        if isinstance(data, LentBlock):
+            found.append(data.again(holders.let_go, shared=shared))
+        else:
+            place = data.segment, data.offset, data.nbytes
+            found.append(memory.lent(*place, holders.let_go, shared=shared))
+    holders.let_go()
+    return found
+
+
+def of_response(
+    output: OutputTensor,
+    response: InferResponse,
+    holders: Holders,
+    readers: int,
+    *,
+    shared: bool,
+    placement: RegionSlice | None,
+) -> list[Data]:
+    """An output of a step for each of its readers among the steps; ``holders`` are those of the response.
+
+    ``placement`` is where it is, if it was written into a client's region.
+    """
+    if output.placed:
+        assert placement is not None, "an output lies in a region only where that was asked for"
+        return [_written(placement, output)] * readers
+    if isinstance(output, KeptTensor):
+        kept: list[Data] = []
+        for _ in range(readers):
+            holders.hold()
+            kept.append(output.lent(holders.let_go, shared=shared))
+        return kept
+    data = output.data
+    if not isinstance(data, memoryview) or len(data) <= INLINE_NBYTES or response.memory is None:
+        return [bytes(data)] * readers if readers else []
+    place = response.memory.locate(data)
+    if place is None:  # its worker has died since: there is nobody to lend from
+        return [bytes(data)] * readers if readers else []
+    found: list[Data] = []
+    for _ in range(readers):
+        holders.hold()
+        found.append(place.memory.lent(place.segment, place.offset, len(data), holders.let_go, shared=shared))
+    return found
+
+
+def _written(placement: RegionSlice, output: OutputTensor) -> RegionSlice:
+    """What was written of the place that a client gave; no element of it has a length of its own."""
+    nbytes = ITEMSIZE[output.datatype] * element_count(output.shape)
+    written = RegionSlice(placement.region, placement.offset, nbytes)
+    written.number, written.device = placement.number, placement.device
+    return written

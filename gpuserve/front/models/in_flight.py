@@ -1,0 +1,144 @@
+"""Batches at workers, and which blocks of the input arena each of them holds. A block is freed here or by
+``PendingRequest``'s driver, exactly once. No scheduling.
+
+::
+
+    body in place:   request ──(batch answered, arrays kept)──► lent ──(Released)──► free
+    gathered copy:   flight ───(batch answered, arrays kept)──► lent ──(Released)──► free
+                       └──────(batch answered, or worker dead)─────────────────────► free
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuserve.front.batching.slots import Batch
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.models.pending import PendingRequest
+from gpuserve_worker.memory.arena import Block
+from gpuserve_worker.protocol.wire import YIELD_WINDOW, Cancel, Credit, WireError
+
+if TYPE_CHECKING:
+    from gpuserve.front.models.answers import StreamAccount
+
+#: The worker hears that responses have gone out when there are so many, not of each.
+_CREDIT_YIELDS: Final = YIELD_WINDOW // 4
+
+
+class InFlightBatch:
+    """A batch at a worker since ``sent_at``, with the pending ``requests`` of it. ``blocks`` are the batch's
+    own; with ``in_place`` the worker sees the body of its one request, whose blocks stay the request's.
+    ``account`` is there once a stream had a response.
+    """
+
+    __slots__ = ("_gone", "_yields", "account", "batch", "blocks", "in_place", "link", "requests", "sent_at")
+
+    def __init__(
+        self, batch: Batch, link: WorkerLink, blocks: list[Block], in_place: bool, sent_at: float
+    ) -> None:
+        self.batch = batch
+        requests: list[Any] = batch.requests
+        self.requests: list[PendingRequest] = requests
+        self.link = link
+        self.blocks = blocks
+        self.in_place = in_place
+        self.sent_at = sent_at
+        self.account: StreamAccount | None = None
+        self._gone = 0
+        self._yields = 0
+
+    def count_yield(self) -> int:
+        """Count one more message of responses that has come; how many there are now."""
+        self._yields += 1
+        return self._yields
+
+    def yield_gone(self) -> None:
+        """Count one more message of responses that has left for its clients, and tell the worker now and
+        then.
+        """
+        self._gone += 1
+        if self._gone >= _CREDIT_YIELDS:
+            self.link.send(Credit(self.batch.batch_id, self._gone))
+            self._gone = 0
+
+
+class InFlightBatches:
+    """The batches at the workers of one model, and the blocks lent to them beyond their answers."""
+
+    def __init__(self) -> None:
+        self._flights: dict[int, InFlightBatch] = {}
+        self._lent: dict[int, tuple[WorkerLink, list[Block]]] = {}
+
+    def add(self, flight: InFlightBatch) -> None:
+        """Remember a batch that is sent to its worker."""
+        self._flights[flight.batch.batch_id] = flight
+
+    def at(self, link: WorkerLink, batch_id: int) -> InFlightBatch:
+        """The batch of that number, which must be at that worker.
+
+        Raises:
+            WireError: it is not.
+        """
+        flight = self._flights.get(batch_id)
+        if flight is None or flight.link is not link:
+            raise _not_there(link, batch_id)
+        return flight
+
+    def call_off(self, pending: PendingRequest) -> None:
+        """Tell the worker that runs this request, if one does, that nobody waits for it any more."""
+        for batch_id, flight in self._flights.items():
+            if pending in flight.batch.requests:
+                flight.link.send(Cancel(batch_id, flight.batch.position_of(pending)))
+                return
+
+    def land(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> InFlightBatch:
+        """Take out a batch that a worker answered; its blocks are free now, or lent until ``release``.
+
+        Raises:
+            WireError: that worker does not have such a batch.
+        """
+        flight = self._flights.get(batch_id)
+        if flight is None or flight.link is not link:
+            raise _not_there(link, batch_id)
+        del self._flights[batch_id]
+        if inputs_free:
+            for block in flight.blocks:
+                block.free()
+            return flight
+        if flight.in_place:
+            # The body outlives its request: the callable kept an array over it.
+            for pending in flight.requests:
+                flight.blocks += pending.blocks
+                pending.blocks = ()
+        if flight.blocks:
+            self._lent[batch_id] = (link, flight.blocks)
+        return flight
+
+    def release(self, link: WorkerLink, batch_ids: Iterable[int]) -> None:
+        """Free the blocks of batches over whose inputs the last array has died in their worker."""
+        for batch_id in batch_ids:
+            lender, blocks = self._lent.get(batch_id, (None, []))
+            if lender is link:
+                del self._lent[batch_id]
+                _free(blocks)
+
+    def lose(self, link: WorkerLink) -> list[PendingRequest]:
+        """Free what a worker held that is gone; the requests that were at it, in order."""
+        requests: list[PendingRequest] = []
+        for batch_id in [n for n, flight in self._flights.items() if flight.link is link]:
+            flight = self._flights.pop(batch_id)
+            _free(flight.blocks)
+            requests += flight.requests
+        for batch_id in [n for n, (lender, _) in self._lent.items() if lender is link]:
+            _free(self._lent.pop(batch_id)[1])
+        return requests
+
+
+def _free(blocks: Iterable[Block]) -> None:
+    for block in blocks:
+        block.free()
+
+
+def _not_there(link: WorkerLink, batch_id: int) -> WireError:
+    return WireError(f"an answer to batch {batch_id}, which is not at instance {link.instance}")

@@ -1,0 +1,113 @@
+"""The instances of one model as its driver knows them: the links of those that are up, and when those that
+are down may be expected. No request and no batch is known here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve_worker.protocol.wire import DropSegment, Message, Segment
+
+#: With no instance up and none due within this time, requests are refused instead of queued.
+PATIENCE_S: Final = 5.0
+
+
+class Instances:
+    """Which instances are up, with their links in ``up``; ``devices`` says on which device each of the
+    model's is. One that is retired finishes what it has, and is not counted on.
+    """
+
+    def __init__(self, devices: Mapping[str, str]) -> None:
+        self._devices = dict(devices)
+        self.up: dict[str, WorkerLink] = {}
+        self._retired: set[str] = set()
+        #: New ones that have not been up yet.
+        self._coming: set[str] = set()
+        #: When the next start of each instance that is down is due; past while it loads.
+        self._due_at: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any instance is up that is not retired."""
+        return not self.up.keys() <= self._retired
+
+    def __contains__(self, instance: str) -> bool:
+        """Whether an instance is one of the model's, or was and has not been forgotten."""
+        return instance in self._devices
+
+    def in_rotation(self) -> list[str]:
+        """The names of the instances that are up and not retired."""
+        return [name for name in self.up if name not in self._retired]
+
+    @property
+    def n_coming(self) -> int:
+        """How many instances are new, and are neither up nor known to be down: nobody misses them yet."""
+        return len(self._coming)
+
+    def resize(self, devices: Mapping[str, str]) -> None:
+        """Add the instances that are new; what the model had besides is retired, or will be."""
+        self._coming |= devices.keys() - self._devices.keys()
+        self._devices |= devices
+
+    def retire(self, instance: str) -> None:
+        """Count on an instance no more: it gets nothing new."""
+        self._retired.add(instance)
+
+    def forget(self, instance: str) -> WorkerLink | None:
+        """Forget an instance that the model does not have any more; its link, as ``remove`` gives it."""
+        link = self.remove(instance, None)
+        self._devices.pop(instance, None)
+        self._due_at.pop(instance, None)
+        self._retired.discard(instance)
+        return link
+
+    def add(self, link: WorkerLink) -> None:
+        """Remember an instance that is up."""
+        self._due_at.pop(link.instance, None)
+        self._coming.discard(link.instance)
+        self._retired.discard(link.instance)  # another that had its name
+        self.up[link.instance] = link
+
+    def remove(self, instance: str, restart_in_s: float | None) -> WorkerLink | None:
+        """Take an instance out that is down; its link, if it was up, after all has been heard.
+        ``restart_in_s``: when its next start is due, in seconds.
+        """
+        if (link := self.up.get(instance)) is not None:
+            link.drain()  # what it answered before is answered
+        self._coming.discard(instance)
+        if restart_in_s is not None:
+            self._due_at[instance] = time.monotonic() + restart_in_s
+        return self.up.pop(instance, None)
+
+    def owes(self, instance: str) -> bool:
+        """Whether somebody has still to read what is on the device of one that is up."""
+        return instance in self.up and self.up[instance].exports.owed > 0
+
+    def device_of(self, instance: str) -> str:
+        """The device that an instance is on."""
+        return self._devices[instance]
+
+    def none_is_due(self, device: str = "") -> bool:
+        """Whether every instance, or every one of a device, is known to be down for longer than a request
+        should wait.
+        """
+        patient_until = time.monotonic() + PATIENCE_S
+        return all(
+            self._due_at.get(name, 0) > patient_until
+            for name, its_device in self._devices.items()
+            if device in ("", its_device) and name not in self._retired
+        )
+
+    def announce_segment(self, segment: int, fd: int, nbytes: int) -> None:
+        """Tell every worker of a new segment of the model's arena, of ``nbytes`` bytes."""
+        self._tell(Segment(segment, nbytes), [fd])
+
+    def announce_drop(self, segment: int) -> None:
+        """Tell every worker that the model's arena gave a segment up."""
+        self._tell(DropSegment(segment))
+
+    def _tell(self, message: Message, fds: Sequence[int] = ()) -> None:
+        for link in self.up.values():
+            link.send(message, fds)

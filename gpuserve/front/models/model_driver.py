@@ -1,0 +1,234 @@
+"""One model at work in the front: takes its requests, queues them, and takes them back. Its batches are in
+``batch_runner.py``, its workers in ``model_workers.py``, and what its requests are told in ``answers.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import RequestError
+from gpuserve.front.batching import refusals
+from gpuserve.front.batching.interface import SchedulerStatistics
+from gpuserve.front.batching.rate_limited import RateLimits
+from gpuserve.front.batching.rate_limiter import RateLimiter
+from gpuserve.front.batching.scheduler_factory import scheduler_of
+from gpuserve.front.links.worker_link import WorkerLink, no_such_message
+from gpuserve.front.memory.batch_messages import BatchMessages
+from gpuserve.front.memory.blocks import bring_home
+from gpuserve.front.models.answers import ModelAnswers, RegionUse
+from gpuserve.front.models.batch_runner import BatchRunner, Queueing
+from gpuserve.front.models.instances import Instances
+from gpuserve.front.models.model_workers import ModelWorkers
+from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
+from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.v2.statistics import FailureReason as Reason
+from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.v2.validation import check_of
+from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
+from gpuserve_worker.protocol import wire
+
+if TYPE_CHECKING:
+    from gpuserve.front.models.model_tracer import ModelTracer
+
+
+class ModelDriver:
+    """A model's queue, its workers that are up, and its input arena of ``max_arena_nbytes`` bytes at most.
+
+    It has 14 attributes because all parts of the model at work meet here. ``limiter``: where the server
+    limits rates. ``on_other`` takes what a worker says that is not about its batches.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        max_arena_nbytes: int,
+        metrics: ModelMetrics,
+        cache: ResponseCache | None = None,
+        regions: RegionUse | None = None,
+        limiter: RateLimiter | None = None,
+        on_other: Callable[[WorkerLink, wire.Message], None] = no_such_message,
+    ) -> None:
+        self.spec = spec
+        self.metrics = metrics
+        self._check = check_of(spec)
+        instances = Instances({one.name: one.device for one in spec.instances})
+        self._device_check = DeviceCheck(spec, instances)
+        self.arena = Arena(max_arena_nbytes, instances.announce_segment, instances.announce_drop)
+        self._messages = messages = BatchMessages(spec, self.arena)
+        self._answers = answers = ModelAnswers(spec, metrics, cache, regions)
+        self._scheduler = scheduler = scheduler_of(spec)
+        limits = None
+        if limiter is not None:
+            limits = RateLimits(scheduler, spec.instances, limiter, self._pump_soon)
+        queueing = Queueing(scheduler, limits or scheduler, limits)
+        self._runner = runner = BatchRunner(spec, queueing, messages, instances, answers, metrics, on_other)
+        inputs = messages.device_inputs
+        self.workers = ModelWorkers(spec, queueing, instances, inputs, self.arena, answers, runner, metrics)
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def ready(self) -> bool:
+        """Whether an instance is up."""
+        return bool(self.workers.instances)
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether an instance was up once."""
+        return self.workers.were_up
+
+    @property
+    def unfinished(self) -> int:
+        counts = self._scheduler.statistics()
+        return counts.queued + counts.running_requests
+
+    @property
+    def tracer(self) -> ModelTracer | None:
+        return self._answers.tracer
+
+    @tracer.setter
+    def tracer(self, tracer: ModelTracer | None) -> None:
+        self._answers.tracer = tracer
+
+    def statistics(self) -> SchedulerStatistics:
+        return self._scheduler.statistics()
+
+    # ---- requests -------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> Block | None:
+        try:
+            return self.arena.allocate(nbytes)
+        except OutOfMemory:
+            return None
+
+    def free(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            block.free()
+
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> PendingRequest:
+        """Queue one request; ``on_answer`` takes what became of it, or else its ``answer`` is awaited, and
+        ``take_back()`` gives it up.
+
+        ``on_response`` takes the responses of a decoupled model; any other gives its one as the answer.
+
+        Raises:
+            RequestError: the request is wrong or refused.
+        """
+        blocks: Sequence[Block] = ()
+        for one in request.inputs:
+            if isinstance(one.data, Block):
+                blocks = bring_home(request, self.arena)
+                break
+        answers, runner = self._answers, self._runner
+        try:
+            if self.spec.decoupled and on_response is None:
+                raise refusals.no_stream(self.spec.name)
+            checked = self._check.check(request)
+            if request.regions:
+                self._device_check.check(request)
+            if self.workers.refusal is not None:
+                raise self.workers.refusal()
+            retriable = not blocks or self._messages.is_repeatable(request)
+            pending = PendingRequest(self, request, checked, blocks, retriable, on_response, on_answer)
+            if answers.tracer is not None:
+                answers.tracer.begin(pending)
+            if answers.recalls and answers.recall(pending):
+                answers.settle(pending)
+                return pending
+            self._scheduler.submit(pending, time.monotonic())
+            if answers.in_order:
+                answers.expect(pending)
+        except RequestError as error:
+            self.free(blocks)
+            self.metrics.refused(error)
+            raise
+        if pending.timeout_s is not None:
+            pending.timer = self._loop.call_later(pending.timeout_s, self._on_deadline, pending)
+        if not runner.pump_due:
+            runner.pump_soon()
+        return pending
+
+    def _pump_soon(self) -> None:
+        self._runner.pump_soon()
+
+    def take_back(self, pending: PendingRequest) -> None:
+        """Take a request out of the queue, or drop its result, after its client went away."""
+        if not pending.give_up() or not self._answers.take_back(pending):
+            return
+        if self._scheduler.cancel(pending):
+            self._answers.settle(pending)
+        else:
+            self._runner.call_off(pending)
+        self._runner.pump_soon()  # others of its sequence may have gone with it
+
+    def _on_deadline(self, pending: PendingRequest) -> None:
+        pending.timer = None
+        if pending.is_over:
+            return
+        was_queued = self._scheduler.cancel(pending)
+        late = refusals.too_late(self.spec.name, pending.request.timeout_s, was_queued=was_queued)
+        self._answers.fail_now(pending, late, Reason.REJECTED if was_queued else Reason.OTHER)
+        if was_queued:
+            self._answers.settle(pending)
+        else:
+            self._runner.call_off(pending)
+
+    # ---- ending ---------------------------------------------------------------------------
+
+    def resize(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.workers.resize(spec)
+
+    def stop_accepting(self) -> None:
+        self._scheduler.stop_accepting()
+
+    def retire(self) -> None:
+        """Another driver gets the requests from now on; what this one still answers is not remembered."""
+        self._answers.forget()
+
+    def close(self) -> None:
+        """Let every worker go and give the arena up; whoever still waits is told."""
+        self.workers.close()
+        self._runner.close()
+        self.arena.close()
+
+
+class DeviceCheck:
+    """Whether a model can run a request that names memory of a device: an instance must be on that very
+    device. Which instance it becomes is the scheduler's to say.
+    """
+
+    def __init__(self, spec: ModelSpec, instances: Instances) -> None:
+        self._name = spec.name
+        self._devices = sorted({one.device for one in spec.instances})
+        self._stays = spec.in_sequences and len(self._devices) > 1
+        self._instances = instances
+
+    def check(self, request: InferRequest) -> None:
+        """Do nothing where the model has, or will soon have, an instance for a request that names regions.
+
+        Raises:
+            InvalidArgument: its regions are not of one device, or of one that the model is not on.
+            Unavailable: no instance on that device is to be had soon.
+        """
+        named = sorted({one.device for one in request.regions if one.device})
+        if not named:
+            return
+        device = named[0]
+        if len(named) > 1:
+            raise refusals.several_devices(named)
+        if device not in self._devices:
+            raise refusals.other_device(self._name, device, self._devices)
+        if self._stays:  # a sequence stays at the instance that it began at, whichever that is
+            raise refusals.device_in_sequences(self._name, device, self._devices)
+        if self._instances.none_is_due(device):
+            raise refusals.none_on_device(self._name, device)

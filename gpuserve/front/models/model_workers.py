@@ -1,0 +1,145 @@
+"""The workers of one model as they come and go: which are up, what becomes of the requests of one that died
+or is retired, and when nobody is to wait for one any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import RequestError
+from gpuserve.front.batching import refusals
+from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve.front.memory.device_inputs import DeviceInputs
+from gpuserve.front.models.answers import ModelAnswers
+from gpuserve.front.models.batch_runner import BatchRunner, Queueing
+from gpuserve.front.models.instances import Instances
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve_worker.memory.arena import Arena
+from gpuserve_worker.protocol import wire
+
+logger = logging.getLogger(__name__)
+
+
+class ModelWorkers:
+    """The workers of one model. ``instances`` are those that are up; ``inputs`` are read by them from
+    ``arena``, and some of them on a device (``device_inputs``). ``refusal`` makes the error for a new request
+    while no instance is to be had.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        queueing: Queueing,
+        instances: Instances,
+        device_inputs: DeviceInputs,
+        arena: Arena,
+        answers: ModelAnswers,
+        runner: BatchRunner,
+        metrics: ModelMetrics,
+    ) -> None:
+        self._name = spec.name
+        self._queueing = queueing
+        self.instances = instances
+        self.device_inputs = device_inputs
+        self._arena = arena
+        self._answers = answers
+        self._runner = runner
+        self._metrics = metrics
+        self.refusal: Callable[[], RequestError] | None = None
+        #: Why no instance can run, where it is the machine's fault.
+        self.fault = ""
+        #: Whether an instance was up once.
+        self.were_up = False
+        self._closed = False
+
+    @property
+    def on_message(self) -> Callable[[WorkerLink, wire.Message], bool]:
+        """What takes the messages of a worker."""
+        return self._runner.on_message
+
+    def instance_up(self, link: WorkerLink) -> None:
+        """Add a worker, which may be given batches at once."""
+        self.refusal, self.fault = None, ""
+        self.were_up = True
+        link.open()
+        for segment, fd, nbytes in self._arena.segments():
+            link.send(wire.Segment(segment, nbytes), [fd])
+        self.instances.add(link)
+        self._metrics.instance(link.instance).set_up(True)
+        device = self.instances.device_of(link.instance)
+        self._queueing.scheduler.instance_up(link.instance, link.slots, device)
+        self._runner.pump_soon()
+
+    def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:
+        """Take a worker out that is gone: what it ran runs once more elsewhere, or is lost."""
+        if instance not in self.instances:  # it was let go meanwhile
+            return
+        link = self.instances.remove(instance, restart_in_s)
+        if link is not None:
+            self._lose(link, reason, self.refusal if self._closed else None)
+        self._refuse_hopeless(instance)
+
+    def _refuse_hopeless(self, instance: str) -> None:
+        """Let nobody wait for what cannot run soon, after an instance went."""
+        if not (self.instances or self._closed) and self.instances.none_is_due():
+            self._give_up(lambda: refusals.no_instance(self._name, self.fault))
+        device = self.instances.device_of(instance)
+        if self.instances.none_is_due(device):
+            bound = self._queueing.scheduler.take_all(device)
+            self._answers.refuse(bound, refusals.none_on_device(self._name, device))
+
+    def resize(self, spec: ModelSpec) -> None:
+        """The same model with other instances, which come up later or are going to be retired."""
+        self.instances.resize({one.name: one.device for one in spec.instances})
+        self.device_inputs.resize(spec)
+        if self._queueing.limits is not None:
+            self._queueing.limits.resize(spec.instances)
+
+    def retire_instance(self, instance: str) -> None:
+        """Give an instance nothing new; it is let go once it is idle."""
+        self.instances.retire(instance)
+        self._queueing.source.retire(instance)
+        self._refuse_hopeless(instance)
+        self._runner.pump_soon()
+
+    def is_idle(self, instance: str) -> bool:
+        """Whether one that was retired has finished, and nobody has to read what is on its device."""
+        return self._queueing.scheduler.is_idle(instance) and not self.instances.owes(instance)
+
+    def let_go(self, instance: str) -> None:
+        """Let a retired instance leave; what it has not finished runs once more elsewhere, or is lost."""
+        link = self.instances.forget(instance)
+        if link is not None:
+            self._lose(link, "it is retired", lambda: refusals.retired(self._name))
+        self._queueing.source.instance_down(instance)
+
+    def _lose(self, link: WorkerLink, reason: str, ended: Callable[[], RequestError] | None) -> None:
+        instance = self._metrics.instance(link.instance)
+        instance.set_up(False)
+        instance.restarts += ended is None
+        running = self._runner.lose(link)
+        logger.debug("model %s: instance %s is down: %s", self._name, link.instance, reason)
+        lost = self._queueing.source.instance_down(link.instance)
+        link.close()
+        for pending in lost:
+            self._answers.lose(pending, ended)
+        for pending in running:
+            if pending.cancelled:  # nobody waits for it, but its body is still here
+                self._answers.settle(pending)
+        self._runner.pump_soon()
+
+    def _give_up(self, refusal: Callable[[], RequestError]) -> None:
+        self.refusal = refusal
+        self._answers.refuse(self._queueing.scheduler.take_all(), refusal())
+
+    def close(self) -> None:
+        """Let every worker go; whoever still waits is told."""
+        self._closed = True
+        self.refusal = lambda: refusals.ended(self._name, stops=self._queueing.scheduler.draining)
+        for instance in list(self.instances.up):
+            self.instance_down(instance, "the model is removed")
+        self._give_up(self.refusal)
+        if self._queueing.limits is not None:
+            self._queueing.limits.close()

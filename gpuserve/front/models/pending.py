@@ -1,0 +1,182 @@
+"""One request with an answer to come, and how that gets to who asked: called in the very turn in which it is
+there, or as a future. No batch and no worker here, and nothing is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import RequestError
+from gpuserve.front.batching.queue import QueuedRequest
+from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.models.response_cache import CacheKey
+from gpuserve.front.v2 import types
+from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve.front.v2.validation import CheckedRequest
+from gpuserve_worker.memory.arena import Block
+
+if TYPE_CHECKING:
+    from gpuserve.front.observe.tracing.trace import Trace
+
+logger = logging.getLogger(__name__)
+
+#: Takes a response, which it closes when the bytes are copied out.
+OnResponse: TypeAlias = Callable[[InferResponse], None]
+#: Takes the answer of a request, whose response it closes; called once, and never after ``take_back()``.
+#: It may be called before ``submit`` returns, and is to keep its errors to itself.
+OnAnswer: TypeAlias = "Callable[[PendingRequest, Answer], None]"
+
+
+class AnswerState(enum.Enum):
+    """What became of a request that is not awaited by a future."""
+
+    WAITING = enum.auto()
+    ANSWERED = enum.auto()
+    TAKEN_BACK = enum.auto()
+
+
+# Compared once a request: a look-up on an Enum class costs ten times one of a global.
+_WAITING: Final = AnswerState.WAITING
+_ANSWERED: Final = AnswerState.ANSWERED
+
+
+class Submitter(Protocol):
+    """Who queued a request, for its model, and can take it back."""
+
+    spec: ModelSpec
+
+    def take_back(self, pending: PendingRequest) -> None:
+        """Give a request up that nobody waits for any more."""
+
+
+class PendingRequest(QueuedRequest):
+    """A request in the scheduler, with its answer to come and the blocks that its body lies in.
+
+    The answer is given to ``on_answer``; ``answer``, a future, is there only where nobody gave one. That of
+    a decoupled model's request is None, at the end of its stream; each of its responses is given to
+    ``on_response`` before. ``cache_key`` is what its answer is to be kept under; ``counted`` that what became
+    of it is in the statistics, where it must be once. ``trace`` is there only where the request is traced,
+    and so is ``on_taken_back``, which is called where there is no future to tell of that.
+    """
+
+    __slots__ = (
+        "_state", "_submitter", "answer", "blocks", "cache_key", "counted", "on_answer",
+        "on_response", "on_taken_back", "request", "timer", "trace",
+    )  # fmt: skip
+
+    answer: asyncio.Future[Any]
+    on_taken_back: Callable[[], None]
+    trace: Trace
+
+    def __init__(
+        self,
+        submitter: Submitter,
+        request: InferRequest,
+        checked: CheckedRequest,
+        blocks: Sequence[Block],
+        retriable: bool,
+        on_response: OnResponse | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> None:
+        super().__init__(
+            checked.rows,
+            checked.nbytes,
+            checked.merge_key,
+            None,
+            retriable,
+            request.priority,
+            request.timeout_s,
+        )
+        self._submitter = submitter
+        self._state = _WAITING
+        self.request = request
+        self.blocks = blocks
+        self.timer: asyncio.TimerHandle | None = None
+        self.on_response = on_response
+        self.on_answer = on_answer
+        if on_answer is None:
+            self.answer = asyncio.get_running_loop().create_future()
+        self.cache_key: CacheKey | None = None
+        self.counted = False
+
+    @property
+    def correlation(self) -> types.Sequence | None:
+        """The sequence that the request belongs to, if any."""
+        return self.request.sequence
+
+    @property
+    def device(self) -> str:
+        """The device whose memory it names, "" where it names none; not two, as was checked before."""
+        return next((one.device for one in self.request.regions if one.device), "")
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether the request is a step of an ensemble's request."""
+        return self.request.depth > 0
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model that runs the request."""
+        return self._submitter.spec
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has its answer, or nobody waits for it."""
+        return self.answer.done() if self.on_answer is None else self._state is not _WAITING
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody waited for its answer any more when there was none yet."""
+        return self.answer.cancelled() if self.on_answer is None else self._state is AnswerState.TAKEN_BACK
+
+    def give(self, answer: Answer) -> None:
+        """Hand the answer over; where nobody takes it, it is closed."""
+        if self.on_answer is None:
+            self._resolve(answer)
+        elif self._state is _WAITING:
+            self._state = _ANSWERED
+            try:
+                self.on_answer(self, answer)
+            except Exception:  # it must not hit whoever else is answered in this turn
+                logger.exception("defect in taking an answer of model %s", self.spec.name)
+        elif isinstance(answer, InferResponse):
+            answer.close()
+
+    def take_back(self) -> None:
+        """Give the request up: nobody waits for the answer any more."""
+        self._submitter.take_back(self)
+
+    def give_up(self) -> bool:
+        """Give it no answer from now on; False: it had one, or was given up before."""
+        if self.on_answer is None:
+            return self._leave()
+        if self._state is not _WAITING:
+            return False
+        self._state = AnswerState.TAKEN_BACK
+        if hasattr(self, "on_taken_back"):
+            self.on_taken_back()
+        return True
+
+    def _resolve(self, answer: Answer) -> None:
+        future = self.answer
+        if future.done():
+            if isinstance(answer, InferResponse):
+                answer.close()
+        elif isinstance(answer, RequestError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    def _leave(self) -> bool:
+        future = self.answer
+        if not future.done() or future.cancelled():
+            return True
+        # It was answered, and counted, in the very turn of the loop in which its client left.
+        if future.exception() is None and future.result() is not None:
+            future.result().close()
+        return False

@@ -1,0 +1,125 @@
+"""Responses of earlier requests, for those that ask the same again: one cache for all models of a front.
+
+Pure: no clock and no I/O. It does not decide which models are cached, and counts no metrics of models.
+Only what succeeded is ever given to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor, OutputTensor, RegionSlice
+from gpuserve_worker.memory.arena import Block
+
+_DIGEST_NBYTES: Final = 16
+#: What an entry and each of its outputs take besides the tensors' bytes, measured and rounded up. Without
+#: it the smallest responses would take many times what the cache may hold.
+_ENTRY_NBYTES: Final = 512
+_OUTPUT_NBYTES: Final = 320
+
+
+class CacheKey(NamedTuple):
+    """What two requests have in common that get the same response."""
+
+    model: str
+    digest: bytes
+
+
+class CacheStatistics(NamedTuple):
+    """A moment of the cache: ``hits`` and ``misses`` since its start, then what it holds."""
+
+    hits: int
+    misses: int
+    entries: int
+    nbytes: int
+
+
+class _Entry(NamedTuple):
+    model_name: str
+    model_version: str
+    parameters: dict[str, object]
+    outputs: tuple[tuple[str, str, tuple[int, ...], bytes], ...]
+    nbytes: int
+
+    def response(self, request_id: str) -> InferResponse:
+        outputs = [OutputTensor(*one) for one in self.outputs]
+        return InferResponse(self.model_name, self.model_version, request_id, dict(self.parameters), outputs)
+
+
+def cache_key(model_name: str, version: int, request: InferRequest) -> CacheKey:
+    """What the response depends on: the model, the outputs asked for in their order, the parameters, and
+    the inputs with their bytes, in any order.
+
+    ``version`` is the one that is served, whatever the request calls it. The inputs' memory is read where
+    it lies: the key is made before the request runs, since a callable may write to its inputs.
+    """
+    inputs = sorted(request.inputs, key=_name)
+    described = [(one.name, one.datatype, one.shape, len(one.data)) for one in inputs]
+    parameters = sorted(request.parameters.items())
+    # repr() tells 1, 1.0, True and "1" apart, and no text in it can look like more than one.
+    head = repr((model_name, version, request.outputs, parameters, described))
+    # The lengths are in the head, so the bytes of the inputs can follow without separators.
+    digest = hashlib.blake2b(head.encode(), digest_size=_DIGEST_NBYTES)
+    for one in inputs:
+        assert not isinstance(one.data, RegionSlice), "what is in a region is not known here"
+        digest.update(one.data.view if isinstance(one.data, Block) else one.data)
+    return CacheKey(model_name, digest.digest())
+
+
+def _name(tensor: InputTensor) -> str:
+    return tensor.name
+
+
+class ResponseCache:
+    """The responses used last, ``max_nbytes`` of them at most; 0 keeps none."""
+
+    def __init__(self, max_nbytes: int) -> None:
+        self._max_nbytes = max_nbytes
+        #: Least recently used first.
+        self._entries: OrderedDict[CacheKey, _Entry] = OrderedDict()
+        self._nbytes = 0
+        self._hits = 0
+        self._misses = 0
+
+    def lookup(self, key: CacheKey, request_id: str) -> InferResponse | None:
+        """The response to a request of this key, with the request's own id; None where none is kept."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self._misses += 1
+            return None
+        self._hits += 1
+        self._entries.move_to_end(key)
+        return entry.response(request_id)
+
+    def store(self, key: CacheKey, response: InferResponse) -> None:
+        """Keep a copy of a response, which stays the caller's to close; others go where there is no room.
+
+        One that is larger than the cache is not kept, and no other goes for it.
+        """
+        nbytes = _ENTRY_NBYTES + sum(len(one.data) + _OUTPUT_NBYTES for one in response.outputs)
+        if nbytes > self._max_nbytes:
+            return
+        self._remove(key)
+        while self._nbytes + nbytes > self._max_nbytes:
+            self._remove(next(iter(self._entries)))
+        outputs = tuple((one.name, one.datatype, one.shape, bytes(one.data)) for one in response.outputs)
+        self._entries[key] = _Entry(
+            response.model_name, response.model_version, dict(response.parameters), outputs, nbytes
+        )
+        self._nbytes += nbytes
+
+    def drop_model(self, name: str) -> None:
+        """Forget all responses of a model, which was removed or is about to be another."""
+        for key in [key for key in self._entries if key.model == name]:
+            self._remove(key)
+
+    def statistics(self) -> CacheStatistics:
+        """The counts at this moment."""
+        return CacheStatistics(self._hits, self._misses, len(self._entries), self._nbytes)
+
+    def _remove(self, key: CacheKey) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._nbytes -= entry.nbytes

@@ -1,0 +1,1 @@
+"""What a front counts and shows: metrics, traces, the health of GPUs."""

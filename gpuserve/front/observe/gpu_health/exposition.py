@@ -1,0 +1,233 @@
+"""What is told of GPUs: on the metrics page, under Triton's names and under our own with what those do not
+tell, and as the JSON of ``GET /v2/gpus``. Pure.
+
+What NVML did not say lately is not there: an old figure would be taken for a new one. The state always is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from gpuserve.devices.readings import SLOWDOWNS, GpuReading
+from gpuserve.front.observe.gpu_health.fleet import WatchedGpu
+from gpuserve.front.observe.gpu_health.health import GpuState
+from gpuserve.front.observe.triton_metrics import Family, sample
+
+#: Where each figure is in a ``GpuReading``, its name at Triton after "nv_" ("" for none), its name here after
+#: "gpuserve_gpu_", and what it is. A name that ends in "_total" is a counter's, any other a gauge's.
+_FIGURES: Final = (
+    ("utilization", "gpu_utilization", "utilization_ratio", "Part of the time that the GPU worked, 0 to 1"),
+    ("memory_total_nbytes", "gpu_memory_total_bytes", "memory_total_bytes", "Memory of the GPU in bytes"),
+    (
+        "memory_used_nbytes",
+        "gpu_memory_used_bytes",
+        "memory_used_bytes",
+        "Memory of the GPU in use in bytes",
+    ),
+    ("power_w", "gpu_power_usage", "power_watts", "Power that the GPU draws in watts"),
+    ("power_limit_w", "gpu_power_limit", "power_limit_watts", "Power that the GPU may draw in watts"),
+    (
+        "energy_j",
+        "energy_consumption",
+        "energy_joules_total",
+        "Energy that the GPU has used in joules, since its driver was loaded",
+    ),
+    ("temperature_c", "", "temperature_celsius", "Temperature of the GPU in degrees Celsius"),
+    (
+        "retired_pages_pending",
+        "",
+        "retired_pages_pending",
+        "1 while pages of the GPU's memory are to be retired at its next reset",
+    ),
+    (
+        "remapped_rows.pending",
+        "",
+        "row_remap_pending",
+        "1 while rows of the GPU's memory are to be replaced at its next reset",
+    ),
+    (
+        "remapped_rows.failed",
+        "",
+        "row_remap_failed",
+        "1 where a row of the GPU's memory could not be replaced",
+    ),
+)
+
+
+class ModelMemory(NamedTuple):
+    """What the workers of one version of a model have on one GPU."""
+
+    model: str
+    version: str
+    uuid: str
+    device: str
+    nbytes: int
+
+
+def gpu_families(gpus: Iterable[WatchedGpu], models: Iterable[ModelMemory], age_s: float) -> Iterator[Family]:
+    """The metrics of all GPUs; ``age_s`` is how old what NVML said is."""
+    gpus = list(gpus)
+    for path, at_triton, here, text in _FIGURES:
+        if at_triton:
+            kind = "counter" if here.endswith("_total") else "gauge"
+            yield _figure(f"nv_{at_triton}", kind, text, path, gpus, lambda one: {"gpu_uuid": one.uuid})
+    for path, _, here, text in _FIGURES:
+        kind = "counter" if here.endswith("_total") else "gauge"
+        yield _figure(f"gpuserve_gpu_{here}", kind, text, path, gpus, _labels)
+    yield _states(gpus)
+    yield _ecc_errors(gpus)
+    yield _remapped_rows(gpus)
+    yield _slowdowns(gpus)
+    yield _xids(gpus)
+    name, text = "gpuserve_gpu_reading_age_seconds", "Seconds since NVML last answered"
+    yield Family(name, "gauge", text, [sample(name, {}, age_s)] if gpus else [])
+    yield _of_models(models)
+
+
+def _figure(
+    name: str,
+    kind: str,
+    text: str,
+    path: str,
+    gpus: Iterable[WatchedGpu],
+    labels: Callable[[WatchedGpu], dict[str, str]],
+) -> Family:
+    values = [(one, _at(reading, path)) for one, reading in _with_readings(gpus)]
+    lines = [sample(name, labels(one), value) for one, value in values if value is not None]
+    return Family(name, kind, text, lines)
+
+
+def _at(reading: GpuReading, path: str) -> float | None:
+    """A figure of a reading, 1 for true; None where the GPU does not tell it."""
+    found: Any = reading
+    for name in path.split("."):
+        found = None if found is None else getattr(found, name)
+    return int(found) if isinstance(found, bool) else found
+
+
+def _states(gpus: Iterable[WatchedGpu]) -> Family:
+    name = "gpuserve_gpu_state"
+    lines = [
+        sample(name, {**_labels(one), "state": state.value.lower()}, int(one.life.state is state))
+        for one in gpus
+        for state in GpuState
+    ]
+    return Family(name, "gauge", "1 for the state that the GPU is in, 0 for the others", lines)
+
+
+def _ecc_errors(gpus: Iterable[WatchedGpu]) -> Family:
+    name = "gpuserve_gpu_ecc_errors_total"
+    lines = [
+        sample(name, {**_labels(one), "kind": kind}, count)
+        for one, reading in _with_readings(gpus)
+        for kind, count in (("corrected", reading.ecc_corrected), ("uncorrected", reading.ecc_uncorrected))
+        if count is not None
+    ]
+    return Family(name, "counter", "Errors of the GPU's memory since its driver was loaded", lines)
+
+
+def _remapped_rows(gpus: Iterable[WatchedGpu]) -> Family:
+    name = "gpuserve_gpu_remapped_rows"
+    lines = [
+        sample(name, {**_labels(one), "kind": kind}, getattr(reading.remapped_rows, kind))
+        for one, reading in _with_readings(gpus)
+        if reading.remapped_rows is not None
+        for kind in ("corrected", "uncorrected")
+    ]
+    return Family(name, "gauge", "Rows of the GPU's memory that were replaced, by the kind of error", lines)
+
+
+def _slowdowns(gpus: Iterable[WatchedGpu]) -> Family:
+    name = "gpuserve_gpu_slowdown"
+    lines = [
+        sample(name, {**_labels(one), "reason": reason}, int(reason in reading.slowdowns))
+        for one, reading in _with_readings(gpus)
+        if reading.slowdowns is not None
+        for reason in SLOWDOWNS.values()
+    ]
+    return Family(name, "gauge", "1 while the GPU runs slower than it could, for this reason", lines)
+
+
+def _xids(gpus: Iterable[WatchedGpu]) -> Family:
+    name = "gpuserve_gpu_xid_errors_total"
+    lines = [
+        sample(name, {**_labels(one), "xid": str(number)}, count)
+        for one in gpus
+        for number, count in sorted(one.xids.items())
+    ]
+    return Family(name, "counter", "Errors that the GPU's driver reported, by their Xid", lines)
+
+
+def _of_models(models: Iterable[ModelMemory]) -> Family:
+    name = "gpuserve_model_gpu_memory_bytes"
+    lines = [
+        sample(
+            name,
+            {"model": one.model, "version": one.version, "gpu_uuid": one.uuid, "device": one.device},
+            one.nbytes,
+        )
+        for one in models
+    ]
+    return Family(name, "gauge", "Memory that the model's workers have on the GPU in bytes", lines)
+
+
+def _with_readings(gpus: Iterable[WatchedGpu]) -> list[tuple[WatchedGpu, GpuReading]]:
+    return [(one, one.reading) for one in gpus if one.reading is not None]
+
+
+def _labels(gpu: WatchedGpu) -> dict[str, str]:
+    return {"gpu_uuid": gpu.uuid, "device": gpu.device}
+
+
+# ---- JSON ---------------------------------------------------------------------------------------
+
+
+def gpus_document(
+    gpus: Iterable[WatchedGpu], models: Iterable[ModelMemory], age_s: float, stale: bool
+) -> dict[str, Any]:
+    """The body of ``GET /v2/gpus``. What a GPU does not tell is null, as is all of what NVML said while it
+    is lost or silent.
+
+    ``age_s`` is how old what NVML said is, ``stale`` whether that is more than it should be.
+    """
+    memory = list(models)
+    return {
+        "stale": stale,
+        "age_seconds": None if math.isinf(age_s) else round(age_s, 3),
+        "gpus": [_gpu(one, [each for each in memory if each.uuid == one.uuid]) for one in gpus],
+    }
+
+
+def _gpu(gpu: WatchedGpu, models: Iterable[ModelMemory]) -> dict[str, Any]:
+    return {
+        "uuid": gpu.uuid,
+        "device": gpu.device,
+        "name": gpu.product,
+        "state": gpu.life.state.value,
+        "reason": gpu.life.reason,
+        "reading": _reading(gpu),
+        "xid_errors": {str(number): count for number, count in sorted(gpu.xids.items())},
+        "models": [{"name": one.model, "version": one.version, "memory_bytes": one.nbytes} for one in models],
+    }
+
+
+def _reading(gpu: WatchedGpu) -> dict[str, Any] | None:
+    one = gpu.reading
+    if one is None:
+        return None
+    return {
+        "memory_total_bytes": one.memory_total_nbytes,
+        "memory_used_bytes": one.memory_used_nbytes,
+        "utilization": one.utilization,
+        "temperature_celsius": one.temperature_c,
+        "power_watts": one.power_w,
+        "power_limit_watts": one.power_limit_w,
+        "energy_joules": one.energy_j,
+        "ecc_errors_corrected": one.ecc_corrected,
+        "ecc_errors_uncorrected": one.ecc_uncorrected,
+        "remapped_rows": None if one.remapped_rows is None else one.remapped_rows._asdict(),
+        "retired_pages_pending": one.retired_pages_pending,
+        "slowdowns": None if one.slowdowns is None else sorted(one.slowdowns),
+    }

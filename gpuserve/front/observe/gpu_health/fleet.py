@@ -1,0 +1,121 @@
+"""All GPUs together: what is known of each, which are lost, and whether what is known is old. Pure: time is
+an argument. What follows for models is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from gpuserve.devices.readings import GpuReading, GpuReport, NvmlRound, Xid
+from gpuserve.front.observe.gpu_health.health import GpuLife, GpuState
+
+#: A round of questions may take this long beyond its interval before NVML counts as silent.
+PATIENCE_S: Final = 2.0
+
+
+class LostGpu(NamedTuple):
+    """A GPU that no worker is to use."""
+
+    uuid: str
+    device: str
+    reason: str
+
+
+class WatchedGpu:
+    """One GPU. ``reading`` is the last one, and None where it is lost or NVML is silent about it."""
+
+    def __init__(self, uuid: str, device: str, product: str, life: GpuLife) -> None:
+        self.uuid = uuid
+        self.device = device
+        self.product = product
+        self.life = life
+        self.reading: GpuReading | None = None
+        #: How often each Xid came.
+        self.xids: Counter[int] = Counter()
+
+
+class GpuFleet:
+    """All GPUs that were ever heard of, by UUID. ``now`` is seconds of the monotonic clock everywhere."""
+
+    def __init__(self, interval_s: float, now: float) -> None:
+        self._interval_s = interval_s
+        self._gpus: dict[str, WatchedGpu] = {}
+        self._devices: dict[str, str] = {}
+        self._heard_at = now
+        self._has_heard = False
+
+    def __iter__(self) -> Iterator[WatchedGpu]:
+        return iter(self._gpus.values())
+
+    # ---- what is heard --------------------------------------------------------------------
+
+    def call(self, uuid: str, device: str) -> None:
+        """Note what the models of this server call a GPU; that is the same as long as the server runs."""
+        self._devices[uuid] = device
+        if (gpu := self._gpus.get(uuid)) is not None:
+            gpu.device = device
+
+    def restore(self, lost: Iterable[LostGpu], now: float) -> None:
+        """Take over which GPUs an earlier front knew to be lost; each has to show that it is back."""
+        for one in lost:
+            self._gpu(one.uuid, one.device, "").life.fault(one.reason, now)
+
+    def hear(self, report: NvmlRound, now: float) -> None:
+        """Take in a round of answers. A GPU that is not in it any more is lost."""
+        self._heard_at, self._has_heard = now, True
+        for one in report.gpus:
+            self._hear_of(one, now)
+        for uuid in self._gpus.keys() - {one.uuid for one in report.gpus}:
+            self._gpus[uuid].reading = None
+            self._gpus[uuid].life.fault("its driver does not list it any more", now)
+
+    def _hear_of(self, report: GpuReport, now: float) -> None:
+        gpu = self._gpu(report.uuid, report.device, report.product)
+        gpu.reading = report.reading
+        gpu.life.heard(report, now)
+
+    def hear_xid(self, xid: Xid, now: float) -> None:
+        """Count an error that the driver reported, and judge the GPUs that it is about."""
+        for uuid in xid.uuids:
+            gpu = self._gpus.get(uuid)
+            if gpu is not None:
+                gpu.xids[xid.number] += 1
+                gpu.life.xid(xid.number, now)
+
+    def look(self, now: float) -> None:
+        """Forget the readings of all GPUs where nothing was heard for too long."""
+        if self.is_stale(now):
+            for gpu in self:
+                gpu.reading = None
+                gpu.life.silent()
+
+    def _gpu(self, uuid: str, device: str, product: str) -> WatchedGpu:
+        found = self._gpus.get(uuid)
+        if found is None:
+            device = self._devices.get(uuid, device)
+            found = self._gpus[uuid] = WatchedGpu(uuid, device, product, GpuLife(uuid, self._interval_s))
+        found.product = product or found.product
+        return found
+
+    # ---- questions ------------------------------------------------------------------------
+
+    def age_s(self, now: float) -> float:
+        """How old the last answers are; infinite where there never were any."""
+        return now - self._heard_at if self._has_heard else math.inf
+
+    def is_stale(self, now: float) -> bool:
+        """Whether NVML has been silent for longer than a round of questions should take."""
+        return now - self._heard_at > self._interval_s + PATIENCE_S
+
+    def lost(self) -> tuple[LostGpu, ...]:
+        """The GPUs that cannot be used now."""
+        return tuple(
+            LostGpu(one.uuid, one.device, one.life.reason) for one in self if one.life.state is GpuState.LOST
+        )
+
+    def states(self) -> Mapping[str, GpuState]:
+        """The state of each GPU, by its UUID."""
+        return {one.uuid: one.life.state for one in self}

@@ -1,0 +1,305 @@
+"""What the front counts of each model and instance, and the latest latencies of requests for their quantiles.
+The text is made in ``metrics_page.py``.
+
+Counting is on the hot path: plain numbers and a bisect, and once a batch what does not have to be counted for
+each of its requests.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from gpuserve.declare.spec import InstanceSpec
+from gpuserve.errors import Code, QueueFull, RequestError
+from gpuserve.front.v2.statistics import BySize, FailureReason, ModelStatistics, Phases, StatisticsEntry
+
+#: Upper bounds in seconds: 100 µs to 60 s. The last bucket is +Inf.
+DURATION_BUCKETS: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+BATCH_SIZE_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+#: Up to so many values are counted one by one.
+_FEW: Final = 3
+#: Upper bounds in milliseconds.
+FIRST_RESPONSE_BUCKETS: Final = (100, 500, 2000, 5000)
+#: Refusals that do not tell of the request: it came as far as the scheduler.
+_REFUSED_BY_SCHEDULER: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
+QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
+#: Requests older than this count no more, nor those before the latest so many.
+WINDOW_S: Final = 60.0
+WINDOW_REQUESTS: Final = 8192
+
+
+class Accepted(Protocol):
+    """A request that a scheduler accepted. ``counted`` says that what became of it is in the account."""
+
+    rows: int
+    enqueued_at: float
+    counted: bool
+
+
+class Histogram:
+    """How many values were in each bucket, and their sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, ``times`` times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count several values, which are mostly in the same bucket."""
+        bounds, counts = self.bounds, self.counts
+        if len(values) > _FEW:
+            lowest = bisect_left(bounds, min(values))
+            if lowest == bisect_left(bounds, max(values)):
+                counts[lowest] += len(values)
+                self.total += sum(values)
+                return
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Pairs of an upper bound and how many values are not above it, as Prometheus wants them."""
+        pairs, running = [], 0
+        for bound, count in zip((*map(str, map(float, self.bounds)), "+Inf"), self.counts, strict=True):
+            running += count
+            pairs.append((bound, float(running)))
+        return pairs
+
+
+class InstanceMetrics:
+    """One instance: its batches, whether it is up, and how long (s) its callable took to load. ``oom_splits``
+    are the batches that were run in two halves because the memory of its device did not suffice.
+    """
+
+    __slots__ = ("compute", "executions", "load_s", "oom_splits", "restarts", "up")
+
+    def __init__(self, executions: BySize) -> None:
+        self.executions = executions
+        self.compute = Histogram(DURATION_BUCKETS)
+        self.restarts = 0
+        self.oom_splits = 0
+        self.load_s = 0.0
+        #: How many workers of this name are in rotation: two while one is replaced by another.
+        self.up = 0
+
+    def batch_failed(self, rows: int, duration_s: float) -> None:
+        """Count a batch that failed as a whole; ``ModelMetrics.failed`` counts each of its requests."""
+        self.executions[rows].failures += 1
+        self.compute.observe(duration_s)
+
+    def set_up(self, up: bool) -> None:
+        """Count one worker more in rotation, or one fewer."""
+        self.up += 1 if up else -1
+
+    def batch_sizes(self) -> Histogram:
+        """A histogram of the rows of every batch, failed or not."""
+        sizes = Histogram(BATCH_SIZE_BUCKETS)
+        for rows, one in self.executions.items():
+            sizes.observe(rows, one.count + one.failures)
+        return sizes
+
+
+class RequestLatencies(NamedTuple):
+    """Where the time of one request went, in nanoseconds."""
+
+    request: float
+    queue: float
+    compute_input: float
+    compute_infer: float
+    compute_output: float
+
+
+class LatencyWindow:
+    """The latest requests of one model. Times are seconds of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._latest: deque[tuple[float, RequestLatencies]] = deque(maxlen=WINDOW_REQUESTS)
+
+    def observe(self, now: float, latencies: RequestLatencies) -> None:
+        """Note the latencies of a request that was answered now."""
+        self._latest.append((now, latencies))
+
+    def quantiles(self, now: float) -> dict[str, list[float]]:
+        """Give the ``QUANTILES`` of each latency in nanoseconds; NaN while no request is in the window."""
+        latest = self._latest
+        while latest and latest[0][0] < now - WINDOW_S:
+            latest.popleft()
+        columns = (
+            zip(*[one for _, one in latest], strict=True) if latest else [()] * len(RequestLatencies._fields)
+        )
+        return {
+            name: _quantiles(sorted(column))
+            for name, column in zip(RequestLatencies._fields, columns, strict=True)
+        }
+
+
+def _quantiles(ordered: list[float]) -> list[float]:
+    """The nearest-rank quantiles of values in ascending order."""
+    if not ordered:
+        return [math.nan] * len(QUANTILES)
+    return [ordered[math.ceil(quantile * len(ordered)) - 1] for quantile in QUANTILES]
+
+
+class OutcomeCounts:
+    """How many requests of a model had no answer from an instance, by what became of them instead.
+
+    ``failures`` are those that were accepted, by their code: the codes that any model may meet are there from
+    the start, so that a rate can be told. ``rejections`` were not accepted, by the reason; ``cancellations``
+    were taken back by their clients. ``cache_misses`` were not in the response cache, and ran.
+    """
+
+    __slots__ = ("cache_misses", "cancellations", "failures", "rejections")
+
+    def __init__(self) -> None:
+        self.failures: dict[str, int] = dict.fromkeys(("INTERNAL", "DEADLINE_EXCEEDED", "UNAVAILABLE"), 0)
+        self.rejections: dict[str, int] = {"queue_full": 0, "invalid": 0, "unavailable": 0}
+        self.cancellations = 0
+        self.cache_misses = 0
+
+
+class ModelMetrics:
+    """The account of one version of a model.
+
+    ``gauges`` reads what the scheduler and the arena know at the time of a scrape; ``window`` keeps the last
+    latencies, where their quantiles are wanted.
+
+    ``declared`` gives the instances that the model has now; None: all that were mentioned.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        gauges: Callable[[], dict[str, float]],
+        window: LatencyWindow | None = None,
+    ) -> None:
+        self.model = model
+        self.version = version
+        self.gauges = gauges
+        self.declared: Callable[[], Iterable[InstanceSpec]] | None = None
+        self.window = window
+        self.statistics = ModelStatistics()
+        self.outcomes = OutcomeCounts()
+        #: Of an ensemble: bytes that its steps passed on without the host. None of any other model.
+        self.device_nbytes: int | None = None
+        self.request_duration = Histogram(DURATION_BUCKETS)
+        self.queue_duration = Histogram(DURATION_BUCKETS)
+        self.first_response = Histogram(FIRST_RESPONSE_BUCKETS)
+        self.instances: dict[str, InstanceMetrics] = {}
+
+    def instance(self, name: str) -> InstanceMetrics:
+        """The instance of that name, known from its first mention on."""
+        found = self.instances.get(name)
+        if found is None:
+            found = self.instances[name] = InstanceMetrics(self.statistics.instance(name))
+        return found
+
+    def present(self) -> list[tuple[str, InstanceMetrics]]:
+        """The instances that are up or should be, by name; what others have done is counted all the same."""
+        names = None if self.declared is None else {one.name for one in self.declared()}
+        found = sorted(self.instances.items())
+        return [(name, one) for name, one in found if one.up > 0 or names is None or name in names]
+
+    def statistics_entry(self, gpu_memory_nbytes: Mapping[int, int]) -> StatisticsEntry:
+        """The account, for the statistics endpoints, with the memory on each GPU by its number."""
+        memory_nbytes = int(self.gauges().get("gpuserve_arena_bytes", 0))
+        return StatisticsEntry(self.model, self.version, self.statistics, memory_nbytes, gpu_memory_nbytes)
+
+    def queued(self, requests: Iterable[Any], now: float) -> None:
+        """Count requests (``Accepted``) that left the queue for a worker at ``now``."""
+        self.queue_duration.observe_all([now - one.enqueued_at for one in requests])
+
+    def executed(
+        self,
+        instance: str,
+        size: int,
+        sent_at: float,
+        phases: Phases,
+        requests: Sequence[Any],
+        answers: Sequence[object],
+    ) -> None:
+        """Count a batch of ``size`` rows that came back well; ``requests`` (``Accepted``) have these answers.
+
+        Those with an error are not counted here, nor those whose fate is known already.
+        """
+        ended_at = time.monotonic()
+        durations_s: list[float] = []
+        rows = 0
+        for request, answer in zip(requests, answers, strict=True):
+            if not (request.counted or isinstance(answer, RequestError)):
+                request.counted = True
+                rows += request.rows
+                durations_s.append(ended_at - request.enqueued_at)
+        self.request_duration.observe_all(durations_s)
+        if self.window is not None:
+            for duration_s in durations_s:
+                self.window.observe(ended_at, _latencies(duration_s, ended_at - sent_at, phases))
+        at = self.instance(instance)
+        at.compute.observe(phases[1] / 1e9)
+        answered, elapsed_s = len(durations_s), (ended_at - sent_at) * len(durations_s)
+        at.executions[size].add(phases, answered, rows, sum(durations_s) - elapsed_s, elapsed_s)
+        self.statistics.last_answer_at = time.time()
+
+    def answered(self, rows: int, duration_s: float) -> None:
+        """Count the answer of an ensemble after ``duration_s``, all of which was the work of its steps."""
+        phases = (0, round(duration_s * 1e9), 0)
+        self.statistics.instance("")[rows].add(phases, 1, rows, 0.0, duration_s)
+        self.statistics.last_answer_at = time.time()
+        self.request_duration.observe(duration_s)
+        if self.window is not None:
+            self.window.observe(time.monotonic(), _latencies(duration_s, duration_s, phases))
+
+    def failed(self, code: str, reason: FailureReason, duration_s: float) -> None:
+        """Count a request that was accepted, and failed after ``duration_s``."""
+        self.outcomes.failures[code] = self.outcomes.failures.get(code, 0) + 1
+        self.statistics.failed(reason, duration_s)
+
+    def refused(self, error: RequestError) -> None:
+        """Count a request that was not accepted."""
+        reason = "queue_full" if isinstance(error, QueueFull) else "unavailable"
+        if error.code is Code.INVALID_ARGUMENT:
+            reason = "invalid"
+        self.outcomes.rejections[reason] += 1
+        if error.code in _REFUSED_BY_SCHEDULER:
+            self.statistics.failed(FailureReason.REJECTED, 0.0)
+
+    def cancelled(self, duration_s: float) -> None:
+        """Count a request that its client took back after ``duration_s``."""
+        self.outcomes.cancellations += 1
+        self.statistics.failed(FailureReason.CANCELED, duration_s)
+
+    def cache_hit(self, duration_s: float) -> None:
+        """Count an answer from the response cache: no instance had the request, so no rows were inferred."""
+        self.statistics.cache_hit(duration_s, time.time())
+        self.request_duration.observe(duration_s)
+
+    def cache_missed(self, lookup_s: float) -> None:
+        """Count a request that was not in the response cache, and is run; the look-up took ``lookup_s``."""
+        self.outcomes.cache_misses += 1
+        self.statistics.cache_searched(lookup_s)
+
+    def cache_kept(self, insertion_s: float) -> None:
+        """Note how long it took to put the answer to a missed request into the response cache."""
+        self.statistics.cache_missed(insertion_s)
+
+
+def _latencies(request_s: float, elapsed_s: float, phases: Phases) -> RequestLatencies:
+    """The latencies of a request that was answered ``request_s`` after it came, ``elapsed_s`` of them at a
+    worker.
+    """
+    return RequestLatencies(request_s * 1e9, (request_s - elapsed_s) * 1e9, *phases)

@@ -1,0 +1,100 @@
+"""Mode "opentelemetry": traces as spans, sent by OTLP over HTTP. The only file that knows OpenTelemetry,
+which is an extra: ``pip install gpuserve[otel]``.
+
+::
+
+    InferRequest            from the first byte received to the last one sent; child of the caller's span
+    └── <model>             in the scheduler, from acceptance to the answer
+        ├── queue           waiting for a worker
+        ├── compute         at the worker, its transfers included
+        │   └── <instance>  in the inference callable
+        └── <model> …       requests that this one led to inside the server
+
+Spans are made in the thread of the sink, from moments that were noted before; the SDK's own thread sends
+them. Its environment variables (``OTEL_BSP_…``, ``OTEL_EXPORTER_OTLP_…``) hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gpuserve.front.observe.tracing.trace import Trace
+from gpuserve.settings.server import TraceSettings
+from gpuserve.settings.version import VERSION
+
+_ROOT: Final = "InferRequest"
+_MODEL: Final = "triton.model_name"
+_RECEIVED: Final = ("HTTP_RECV_START", "GRPC_WAITREAD_START", "REQUEST_START")
+_SENT: Final = ("HTTP_SEND_END", "GRPC_SEND_END", "REQUEST_END")
+
+
+class OtlpWriter:
+    """Makes spans of traces, and gives them to the SDK."""
+
+    def __init__(self, settings: TraceSettings) -> None:
+        # Which requests are traced has been decided.
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=Resource.create(settings.resource), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.url)))
+        self._tracer = self._provider.get_tracer("gpuserve", VERSION)
+
+    def write(self, traces: list[Trace]) -> None:
+        for trace in traces:
+            self._write_request(trace)
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def _write_request(self, trace: Trace) -> None:
+        headers = {} if trace.parent is None else trace.parent._asdict()
+        caller = TraceContextTextMapPropagator().extract(headers)
+        received = next(trace.moments[one] for one in _RECEIVED if one in trace.moments)
+        sent = next(trace.moments[one] for one in _SENT if one in trace.moments)
+        inside = self._span(_ROOT, trace, (received, sent), caller, _attributes(trace))
+        self._write_model(trace, inside)
+
+    def _write_model(self, trace: Trace, context: Context) -> None:
+        at = trace.moments
+        times = at["REQUEST_START"], at["REQUEST_END"]
+        inside = self._span(trace.model, trace, times, context, _attributes(trace))
+        answered = at["INFER_RESPONSE_COMPLETE"]
+        self._span("queue", trace, (at["QUEUE_START"], at.get("COMPUTE_START", answered)), inside, {})
+        if "COMPUTE_START" in at:
+            times = at["COMPUTE_START"], at.get("COMPUTE_END", answered)
+            compute = self._span("compute", trace, times, inside, {"gpuserve.instance": trace.instance})
+            if "COMPUTE_INPUT_END" in at:
+                times = at["COMPUTE_INPUT_END"], at["COMPUTE_OUTPUT_START"]
+                self._span(trace.instance, trace, times, compute, {})
+        for child in trace.children:
+            self._write_model(child, inside)
+
+    def _span(
+        self, name: str, trace: Trace, times: tuple[int, int], context: Context, attributes: dict[str, Any]
+    ) -> Context:
+        """One finished span; the context for those inside it. Only those with attributes fail."""
+        start, end = (moment + trace.epoch_ns for moment in times)
+        kind = SpanKind.SERVER if name == _ROOT else SpanKind.INTERNAL
+        span = self._tracer.start_span(name, context, kind, attributes, start_time=start)
+        if trace.error and _MODEL in attributes:
+            span.set_status(Status(StatusCode.ERROR, trace.error))
+        span.end(end)
+        return set_span_in_context(span, context)
+
+
+def _attributes(trace: Trace) -> dict[str, Any]:
+    attributes = {_MODEL: trace.model, "triton.model_version": trace.version, "triton.trace_id": trace.id}
+    if trace.parent_id:
+        attributes["triton.trace_parent_id"] = trace.parent_id
+    if trace.request_id:
+        attributes["triton.request_id"] = trace.request_id
+    return attributes

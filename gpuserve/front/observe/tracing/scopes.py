@@ -1,0 +1,103 @@
+"""Whose trace settings count for a model: its own where it has any, those of the server for the rest, and
+those of the start where the server was given none. Pure.
+
+::
+
+    start ──► server (global overrides) ──► model (its overrides)
+
+A setting that is taken back falls to the scope on its left. As in Triton, what is left of ``trace_count``
+is the setting's value from then on, and a scope that has a count of its own keeps it over other updates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from gpuserve.errors import InvalidArgument
+from gpuserve.front.observe.tracing.sampler import Sampler
+from gpuserve.front.observe.tracing.values import Overrides, TraceValues, applied, start_values
+from gpuserve.settings.server import TraceSettings
+
+
+class _Scope:
+    __slots__ = ("overrides", "sampler")
+
+    def __init__(self, overrides: Overrides, values: TraceValues) -> None:
+        self.overrides = overrides
+        self.sampler = Sampler(values)
+
+    def current_overrides(self) -> Overrides:
+        """The settings of this scope alone, with what is left of its count."""
+        if "count" not in self.overrides:
+            return self.overrides
+        return self.overrides | {"count": self.sampler.values.count}
+
+
+class TraceScopes:
+    """The trace settings of the server, and of each model that has its own."""
+
+    def __init__(self, start: TraceSettings) -> None:
+        self.start = start
+        self._initial = start_values(start)
+        self._server = _Scope({}, self._initial)
+        self._models: dict[str, _Scope] = {}
+
+    def sampler(self, model: str = "") -> Sampler:
+        """The sampler of a model's requests; models without settings of their own share the server's."""
+        return self._models.get(model, self._server).sampler
+
+    def values(self, model: str = "") -> TraceValues:
+        """The settings that count for a model; "": for the server."""
+        return self.sampler(model).values
+
+    def is_own(self, model: str) -> bool:
+        """Whether a model has settings of its own."""
+        return model in self._models
+
+    def update(self, model: str, read: Mapping[str, int | None]) -> None:
+        """Change the settings of a model; "": of the server.
+
+        Raises:
+            InvalidArgument: nothing could be traced with them. Nothing is changed then.
+        """
+        scope = self._models.get(model) if model else self._server
+        overrides = applied(scope.current_overrides() if scope is not None else {}, read)
+        values = self._merged(model, overrides)
+        problem = values.problem(self.start)
+        if problem is not None:
+            raise InvalidArgument(f"Attempting to set invalid trace setting :{problem}")
+        if not model:
+            self._server = _Scope(overrides, values)
+            self._refresh_models()
+        elif overrides:
+            self._models[model] = _Scope(overrides, values)
+        else:
+            self._models.pop(model, None)
+
+    def forget(self, model: str) -> None:
+        """Drop the settings of a model that is gone; another one of its name begins without any."""
+        self._models.pop(model, None)
+
+    def to_wire(self) -> dict[str, Any]:
+        """All overrides as plain data, for ``restore``."""
+        models = {name: scope.current_overrides() for name, scope in self._models.items()}
+        return {"server": self._server.current_overrides(), "models": models}
+
+    def restore(self, wire: Mapping[str, Any]) -> None:
+        """Take over the settings that ``to_wire`` gave in another process."""
+        overrides: Overrides = dict(wire["server"])
+        self._server = _Scope(overrides, self._merged("", overrides))
+        self._models = {
+            name: _Scope(dict(own), self._merged(name, own)) for name, own in wire["models"].items()
+        }
+
+    def _refresh_models(self) -> None:
+        for name, scope in self._models.items():
+            overrides = scope.current_overrides()
+            self._models[name] = _Scope(overrides, self._merged(name, overrides))
+
+    def _merged(self, model: str, overrides: Overrides) -> TraceValues:
+        fallback = self._server.sampler.values if model else self._initial
+        return dataclasses.replace(fallback, **overrides)

@@ -1,0 +1,99 @@
+"""The endpoint of a front put together: from the settings to doors, and to the transports that open them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
+from gpuserve.front.doors.access.restrictions import Policy, token_headers
+from gpuserve.front.doors.access.routes import ADMIN_PREFIX
+from gpuserve.front.doors.front_door import FrontDoor
+from gpuserve.front.doors.grpc.door import GrpcDoor
+from gpuserve.front.doors.grpc.health import WATCH
+from gpuserve.front.doors.health.port import HealthPort
+from gpuserve.front.doors.http.door import HttpDoor
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.process.transport import Transport
+from gpuserve.front.server.transport import NativeTransport
+from gpuserve.front.service.service import InferenceService
+from gpuserve.settings.server import GRPCIO, ServerSettings, all_rules
+from gpuserve.settings.tls import TlsFiles, tls_files
+
+if TYPE_CHECKING:
+    from gpuserve.front.doors.grpcio.transport import GrpcAioTransport
+
+#: Paths of requests that may be open while there is nothing to do, by how they begin.
+_NO_WORK = (WATCH, ADMIN_PREFIX)
+
+
+def transports(
+    service: InferenceService,
+    settings: ServerSettings,
+    listeners: Mapping[str, int],
+    grpc_port: int | None,
+) -> list[Transport]:
+    """The servers on the listeners, descriptors by role: one for those with TLS, one for the others, and one
+    for the health port. ``grpc_port`` is where grpc.aio listens, if it does; then it has no listener.
+    """
+    found: list[Transport] = []
+    if settings.transport == GRPCIO and grpc_port is not None:
+        found.append(_grpc_aio(service, settings, grpc_port))
+    files = tls_files(settings)
+    for tls in (files, None) if files else (None,):
+        fds = {
+            role: fd for role, fd in listeners.items() if role != "health" and _tls_on(settings, role) == tls
+        }
+        if fds:
+            found.append(_native(service, settings, fds, tls))
+    if "health" in listeners:
+        found.append(HealthPort(service, listeners["health"]))
+    return found
+
+
+def _native(
+    service: InferenceService,
+    settings: ServerSettings,
+    fds: Mapping[str, int],
+    tls: TlsFiles | None,
+) -> NativeTransport:
+    """The server's own transport, on listeners by role."""
+    requests, most, policy = AwaitedRequests(), settings.max_request_nbytes, _policy(settings)
+    forwarded = _forwarding(settings, settings.http_header_forward_pattern)
+    http = HttpDoor(service, requests, most, policy, forwarded)
+    forwarded = _forwarding(settings, settings.grpc_header_forward_pattern)
+    compression = settings.grpc_response_compression
+    grpc = GrpcDoor(service, requests, most, policy, forwarded, compression)
+    accept = FrontDoor(grpc, http).accept
+    accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
+    return NativeTransport(accepts, requests, tls, settings.max_connection_age_s, _NO_WORK)
+
+
+def _grpc_aio(service: InferenceService, settings: ServerSettings, port: int) -> GrpcAioTransport:
+    """grpc.aio on the gRPC port. Its package is imported only where it is used."""
+    from gpuserve.front.doors.grpcio.certificates import GrpcCertificates
+    from gpuserve.front.doors.grpcio.transport import GrpcAioTransport
+
+    host, tls = settings.host, _tls_on(settings, "grpc")
+    return GrpcAioTransport(
+        service,
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        settings.max_request_nbytes,
+        _forwarding(settings, settings.grpc_header_forward_pattern),
+        _policy(settings),
+        settings.grpc_response_compression,
+        None if tls is None else GrpcCertificates(tls),
+        settings.max_connection_age_s,
+    )
+
+
+def _policy(settings: ServerSettings) -> Policy:
+    return Policy(all_rules(settings), settings.remote_control)
+
+
+def _forwarding(settings: ServerSettings, pattern: str) -> HeaderForwarding | None:
+    return forwarding(pattern, token_headers(all_rules(settings)))
+
+
+def _tls_on(settings: ServerSettings, role: str) -> TlsFiles | None:
+    return tls_files(settings) if role in settings.tls_ports else None

@@ -1,0 +1,82 @@
+"""The ports of a front: the servers on its listeners, opened, given renewed certificates, closed together.
+
+What a request is answered is the doors' to say (``assembly``); how long they stay open is ``draining``'s.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+from gpuserve.front.process import assembly
+from gpuserve.front.process.certificates import CertificateWatch
+from gpuserve.front.process.transport import Transport
+from gpuserve.front.service.service import InferenceService
+from gpuserve.settings.server import GRPCIO, ServerSettings
+from gpuserve.settings.tls import tls_files
+
+#: Starts a task; when it fails, the front cannot go on.
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
+
+
+class Ports:
+    """The transports of a front; none before ``open``."""
+
+    def __init__(self, service: InferenceService, settings: ServerSettings, spawn: Spawn) -> None:
+        self._service = service
+        self._settings = settings
+        self._spawn = spawn
+        self._transports: list[Transport] = []
+
+    async def open(self, listeners: dict[str, int]) -> None:
+        """Accept connections on the listeners, which are descriptors by role: "http", "grpc", "metrics",
+        "health".
+        """
+        service, settings = self._service, self._settings
+        grpc_port = None
+        if settings.transport == GRPCIO and "grpc" in listeners:
+            grpc_port = _port(listeners.pop("grpc"))
+        self._transports += assembly.transports(service, settings, listeners, grpc_port)
+        for transport in self._transports:
+            await transport.start()
+        files = tls_files(settings)
+        if files is not None and self._transports:
+            certificates = CertificateWatch(files, self._renew_certificates)
+            service.metrics_page.add(certificates.families)
+            self._spawn(certificates.run())
+
+    async def close(self) -> None:
+        """Accept no more, and close the connections."""
+        for transport in self._transports:
+            await transport.stop()
+
+    def announce(self) -> None:
+        """Tell the clients of all connections, also new ones, that these take no more requests."""
+        for transport in self._transports:
+            transport.announce()
+
+    @property
+    def n_unaware(self) -> int:
+        """How many connections there are whose clients may not have heard of it."""
+        return sum(one.n_unaware for one in self._transports)
+
+    @property
+    def n_held(self) -> int:
+        """How many requests there are on connections whose clients were told."""
+        return sum(one.n_held for one in self._transports)
+
+    def limit_age(self, max_age_s: float) -> None:
+        """Let connections that are made from now on take requests for so long; 0 is for ever."""
+        for transport in self._transports:
+            transport.limit_age(max_age_s)
+
+    async def _renew_certificates(self) -> None:
+        for transport in self._transports:
+            await transport.renew()
+
+
+def _port(listener_fd: int) -> int:
+    with socket.socket(fileno=os.dup(listener_fd)) as listener:
+        return int(listener.getsockname()[1])

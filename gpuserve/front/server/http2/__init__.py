@@ -1,0 +1,1 @@
+"""HTTP/2 with HPACK: bytes in, exchanges out."""

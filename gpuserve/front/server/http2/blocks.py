@@ -1,0 +1,135 @@
+"""Header blocks of one connection: put together out of their frames, decoded, and made a ``Head`` of.
+
+Equal blocks decode to equal heads as long as the dynamic table is the same, and a client sends the same one
+again and again: its head is made once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from gpuserve.front.exchange.exchange import Head
+from gpuserve.front.server.http2.frames import (
+    END_HEADERS,
+    PADDED,
+    PRIORITY,
+    ConnectionFailed,
+    ErrorCode,
+    StreamFailed,
+    unpadded,
+)
+from gpuserve.front.server.http2.head import MalformedHead, check_trailers, request_head
+from gpuserve.front.server.http2.hpack import Decoder, HeadTooLarge, HpackError
+
+#: The head of a request, encoded and decoded.
+MAX_HEAD_NBYTES: Final = 64 << 10
+#: A block must be complete after so long.
+BLOCK_TIMEOUT_S: Final = 30.0
+_REMEMBERED_HEADS: Final = 256
+_REMEMBERED_NBYTES: Final = 2048
+
+
+class Block(NamedTuple):
+    """A complete header block, encoded. ``flags`` are those of its first frame."""
+
+    stream_id: int
+    flags: int
+    data: bytes
+
+
+class BlockReader:
+    """Reads the blocks, in order. ``heads`` are the ones remembered, by their block."""
+
+    __slots__ = ("_clock", "_decoder", "_since", "heads", "unfinished")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.heads: dict[bytes, Head] = {}
+        #: Of a block that goes on in the next frame.
+        self.unfinished: Block | None = None
+        self._decoder = Decoder(MAX_HEAD_NBYTES)
+        self._clock = clock
+        self._since = 0.0
+
+    def begin(self, stream_id: int, flags: int, payload: bytes) -> Block | None:
+        """A HEADERS frame; its block, if that is complete.
+
+        Raises:
+            ConnectionFailed: it is shorter than its padding, or the block is too large.
+        """
+        if flags & (PADDED | PRIORITY):
+            payload = unpadded(flags, payload)
+        block = _checked(Block(stream_id, flags, payload))
+        if flags & END_HEADERS:
+            return block
+        self.unfinished, self._since = block, self._clock()
+        return None
+
+    def go_on(self, stream_id: int, flags: int, payload: bytes) -> Block | None:
+        """A CONTINUATION frame; its block, if that is complete.
+
+        Raises:
+            ConnectionFailed: it continues nothing, or the block is too large.
+        """
+        block = self.unfinished
+        if block is None or block.stream_id != stream_id:
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of no header block")
+        block = _checked(block._replace(data=block.data + payload))
+        self.unfinished = None if flags & END_HEADERS else block
+        return block if flags & END_HEADERS else None
+
+    def head(self, block: Block) -> Head:
+        """The head of a request.
+
+        Raises:
+            ConnectionFailed: the block does not decode.
+            StreamFailed: it is no head.
+        """
+        revision = self._decoder.revision
+        fields = self._decode(block)
+        changed = self._decoder.revision != revision
+        if changed or len(self.heads) >= _REMEMBERED_HEADS:
+            self.heads.clear()
+        try:
+            head = request_head(fields)
+        except MalformedHead:
+            raise StreamFailed(block.stream_id, ErrorCode.PROTOCOL_ERROR) from None
+        if not changed and len(block.data) <= _REMEMBERED_NBYTES:
+            self.heads[block.data] = head
+        return head
+
+    def trailers(self, block: Block) -> None:
+        """Trailers of a request, which say nothing here.
+
+        Raises:
+            ConnectionFailed: the block does not decode.
+            StreamFailed: they are none.
+        """
+        revision = self._decoder.revision
+        fields = self._decode(block)
+        if self._decoder.revision != revision:
+            self.heads.clear()
+        try:
+            check_trailers(fields)
+        except MalformedHead:
+            raise StreamFailed(block.stream_id, ErrorCode.PROTOCOL_ERROR) from None
+
+    @property
+    def late(self) -> bool:
+        """Whether a block has taken too long."""
+        return self.unfinished is not None and self._clock() - self._since > BLOCK_TIMEOUT_S
+
+    def _decode(self, block: Block) -> list[tuple[bytes, bytes]]:
+        try:
+            return self._decoder.decode(block.data)
+        except HeadTooLarge as error:
+            raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, str(error)) from None
+        except HpackError as error:
+            raise ConnectionFailed(ErrorCode.COMPRESSION_ERROR, str(error)) from None
+
+
+def _checked(block: Block) -> Block:
+    if len(block.data) > MAX_HEAD_NBYTES:
+        raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "a request head is too large")
+    return block

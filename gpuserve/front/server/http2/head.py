@@ -1,0 +1,85 @@
+"""The fields of a request's header block as a ``Head`` (RFC 9113, 8.2 and 8.3). Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from gpuserve.front.exchange.exchange import TE, Head, Header
+
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
+_NEEDED: Final = (b":method", b":scheme", b":path")
+#: Of the connection, which in HTTP/2 are none of a request's.
+_FORBIDDEN: Final = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
+)
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_VALUE: Final = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
+_LENGTH: Final = re.compile(rb"[0-9]{1,19}")
+
+
+class MalformedHead(ValueError):
+    """The fields are no head of a request; the stream is lost, the connection is not."""
+
+
+def request_head(fields: Iterable[Header]) -> Head:
+    """The head that the fields make.
+
+    Raises:
+        MalformedHead: see there.
+    """
+    pseudo: dict[bytes, bytes] = {}
+    headers: list[Header] = []
+    for field in fields:
+        name, value = field
+        if name[:1] == b":":
+            if name not in _PSEUDO or name in pseudo or headers:
+                raise MalformedHead(f"the field {name!r} is unknown, double or late")
+            pseudo[name] = value
+        else:
+            _check(field)
+            headers.append(field)
+        if _VALUE.fullmatch(value) is None:
+            raise MalformedHead(f"the value of {name!r} has characters that it cannot have")
+    if not all(pseudo.get(name) for name in _NEEDED):
+        raise MalformedHead("a request needs :method, :scheme and :path")
+    return _head(pseudo, headers)
+
+
+def _check(field: Header) -> None:
+    name = field[0]
+    if _NAME.fullmatch(name) is None:
+        raise MalformedHead(f"{name!r} is no name of a header")
+    if name in _FORBIDDEN or (name == b"te" and field != TE):
+        raise MalformedHead(f"the header {name!r} is of the connection")
+
+
+def check_trailers(fields: Iterable[Header]) -> None:
+    """What may come after a body.
+
+    Raises:
+        MalformedHead: anything that may not.
+    """
+    for field in fields:
+        _check(field)
+
+
+def _head(pseudo: dict[bytes, bytes], headers: list[Header]) -> Head:
+    path = pseudo[b":path"]
+    if not path.startswith(b"/") and path != b"*":
+        raise MalformedHead(":path begins with a slash")
+    authority = pseudo.get(b":authority")
+    if authority and not any(name == b"host" for name, _ in headers):
+        headers.insert(0, (b"host", authority))
+    method, scheme = pseudo[b":method"].decode("latin-1"), pseudo[b":scheme"].decode("latin-1")
+    return Head(method, path, headers, "2", _content_length(headers), scheme)
+
+
+def _content_length(headers: Iterable[Header]) -> int | None:
+    lengths = {value for name, value in headers if name == b"content-length"}
+    if not lengths:
+        return None
+    if len(lengths) > 1 or _LENGTH.fullmatch(next(iter(lengths))) is None:
+        raise MalformedHead("content-length is no number, or there are several")
+    return int(lengths.pop())

@@ -1,0 +1,157 @@
+"""What one connection sends: the client's windows and settings, and whose turn it is. No frame is read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final
+
+from gpuserve.front.exchange.exchange import Way
+from gpuserve.front.server.http2.frames import (
+    DEFAULT_FRAME_NBYTES,
+    DEFAULT_WINDOW,
+    MAX_WINDOW,
+    ConnectionFailed,
+    ErrorCode,
+    StreamFailed,
+)
+from gpuserve.front.server.http2.hpack import NO_TABLE, TABLE_NBYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpuserve.front.server.http2.stream import Stream
+
+#: What one stream sends before it is the next one's turn.
+TURN_NBYTES: Final = 1 << 20
+#: A larger frame would hold the others of a connection up.
+_MOST_FRAME_NBYTES: Final = 256 << 10
+
+
+class Output:
+    """The sending half of a connection. ``window`` is what may still be sent on it.
+
+    A stream that its own window holds up is in no queue: whatever a client does to its windows costs no
+    look at the streams that cannot move.
+    """
+
+    __slots__ = (
+        "_ends",
+        "_prefix",
+        "_turns",
+        "_way",
+        "frame_nbytes",
+        "small_nbytes",
+        "stream_window",
+        "window",
+    )
+
+    def __init__(self, way: Way) -> None:
+        self.window = DEFAULT_WINDOW
+        #: What a new stream begins with.
+        self.stream_window = DEFAULT_WINDOW
+        self.frame_nbytes = DEFAULT_FRAME_NBYTES
+        #: Up to here a body is copied into one write, in one frame.
+        self.small_nbytes = DEFAULT_FRAME_NBYTES
+        self._way = way
+        #: Streams with a part of a body that their windows let through; the first is the next one.
+        self._turns: OrderedDict[Stream, None] = OrderedDict()
+        #: Streams with nothing left but their end, which needs no window.
+        self._ends: OrderedDict[Stream, None] = OrderedDict()
+        #: What the next header block has to begin with.
+        self._prefix = b""
+
+    def flush(self, stream: Stream) -> None:
+        """Send what can be sent of a stream, which takes turns with the others."""
+        if stream.through:
+            self._ends[stream] = None
+        elif stream.unsent and stream.window > 0:
+            self._turns[stream] = None
+        self.flush_all()
+
+    def flush_all(self) -> None:
+        """Send all that the windows let through, stream by stream."""
+        while not self._way.full:
+            if self._ends:
+                stream, _ = self._ends.popitem(last=False)
+            elif self._turns and self.window > 0:
+                stream, _ = self._turns.popitem(last=False)
+            else:
+                return
+            self._send(stream)
+            if stream.unsent and stream.window > 0:
+                self._turns[stream] = None
+
+    def drop(self, stream: Stream) -> None:
+        """A stream has nothing to send any more."""
+        self._turns.pop(stream, None)
+        self._ends.pop(stream, None)
+
+    def block(self, encoded: bytes) -> bytes:
+        """The header block that begins a response."""
+        if self._prefix:
+            encoded, self._prefix = self._prefix + encoded, b""
+            self.small_nbytes = DEFAULT_FRAME_NBYTES
+        return encoded
+
+    def grow(self, nbytes: int) -> None:
+        """The client takes so much more on the connection.
+
+        Raises:
+            ConnectionFailed: nothing, or more than there can be.
+        """
+        if not nbytes:
+            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
+        self.window += nbytes
+        if self.window > MAX_WINDOW:
+            raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is over 2^31-1")
+
+    def grow_stream(self, stream: Stream, nbytes: int) -> None:
+        """The client takes so much more of a stream.
+
+        Raises:
+            StreamFailed: nothing, or more than there can be.
+        """
+        if not nbytes:
+            raise StreamFailed(stream.id, ErrorCode.PROTOCOL_ERROR)
+        stream.window += nbytes
+        if stream.window > MAX_WINDOW:
+            raise StreamFailed(stream.id, ErrorCode.FLOW_CONTROL_ERROR)
+        if stream.unsent:
+            self.flush(stream)
+
+    def set_stream_window(self, nbytes: int, streams: Iterable[Stream]) -> None:
+        """What streams begin with; those that are there get the difference.
+
+        Raises:
+            ConnectionFailed: a window grows larger than there can be.
+        """
+        difference = nbytes - self.stream_window
+        self.stream_window = nbytes
+        for stream in streams:
+            stream.window += difference
+            if stream.window > MAX_WINDOW:
+                raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is over 2^31-1")
+            if stream.unsent and stream.window > 0:
+                self._turns[stream] = None
+
+    def set_frame_size(self, nbytes: int) -> None:
+        """What the client takes in one frame."""
+        self.frame_nbytes = min(nbytes, _MOST_FRAME_NBYTES)
+
+    def set_table_size(self, nbytes: int) -> None:
+        """The client's table is smaller than we may believe: the next block must say that it is not used."""
+        if nbytes < TABLE_NBYTES:
+            self._prefix = NO_TABLE
+            self.small_nbytes = -1  # the next response is not a small one, so it asks for its block
+
+    def _send(self, stream: Stream) -> None:
+        """Send what a stream may send in one turn."""
+        before = stream.unsent_nbytes
+        frames = stream.frames(min(self.window, TURN_NBYTES), self.frame_nbytes)
+        self.window -= before - stream.unsent_nbytes
+        if stream.through:
+            self._way.write_pieces(frames, stream.take_release())
+            stream.on_ended()
+        elif frames:
+            self._way.write_pieces(frames, None)
+        stream.wake()

@@ -1,0 +1,398 @@
+"""One stream of HTTP/2: where it is, what of its body is not used up, and what of its response is not sent.
+
+Flow control is here for the stream and in ``http2_output`` for the connection. No frame is read here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from gpuserve.front.exchange.exchange import AnswerHead, Head, Header, Piece, Release, Sink
+from gpuserve.front.server.http2.frames import (
+    END_STREAM,
+    HEAD,
+    ErrorCode,
+    FrameType,
+    StreamFailed,
+    header_frames,
+    rst_stream,
+    window_update,
+)
+from gpuserve.front.server.http2.hpack import encode, status_field
+
+if TYPE_CHECKING:
+    from gpuserve.front.server.http2.protocol import Http2
+
+#: What a client may send of one body before it is used up.
+RECEIVE_WINDOW: Final = 4 << 20
+#: What of a response waits to be sent before ``room`` waits.
+UNSENT_NBYTES: Final = 256 << 10
+_pack: Final = HEAD.pack
+
+
+class State(enum.Enum):
+    """Where a stream is. What is closed is nowhere any more."""
+
+    OPEN = "open"
+    HALF_CLOSED_REMOTE = "the request is complete"
+    HALF_CLOSED_LOCAL = "the response is complete"
+    CLOSED = "closed"
+
+    #: Members are looked up for every request, and Enum's own is a Python function.
+    __hash__ = object.__hash__
+
+
+class Event(enum.Enum):
+    """What moves a stream from one state to the next."""
+
+    REQUEST_ENDED = "request ended"
+    RESPONSE_ENDED = "response ended"
+    RESET = "reset"
+
+    __hash__ = object.__hash__
+
+
+_NEXT: Final = {
+    (State.OPEN, Event.REQUEST_ENDED): State.HALF_CLOSED_REMOTE,
+    (State.OPEN, Event.RESPONSE_ENDED): State.HALF_CLOSED_LOCAL,
+    (State.OPEN, Event.RESET): State.CLOSED,
+    (State.HALF_CLOSED_REMOTE, Event.RESPONSE_ENDED): State.CLOSED,
+    (State.HALF_CLOSED_REMOTE, Event.RESET): State.CLOSED,
+    (State.HALF_CLOSED_LOCAL, Event.REQUEST_ENDED): State.CLOSED,
+    (State.HALF_CLOSED_LOCAL, Event.RESET): State.CLOSED,
+}
+
+
+class _Nobody:
+    """The sink of a stream that is closed."""
+
+    __slots__ = ()
+
+    def take(self, data: Piece, end: bool) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+
+_NOBODY: Final = _Nobody()
+
+
+class Stream:
+    """A request and its response: an ``Exchange``. ``window`` is what may still be sent of the response.
+
+    It is one object, with all of its state in slots, because one is made for every small request.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_ending",
+        "_held_nbytes",
+        "_left_nbytes",
+        "_release",
+        "_tail",
+        "_uncredited",
+        "_waiter",
+        "ends",
+        "head",
+        "id",
+        "receive_window",
+        "sink",
+        "started",
+        "state",
+        "unsent",
+        "unsent_nbytes",
+        "window",
+    )
+
+    sink: Sink
+
+    def __init__(self, connection: Http2, stream_id: int, head: Head, window: int) -> None:
+        self.id = stream_id
+        self.head = head
+        self.ends = connection.ends
+        self.state = State.OPEN
+        self.window = window
+        self.receive_window = RECEIVE_WINDOW
+        self.started = False
+        self.unsent: deque[Piece] = deque()
+        self.unsent_nbytes = 0
+        self._connection = connection
+        self._left_nbytes = head.content_length
+        self._held_nbytes = 0
+        self._uncredited = 0
+        self._ending = False
+        self._tail = b""
+        self._release: Release | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    # ---- the request ----------------------------------------------------------------------
+
+    def receive(self, data: Piece, end: bool) -> None:
+        """A part of the body has come.
+
+        Raises:
+            StreamFailed: the request had ended, or the body is not as long as was said.
+        """
+        nbytes = len(data)
+        if self.state is not State.OPEN:
+            self._receive_late(nbytes, end)
+            return
+        self._held_nbytes += nbytes
+        if self._left_nbytes is not None:
+            self._left_nbytes -= nbytes
+            if self._left_nbytes < 0 or (end and self._left_nbytes):
+                raise StreamFailed(self.id, ErrorCode.PROTOCOL_ERROR)
+        if end:
+            self.state = State.HALF_CLOSED_REMOTE
+        self.sink.take(data, end)
+
+    def _receive_late(self, nbytes: int, end: bool) -> None:
+        """After the response nobody reads the rest; after the end of the request there is none."""
+        self._connection.credit(nbytes)
+        if self.state is not State.HALF_CLOSED_LOCAL:
+            raise StreamFailed(self.id, ErrorCode.STREAM_CLOSED)
+        if end:
+            self._move(Event.REQUEST_ENDED)
+
+    def consumed(self, nbytes: int) -> None:
+        """So much of the body is used up."""
+        nbytes = min(nbytes, self._held_nbytes)
+        self._held_nbytes -= nbytes
+        self._connection.credit(nbytes)
+        if self.state is State.OPEN:
+            self._uncredited += nbytes
+            if self._uncredited >= RECEIVE_WINDOW // 2:
+                self.receive_window += self._uncredited
+                self._connection.way.write(window_update(self.id, self._uncredited))
+                self._uncredited = 0
+
+    def pad(self, nbytes: int) -> None:
+        """So much of the windows went to padding, which is used up at once."""
+        self._held_nbytes += nbytes
+        self.consumed(nbytes)
+
+    # ---- the response ---------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self._ending or self.state not in _ANSWERABLE
+
+    def answer(
+        self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
+    ) -> None:
+        connection = self._connection
+        out = connection.output
+        block = head.block or _encode_head(head)
+        tail = head.tail
+        if (
+            nbytes <= out.small_nbytes
+            and nbytes <= self.window
+            and nbytes <= out.window
+            and self.state is State.HALF_CLOSED_REMOTE
+            and tail
+            and not connection.way.full
+        ):
+            out.window -= nbytes
+            stream_id = self.id
+            connection.way.write(
+                b"".join(
+                    (
+                        _pack(0, len(block), 1, 4, stream_id),
+                        block,
+                        _pack(0, nbytes, 0, 0, stream_id),
+                        *body,
+                        _pack(0, len(tail), 1, 5, stream_id),
+                        tail,
+                    )
+                )
+            )
+            self._move(Event.RESPONSE_ENDED)
+            if release is not None:
+                release()
+        elif self.state in _ANSWERABLE and not self.started:
+            if not tail:
+                block += encode(((b"content-length", b"%d" % nbytes),))
+            self._answer_large(block, body, tail, release)
+        elif release is not None:
+            release()
+
+    def _answer_large(
+        self, block: bytes, body: Sequence[Piece], tail: bytes, release: Release | None
+    ) -> None:
+        self._begin(block, end=False)
+        self._tail, self._release = tail, release
+        if self.head.method != "HEAD":
+            self._queue(body)
+        self._ending = True
+        self._connection.output.flush(self)
+
+    def start(self, status: int, headers: Iterable[Header], end: bool = False) -> None:
+        """Begin the response; ``end``: it has no body."""
+        if self.state not in _ANSWERABLE:
+            return
+        self._begin(encode((status_field(status), *headers)), end=end)
+        if end:
+            self.on_ended()
+
+    def send(self, data: bytes, end: bool = False) -> None:
+        """The next part of the body."""
+        if self.state not in _ANSWERABLE or self._ending:
+            return
+        if self.head.method != "HEAD":
+            self._queue((data,))
+        self._ending = end
+        self._connection.output.flush(self)
+
+    def finish(self, trailers: Iterable[Header] = ()) -> None:
+        """End the response after its body."""
+        if self.state not in _ANSWERABLE or self._ending:
+            return
+        self._tail = encode(trailers)
+        self._ending = True
+        self._connection.output.flush(self)
+
+    def reset(self) -> None:
+        self.fail(ErrorCode.INTERNAL_ERROR)
+
+    async def room(self) -> None:
+        """Wait until there is not too much to be sent."""
+        while self.unsent_nbytes > UNSENT_NBYTES and self.state in _ANSWERABLE:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self.state not in _ANSWERABLE:
+            raise ConnectionResetError("the client is gone")
+
+    def _begin(self, block: bytes, *, end: bool) -> None:
+        self.started = True
+        out = self._connection.output
+        self._connection.way.write(header_frames(self.id, out.block(block), out.frame_nbytes, end=end))
+
+    def _queue(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if piece:
+                self.unsent.append(memoryview(piece) if len(piece) > UNSENT_NBYTES else piece)
+                self.unsent_nbytes += len(piece)
+
+    # ---- for the output -------------------------------------------------------------------
+
+    def frames(self, most_nbytes: int, frame_nbytes: int) -> list[Piece]:
+        """DATA frames of what waits, taken out of it; and the end of the response, where it follows."""
+        frames: list[Piece] = []
+        room = max(0, min(most_nbytes, self.window))
+        while self.unsent and room:
+            piece = self.unsent.popleft()
+            nbytes = min(len(piece), room)
+            if nbytes < len(piece):
+                self.unsent.appendleft(memoryview(piece)[nbytes:])
+            room -= nbytes
+            self.window -= nbytes
+            self.unsent_nbytes -= nbytes
+            frames += self._data_frames(piece, nbytes, frame_nbytes)
+        if self._ending and not self.unsent:
+            frames += self._end_frames(frame_nbytes, ended=bool(frames))
+        return frames
+
+    def _data_frames(self, piece: Piece, nbytes: int, most_nbytes: int) -> list[Piece]:
+        """The first so many bytes of a piece that was taken out, in frames."""
+        frames: list[Piece] = []
+        start = 0
+        if nbytes > most_nbytes:
+            piece = memoryview(piece)
+            head = _pack(most_nbytes >> 16, most_nbytes & 0xFFFF, FrameType.DATA, 0, self.id)
+            while nbytes - start > most_nbytes:
+                frames += (head, piece[start : start + most_nbytes])
+                start += most_nbytes
+        left = nbytes - start
+        flags = END_STREAM if self._ends_with_data else 0
+        frames += (_pack(left >> 16, left & 0xFFFF, FrameType.DATA, flags, self.id), piece[start:nbytes])
+        return frames
+
+    @property
+    def _ends_with_data(self) -> bool:
+        return self._ending and not self._tail and not self.unsent
+
+    def _end_frames(self, frame_nbytes: int, *, ended: bool) -> list[Piece]:
+        if self._tail:
+            return [header_frames(self.id, self._tail, frame_nbytes, end=True)]
+        return [] if ended else [_pack(0, 0, FrameType.DATA, END_STREAM, self.id)]
+
+    @property
+    def through(self) -> bool:
+        """Whether all of the response has been made into frames."""
+        return self._ending and not self.unsent
+
+    def take_release(self) -> Release | None:
+        """What to call when the last frames are sent."""
+        release, self._release = self._release, None
+        return release
+
+    def wake(self) -> None:
+        """Some of the response is gone."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # ---- ending ---------------------------------------------------------------------------
+
+    def on_ended(self) -> None:
+        """The response is complete. What may still come of the request is not wanted.
+
+        Where the client may send all of it anyway it is let, and not told to stop: some clients that are
+        lose the answer.
+        """
+        self._move(Event.RESPONSE_ENDED)
+        if self.state is not State.HALF_CLOSED_LOCAL:
+            return
+        if self._left_nbytes is not None and self._left_nbytes <= self.receive_window:
+            sink, self.sink = self.sink, _NOBODY
+            sink.abandon()
+            self._connection.credit(self._held_nbytes)
+            self._held_nbytes = 0
+        else:
+            self._connection.way.write(rst_stream(self.id, ErrorCode.NO_ERROR))
+            self._connection.forget_early(self.id)
+            self.drop()
+
+    def fail(self, code: ErrorCode) -> None:
+        """Tell the client that the stream is over, for this reason."""
+        if self.state is not State.CLOSED:
+            self._connection.way.write(rst_stream(self.id, code))
+            self._connection.forget_early(self.id)
+            self.drop()
+
+    def drop(self) -> None:
+        """The stream is over before its time: nothing more is sent or taken."""
+        if self.state is State.CLOSED:
+            return
+        self.unsent.clear()
+        self.unsent_nbytes = 0
+        self._connection.output.drop(self)
+        sink = self.sink
+        self._move(Event.RESET)
+        sink.abandon()
+        self.wake()
+        if (release := self.take_release()) is not None:
+            self._connection.way.write_pieces((), release)
+
+    def _move(self, event: Event) -> None:
+        self.state = _NEXT[self.state, event]
+        if self.state is State.CLOSED:
+            held_nbytes, self._held_nbytes = self._held_nbytes, 0
+            self._connection.forget(self, held_nbytes)
+            self.sink = _NOBODY  # the sink refers to the stream: no cycle is left to the garbage collector
+
+
+def _encode_head(head: AnswerHead) -> bytes:
+    """The header block of a whole response; it and the trailers are kept in ``head``."""
+    head.block = encode((status_field(head.status), *head.headers))
+    head.tail = encode(head.trailers)
+    return head.block
+
+
+_ANSWERABLE: Final = frozenset({State.OPEN, State.HALF_CLOSED_REMOTE})

@@ -1,0 +1,1 @@
+"""What the endpoints offer, whichever protocol asks: inference, models, health, control."""

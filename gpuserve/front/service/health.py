@@ -1,0 +1,140 @@
+"""Whether the server and its models are live, started and ready, and who is told when that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import NotFound, Unavailable
+from gpuserve.front.models.interface import Driver
+from gpuserve.front.observe.gpu_health.watch import GpuWatch
+from gpuserve.front.service.model_table import ModelTable
+from gpuserve.front.v2.health import HealthReport, Watchers
+
+
+class ServerHealth:
+    """The health of one front; a ``HealthSource``.
+
+    It is ready from ``serving`` on, while its own models have enough instances and GPUs, and not while it is
+    to leave service.
+    """
+
+    def __init__(self, models: ModelTable, gpus: GpuWatch, watchers: Watchers) -> None:
+        self._models = models
+        self._gpus = gpus
+        self._watchers = watchers
+        self._min_healthy_devices = 0
+        self._min_ready_instances = 1
+        self._leaving = False
+        #: Every model of the start was loaded once.
+        self.started = False
+        #: Nothing new is taken, because the server stops.
+        self.draining = False
+        #: Nothing changes any more: who watches is to stop.
+        self.ended = False
+
+    def require(self, min_healthy_devices: int, min_ready_instances: int) -> None:
+        """Set how many of the GPUs that models name must be usable, and how many instances of each model must
+        be up, where it has so many, for the server to be ready.
+        """
+        self._min_healthy_devices = min_healthy_devices
+        self._min_ready_instances = min_ready_instances
+        self._watchers.changed()
+
+    # ---- what it is -----------------------------------------------------------------------
+
+    @property
+    def live(self) -> bool:
+        """Whether, on a GPU machine, a new process could use CUDA; nothing else counts."""
+        return self._gpus.cuda_works
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests should come here: the server is not to leave, every model of its own has enough
+        live instances, and enough of their GPUs can be used.
+
+        An ensemble does not count: it is ready when the models of its steps are.
+        """
+        own = [driver for driver in self._models.own() if driver.spec.instances]
+        gpus = {one.placement.gpu_uuid for driver in own for one in driver.spec.instances} - {""}
+        usable = self._gpus.are_enough(gpus, self._min_healthy_devices)
+        return self.started and not self._leaving and usable and all(map(self._has_enough, own))
+
+    def _has_enough(self, driver: Driver) -> bool:
+        """Whether so many instances of a model are up that the server may be ready."""
+        if driver.workers is None:
+            return True
+        instances = driver.workers.instances
+        wanted = min(self._min_ready_instances, len(driver.spec.instances) - instances.n_coming)
+        return len(instances.in_rotation()) >= wanted
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Whether a model takes requests; false, not an error, for one that does not exist or is not loaded.
+
+        Raises:
+            InvalidArgument: the version is no number.
+        """
+        try:
+            driver = self._models.find(name, version)
+        except (NotFound, Unavailable):
+            return False
+        return driver.ready and not self._leaving
+
+    def why_not_ready(self, name: str, version: str) -> str:
+        """The reason why a model is not ready, where it is one of the machine: its GPUs are lost."""
+        driver = self._models.find(name, version)
+        return "" if driver.ready else self.fault_of(driver.spec)
+
+    def fault_of(self, spec: ModelSpec) -> str:
+        """That the GPUs of every instance of a model are lost, and why; "" where they are not."""
+        return self._gpus.why_lost([one.placement.gpu_uuid for one in spec.instances])
+
+    def of(self, service: str) -> bool | None:
+        """The answer of ``grpc.health.v1`` for a service name; None where there is no such service."""
+        return self.report().of(service)
+
+    def report(self) -> HealthReport:
+        """The health of the server and of every known model at this moment."""
+        latest, staying = self._models.latest, not self._leaving
+        models = {
+            name: staying and (driver := latest.get(name)) is not None and driver.ready
+            for name in self._models.names()
+        }
+        return HealthReport(self.live, self.started, self.ready, models)
+
+    # ---- what changes it ------------------------------------------------------------------
+
+    def serving(self) -> None:
+        """Note that every model of the start is loaded."""
+        self.started = True
+        self._watchers.changed()
+
+    def cuda_state(self, works: bool) -> None:
+        """Note whether a new process can use CUDA."""
+        self._gpus.cuda_works = works
+        self._watchers.changed()
+
+    def leave(self) -> None:
+        """Be not ready from now on. Requests that come are still taken."""
+        self._leaving = True
+        self._watchers.changed()
+
+    def stay(self) -> None:
+        """Be ready again, if all else is; unless the server drains."""
+        self._leaving = self.draining
+        self._watchers.changed()
+
+    def drain(self) -> None:
+        """Be not ready from now on, and have models take nothing new."""
+        self._leaving = self.draining = True
+        self._models.stop_accepting()
+        self._watchers.changed()
+
+    def end(self) -> None:
+        """Tell whoever watches that the front ends; nobody else waits for an answer by then."""
+        self.ended = True
+        self._watchers.changed()
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after anything changed that health may depend on. Call the result to end it."""
+        return self._watchers.watch(callback)

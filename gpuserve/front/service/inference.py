@@ -1,0 +1,91 @@
+"""Inference: requests on their way to the driver of a model, whichever door they came by."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gpuserve.declare.spec import ModelSpec, StepSpec
+from gpuserve.errors import RequestError
+from gpuserve.front.memory.blocks import free_body
+from gpuserve.front.memory.regions import RegionTable
+from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
+from gpuserve.front.service.model_table import ModelTable
+from gpuserve.front.v2 import classification
+from gpuserve.front.v2.types import InferRequest, InferResponse
+from gpuserve_worker.memory.arena import Block
+
+
+class Inference:
+    """Runs requests on ``models``. Regions of shared memory that a request names stay while it runs."""
+
+    def __init__(self, models: ModelTable, regions: RegionTable) -> None:
+        self._find = models.find
+        #: The table's own: a request without a version needs one look-up.
+        self._latest = models.latest
+        self._regions = regions
+
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> PendingRequest:
+        """Queue one request, answered to ``on_answer`` or else by its ``answer``; see ``Driver.submit``.
+
+        Raises:
+            RequestError: it is wrong or refused; its body is freed.
+        """
+        try:
+            driver = None if request.model_version else self._latest.get(request.model_name)
+            if driver is None:
+                driver = self._find(request.model_name, request.model_version)
+            if request.regions:
+                self._regions.pin(request)
+        except RequestError:
+            free_body(request)
+            raise
+        if not request.regions:
+            return driver.submit(request, on_response, on_answer)
+        try:
+            return driver.submit(request, on_response, on_answer)
+        except BaseException:
+            self._regions.unpin(request)
+            raise
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Run one request.
+
+        Raises:
+            RequestError: see ``submit``; or the request was late, or the callable failed.
+        """
+        pending = self.submit(request)
+        try:
+            response: InferResponse = await pending.answer
+        except asyncio.CancelledError:
+            pending.take_back()
+            raise
+        if request.class_counts:
+            self.classify(response, pending)
+        return response
+
+    def classify(self, response: InferResponse, pending: PendingRequest) -> None:
+        """Put the classes that the request asks for in the place of its outputs.
+
+        Raises:
+            InvalidArgument: an output has none; the response is closed.
+        """
+        classification.classify(response, pending.request.class_counts, pending.spec, self._member)
+
+    def _member(self, step: StepSpec) -> ModelSpec | None:
+        """The model of a step of an ensemble; None where it is not served."""
+        try:
+            return self._find(step.model, str(step.version) if step.version else "").spec
+        except RequestError:
+            return None
+
+    def allocate(self, model_name: str, nbytes: int, model_version: str = "") -> Block | None:
+        """Memory in the model's arena for a large input whose bytes arrive; None: keep it on the heap."""
+        try:
+            return self._find(model_name, model_version).allocate(nbytes)
+        except RequestError:  # said once the request is complete
+            return None

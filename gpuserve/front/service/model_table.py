@@ -1,0 +1,259 @@
+"""Which drivers serve which version of which model, and what a client is told of those that nobody serves.
+
+Versions are positive integers; on the wire they are decimal text, and "" is the highest that is ready.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import InvalidArgument, NotFound, Unavailable
+from gpuserve.front.models.interface import Driver
+from gpuserve.front.observe.gpu_health.watch import GpuWatch
+from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.v2.health import Watchers
+from gpuserve.front.v2.limits import shown
+from gpuserve.front.v2.statistics import StatisticsEntry
+from gpuserve.front.v2.types import IndexEntry
+
+PLATFORM: Final = "python"
+ENSEMBLE_PLATFORM: Final = "ensemble"
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,20}")
+_MAX_VERSION: Final = (1 << 63) - 1
+
+
+class VersionMetadata(NamedTuple):
+    """The declaration of a version of a model, with the versions that are ready and Triton's platform."""
+
+    spec: ModelSpec
+    versions: tuple[str, ...]
+    platform: str
+
+    @property
+    def batches(self) -> bool:
+        """Whether every shape has a batch dimension of -1 in front."""
+        return self.spec.max_batch_size > 0
+
+
+class ModelTable:
+    """The versions of every model that get requests, and the states of all that the supervisor knows.
+
+    ``latest`` has the driver of each model for requests without a version. ``watchers`` are told of every
+    change; ``gpus`` says what memory models have.
+    """
+
+    def __init__(self, gpus: GpuWatch, watchers: Watchers) -> None:
+        self._gpus = gpus
+        self._watchers = watchers
+        self.latest: dict[str, Driver] = {}
+        #: By what a request says, which is how versions are written most of the time.
+        self._by_text: dict[tuple[str, str], Driver] = {}
+        self._versions: dict[str, dict[int, Driver]] = {}
+        self._states: dict[str, Sequence[tuple[int, str, str]]] = {}
+        #: The models of attached programs.
+        self._attached: set[str] = set()
+        self._accepting = True
+
+    # ---- what is served -------------------------------------------------------------------
+
+    def add(self, driver: Driver, *, attached: bool = False) -> None:
+        """Serve a version from now on, of a model of this server or of an attached program."""
+        name = driver.spec.name
+        if attached:
+            self._attached.add(name)
+        self.serve(name, [*self.of(name), driver])
+
+    def remove(self, driver: Driver) -> None:
+        """Serve a version no more; its driver is the caller's to close."""
+        name = driver.spec.name
+        self.serve(name, [one for one in self.of(name) if one is not driver])
+        if name not in self._versions:
+            self._attached.discard(name)
+
+    def serve(self, name: str, drivers: Iterable[Driver]) -> None:
+        """Let these drivers, and no others, serve a model from now on; none: it is served no more."""
+        for version in self._versions.pop(name, {}):
+            del self._by_text[name, str(version)]
+        versions = {driver.spec.version: driver for driver in drivers}
+        if versions:
+            self._versions[name] = versions
+            self._by_text |= {(name, str(version)): driver for version, driver in versions.items()}
+        if not self._accepting:
+            for driver in versions.values():
+                driver.stop_accepting()
+        self.refresh(name)
+
+    def refresh(self, name: str) -> None:
+        """Find the latest version anew, after an instance came up or went down, or the versions are others.
+
+        A version counts from its first instance on, also while all of them start again.
+        """
+        drivers = self.of(name)
+        loaded = [driver for driver in drivers if driver.was_ready]
+        if drivers:
+            self.latest[name] = (loaded or drivers)[-1]
+        else:
+            self.latest.pop(name, None)
+        self._watchers.changed()
+
+    def set_states(self, name: str, states: Sequence[tuple[int, str, str]]) -> None:
+        """Note what the supervisor says of the versions of a model, as ``messages.ModelStates`` has it."""
+        if states:
+            self._states[name] = states
+        else:
+            self._states.pop(name, None)
+        self._watchers.changed()
+
+    def stop_accepting(self) -> None:
+        """Have every version, and those that are still to come, refuse new requests."""
+        self._accepting = False
+        for driver in self.all():
+            driver.stop_accepting()
+
+    # ---- which there are ------------------------------------------------------------------
+
+    def of(self, name: str) -> list[Driver]:
+        """The drivers that serve a model, by version."""
+        versions = self._versions.get(name, {})
+        return [versions[version] for version in sorted(versions)]
+
+    def specs(self, name: str) -> list[ModelSpec]:
+        """The declarations of the versions of a model that are served, the highest last."""
+        return [driver.spec for driver in self.of(name)]
+
+    def all(self) -> list[Driver]:
+        """The drivers of every version of every model."""
+        return [driver for versions in self._versions.values() for driver in versions.values()]
+
+    def own(self) -> list[Driver]:
+        """The same without those of attached programs, which cannot take the server out of service."""
+        return [driver for driver in self.all() if driver.spec.name not in self._attached]
+
+    def names(self) -> set[str]:
+        """The names of all models, loaded or not."""
+        return self._versions.keys() | self._states.keys()
+
+    def devices(self) -> set[str]:
+        """The devices that any model has instances on, up or not."""
+        return {one.device for driver in self.all() for one in driver.spec.instances}
+
+    def metrics(self) -> list[ModelMetrics]:
+        """The account of every version of every model."""
+        return [driver.metrics for driver in self.all()]
+
+    # ---- what is asked --------------------------------------------------------------------
+
+    def find(self, name: str, version: str = "") -> Driver:
+        """The driver of a version; an empty one means the latest.
+
+        Raises:
+            NotFound: no such model, or no such version of it.
+            Unavailable: the version exists, but is not loaded now.
+            InvalidArgument: the version is not a positive integer.
+        """
+        driver = self._by_text.get((name, version)) if version else self.latest.get(name)
+        if driver is not None:
+            return driver
+        number = version_number(name, version) if version else 0
+        if driver := self._versions.get(name, {}).get(number):  # it was written in another way
+            return driver
+        unknown = f"Request for unknown model: '{shown(name)}'"
+        if name not in self._versions and name not in self._states:
+            raise NotFound(f"{unknown} is not found")
+        if not version:
+            raise NotFound(f"{unknown} has no available versions")
+        if number in {one for one, _, _ in self._states.get(name, ())}:
+            raise Unavailable(f"{unknown} version {number} is not at ready state")
+        raise NotFound(
+            f"{unknown} version {number} is not found{_others(sorted(self._versions.get(name, ())))}"
+        )
+
+    def metadata(self, name: str, version: str) -> VersionMetadata:
+        """The declaration of a version, the latest where none is named, and the versions that are ready.
+
+        Raises:
+            NotFound, InvalidArgument, Unavailable: see ``find``.
+        """
+        spec = self.find(name, version).spec
+        versions = () if version else tuple(str(one.spec.version) for one in self.of(name) if one.ready)
+        return VersionMetadata(
+            spec, versions or (str(spec.version),), ENSEMBLE_PLATFORM if spec.is_ensemble else PLATFORM
+        )
+
+    def statistics(self, name: str, version: str) -> list[StatisticsEntry]:
+        """What became of the requests of a model, or of a version of it; of all models where ``name`` is "".
+
+        Raises:
+            InvalidArgument: no such model or version, or the version is not a positive integer.
+        """
+        number = version and str(version_number(name, version))
+        found = self.of(name) if name else [one for each in sorted(self._versions) for one in self.of(each)]
+        if name and not found:
+            raise InvalidArgument(f"requested model '{shown(name)}' is not available")
+        if name and number:
+            found = [one for one in found if str(one.spec.version) == number]
+            if not found:
+                raise InvalidArgument(f"requested model version is not available for model '{shown(name)}'")
+        return [
+            one.metrics.statistics_entry(self._gpus.memory_of(one.spec.name, one.metrics.version))
+            for one in found
+        ]
+
+    def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
+        """Every version of every model with its state; a model that was never loaded by its name alone."""
+        entries = [entry for name in sorted(self.names()) for entry in self._entries(name)]
+        return [one for one in entries if one.state == "READY" or not ready_only]
+
+    def _entries(self, name: str) -> list[IndexEntry]:
+        said = {version: (state, reason) for version, state, reason in self._states.get(name, ())}
+        served = self._versions.get(name, {})
+        if not served and said.keys() == {0}:
+            return [IndexEntry(name)]
+        entries = []
+        for version in sorted((said.keys() | served.keys()) - {0}):
+            state, reason = said.get(version, ("", ""))
+            if version in served:
+                state, reason = _state_of(served[version], state)
+            entries.append(IndexEntry(name, str(version), state, reason))
+        return entries
+
+
+def _state_of(driver: Driver, said: str) -> tuple[str, str]:
+    """State and reason of a version that is served, but may not be ready."""
+    if driver.ready:
+        return "READY", ""
+    if said == "LOADING":
+        return "LOADING", ""
+    missing = "a model of its steps is not ready" if driver.spec.is_ensemble else "no live instance"
+    return "UNAVAILABLE", missing
+
+
+def _others(versions: Sequence[int]) -> str:
+    """The end of an error's text that says which versions there are instead."""
+    if not versions:
+        return ""
+    listed = ", ".join(map(str, versions))
+    return f", only version {listed} is" if len(versions) == 1 else f", only versions {listed} are"
+
+
+def version_number(name: str, version: str) -> int:
+    """A version of the model ``name`` as sent on the wire, where it is not empty.
+
+    Raises:
+        InvalidArgument: not a positive integer of 63 bits.
+    """
+    if _INTEGER.fullmatch(version) is None or (number := int(version)) > _MAX_VERSION:
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{shown(version)}' "
+            f"(details: stol), version should be an integral value > 0 for model '{shown(name)}'"
+        )
+    if number <= 0:
+        raise InvalidArgument(
+            f"invalid model version specified '{shown(version)}' , version should be an integral value > 0 "
+            f"for model '{shown(name)}'"
+        )
+    return number

@@ -1,0 +1,113 @@
+"""What every door answers from: the parts of the inference service, each complete before any door opens.
+
+A door converts, calls one of the parts, and converts back. Nothing here knows HTTP or gRPC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuserve.control import messages
+from gpuserve.front.links.worker_link import DeviceLinks
+from gpuserve.front.memory.regions import RegionTable
+from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.observe.gpu_health.watch import GpuWatch
+from gpuserve.front.observe.metrics_page import MetricsPage
+from gpuserve.front.service.control import AdminControl, LogControl, Questions, RepositoryControl, Say
+from gpuserve.front.service.health import ServerHealth
+from gpuserve.front.service.inference import Inference
+from gpuserve.front.service.model_table import ModelTable
+from gpuserve.front.service.trace_control import TraceControl
+from gpuserve.front.v2.health import Watchers
+from gpuserve.settings.server import ServerSettings
+from gpuserve.settings.version import VERSION
+
+#: The extensions of the v2 protocol that this server has, by Triton's names.
+EXTENSIONS: Final = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceControl:
+    """What clients and operators change while the server runs, and the resources that they ask about.
+
+    ``questions`` are those to the supervisor that wait for an answer.
+    """
+
+    repository: RepositoryControl
+    trace: TraceControl
+    log: LogControl
+    admin: AdminControl
+    regions: RegionTable
+    gpus: GpuWatch
+    questions: Questions
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceService:
+    """The parts of the service; ``name`` is what the server calls itself."""
+
+    name: str
+    inference: Inference
+    models: ModelTable
+    health: ServerHealth
+    control: ServiceControl
+    metrics_page: MetricsPage
+    version: str = VERSION
+    extensions: tuple[str, ...] = EXTENSIONS
+
+
+def _say_nothing(_: Any) -> None:
+    """The supervisor of a service that has none, as in a test."""
+
+
+def inference_service(
+    settings: ServerSettings,
+    say: Say = _say_nothing,
+    *,
+    epoch: int = 1,
+    links: DeviceLinks | None = None,
+    cache: ResponseCache | None = None,
+) -> InferenceService:
+    """A service without any models yet.
+
+    ``say`` sends a message to the supervisor. ``epoch`` counts the fronts of a server. ``links`` are those of
+    the workers that are up, and ``cache`` is the response cache.
+    """
+    watchers = Watchers()
+    gpus = GpuWatch(
+        settings.gpu_health_interval_s, lambda lost: say(messages.LostGpus(lost)), watchers.changed
+    )
+    models = ModelTable(gpus, watchers)
+    regions = RegionTable((links or DeviceLinks()).on, models.devices, settings.shared_memory_owners)
+    trace = TraceControl(models, settings.trace, epoch, say)
+    watchers.watch(trace.refresh)
+    questions = Questions(say)
+    control = ServiceControl(
+        RepositoryControl(settings.model_control, questions, models),
+        trace,
+        LogControl(settings.log_level, say),
+        AdminControl(questions, is_open=settings.admin_api),
+        regions,
+        gpus,
+        questions,
+    )
+    health = ServerHealth(models, gpus, watchers)
+    health.require(settings.min_healthy_devices, settings.min_ready_instances)
+    cache = cache or ResponseCache(0)
+    page = MetricsPage(models.metrics, VERSION, lambda: cache.statistics().nbytes, gpus.families)
+    return InferenceService(settings.name, Inference(models, regions), models, health, control, page)

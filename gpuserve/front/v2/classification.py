@@ -1,0 +1,118 @@
+"""The largest elements of an output in place of the output: the classification extension.
+
+Pure. A class is a text ``value:index`` or ``value:index:label``, and comes as a BYTES tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from gpuserve.declare.spec import ModelSpec, StepSpec
+from gpuserve.errors import InvalidArgument
+from gpuserve.front.v2.limits import shown
+from gpuserve.front.v2.types import InferResponse, OutputTensor
+from gpuserve_worker.protocol.tensor import BYTES, element_count, encode_bytes, numpy_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_ELEMENTS: Final = 1_000_000
+_UNSUPPORTED: Final = frozenset({"BYTES", "BOOL", "FP16", "BF16"})
+#: The model that a step of an ensemble asks; None when it is not served any more.
+Member: TypeAlias = Callable[[StepSpec], ModelSpec | None]
+
+
+def classify(
+    response: InferResponse, class_counts: Mapping[str, int], spec: ModelSpec, member: Member
+) -> None:
+    """Put the classes of those outputs in their place; where that cannot be, the response is closed.
+
+    Raises:
+        InvalidArgument: an output has no order, or is too large.
+    """
+    try:
+        response.outputs = _classified(response, class_counts, spec, member)
+    except InvalidArgument:
+        response.close()
+        raise
+
+
+def _classified(
+    response: InferResponse, class_counts: Mapping[str, int], spec: ModelSpec, member: Member
+) -> list[OutputTensor]:
+    batched = spec.max_batch_size > 0
+    return [
+        top_classes(one, class_counts[one.name], batched, labels_of(one.name, spec, member))
+        if one.name in class_counts
+        else one
+        for one in response.outputs
+    ]
+
+
+def labels_of(output: str, spec: ModelSpec, member: Member) -> Sequence[str]:
+    """The labels of an output. An ensemble that declares none has those of the model that makes it."""
+    for one in spec.labels:
+        if one.output == output:
+            return one.labels
+    for step in spec.steps:
+        for theirs, ours in step.outputs:
+            if ours == output:
+                made_by = member(step)
+                return () if made_by is None else labels_of(theirs, made_by, member)
+    return ()
+
+
+def top_classes(output: OutputTensor, count: int, batched: bool, labels: Sequence[str]) -> OutputTensor:
+    """The ``count`` largest elements of each row, the largest first: shape [rows, k], or [k] without a batch.
+
+    Of equal elements the first comes first; NaN is less than any number.
+
+    Raises:
+        InvalidArgument: the datatype has no order, or there are too many elements.
+    """
+    values = _values(output)
+    rows, inner = (output.shape[0], output.shape[1:]) if batched else (1, output.shape)
+    by_row = values.reshape(rows, element_count(inner))
+    k = min(count, by_row.shape[1])
+    texts = [text for row in by_row for text in _row_classes(row, k, labels)]
+    return OutputTensor(output.name, BYTES, (rows, k) if batched else (k,), encode_bytes(texts))
+
+
+def _values(output: OutputTensor) -> NDArray[Any]:
+    if output.datatype in _UNSUPPORTED:
+        raise InvalidArgument(
+            f"class result not available for output due to unsupported type '{output.datatype}' "
+            f"of output '{shown(output.name)}'"
+        )
+    if element_count(output.shape) > MAX_ELEMENTS:
+        raise InvalidArgument(
+            f"classification output tensor too large: expected at most {MAX_ELEMENTS} elements, "
+            f"output '{shown(output.name)}' has {element_count(output.shape)}"
+        )
+    return np.frombuffer(output.data, dtype=numpy_dtype(output.datatype))
+
+
+def _row_classes(row: NDArray[Any], k: int, labels: Sequence[str]) -> list[str]:
+    texts = []
+    for index in _largest(row, k):
+        value = row[index].item()
+        text = f"{value:f}:{index}" if isinstance(value, float) else f"{value}:{index}"
+        texts.append(f"{text}:{labels[index]}" if index < len(labels) else text)
+    return texts
+
+
+def _largest(row: NDArray[Any], k: int) -> list[int]:
+    """The positions of the ``k`` largest elements, the largest first."""
+    if not k:
+        return []
+    keys = np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row
+    least = np.partition(keys, len(keys) - k)[len(keys) - k]
+    certain = np.flatnonzero(keys > least)
+    tied = np.flatnonzero(keys == least)[: k - len(certain)]
+    chosen = np.sort(np.concatenate([certain, tied]))
+    order = np.argsort(keys[chosen][::-1], kind="stable")[::-1]  # reversed twice: the first of equals leads
+    found: list[int] = chosen[len(chosen) - 1 - order].tolist()
+    return found

@@ -1,0 +1,71 @@
+"""What a server says of its health: one report, whichever protocol and port it is asked on. Pure.
+
+Who asks over gRPC names a service of ``grpc.health.v1``; ``HealthReport.of`` knows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple, Protocol
+
+#: Those that mean the server as a whole.
+_WHOLE: Final = ("", "readiness", "inference.GRPCInferenceService")
+_MODEL: Final = "model/"
+
+
+class HealthReport(NamedTuple):
+    """The health at one moment.
+
+    ``live``: a restart would not help. ``started``: every model of the start was loaded once. ``ready``:
+    requests should come here. ``models``: the same of each model that is known.
+    """
+
+    live: bool
+    started: bool
+    ready: bool
+    models: Mapping[str, bool]
+
+    def of(self, service: str) -> bool | None:
+        """The answer of ``grpc.health.v1`` for a service name; None where there is no such service."""
+        if service in _WHOLE:
+            return self.ready
+        match service:
+            case "liveness":
+                return self.live
+            case "startup":
+                return self.started
+        return self.models.get(service.removeprefix(_MODEL)) if service.startswith(_MODEL) else None
+
+
+class HealthSource(Protocol):
+    """Whoever can be asked for the health, and told to say when it changes."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing changes any more, so that who watches is to stop."""
+
+    def of(self, service: str) -> bool | None:
+        """The answer of ``grpc.health.v1`` for a service name; see ``HealthReport.of``."""
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after anything may have changed. Call the result to end it."""
+
+
+class Watchers:
+    """The callbacks of all who are to be told when anything changed that health may depend on."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after every change. Call the result to end it."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    def changed(self) -> None:
+        """Call everybody back: something changed."""
+        for callback in list(self._callbacks):
+            callback()

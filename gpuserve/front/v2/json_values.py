@@ -1,0 +1,292 @@
+"""JSON of the HTTP endpoint: text to checked Python values, and tensors to and from JSON arrays.
+
+Pure. Whatever a client may write is answered here with ``InvalidArgument``; what the members of an
+inference request mean is in ``doors/http/header.py``.
+
+The standard library's parser is used: the JSON that stands before binary tensors is some 150 bytes
+and takes 2 µs, and NaN, Infinity and refusing duplicated keys come with it. Nesting is measured
+before it parses, since it recurses.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from gpuserve.errors import InvalidArgument, ResourceExhausted
+from gpuserve_worker.protocol.tensor import decode_bytes, element_count, encode_bytes, numpy_dtype
+
+MAX_DEPTH: Final = 100
+#: JSON becomes many times its size in Python objects, and nothing else runs while it is parsed.
+#: Larger data has the binary form.
+MAX_JSON_NBYTES: Final = 64 << 20
+TOO_DEEP: Final = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
+#: Clients compare these with the whole text of an answer, so nothing can be added to them.
+TOO_FEW: Final = "Failed to parse 'data' field: shape does not match true shape"
+TOO_MANY: Final = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+MAX_INT64: Final = (1 << 63) - 1
+
+#: A JSON string, or an unterminated one up to the end: it always matches at a quote, so the scan is
+#: linear whatever the text is.
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+#: Brackets as steps of the depth, read as int8; every other byte is deleted.
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS: Final = bytes(code for code in range(256) if code not in b"[]{}")
+_SCAN_NBYTES: Final = 1 << 20
+
+_KINDS: Final[dict[type, str]] = {bool: "boolean", str: "string", list: "array", dict: "object"}
+_NO_JSON_DATA: Final = frozenset({"FP16", "BF16"})
+
+_MALFORMED: Final = "failed to parse the request JSON buffer: "
+
+T = TypeVar("T")
+
+
+class DuplicateKey(InvalidArgument):
+    """An object of a document has ``key`` twice."""
+
+    key = ""
+
+
+def loads(text: bytes) -> Any:
+    """The document in ``text``: UTF-8, no key twice in an object, nested ``MAX_DEPTH`` deep at most.
+
+    Raises:
+        InvalidArgument: it is not such a document.
+        ResourceExhausted: more than ``MAX_JSON_NBYTES``.
+    """
+    if len(text) > MAX_JSON_NBYTES:
+        raise ResourceExhausted(
+            f"request JSON size of {len(text)} bytes exceeds the maximum allowed input size of "
+            f"{MAX_JSON_NBYTES} bytes. Please use the binary data format for large inputs"
+        )
+    if is_too_deep(text):
+        raise InvalidArgument(TOO_DEEP)
+    try:
+        decoded = text.decode()
+        document = _DECODER.decode(decoded)
+        if "\\ud" in decoded or "\\uD" in decoded:
+            _check_surrogates(document)
+    except UnicodeDecodeError as error:
+        raise _malformed(f"not UTF-8 at {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise _malformed(f"{error.msg.removesuffix(' at')} at {error.pos}") from None
+    except ValueError:  # the interpreter's limit on the digits of an int
+        raise _malformed("an integer has too many digits") from None
+    return document
+
+
+def is_too_deep(text: bytes) -> bool:
+    """Whether arrays and objects nest deeper than ``MAX_DEPTH``. Linear in time, does not recurse."""
+    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return False
+    steps = _STRING.sub(b"", text).translate(_STEPS, _NO_BRACKETS)
+    depth = 0
+    for start in range(0, len(steps), _SCAN_NBYTES):
+        part = np.frombuffer(steps[start : start + _SCAN_NBYTES], dtype=np.int8)
+        depths = np.cumsum(part, dtype=np.int64) + depth
+        if depths.max() > MAX_DEPTH:
+            return True
+        depth = int(depths[-1])
+    return False
+
+
+def typed(value: Any, kind: type[T], field: str) -> T:
+    """``value``, if it is a JSON boolean, string, array or object as ``kind`` says.
+
+    ``field`` is what an error calls it, with its quotes: ``'shape' of input 'x'``.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    if type(value) is kind:
+        return value
+    word = _KINDS[kind]
+    raise InvalidArgument(f"Unable to parse {field}: attempt to access JSON non-{word} as {word}")
+
+
+def member(owner: dict[str, Any], key: str, kind: type[T], of: str = "") -> T:
+    """A member that must be there. ``of`` says whose it is: `` of input 'x'``.
+
+    Raises:
+        InvalidArgument: it is missing or of another kind.
+    """
+    if key not in owner:
+        raise InvalidArgument(f"'{key}'{of} is missing in the request")
+    return typed(owner[key], kind, f"'{key}'{of}")
+
+
+def unsigned(value: Any, field: str) -> int:
+    """``value``, if it is an integer from 0 to 2^63 - 1.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    if type(value) is int and 0 <= value <= MAX_INT64:
+        return value
+    raise InvalidArgument(
+        f"Unable to parse {field}: attempt to access JSON non-unsigned-integer as unsigned-integer"
+    )
+
+
+def tensor_bytes(data: list[Any], datatype: str, count: int, name: str) -> bytes:
+    """The elements of an input, flat or nested in any way, as row-major wire bytes.
+
+    Only the number of elements is held against the shape, as clients of this protocol expect: the
+    nesting itself may be deeper or shallower than the shape. ``name`` is for the error texts.
+
+    Raises:
+        InvalidArgument: not ``count`` elements, an element that is no value of the datatype, or
+            FP16 and BF16, which have no JSON form.
+    """
+    if datatype in _NO_JSON_DATA:
+        raise InvalidArgument(
+            f"receiving {datatype} data via JSON is not supported. "
+            f"Please use the binary data format for input {name}"
+        )
+    elements = _flatten(data, name)
+    if len(elements) != count:
+        raise InvalidArgument(TOO_FEW if len(elements) < count else TOO_MANY)
+    return _ENCODERS[datatype](elements, datatype, name) if elements else b""
+
+
+def tensor_json(data: bytes | memoryview, datatype: str, shape: tuple[int, ...], name: str) -> str:
+    """The elements of output ``name`` as a flat JSON array; NaN and infinities as rapidjson writes them.
+
+    Raises:
+        InvalidArgument: the output has no JSON form (FP16, BF16, BYTES that are not UTF-8); the text
+            says to ask for it as binary data.
+    """
+    if datatype in _NO_JSON_DATA:
+        raise InvalidArgument(
+            f"sending {datatype} data via JSON is not supported. "
+            f"Please use the binary data format for output {name}"
+        )
+    if datatype == "BYTES":
+        return _utf8_text(_texts(decode_bytes(data, element_count(shape)), name))
+    return compact(np.frombuffer(data, dtype=numpy_dtype(datatype)).tolist())
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        error = DuplicateKey(f"{_MALFORMED}key {described(twice)} is given twice in one object")
+        error.key = twice
+        raise error
+    return members
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique_keys)
+#: Any plain value as JSON without spaces. ASCII, so that any string at all can be written.
+compact: Final[Callable[[Any], str]] = json.JSONEncoder(separators=(",", ":")).encode
+#: The same for long text that is known to be UTF-8: escapes would triple it.
+_utf8_text: Final[Callable[[Any], str]] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def _malformed(detail: str) -> InvalidArgument:
+    return InvalidArgument(f"{_MALFORMED}{detail}")
+
+
+def _check_surrogates(document: Any) -> None:
+    """Half of a surrogate pair is legal in JSON but is no text: it could not be sent on or echoed."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise _malformed("a string holds half of a surrogate pair") from None
+
+
+def _flatten(data: list[Any], name: str) -> list[Any]:
+    while data and type(data[0]) is list:
+        if any(type(part) is not list for part in data):
+            raise InvalidArgument(f"'data' of input '{name}' mixes arrays and values at one level")
+        data = [element for part in data for element in part]
+    return data
+
+
+def _check_types(elements: list[Any], allowed: set[type], tried: str, expected: str, name: str) -> None:
+    """One pass in C over the elements' types; the culprit is looked up only where there is one.
+
+    ``tried`` is Triton's word for what was expected, which clients look for.
+    """
+    if set(map(type, elements)) <= allowed:
+        return
+    position = next(i for i, element in enumerate(elements) if type(element) not in allowed)
+    raise InvalidArgument(
+        f"Unable to parse 'data' of input '{name}': attempt to access JSON non-{tried}: "
+        f"it must hold {expected}, but element {position} is {described(elements[position])}"
+    )
+
+
+def described(value: Any) -> str:
+    """A JSON value as a short text for an error, whatever it holds."""
+    if isinstance(value, list | dict):
+        return f"an {_KINDS[type(value)]}"
+    text = compact(value[:40] if isinstance(value, str) else value)
+    return text if len(text) <= 48 else f"{text[:40]}…"
+
+
+def _booleans(elements: list[Any], _datatype: str, name: str) -> bytes:
+    if set(map(type, elements)) != {bool}:
+        raise InvalidArgument(
+            f"Unable to parse 'data' of input '{name}': attempt to access JSON non-boolean as boolean"
+        )
+    return bytes(elements)
+
+
+def _integers(elements: list[Any], datatype: str, name: str) -> bytes:
+    sign = "unsigned" if datatype.startswith("U") else "signed"
+    _check_types(elements, {int}, f"{sign}-integer as {sign}-integer", f"{datatype} integers", name)
+    limits = np.iinfo(numpy_dtype(datatype))
+    for value in (min(elements), max(elements)):
+        if not limits.min <= value <= limits.max:
+            raise InvalidArgument(
+                f"'data' of input '{name}' must hold {datatype} integers from {limits.min} to "
+                f"{limits.max}, but got {described(value)}"
+            )
+    return np.array(elements, dtype=limits.dtype).tobytes()
+
+
+def _floats(elements: list[Any], datatype: str, name: str) -> bytes:
+    _check_types(elements, {int, float}, "number as double", f"{datatype} numbers", name)
+    try:
+        wide = np.array(elements, dtype=np.float64)
+    except OverflowError:
+        raise InvalidArgument(f"'data' of input '{name}' holds an integer too large for {datatype}") from None
+    with np.errstate(over="ignore"):
+        array = wide.astype(numpy_dtype(datatype))
+    if datatype == "FP32":
+        overflowed = np.isinf(array) & np.isfinite(wide)
+        if overflowed.any():
+            value = float(wide[overflowed][0])
+            raise InvalidArgument(f"'data' of input '{name}' holds {value!r}, which is too large for FP32")
+    return array.tobytes()
+
+
+def _strings(elements: list[Any], _datatype: str, name: str) -> bytes:
+    _check_types(elements, {str}, "string as string", "strings", name)
+    return encode_bytes(elements)
+
+
+_ENCODERS: Final[dict[str, Callable[[list[Any], str, str], bytes]]] = {
+    "BOOL": _booleans,
+    "BYTES": _strings,
+    "FP32": _floats,
+    "FP64": _floats,
+    **{f"{sign}INT{bits}": _integers for sign in ("", "U") for bits in (8, 16, 32, 64)},
+}
+
+
+def _texts(elements: list[bytes], name: str) -> list[str]:
+    try:
+        return [element.decode() for element in elements]
+    except UnicodeDecodeError:
+        raise InvalidArgument(
+            f"output '{name}' holds bytes that are not UTF-8, which JSON cannot carry. "
+            f"Please use the binary data format for output {name}"
+        ) from None

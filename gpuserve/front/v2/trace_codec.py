@@ -1,0 +1,52 @@
+"""The trace settings as JSON and as ``TraceSetting`` messages. Pure: every setting is a list of texts here,
+None where it is taken back. What the texts mean is in ``observe/tracing/values.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gpuserve.errors import InvalidArgument
+from gpuserve.front.v2.json_values import compact, loads, typed
+
+#: The one setting that is a list in JSON; any other is a string.
+_LEVEL: Final = "trace_level"
+
+
+def parse_json(body: bytes) -> dict[str, list[str] | None]:
+    """What a body changes; null takes a setting back.
+
+    Raises:
+        InvalidArgument: malformed JSON, or a value that is no string, or no list of them for the level.
+    """
+    document = loads(body)
+    if not isinstance(document, dict):
+        raise InvalidArgument("the body of a trace setting request must be a JSON object")
+    return {name: None if value is None else _texts(name, value) for name, value in document.items()}
+
+
+def json_body(settings: Mapping[str, Sequence[str]]) -> bytes:
+    """The trace settings as the body of an answer."""
+    return compact({name: texts if name == _LEVEL else texts[0] for name, texts in settings.items()}).encode()
+
+
+def parse_message(request: Any) -> dict[str, list[str] | None]:
+    """What a ``TraceSettingRequest`` changes; a setting without a value is taken back."""
+    return {name: list(one.value) or None for name, one in request.settings.items()}
+
+
+def message(settings: Mapping[str, Sequence[str]]) -> Any:
+    """The trace settings as a ``TraceSettingResponse``."""
+    response = pb.TraceSettingResponse()
+    for name, texts in settings.items():
+        response.settings[name].value.extend(texts)
+    return response
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    if name == _LEVEL:
+        return [typed(one, str, f"'{name}'") for one in typed(value, list, f"'{name}'")]
+    return [typed(value, str, f"'{name}'")]

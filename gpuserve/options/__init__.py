@@ -1,0 +1,328 @@
+"""What an option is: a field of a frozen dataclass that also carries its description and its bounds.
+
+Such a dataclass is a table, and each of its fields a row. From the rows come the keys of the config file with
+their JSON schema and checks (``config/entries/fields.py``), what ``declared`` takes from a program or a
+client, what Triton's model configuration says (``front/v2/model_config.py``), and the lines of
+docs/reference.md. The tables themselves are elsewhere: of a model in ``declare/spec.py``, of a server in
+``settings/server.py``. No option is named here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+_Value = TypeVar("_Value")
+_Table = TypeVar("_Table")
+_KEY: Final = "option"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a row says besides the name, the type and the default of its field.
+
+    ``least`` and ``most`` bound a number, or each element of a list. ``some``: a text or a list must not be
+    empty. ``words`` are the texts that there are. ``triton`` is the name in Triton's model configuration and
+    in PyTriton, where it has one; files may have either name. ``nullable``: None, in a file null, stands for
+    the default. ``read`` turns what is given into a text, or raises ValueError. A ``secret`` is never
+    printed. Who writes must say a ``needed`` one, even where the field has a default. ``live`` says what a
+    new value is for, where it may change while a server runs.
+    """
+
+    description: str
+    least: float | None = None
+    most: float | None = None
+    some: bool = False
+    words: tuple[str, ...] = ()
+    triton: str = ""
+    nullable: bool = False
+    read: Callable[[Any], str] | None = None
+    secret: bool = False
+    needed: bool = False
+    live: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One option with its field. ``hint`` is the type, without None; ``default`` is ``REQUIRED`` for none.
+
+    ``has_none``: None is a value of its own.
+    """
+
+    name: str
+    hint: Any
+    has_none: bool
+    default: Any
+    option: Option
+
+
+REQUIRED: Final = dataclasses.MISSING
+
+
+def option(default: _Value, description: str, **more: Any) -> _Value:
+    """A field with a default that is an option; ``more`` is what ``Option`` has besides."""
+    metadata = {_KEY: Option(description, **more)}
+    secret = bool(more.get("secret"))
+    if isinstance(default, dict):
+        made: Any = field(default_factory=default.copy, metadata=metadata)
+    else:
+        made = field(default=default, repr=not secret, metadata=metadata)
+    return typing.cast(_Value, made)
+
+
+def required(description: str, **more: Any) -> Any:
+    """A field without a default that is an option."""
+    return field(repr=not more.get("secret"), metadata={_KEY: Option(description, **more)})
+
+
+def rows(table: type) -> dict[str, Row]:
+    """The options of a table by name, in the order of their fields."""
+    return _rows(table)
+
+
+@functools.cache
+def _rows(table: Hashable) -> dict[str, Row]:
+    assert isinstance(table, type)
+    assert dataclasses.is_dataclass(table)
+    hints = typing.get_type_hints(table)
+    return {
+        one.name: Row(one.name, *without_none(hints[one.name]), _default(one), one.metadata[_KEY])
+        for one in dataclasses.fields(table)
+        if _KEY in one.metadata
+    }
+
+
+def without_none(hint: Any) -> tuple[Any, bool]:
+    """A type without ``| None``, and whether that was there."""
+    if typing.get_origin(hint) in {types.UnionType, typing.Union}:
+        return next(one for one in typing.get_args(hint) if one is not type(None)), True
+    return hint, False
+
+
+def _default(one: dataclasses.Field[Any]) -> Any:
+    if one.metadata[_KEY].needed:
+        return REQUIRED
+    return one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
+
+
+def key_and_value(hint: Any) -> tuple[Any, Any] | None:
+    """The types of a mapping, which a table has as a tuple of pairs; None where it is none."""
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple and args[-1] is Ellipsis and typing.get_origin(args[0]) is tuple:
+        key, value = typing.get_args(args[0])
+        return key, value
+    return None
+
+
+# ---- from what a program, a file or a client says to a table ------------------------------------
+
+
+def declared(
+    table: type[_Table],
+    given: Any,
+    where: str = "",
+    written: Mapping[type, type] | None = None,
+) -> _Table:
+    """A table with the values of an object or a mapping, each of which is checked.
+
+    Lists become tuples, mappings tuples of pairs, and objects tables. What ``given`` has besides is passed
+    over: one object may fill several tables.
+
+    Args:
+        where: what to put before the name of an option in a message.
+        written: the classes by which programs write tables, where they are others.
+
+    Raises:
+        ValueError: a value cannot be; the text names the option as ``given`` does.
+    """
+    written = written or {}
+    values = _values(table, given, where, written)
+    made: dict[str, Any] = {}
+    for name, row in rows(table).items():
+        for spelled in (name, row.option.triton):
+            if spelled and spelled in values:
+                made[name] = checked(row, values[spelled], f"{where}{spelled}", written)
+                break
+        else:
+            if row.default is REQUIRED:
+                raise ValueError(f"{where}{name} is missing")
+    return table(**made)
+
+
+def _values(table: type, given: Any, where: str, written: Mapping[type, type]) -> Mapping[str, Any]:
+    if isinstance(given, Mapping):
+        return given
+    wanted = written.get(table, table)
+    if not isinstance(given, wanted | table):
+        raise ValueError(f"{where.rstrip('.')} must be a {wanted.__name__}, got {_kind(given)}")
+    fields = dataclasses.fields(given)  # type: ignore[arg-type]  # a table is a dataclass
+    return {one.name: getattr(given, one.name) for one in fields}
+
+
+def checked(row: Row, value: Any, name: str, written: Mapping[type, type] | None = None) -> Any:
+    """The value of an option as its table has it.
+
+    Raises:
+        ValueError: it cannot be.
+    """
+    if value is None and row.has_none:
+        return None
+    if value is None and (row.option.nullable or dataclasses.is_dataclass(type(row.default))):
+        return row.default
+    return _checked(row.hint, row.option, value, name, written or {})
+
+
+def _checked(hint: Any, said: Option, value: Any, name: str, written: Mapping[type, type]) -> Any:
+    if dataclasses.is_dataclass(hint):
+        table = typing.cast(type, hint)
+        if written and isinstance(value, Mapping):  # a program writes objects
+            raise ValueError(f"{name} must be a {written.get(table, table).__name__}, got {_kind(value)}")
+        return declared(table, value, f"{name}.", written)
+    if (pair := key_and_value(hint)) is not None:
+        return tuple(_pairs(pair, said, value, name, written))
+    if typing.get_origin(hint) is tuple:
+        return _elements(hint, said, value, name, written)
+    if hint in _SCALARS:
+        return _SCALARS[hint](said, name, value)
+    return value
+
+
+def _elements(
+    hint: Any, said: Option, value: Any, name: str, written: Mapping[type, type]
+) -> tuple[Any, ...]:
+    kind = typing.get_args(hint)[0]
+    if value is None and written:  # PyTriton's way to say that there are none
+        value = ()
+    some = "non-empty " if said.some else ""
+    wanted = f"{name} must be a {some}list of {_listed(kind, said, written)}, got {_shown(said, value)}"
+    if not isinstance(value, Sequence) or isinstance(value, str) or (said.some and not value):
+        raise ValueError(wanted)
+    if dataclasses.is_dataclass(kind):
+        return tuple(
+            _checked(kind, said, one, f"{name}[{index}]", written) for index, one in enumerate(value)
+        )
+    try:
+        return tuple(_checked(kind, said, one, name, written) for one in value)
+    except ValueError:
+        if said.read is not None:  # it says what is wrong with one of them
+            raise
+        raise ValueError(wanted) from None
+
+
+def _pairs(
+    kinds: tuple[Any, Any], said: Option, value: Any, name: str, written: Mapping[type, type]
+) -> Iterator[tuple[Any, Any]]:
+    key_kind, kind = kinds
+    if isinstance(value, tuple):  # as a table has it
+        value = dict(value)
+    if value is None:
+        value = {}
+    if not isinstance(value, Mapping) or (said.some and not value):
+        some = "non-empty " if said.some else ""
+        raise ValueError(f"{name} must be a {some}mapping, got {value!r:.200}")
+    pairs = [(_key(key_kind, key, name, bool(written)), one) for key, one in value.items()]
+    for key, one in sorted(pairs, key=lambda pair: pair[0]) if key_kind is int else pairs:
+        yield key, _checked(kind, Option("", some=True), one, f"{name}[{key}]", written)
+
+
+def _key(kind: Any, key: Any, name: str, by_program: bool) -> Any:
+    if kind is int and isinstance(key, str) and not by_program:  # a file has texts as keys
+        return int(key)
+    if not isinstance(key, kind) or isinstance(key, bool) or not key:
+        wanted = "integers of at least 1" if kind is int else "non-empty strings"
+        raise ValueError(f"the keys of {name} must be {wanted}, got {key!r}")
+    return key
+
+
+def _listed(kind: Any, said: Option, written: Mapping[type, type]) -> str:
+    """The elements of a list as a message names them."""
+    if dataclasses.is_dataclass(kind):
+        return written.get(typing.cast(type, kind), typing.cast(type, kind)).__name__
+    if said.words:
+        return f"any of {', '.join(map(repr, said.words))}"
+    return f"{'integers' if kind is int else 'strings'}{_bounds(said)}"
+
+
+def integer(name: str, value: Any, least: float | None = 0, most: float | None = None) -> int:
+    """The value, if it is an integer within bounds.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+        raise ValueError(f"{name} must be an integer{_bounds(Option('', least))}, got {value!r}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value!r}")
+    return value
+
+
+def boolean(name: str, value: Any) -> bool:
+    """The value, if it is True or False.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def number(name: str, value: Any, least: float | None = None, most: float | None = None) -> float:
+    """The value, if it is a number within bounds.
+
+    Raises:
+        ValueError: it is not.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (least is not None and value < least) or (most is not None and value > most):
+        raise ValueError(f"{name} must be a number{_bounds(Option('', least, most))}, got {value!r}")
+    return float(value)
+
+
+def _text(said: Option, name: str, value: Any) -> str:
+    if said.read is not None:
+        try:
+            value = said.read(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    if isinstance(value, enum.Enum):  # PyTriton's TimeoutAction
+        value = str(value.value).lower()
+    if said.words and value not in said.words:
+        raise ValueError(f"{name} must be {_any_word(said)}, got {value!r:.200}")
+    if not isinstance(value, str) or (said.some and not value):
+        raise ValueError(f"{name} must be a {'non-empty ' if said.some else ''}string, got {value!r:.200}")
+    return value
+
+
+def _any_word(said: Option) -> str:
+    if len(said.words) == 2 and not said.nullable:
+        return " or ".join(map(repr, said.words))
+    return f"one of {', '.join(map(repr, said.words))}{' or None' if said.nullable else ''}"
+
+
+_SCALARS: Final[dict[Any, Callable[[Option, str, Any], Any]]] = {
+    int: lambda said, name, value: integer(name, value, said.least, said.most),
+    float: lambda said, name, value: number(name, value, said.least, said.most),
+    bool: lambda _, name, value: boolean(name, value),
+    str: _text,
+}
+
+
+def _bounds(said: Option) -> str:
+    if said.least is not None and said.most is not None:
+        return f" from {said.least} to {said.most}"
+    return "" if said.least is None else f" of at least {said.least}"
+
+
+def _shown(said: Option, value: Any) -> str:
+    return "something else" if said.secret else f"{value!r:.200}"
+
+
+def _kind(value: Any) -> str:
+    return f"an object of type {type(value).__name__}"

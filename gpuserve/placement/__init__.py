@@ -1,0 +1,1 @@
+"""From declared models to models on devices: what is found on this machine decides."""

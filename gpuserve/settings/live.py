@@ -1,0 +1,78 @@
+"""Which settings may change while a server runs, and in what words the others are refused. Pure.
+
+A setting is in the table where all that goes by it can be told of another value: who applies it is the
+supervisor (``supervisor/reload/config_reload.py``) and the front (``front/process/front.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, Final, NamedTuple
+
+from gpuserve.settings.server import NATIVE, ServerSettings, live_settings
+
+#: Those that only the server's own transport can change.
+_NATIVE_ALONE: Final = frozenset({"max_connection_age_s"})
+#: Nothing of these is shown to anybody.
+_SECRET: Final = frozenset({"access_token", "access_rules"})
+
+
+class SettingRefusal(NamedTuple):
+    """A setting that keeps its value while the server runs, with the reason."""
+
+    key: str
+    text: str
+
+
+class SettingsChange(NamedTuple):
+    """``settings`` are those that hold from now on; ``changed`` names those of them that are new."""
+
+    settings: ServerSettings
+    changed: tuple[str, ...]
+    refused: tuple[SettingRefusal, ...]
+
+
+def key_of(name: str) -> str:
+    """The key of a setting in a config file, such as ``server.http_port``."""
+    return f"server.{name}"
+
+
+def change(before: ServerSettings, given: ServerSettings) -> SettingsChange:
+    """What becomes of the settings of a running server when it is given others."""
+    live = live_settings()
+    changed: dict[str, Any] = {}
+    refused: list[SettingRefusal] = []
+    for field in dataclasses.fields(ServerSettings):
+        name = field.name
+        old, new = getattr(before, name), getattr(given, name)
+        if old == new:
+            continue
+        if name in live and (before.transport == NATIVE or name not in _NATIVE_ALONE):
+            changed[name] = new
+        else:
+            transport = before.transport if name in live else ""
+            refused.append(_refusal(name, transport, old, new))
+    return SettingsChange(dataclasses.replace(before, **changed), tuple(changed), tuple(refused))
+
+
+def described(name: str, before: ServerSettings, now: ServerSettings) -> str:
+    """A setting that has changed, as a line for the log."""
+    if name == "trace":  # too much for a line
+        return f"{key_of(name)} is as the file says now"
+    return f"{key_of(name)} is {shown(getattr(now, name))} now, it was {shown(getattr(before, name))}"
+
+
+def shown(value: Any) -> str:
+    """The value of a setting as JSON, for messages."""
+    return json.dumps(value, default=repr)
+
+
+def _refusal(name: str, transport: str, stays: Any, given: Any) -> SettingRefusal:
+    """``transport``: the one that is to blame, if it is."""
+    text = f"{key_of(name)}: cannot change while the server runs"
+    if transport:
+        text += f" with transport {transport}"
+    if name not in _SECRET:
+        text += f": {shown(stays)} stays, the file says {shown(given)}"
+    return SettingRefusal(key_of(name), text)

@@ -1,0 +1,176 @@
+"""The log of the command line: how a line looks, and how a child's output becomes such lines.
+
+Only the CLI calls ``configure``; only the loggers ``gpuserve`` and ``py.warnings`` are touched: a program
+that uses gpuserve as a library keeps its own logging. In JSON every line is one object.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+from gpuserve.settings.log import ISO8601, LogSettings
+
+ROOT: Final = "gpuserve"
+#: Attributes that a record may bring in ``extra`` and that are shown.
+FIELDS: Final = ("model", "instance", "device")
+_OUTPUT_LOGGER: Final = "gpuserve.output"
+_WARNINGS_LOGGER: Final = "py.warnings"
+
+
+class LogStream(logging.StreamHandler[TextIO]):
+    """The CLI's handler. Without a stream of its own it writes to what ``sys.stderr`` is at that moment:
+    a live table puts itself there so that lines appear above it.
+    """
+
+    def __init__(self, log_format: str, stream: TextIO | None) -> None:
+        super().__init__(stream)
+        self.log_format = log_format
+        self._is_fixed = stream is not None
+        self._settings: LogSettings | None = None
+        self.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+
+    def adjust(self, settings: LogSettings) -> None:
+        """Let through what the settings say, in the form that they say. JSON has one form of time."""
+        self._settings = settings
+        if self.log_format != "json":
+            self.setFormatter(TextFormatter(iso8601=settings.log_format == ISO8601))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._settings is not None and not self._settings.lets_through(record.levelno):
+            return
+        if not self._is_fixed and self.stream is not sys.stderr:
+            self.stream = sys.stderr
+        super().emit(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a record: ts, level, logger, msg, pid, the fields it has, and exc."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "ts": timestamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+            "pid": record.process,
+            **_fields_of(record),
+        }
+        if trace := _traceback_of(record):
+            line["exc"] = trace
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level, [model/instance], message; a traceback follows on its own lines."""
+
+    def __init__(self, *, iso8601: bool = False) -> None:
+        super().__init__()
+        self._moment = timestamp if iso8601 else _local_moment
+
+    def format(self, record: logging.LogRecord) -> str:
+        head = f"{self._moment(record.created)} {record.levelname:<7}"
+        line = f"{head} {_prefix(_fields_of(record))}{record.getMessage()}"
+        if trace := _traceback_of(record):
+            line += "\n" + trace
+        return line
+
+
+def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> None:
+    """Send gpuserve's log and Python's warnings to a stream, ``sys.stderr`` by default.
+
+    Args:
+        log_format: "text" or "json".
+        log_level: "debug", "info", "warning" or "error".
+    """
+    logging.captureWarnings(True)
+    handler = LogStream(log_format, stream)
+    for name in (ROOT, _WARNINGS_LOGGER):
+        logger = logging.getLogger(name)
+        for earlier in [one for one in logger.handlers if isinstance(one, LogStream)]:
+            logger.removeHandler(earlier)
+        logger.addHandler(handler)
+        logger.propagate = False
+    logging.getLogger(ROOT).setLevel(log_level.upper())
+
+
+def adjust(settings: LogSettings) -> None:
+    """Change what is logged, where ``configure`` was called: a host program's log is not ours to change."""
+    for name in (ROOT, _WARNINGS_LOGGER):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, LogStream):
+                handler.adjust(settings)
+                logging.getLogger(ROOT).setLevel(settings.level)
+
+
+def relay_line(line: bytes, fields: Mapping[str, str]) -> str:
+    """One line of a child's output as a line of this log, without a line end.
+
+    Under JSON a line that is a log object already stays as it is, and any other becomes the ``msg``
+    of one. As text it gets the child's name in front. ``fields``: model, instance, device.
+    """
+    text = line.decode("utf-8", "replace").rstrip("\r\n")
+    if configured_format() != "json":
+        return _prefix(fields) + text
+    if _is_log_object(text):
+        return text
+    wrapped: dict[str, Any] = {
+        "ts": timestamp(time.time()),
+        "level": "info",
+        "logger": _OUTPUT_LOGGER,
+        "msg": text,
+        "pid": os.getpid(),
+        **{name: value for name, value in fields.items() if value},
+    }
+    return json.dumps(wrapped, ensure_ascii=False)
+
+
+def configured_format() -> str:
+    """The format that the CLI chose; "text" where it has not configured anything."""
+    for handler in logging.getLogger(ROOT).handlers:
+        if isinstance(handler, LogStream):
+            return handler.log_format
+    return "text"
+
+
+def timestamp(created: float) -> str:
+    """Seconds since the epoch as ISO 8601 in UTC, with milliseconds."""
+    return datetime.fromtimestamp(created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _local_moment(created: float) -> str:
+    """Seconds since the epoch as people here write them, with milliseconds."""
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created))
+    return f"{moment}.{int(created * 1000) % 1000:03d}"
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, str]:
+    return {name: getattr(record, name) for name in FIELDS if getattr(record, name, "")}
+
+
+def _traceback_of(record: logging.LogRecord) -> str:
+    """The traceback of this process, or the one that a worker sent as text."""
+    if record.exc_info and record.exc_info[0] is not None:
+        return logging.Formatter().formatException(record.exc_info)
+    return (record.exc_text or "").rstrip("\n")
+
+
+def _prefix(fields: Mapping[str, str]) -> str:
+    parts = [fields[name] for name in ("model", "instance") if fields.get(name)]
+    return f"[{'/'.join(parts)}] " if parts else ""
+
+
+def _is_log_object(text: str) -> bool:
+    if not text.startswith("{"):
+        return False
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "ts" in found and "level" in found

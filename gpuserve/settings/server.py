@@ -1,0 +1,339 @@
+"""The settings of a server as a whole: one frozen class that the CLI, the config file and ``Server``
+all come to, and that the supervisor hands to the front. The models are not in it.
+
+The classes are tables: each setting is said once, for all of these (see ``gpuserve/options``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpuserve.options import declared, option, rows
+from gpuserve.settings.access import (
+    CONTROL_GROUPS,
+    ENDPOINT_GROUPS,
+    AccessRule,
+    read_pattern,
+    read_token,
+)
+
+#: What the front and the supervisor call the trace settings that clients have changed.
+TRACE: Final = "trace"
+#: The transports, and one that there was.
+NATIVE: Final = "native"
+GRPCIO: Final = "grpcio"
+_GONE: Final = "h2corn"
+#: What ``trace.mode`` and ``trace.level`` may say.
+TRITON: Final = "triton"
+OPENTELEMETRY: Final = "opentelemetry"
+TRACE_LEVELS: Final = ("TIMESTAMPS", "TENSORS")
+#: The ports that can speak TLS.
+TLS_PORTS: Final = ("http", "grpc", "metrics")
+#: What ``model_control`` may say.
+NO_CONTROL: Final = "none"
+EXPLICIT: Final = "explicit"
+_URL: Final = re.compile(r"https?://[^\s/]")
+#: What ``grpc_response_compression`` says where there is none.
+NO_COMPRESSION: Final = "none"
+GRPC_COMPRESSIONS: Final = (NO_COMPRESSION, "low", "medium", "high")
+MAX_PORT: Final = 65535
+#: What ``rate_limit`` may say.
+OFF: Final = "off"
+EXECUTION_COUNT: Final = "execution_count"
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLimit:
+    """How much of a resource there is: on one device, or with "" on each, and of a shared one in all."""
+
+    name: str
+    count: int
+    device: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> ResourceLimit:
+        """``name:count`` or ``name:count:device``, where a number is that of a GPU.
+
+        Raises:
+            ValueError: it has another form; the text says which was expected.
+        """
+        name, _, rest = text.partition(":")
+        count, _, device = rest.partition(":")
+        if not name or not count.isascii() or not count.isdigit():
+            raise ValueError(
+                f"expected a resource as 'name:count' or 'name:count:device', such as 'memory:4' or "
+                f"'memory:4:cuda:0', given {text!r}"
+            )
+        return cls(name, int(count), f"cuda:{device}" if device.isdigit() else device)
+
+
+def read_transport(name: Any) -> Any:
+    """The name as it is, unless a former server knew it.
+
+    Raises:
+        ValueError: it says what there is instead.
+    """
+    if name == _GONE:
+        raise ValueError(
+            f"transport {_GONE} is gone: leave transport out, or say {NATIVE}, the server's own, which "
+            f"serves both protocols on both ports; with {GRPCIO}, grpc.aio has the gRPC port"
+        )
+    return name
+
+
+def read_resource(text: Any) -> str:
+    """A resource as ``ResourceLimit.parse`` takes it.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    ResourceLimit.parse(str(text))
+    return str(text)
+
+
+def read_url(url: Any) -> str:
+    """An address of HTTP.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(url, str) or _URL.match(url) is None:
+        raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/traces', given {url!r:.200}")
+    return url
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """How requests are traced from the start on; clients may change the first four while the server runs."""
+
+    level: tuple[str, ...] = option(
+        (), "What is noted of a traced request; empty traces nothing.", words=TRACE_LEVELS
+    )
+    rate: int = option(1000, "One in so many requests is traced.", least=1, most=(1 << 32) - 1)
+    count: int = option(-1, "How many are traced in all; -1 is no limit.", least=-1, most=(1 << 31) - 1)
+    log_frequency: int = option(
+        0,
+        "How many traces go into one file (file.0, file.1, …); 0 puts all into one.",
+        least=0,
+        most=(1 << 32) - 1,
+    )
+    file: str = option("", "The file that mode triton writes, as JSON.")
+    mode: str = option(
+        TRITON,
+        "triton writes a file; opentelemetry sends spans, and needs gpuserve[otel].",
+        words=(TRITON, OPENTELEMETRY),
+    )
+    url: str = option(
+        "http://localhost:4318/v1/traces",
+        "Where mode opentelemetry sends spans, as OTLP over HTTP.",
+        read=read_url,
+    )
+    resource: dict[str, str] = option(
+        {"service.name": "gpuserve"}, "Attributes of the OpenTelemetry resource."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Everything a server is told besides its models. Times are in seconds, sizes in bytes."""
+
+    host: str = option("0.0.0.0", "Address to listen on.", some=True)
+    http_port: int | None = option(
+        8000, "Port of HTTP; 0 picks a free one, null switches it off.", least=0, most=MAX_PORT
+    )
+    grpc_port: int | None = option(
+        8001, "Port of gRPC; 0 picks a free one, null switches it off.", least=0, most=MAX_PORT
+    )
+    metrics_port: int | None = option(
+        8002, "Port of /metrics; 0 picks a free one, null switches it off.", least=0, most=MAX_PORT
+    )
+    health_port: int | None = option(
+        None,
+        "Port of health alone, never with TLS and never with a token; 0 picks a free one, null switches it "
+        "off.",
+        least=0,
+        most=MAX_PORT,
+    )
+    transport: str = option(
+        NATIVE,
+        "native, the server's own, serves both protocols on both ports; with grpcio, grpc.aio has the gRPC "
+        "port.",
+        words=(NATIVE, GRPCIO),
+        read=read_transport,
+    )
+    # tritonclient's own examples insist on this name.
+    name: str = option("triton", "What the server's metadata gives as its name.", some=True)
+    drain_timeout_s: float = option(
+        30.0,
+        "Seconds that queued requests have after SIGTERM, or after the lame duck.",
+        least=0,
+        live="ends and unloads from now on",
+    )
+    lame_duck_s: float = option(
+        0.0,
+        "Seconds that requests are still taken after SIGTERM, while the server is not ready.",
+        least=0,
+        live="ends from now on",
+    )
+    max_connection_age_s: float = option(
+        0.0,
+        "Seconds after which a connection takes no more requests, give or take 10 %; what it has is "
+        "finished, within an hour. 0 is no limit.",
+        least=0,
+        live="connections that are made from now on; transport native alone",
+    )
+    load_timeout_s: float = option(
+        0.0,
+        "Seconds that a model may take to load; 0 is no limit.",
+        least=0,
+        live="workers that start from now on",
+    )
+    max_request_nbytes: int = option(4 << 30, "Largest request that is accepted, in bytes.", least=1)
+    max_arena_nbytes: int = option(
+        8 << 30, "Shared memory that a model's inputs may take, in bytes.", least=1
+    )
+    shared_memory_owners: tuple[int, ...] = option(
+        (),
+        "Users (uid) whose system shared memory clients may register, besides the server's own.",
+        least=0,
+        live="regions that are registered from now on",
+    )
+    response_cache_nbytes: int = option(
+        0, "Memory for the answers of models with response_cache, in bytes; 0 switches it off.", least=0
+    )
+    http_header_forward_pattern: str = option(
+        "",
+        "HTTP headers that this regular expression is found in reach Request.parameters.",
+        read=read_pattern,
+    )
+    grpc_header_forward_pattern: str = option(
+        "",
+        "gRPC metadata that this regular expression is found in reach Request.parameters.",
+        read=read_pattern,
+    )
+    grpc_response_compression: str = option(
+        NO_COMPRESSION,
+        "How hard responses over gRPC are compressed, for clients that can read it.",
+        words=GRPC_COMPRESSIONS,
+    )
+    tls_certfile: str | None = option(None, "Certificate chain of TLS, a PEM file.", some=True)
+    tls_keyfile: str | None = option(
+        None, "Key of the certificate, a PEM file without a passphrase.", some=True
+    )
+    tls_client_ca: str | None = option(
+        None,
+        "Authorities that clients' certificates must come from, a PEM file; null asks for none.",
+        some=True,
+    )
+    tls_ports: tuple[str, ...] = option(
+        TLS_PORTS, "The ports that speak TLS, where there is a certificate.", words=TLS_PORTS
+    )
+    restricted_endpoints: tuple[str, ...] = option(
+        (), "Groups of endpoints that need access_token.", words=ENDPOINT_GROUPS
+    )
+    access_token: str | None = option(
+        None, "The token for the restricted endpoints.", read=read_token, secret=True
+    )
+    access_rules: tuple[AccessRule, ...] = option(
+        (),
+        "Which tokens open which groups of endpoints: groups, token, header (triton-access-token).",
+        secret=True,
+    )
+    remote_control: tuple[str, ...] = option(
+        (),
+        "Groups whose control operations clients on other machines may ask for without a token: admin, "
+        "logging, model-repository, shared-memory, trace.",
+        words=CONTROL_GROUPS,
+    )
+    admin_api: bool = option(
+        False, "Whether operators may see and control the server over HTTP, by /v2/admin/…."
+    )
+    attachable: bool = option(
+        True, "Whether other programs of this user on this machine may serve models through it."
+    )
+    model_control: str = option(
+        NO_CONTROL,
+        "Whether clients may load and unload models (explicit).",
+        words=(NO_CONTROL, EXPLICIT),
+        live="requests from now on",
+    )
+    load_at_start: tuple[str, ...] | None = option(
+        None,
+        "With model_control explicit: names of the models to load at the start; null is all.",
+        live="models that come into the list, or go out of it, are loaded or unloaded",
+    )
+    rate_limit: str = option(
+        OFF,
+        "execution_count: an instance runs only while it has the resources that it declares.",
+        words=(OFF, EXECUTION_COUNT),
+    )
+    rate_limit_resources: tuple[str, ...] = option(
+        (),
+        "How much there is of resources: name:count, or name:count:device for one device; of others as much "
+        "as the instance needs that needs the most.",
+        read=read_resource,
+    )
+    numa_affinity: bool = option(
+        True, "Whether workers of a GPU keep to the CPUs and the memory that are next to it."
+    )
+    min_healthy_devices: int = option(
+        1,
+        "The server is ready while so many of the GPUs that its models name are not lost, or all of them "
+        "where they are fewer.",
+        least=0,
+        live="the readiness at once",
+    )
+    min_ready_instances: int = option(
+        1,
+        "The server is ready while so many instances of each of its models are up, or all of them where a "
+        "model has fewer; 0: whatever is up.",
+        least=0,
+        live="the readiness at once",
+    )
+    gpu_health_interval_s: float = option(
+        1.0, "Seconds from one reading of the GPUs' state to the next; 0 reads none.", least=0
+    )
+    metrics_summaries: bool = option(
+        False,
+        "Whether /metrics has quantiles of the latencies of the last minute.",
+        live="requests that are answered from now on",
+    )
+    log_format: str = option(
+        "text", "Form of the log lines, output of the models included.", words=("text", "json")
+    )
+    log_level: str = option(
+        "info",
+        "Least severe level that is logged.",
+        words=("debug", "info", "warning", "error"),
+        live="the log from now on, over what clients have changed of it",
+    )
+    trace: TraceSettings = option(
+        TraceSettings(),
+        "Tracing of requests.",
+        live="requests from now on, under what clients have changed of it",
+    )
+
+    def to_wire(self) -> dict[str, Any]:
+        """The settings as plain data for the front process."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> ServerSettings:
+        """The settings behind what ``to_wire`` returned."""
+        return declared(cls, wire)
+
+
+def live_settings() -> dict[str, str]:
+    """The settings that may change while a server runs, each with what a new value is for."""
+    return {name: row.option.live for name, row in rows(ServerSettings).items() if row.option.live}
+
+
+def all_rules(settings: ServerSettings) -> tuple[AccessRule, ...]:
+    """The rules of access, those that ``restricted_endpoints`` and ``access_token`` stand for first."""
+    token = settings.access_token
+    if not settings.restricted_endpoints or token is None:
+        return tuple(settings.access_rules)
+    return (AccessRule(tuple(settings.restricted_endpoints), token), *settings.access_rules)

@@ -1,0 +1,65 @@
+"""Lives told as tables: which state follows which, and one error for a step that the table does not have.
+
+What the states are stands beside whoever lives them; nothing here knows a model, a process or a request.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
+
+State = TypeVar("State", bound=enum.Enum)
+Event = TypeVar("Event", bound=enum.Enum)
+
+
+class IllegalTransition(RuntimeError):
+    """A step that its table does not have: a defect of ours, never a client's fault."""
+
+
+class StepTable(Generic[State]):
+    """A table from each state to those that may follow it. ``what`` names whose states they are."""
+
+    __slots__ = ("_following", "_what")
+
+    def __init__(self, what: str, table: Mapping[State, Iterable[State]]) -> None:
+        self._what = what
+        self._following = {before: frozenset(following) for before, following in table.items()}
+
+    def step(self, before: State, after: State, name: object = "") -> State:
+        """Give ``after`` if it may follow ``before``; ``name`` tells one of many apart in the error.
+
+        Raises:
+            IllegalTransition: it may not.
+        """
+        if after not in self._following.get(before, ()):
+            raise IllegalTransition(
+                f"{_who(self._what, name)} is {before.name} and cannot become {after.name}"
+            )
+        return after
+
+
+class EventTable(Generic[State, Event]):
+    """A table from a state and what happens in it to the next state. ``what`` names whose states they are."""
+
+    __slots__ = ("_table", "_what")
+
+    def __init__(self, what: str, table: Mapping[tuple[State, Event], State]) -> None:
+        self._what = what
+        self._table = dict(table)
+
+    def after(self, before: State, event: Event, name: object = "") -> State:
+        """Give the state that ``event`` leads to from ``before``; ``name`` tells one of many apart.
+
+        Raises:
+            IllegalTransition: the event cannot happen in that state.
+        """
+        try:
+            return self._table[before, event]
+        except KeyError:
+            text = f"{_who(self._what, name)} is {before.name}, where {event.name} cannot happen"
+            raise IllegalTransition(text) from None
+
+
+def _who(what: str, name: object) -> str:
+    return f"{what} {name}" if name != "" else what

@@ -1,0 +1,172 @@
+"""The models that attached programs serve through this server: who has which name, and what the front is
+told of them.
+
+A model of an attached program is served once all of its instances are up, and until its program withdraws
+it, goes away, or loses its name to another program. The names of the server's own models are not to be had.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator
+
+from gpuserve.control import messages
+from gpuserve.control.attach import BindRefused, Bound, Replaced, Welcome, WorkerDown, attach_name
+from gpuserve.supervisor.attach.attached_program import AttachedModel, AttachedProgram
+from gpuserve.supervisor.core.life import LiveInstance
+from gpuserve.supervisor.core.local_listener import LocalListener
+from gpuserve.supervisor.core.server_core import ServerCore
+
+logger = logging.getLogger(__name__)
+
+#: The ports whose numbers a program may attach by.
+_ROLES = ("http", "grpc")
+
+
+class AttachedModels:
+    """The attached programs and their models. Owner: ``end()`` lets all of them go.
+
+    ``own`` gives the names of the server's own models, and ``generations`` a number for each model that is
+    to be served.
+    """
+
+    def __init__(
+        self, core: ServerCore, own: Callable[[], Collection[str]], generations: Iterator[int]
+    ) -> None:
+        self._core = core
+        self._own = own
+        self._generations = generations
+        self._welcome = Welcome("", {})
+        self._listeners: list[LocalListener] = []
+        self._programs: list[AttachedProgram] = []
+        self._served_by: dict[str, AttachedProgram] = {}
+        self._is_closing = False
+
+    def open(self, addresses: dict[str, str]) -> None:
+        """Take programs from now on; each is told the name and these addresses of the server."""
+        self._welcome = Welcome(self._core.settings.now.name, addresses)
+        for role in _ROLES:
+            port = self._core.listeners.port(role)
+            if port is not None:
+                self._listen(port)
+
+    def take_no_more(self) -> None:
+        """Take no program and no model any more; those that are there stay."""
+        self._is_closing = True
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def end(self) -> None:
+        """End the attachments of all programs."""
+        self.take_no_more()
+        for program in self._programs:
+            program.end("it has been stopped")
+        self._programs.clear()
+        self._served_by.clear()
+
+    def has(self, name: str) -> bool:
+        """Whether a program serves a model of that name; case does not tell names apart."""
+        return any(name.lower() == one.lower() for one in self._served_by)
+
+    def served(self) -> Iterator[tuple[int, AttachedModel]]:
+        """Give every model, with the pid of its program."""
+        for name, program in self._served_by.items():
+            yield program.pid, program.models[name]
+
+    def announce(self) -> None:
+        """Tell a new front of every model."""
+        for name, program in self._served_by.items():
+            program.models[name].announce(self._core.front)
+
+    # ---- who comes ------------------------------------------------------------------------
+
+    def _listen(self, port: int) -> None:
+        name = attach_name(os.geteuid(), port)
+        listener = LocalListener(name, self._core.reactor, self._connected, "attach")
+        try:
+            listener.open()
+        except OSError as error:
+            logger.warning("programs cannot attach by port %d: %s", port, error.strerror or error)
+            return
+        self._listeners.append(listener)
+
+    def _connected(self, sock: socket.socket) -> None:
+        program = AttachedProgram(sock, self._core.reactor, self)
+        self._programs.append(program)
+        program.open()
+
+    # ---- what the programs tell -----------------------------------------------------------
+
+    def program_arrived(self, program: AttachedProgram) -> Welcome:
+        logger.info("process %d has attached", program.pid)
+        return self._welcome
+
+    def model_offered(self, program: AttachedProgram, model: AttachedModel) -> None:
+        """Refuse a model whose name is not to be had, before anything is loaded for it."""
+        self._is_refused(program, model)
+
+    def instance_came_up(
+        self, program: AttachedProgram, model: AttachedModel, instance: LiveInstance
+    ) -> None:
+        """Hand an instance to the front; with the last one of a new model its service begins."""
+        if model.is_served:
+            self._core.front.instance_up(model.generation, instance)
+        elif model.is_complete() and not self._is_refused(program, model):
+            self._serve(program, model)
+
+    def instance_went_down(self, model: AttachedModel, down: WorkerDown) -> None:
+        if model.is_served:
+            self._core.front.send(messages.InstanceDown(model.generation, *down[1:]))
+
+    def model_withdrawn(self, program: AttachedProgram, model: AttachedModel) -> None:
+        """Take a model away; whoever waits for it is refused."""
+        self._take_away(program, model.spec.name)
+
+    def program_lost(self, program: AttachedProgram, reason: str) -> None:
+        level = logging.WARNING if program.models else logging.INFO
+        names = ", ".join(program.models) or "no model"
+        logger.log(
+            level, "process %d is not attached any more: %s; with it goes %s", program.pid, reason, names
+        )
+        for name in list(program.models):
+            self._take_away(program, name)
+        program.close()
+        self._programs.remove(program)
+
+    # ---- who has which name ---------------------------------------------------------------
+
+    def _is_refused(self, program: AttachedProgram, model: AttachedModel) -> bool:
+        name = model.spec.name
+        if self._is_closing:
+            text = f"model {name!r} cannot be served: the server is stopping"
+        elif any(name.lower() == own.lower() for own in self._own()):
+            text = f"model {name!r} cannot be served: the server has a model of that name of its own"
+        else:
+            return False
+        program.forget(name)
+        program.tell(BindRefused(name, text))
+        return True
+
+    def _serve(self, program: AttachedProgram, model: AttachedModel) -> None:
+        name = model.spec.name
+        before = self._served_by.get(name)
+        if before is not None:
+            logger.warning("process %d takes model %s over from process %d", program.pid, name, before.pid)
+            self._take_away(before, name)
+            before.tell(Replaced(name))
+        self._served_by[name] = program
+        model.generation = next(self._generations)
+        model.announce(self._core.front)
+        logger.info("process %d serves model %s", program.pid, name)
+        program.tell(Bound(name))
+
+    def _take_away(self, program: AttachedProgram, name: str) -> None:
+        """Take away a program's model, whether it was served or not yet."""
+        model = program.models[name]
+        if self._served_by.get(name) is program and model.is_served:
+            del self._served_by[name]
+            self._core.front.send(messages.RemoveModel(model.generation))
+        program.forget(name)

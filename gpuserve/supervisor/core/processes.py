@@ -1,0 +1,198 @@
+"""Child processes: how one is started, how its death is known, how it is ended. Nothing of what it does.
+
+``gpuserve serve`` imports this before all else, so that a front starts early: it must stay light.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from gpuserve.control.channel import channel_pair
+from gpuserve.errors import StartupError
+
+
+class Child(Protocol):
+    """What a keeper needs of the child that it keeps: a process, or a thread of this one."""
+
+    @property
+    def pidfd(self) -> int:
+        """A descriptor that becomes readable when the child ends."""
+
+    @property
+    def output(self) -> int | None:
+        """The read end of the child's stdout and stderr, or None where it has ours."""
+
+    @property
+    def pid(self) -> int:
+        """The process that the child is, or is part of."""
+
+    @property
+    def killed(self) -> bool:
+        """After ``exit_reason()``: whether a signal ended it."""
+
+    @property
+    def exit_status(self) -> int | None:
+        """After ``exit_reason()``: its status; None or negative where it did not exit by itself."""
+
+    def exit_reason(self) -> str:
+        """Say why the child ended, after its end; this reaps it."""
+
+    def kill(self) -> None:
+        """Kill the child, if it still lives."""
+
+    def close(self) -> None:
+        """Close the descriptors that the supervisor holds of the child."""
+
+
+class ChildProcess:
+    """One child, in a session of its own so that Ctrl-C in a terminal reaches only the supervisor.
+
+    ``pidfd`` becomes readable when it dies, within a millisecond, whatever descriptors its own
+    children hold. ``output`` is the read end of its stdout and stderr, or None where it has ours.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], pidfd: int, output: int | None) -> None:
+        self._process = process
+        self.pidfd = pidfd
+        self.output = output
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def killed(self) -> bool:
+        return (self._process.returncode or 0) < 0
+
+    @property
+    def exit_status(self) -> int | None:
+        return self._process.returncode
+
+    def exit_reason(self) -> str:
+        """Reap the dead process and say why it ended: "exit status 1" or "signal SIGKILL"."""
+        status = self._process.wait()
+        if status >= 0:
+            return f"exit status {status}"
+        with contextlib.suppress(ValueError):
+            return f"signal {signal.Signals(-status).name}"
+        return f"signal {-status}"
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the process, if it still lives."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        if self.output is not None:
+            os.close(self.output)
+
+
+def spawn(
+    module: str,
+    channels: int,
+    *,
+    environment: Mapping[str, str] | None = None,
+    relay_output: bool,
+) -> tuple[ChildProcess, list[socket.socket]]:
+    """Start ``python -m module FD…``, one descriptor for each channel; the child and our ends of them.
+
+    ``-P`` keeps the current directory off its import path: a stray ``numpy.py`` of the user's must
+    not break a worker. With ``relay_output`` its stdout and stderr come to ``ChildProcess.output``.
+
+    Raises:
+        StartupError: the process could not be started; nothing stays open.
+    """
+    try:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            pairs = [channel_pair() for _ in range(channels)]
+            for our_end, their_end in pairs:
+                ours.enter_context(our_end)
+                theirs.enter_context(their_end)
+            output, their_output = os.pipe() if relay_output else (None, None)
+            if output is not None and their_output is not None:
+                ours.callback(os.close, output)
+                theirs.callback(os.close, their_output)
+                os.set_blocking(output, False)
+            fds = [their_end.fileno() for _, their_end in pairs]
+            command = [sys.executable, "-P", "-m", module, *map(str, fds)]
+            process = _start(command, fds, their_output, environment)
+            ours.pop_all()
+    except OSError as error:
+        raise StartupError(f"cannot start a process of {module}: {error.strerror}") from error
+    return ChildProcess(*process, output), [our_end for our_end, _ in pairs]
+
+
+def _start(
+    command: Sequence[str], fds: Sequence[int], output: int | None, environment: Mapping[str, str] | None
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a process, and open its pidfd."""
+    process = subprocess.Popen(
+        command,
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **environment} if environment else None,
+        start_new_session=True,
+    )
+    try:
+        return process, os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
+
+
+# ---- the front ------------------------------------------------------------------------------
+
+
+def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
+    """Start a front process; return it and our end of its control socket.
+
+    Raises:
+        StartupError: the process could not be started.
+    """
+    process, (control,) = spawn("gpuserve.front", channels=1, relay_output=relay_output)
+    return process, control
+
+
+class EarlyFront:
+    """A front that is started before the configuration is read: importing what each needs takes as long.
+
+    Until it is taken it waits on its control socket, and ends when that is closed. Its output is relayed.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: tuple[Child, socket.socket] | None = None
+
+    def start(self) -> None:
+        """Start the front. Where that fails, ``take`` tries again, and says why it cannot."""
+        with contextlib.suppress(StartupError):
+            self._waiting = front_process(relay_output=True)
+
+    def take(self, relay_output: bool) -> tuple[Child, socket.socket]:
+        """Give the front that is waiting, and from the second call on start another.
+
+        Raises:
+            StartupError: the process could not be started.
+        """
+        waiting, self._waiting = self._waiting, None
+        return waiting or front_process(relay_output)
+
+    def close(self) -> None:
+        """End the front, if nobody has taken it."""
+        if self._waiting is None:
+            return
+        (process, control), self._waiting = self._waiting, None
+        process.kill()
+        process.exit_reason()
+        process.close()
+        control.close()

@@ -1,0 +1,164 @@
+"""A worker in a thread of this process, for ``isolation="thread"``: the face of ``processes.ChildProcess``
+over the loop that a worker process runs, on the same two sockets.
+
+What a worker process owes its surroundings (signals, parent-death, its environment, its streams) is not
+done here: the process is the user's. A thread cannot be killed; it ends when its callable returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuserve.control.channel import channel_pair
+from gpuserve.errors import StartupError
+
+if TYPE_CHECKING:
+    from gpuserve_worker.protocol.link import Link
+    from gpuserve_worker.running.device_path import WorkerLoop
+
+logger = logging.getLogger(__name__)
+
+#: A thread whose sockets were shut ends at once, unless its callable runs. It is waited for this long.
+JOIN_TIMEOUT_S: Final = 1.0
+
+
+class WorkerThread:
+    """A worker that is a thread of this process.
+
+    ``pidfd`` stands for that of a process: an eventfd that becomes readable when the thread ends.
+    Whoever would signal it, as the front does with a worker that breaks the protocol, signals nobody.
+    """
+
+    #: Its stdout and stderr are those of the process.
+    output: int | None = None
+    #: No signal ends it without the process.
+    killed = False
+    #: Nor is there a status without one.
+    exit_status: int | None = None
+
+    def __init__(
+        self, name: str, source: Mapping[str, Any], boot: socket.socket, link: socket.socket
+    ) -> None:
+        self.pidfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._source = dict(source)
+        self._sockets = (boot, link)
+        self._loaded = False
+        self._reason = "its thread ended"
+        self._name = name
+        self._thread = threading.Thread(
+            target=self._run, args=(os.dup(self.pidfd),), name=f"gpuserve-{name}", daemon=True
+        )
+
+    @property
+    def pid(self) -> int:
+        """The process that the thread is in."""
+        return os.getpid()
+
+    def start(self) -> None:
+        """Start the thread; it waits for its ``Init``."""
+        self._thread.start()
+
+    def exit_reason(self) -> str:
+        """Say why the thread ended, after its end or ``kill()``. It is joined, if its callable returns."""
+        self._thread.join(JOIN_TIMEOUT_S if self._loaded else 0.0)
+        if self._thread.is_alive():
+            logger.warning("%s: the callable has not returned; its thread is left to itself", self._name)
+        return self._reason
+
+    def kill(self) -> None:
+        """Take its sockets away. One that still loads counts as ended: it was never given a batch."""
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        if not self._loaded:
+            os.eventfd_write(self.pidfd, 1)
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+
+    def _run(self, ended: int) -> None:
+        # Not before: a server that only has worker processes does without numpy.
+        from gpuserve_worker.protocol.link import Link
+
+        boot, link = map(Link, self._sockets)
+        try:
+            self._serve(boot, link)
+        except OSError:
+            self._reason = "its sockets were closed"
+        except (Exception, SystemExit) as error:  # the end of a process would be the end of the user's
+            self._reason = f"its thread ended by {type(error).__name__}"
+            logger.exception("%s: the worker thread failed", self._name)
+        finally:
+            boot.close()
+            link.close()
+            os.eventfd_write(ended, 1)
+            os.close(ended)
+
+    def _serve(self, boot: Link, link: Link) -> None:
+        from gpuserve_worker.calling.callable import LoadError
+        from gpuserve_worker.loading import load_model, new_loop, warm_up
+        from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
+        from gpuserve_worker.running.supervision import Reporter
+
+        received = boot.receive()
+        if received is None or not isinstance(received[0], Init):
+            return
+        init = received[0]._replace(source=self._source)
+        report = Reporter(boot)
+        started_s = time.monotonic()
+        try:
+            model = load_model(init, report)
+        except LoadError as error:
+            boot.send(LoadFailed(str(error), error.traceback))
+            return
+        loop = new_loop(link, model, report)
+        warm_up(init, model, loop, report)
+        self._loaded = True
+        boot.send(Ready(time.monotonic() - started_s, model.slots))
+        self._run_loop(loop, boot)
+
+    def _run_loop(self, loop: WorkerLoop, boot: Link) -> None:
+        """Run until the front's end of the link or the supervisor says so."""
+        listener = threading.Thread(target=_stop_when_told, args=(loop, boot), daemon=True)
+        listener.start()
+        try:
+            loop.run()
+        finally:
+            loop.close()
+            boot.stop_receiving()
+            listener.join()
+
+
+def _stop_when_told(loop: WorkerLoop, boot: Link) -> None:
+    """End the loop after the batch at hand, on ``Stop`` or at the end of the boot socket."""
+    from gpuserve_worker.protocol.wire import Stop
+
+    while (received := boot.receive()) is not None and not isinstance(received[0], Stop):
+        pass
+    loop.stop()
+
+
+def start_thread(name: str, source: Mapping[str, Any]) -> tuple[WorkerThread, list[socket.socket]]:
+    """Start a worker thread; the thread, and our ends of its boot socket and of its link.
+
+    Raises:
+        StartupError: there are no descriptors or threads left; nothing stays open.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            pairs = [channel_pair(), channel_pair()]
+            for sock in (one for pair in pairs for one in pair):
+                opened.enter_context(sock)
+            worker = WorkerThread(name, source, *(theirs for _, theirs in pairs))
+            worker.start()
+        except (OSError, RuntimeError) as error:
+            raise StartupError(f"cannot start a worker thread: {error}") from error
+        opened.pop_all()
+    return worker, [ours for ours, _ in pairs]

@@ -1,0 +1,145 @@
+"""Loads, unloads and changes of size that were asked for, each model's in the order in which they came. Pure:
+what an operation does is in ``served_models.py`` and ``resizing.py``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import GpuserveError, Internal, InvalidArgument, RequestError, StartupError
+from gpuserve.states import StepTable
+from gpuserve.supervisor.models.generations import Generation
+
+#: Tells whoever asked how it went; None: well.
+Answer: TypeAlias = Callable[[GpuserveError | None], None]
+#: Why a version could not be loaded: its declaration, the instance, the reason.
+Failure: TypeAlias = Callable[[ModelSpec, str, str], GpuserveError]
+
+
+class OperationEnd(NamedTuple):
+    """The end of an operation, with the error that it ended by, if any."""
+
+    error: GpuserveError | None
+
+
+class OperationState(enum.Enum):
+    """Where an operation stands."""
+
+    WAITING = "WAITING"
+    RUNNING = "RUNNING"
+    ANSWERED = "ANSWERED"
+
+
+STEPS: Final = StepTable(
+    "an operation",
+    {
+        OperationState.WAITING: {OperationState.RUNNING, OperationState.ANSWERED},
+        OperationState.RUNNING: {OperationState.ANSWERED},
+    },
+)
+
+
+@dataclass(eq=False)
+class ModelOperation:
+    """What is to be done to a model, once."""
+
+    model: str
+    answer: Answer
+    state: OperationState = field(default=OperationState.WAITING, init=False)
+
+    def move(self, state: OperationState) -> None:
+        self.state = STEPS.step(self.state, state)
+
+
+@dataclass(eq=False)
+class LoadOperation(ModelOperation):
+    """The load of versions of a model.
+
+    ``read`` gives their declarations, when it is their turn. With ``replaces`` they take the place of all
+    versions that are served; otherwise they join them.
+    """
+
+    read: Callable[[], Sequence[ModelSpec]]
+    failure: Failure
+    replaces: bool
+    generations: list[Generation] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class UnloadOperation(ModelOperation):
+    """The unload of every version of a model."""
+
+
+@dataclass(eq=False)
+class ResizeOperation(ModelOperation):
+    """The change of a served model to ``count`` instances on each device that each version has."""
+
+    count: int
+
+
+class Operations:
+    """One queue a model; its first operation is the one at work."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[ModelOperation]] = {}
+
+    def put(self, operation: ModelOperation) -> bool:
+        """Queue an operation, and say whether it is its turn at once."""
+        queue = self._queues.setdefault(operation.model, deque())
+        queue.append(operation)
+        return len(queue) == 1
+
+    def running(self, model: str) -> ModelOperation | None:
+        """Return the operation at work on a model."""
+        queue = self._queues.get(model)
+        return queue[0] if queue else None
+
+    def load_of(self, generation: Generation) -> LoadOperation | None:
+        """Return the load that a generation belongs to, while it is at work."""
+        running = self.running(generation.spec.name)
+        return running if isinstance(running, LoadOperation) and generation in running.generations else None
+
+    def finish(self, operation: ModelOperation, error: GpuserveError | None = None) -> ModelOperation | None:
+        """Answer the operation at work, and return the one whose turn it is now."""
+        operation.move(OperationState.ANSWERED)
+        queue = self._queues[operation.model]
+        queue.popleft()
+        if not queue:
+            del self._queues[operation.model]
+        following = self.running(operation.model)
+        operation.answer(error)  # which may ask for more, or end all
+        return following if following is self.running(operation.model) else None
+
+    def take_all(self) -> Iterator[ModelOperation]:
+        """Take every operation out of its queue."""
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
+            yield from queue
+
+
+def cannot_poll(model: str) -> RequestError:
+    """Make the error for a client whose model has no declaration that can be read."""
+    return Internal(f"failed to load '{model}', failed to poll from model repository")
+
+
+def refused_load(spec: ModelSpec, instance: str, reason: str) -> RequestError:
+    """Make the error for a client whose model has a version that could not be loaded."""
+    return InvalidArgument(
+        f"load failed for model '{spec.name}': version {spec.version} is at UNAVAILABLE state: {reason};\n"
+    )
+
+
+def failed_version(spec: ModelSpec, instance: str, reason: str) -> InvalidArgument:
+    """Make the error for an operator whose model has such a version."""
+    where = f"instance {instance} could not be started: " if instance else ""
+    return InvalidArgument(f"version {spec.version}: {where}{reason}")
+
+
+def failed_start(spec: ModelSpec, instance: str, reason: str) -> StartupError:
+    """Make the error for a program whose own model could not be loaded."""
+    return StartupError(f"model {spec.name!r}: instance {instance} could not be started: {reason}")

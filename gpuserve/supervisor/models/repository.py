@@ -1,0 +1,79 @@
+"""Where the declarations of models come from when a model is loaded, seen from the supervisor.
+
+The supervisor neither reads files nor knows their format: ``gpuserve serve`` hands it a repository that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.settings.server import ServerSettings
+
+
+class Repository(Protocol):
+    """The models that may be loaded by name. Called in the reactor's thread."""
+
+    def names(self) -> Sequence[str]:
+        """Every model that is known, loaded or not."""
+
+    def read(self, model: str) -> Sequence[ModelSpec]:
+        """The versions of a model as they are declared now; none where there is no such model.
+
+        Raises:
+            GpuserveError: the declarations cannot be read, or are wrong. The text is for the log.
+        """
+
+
+class ServerDeclaration(Protocol):
+    """All that a config file says. The models are not placed on devices."""
+
+    @property
+    def settings(self) -> ServerSettings:
+        """The settings of the server as a whole."""
+
+    @property
+    def models(self) -> Sequence[ModelSpec]:
+        """Every version of every model."""
+
+
+class ConfigSource(Protocol):
+    """The config file of a server. Called in the reactor's thread."""
+
+    @property
+    def path(self) -> str:
+        """The path of the config file."""
+
+    @property
+    def start(self) -> ServerDeclaration:
+        """What it said when the server started."""
+
+    def read_all(self) -> ServerDeclaration:
+        """What it says now.
+
+        Raises:
+            GpuserveError: it cannot be read, or any of it is wrong. The text has every problem.
+        """
+
+
+class DeclaredModels:
+    """A repository of models whose declarations do not change: those that ``bind()`` was given."""
+
+    def __init__(self, specs: Iterable[ModelSpec] = ()) -> None:
+        self._specs = {(one.name, one.version): one for one in specs}
+
+    def names(self) -> Sequence[str]:
+        return list(dict.fromkeys(name for name, _ in self._specs))
+
+    def read(self, model: str) -> Sequence[ModelSpec]:
+        return [spec for (name, _), spec in self._specs.items() if name == model]
+
+    def add(self, spec: ModelSpec) -> None:
+        """Add a model, in place of an earlier one of its name and version."""
+        self._specs[spec.name, spec.version] = spec
+
+
+def loaded_at_start(models: Iterable[ModelSpec], names: Collection[str] | None) -> list[ModelSpec]:
+    """Choose the models whose name is among ``names``; all of them where that is None."""
+    return [one for one in models if names is None or one.name in names]

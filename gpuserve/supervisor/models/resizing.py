@@ -1,0 +1,229 @@
+"""Models that get more instances, or fewer, while they are served.
+
+What is new comes first: its workers are started beside those that serve, and each enters rotation when it is
+ready. Only when all of them are there do instances leave, where there are too many: the front gives them
+nothing more and says when they have finished, then their workers stop. If a worker cannot be loaded, those
+that came with it leave as well, and the model has the instances that it had before.
+
+::
+
+    STARTING ──► GROWING ──all are there──► SHRINKING ──all have left──► over
+       └─────one failed─────────────────────────┘
+
+Which model is next, and what else is done to models, is for ``served_models.py`` to say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from gpuserve.control import messages
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import GpuserveError, Internal, RequestError, StartupError
+from gpuserve.placement.instance_counts import joined, with_count
+from gpuserve.supervisor.core.life import InstanceState
+from gpuserve.supervisor.core.server_core import ServerCore
+from gpuserve.supervisor.models.generations import Generation, GenerationTable
+from gpuserve.supervisor.models.model_operations import OperationEnd, ResizeOperation
+from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
+from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
+
+logger = logging.getLogger(__name__)
+
+#: The front has this much more time to say that an instance has finished than it has to finish.
+_ANSWER_TIMEOUT_S = 1.0
+_STOPPING = frozenset({InstanceState.STOPPING, InstanceState.STOPPED})
+
+
+class _Phase(enum.Enum):
+    STARTING = "STARTING"
+    GROWING = "GROWING"
+    SHRINKING = "SHRINKING"
+
+
+class _Course:
+    """One resize at work: what each generation was, and what it is to be."""
+
+    def __init__(self, resize: ResizeOperation, generations: Iterable[Generation]) -> None:
+        self.resize = resize
+        self.before = {one: one.spec for one in generations}
+        self.wanted = {one: with_count(one.spec, resize.count, one.group.down()) for one in self.before}
+        self.phase = _Phase.STARTING
+        self.error: GpuserveError | None = None
+
+    def give_up(self, error: GpuserveError) -> None:
+        """End by going back to the instances that there were."""
+        self.error = error
+        self.wanted = dict(self.before)
+
+
+class ModelResizes:
+    """The resizes at work, one a model at most. ``finish`` is told of each that is over, unless it was over
+    as soon as it began.
+    """
+
+    def __init__(
+        self,
+        core: ServerCore,
+        table: GenerationTable,
+        finish: Callable[[ResizeOperation, GpuserveError | None], None],
+    ) -> None:
+        self._core = core
+        self._table = table
+        self._finish = finish
+        self._courses: dict[str, _Course] = {}
+
+    # ---- what is asked for ----------------------------------------------------------------
+
+    def begin(self, resize: ResizeOperation, generations: Sequence[Generation]) -> OperationEnd | None:
+        """ResizeOperation the generations that serve a model; ``OperationEnd`` where that is over at once."""
+        try:
+            course = _Course(resize, generations)
+        except RequestError as error:
+            return OperationEnd(error)
+        self._courses[resize.model] = course
+        for generation, wanted in course.wanted.items():
+            present = {one.name for one in generation.spec.instances}
+            generation.group.add(one for one in wanted.instances if one.name not in present)
+        try:
+            for worker in [worker for one in course.wanted for worker in list(one.group.coming)]:
+                worker.start()
+        except StartupError as error:
+            self._fail(course, worker, str(error))
+        course.phase = _Phase.GROWING
+        return self._advance(course)
+
+    def abandon(self, resize: ResizeOperation) -> None:
+        """Drop what was coming, because the server ends. What leaves goes on leaving."""
+        course = self._courses.pop(resize.model, None)
+        for generation in course.wanted if course is not None else ():
+            generation.group.discard_coming()
+
+    # ---- what the workers and the front tell ----------------------------------------------
+
+    def has(self, generation: Generation, worker: WorkerKeeper) -> bool:
+        """Whether a worker is on its way in or out."""
+        return worker in generation.group.coming or worker in generation.group.leaving
+
+    def worker_ready(self, generation: Generation, worker: WorkerKeeper) -> None:
+        """Let a loaded worker of ours enter rotation, if it was coming."""
+        live = worker.live()
+        if worker not in generation.group.coming or live is None:
+            return
+        self._join(generation, worker)
+        self._core.front.instance_up(generation.number, live)
+        self._go_on(generation)
+
+    def worker_lost(self, generation: Generation, worker: WorkerKeeper, reason: str) -> None:
+        """Fail the resize with a dead worker that was coming; forget one that was leaving."""
+        if worker in generation.group.leaving:
+            self._lost_leaving(generation, worker, reason)
+        elif worker.life.state is InstanceState.FENCED:  # as the others on that GPU are
+            self._join(generation, worker)
+            self._table.tell_down(worker, reason, math.inf)
+        else:
+            self._fail(self._courses[generation.spec.name], worker, reason)
+        self._go_on(generation)
+
+    def retired(self, generation: Generation, instance: str) -> None:
+        """Stop the worker of an instance that leaves and has nothing in flight any more."""
+        leaving = generation.group.leaving
+        worker = next((one for one in leaving if one.instance.name == instance), None)
+        if worker is not None:
+            self._stop(generation, worker)
+
+    def _stop(self, generation: Generation, worker: WorkerKeeper) -> None:
+        if worker.life.state in _STOPPING:
+            return
+        was_ready = worker.life.state is InstanceState.READY
+        worker.stop()
+        if not was_ready:  # it has nothing to finish
+            worker.kill()
+        self._core.reactor.call_later(STOP_TIMEOUT_S, worker.kill)
+        self._forget_stopped(generation, worker)
+        self._go_on(generation)
+
+    def front_lost(self) -> None:
+        """Stop all workers that leave: what they had in flight is lost with the front."""
+        for generation in self._table:
+            for worker in list(generation.group.leaving):
+                self._stop(generation, worker)
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _join(self, generation: Generation, worker: WorkerKeeper) -> None:
+        """Add an instance to its model; the front is told of it before it comes up."""
+        generation.group.join(worker)
+        wanted = self._courses[generation.spec.name].wanted[generation]
+        generation.spec = joined(generation.spec, wanted, worker.instance.name)
+        self._tell_instances(generation)
+
+    def _fail(self, course: _Course, worker: WorkerKeeper, reason: str) -> None:
+        model, instance = course.resize.model, worker.instance.name
+        text = f"instance {instance} could not be started: {reason}"
+        logger.error("model %s stays as it was: %s", model, text)
+        course.give_up(Internal(f"model '{model}' stays as it was: {text}"))
+        for generation in course.wanted:
+            generation.group.discard_coming()
+
+    def _lost_leaving(self, generation: Generation, worker: WorkerKeeper, reason: str) -> None:
+        # What it had goes elsewhere, if it died by itself or the front was not in time to let it go.
+        self._table.tell_down(worker, reason, math.inf)
+        worker.stop()
+        self._forget_stopped(generation, worker)
+
+    def _forget_stopped(self, generation: Generation, worker: WorkerKeeper) -> None:
+        if worker.life.state is InstanceState.STOPPED:
+            generation.group.forget(worker)
+
+    def _go_on(self, generation: Generation) -> None:
+        course = self._courses.get(generation.spec.name)
+        if course is None or course.phase is _Phase.STARTING:
+            return
+        if (done := self._advance(course)) is not None:
+            self._finish(course.resize, done.error)
+
+    def _advance(self, course: _Course) -> OperationEnd | None:
+        """Begin the next part of a resize, if it is its turn; its end where it is over."""
+        groups = [one.group for one in course.wanted]
+        if any(group.coming for group in groups):
+            return None
+        if course.phase is _Phase.GROWING:
+            course.phase = _Phase.SHRINKING
+            for generation, wanted in course.wanted.items():
+                self._shrink(generation, wanted)
+        if any(group.leaving for group in groups):
+            return None
+        del self._courses[course.resize.model]
+        if course.error is None:
+            for generation in course.wanted:
+                count = len(generation.spec.instances)
+                plural = "" if count == 1 else "s"
+                logger.info("model %s has %d instance%s", course.resize.model, count, plural)
+        return OperationEnd(course.error)
+
+    def _shrink(self, generation: Generation, wanted: ModelSpec) -> None:
+        """Let all instances leave that are not wanted."""
+        names = {one.name for one in wanted.instances}
+        leaving = [one for one in generation.group.workers if one.instance.name not in names]
+        if not leaving:
+            return
+        generation.spec = dataclasses.replace(generation.spec, instances=wanted.instances)
+        # First what the model is, so that those that leave are not missed.
+        self._tell_instances(generation)
+        timeout_s = self._core.settings.now.drain_timeout_s
+        is_between_fronts = self._core.front.process is None
+        for worker in leaving:
+            generation.group.leave(worker)
+            message = messages.RetireInstance(generation.number, worker.instance.name, timeout_s)
+            self._core.front.send(message)
+            delay_s = 0.0 if is_between_fronts else timeout_s + _ANSWER_TIMEOUT_S
+            self._core.reactor.call_later(delay_s, partial(self._stop, generation, worker))
+
+    def _tell_instances(self, generation: Generation) -> None:
+        self._core.front.send(messages.Resize(generation.number, generation.spec.to_wire()))

@@ -1,0 +1,320 @@
+"""The server's own models: what is loaded, what is on its way in or out, and which of it gets requests.
+
+A load starts workers beside those that serve. Once all of them are ready the front is told to turn to them,
+in one message; then the earlier ones finish what they have and are ended. A load that fails leaves all as
+it was. Operations on one model wait for one another; different models do not. How instances join and leave a
+model that is served is in ``resizing.py``; which generations there are is in ``generations.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from gpuserve.control import messages
+from gpuserve.declare.rates import check_rates
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import GpuserveError, InvalidArgument, RequestError, StartupError
+from gpuserve.placement.instance_counts import with_count
+from gpuserve.supervisor.core.life import InstanceState
+from gpuserve.supervisor.core.server_core import ServerCore
+from gpuserve.supervisor.models.generations import (
+    Generation,
+    GenerationEvent,
+    GenerationState,
+    GenerationTable,
+)
+from gpuserve.supervisor.models.model_operations import (
+    LoadOperation,
+    ModelOperation,
+    OperationEnd,
+    Operations,
+    OperationState,
+    ResizeOperation,
+    UnloadOperation,
+    cannot_poll,
+    failed_start,
+)
+from gpuserve.supervisor.models.resizing import ModelResizes
+from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
+from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
+
+logger = logging.getLogger(__name__)
+
+#: The front has this much more time to say that a generation is finished than it has to finish it.
+_ANSWER_TIMEOUT_S = 1.0
+
+
+class ServedModels:
+    """What is done to the server's own models, and what becomes of their workers. Owner of the workers:
+    ``kill()`` leaves none. ``table`` answers all questions.
+    """
+
+    def __init__(self, core: ServerCore, table: GenerationTable) -> None:
+        self.table = table
+        self._core = core
+        self._operations = Operations()
+        self._loads = _Loads(core, table, self)
+        self._resizes = ModelResizes(core, table, self._end)
+
+    # ---- the start, and the front ---------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the workers of the models that are in the table from the beginning.
+
+        Raises:
+            StartupError: a process could not be started, or a model cannot be started as it is.
+        """
+        for generation in self.table:
+            self._loads.start_workers(generation)
+            self._loads.check_loaded(generation)
+
+    def front_lost(self) -> None:
+        """Let workers go that were to finish what they had: what was in flight is lost with the front."""
+        for generation in self.table:
+            self.retired(generation.number)
+        self._resizes.front_lost()
+
+    # ---- what is asked for ----------------------------------------------------------------
+
+    def begin(self, operation: ModelOperation) -> None:
+        """Do it now, or as soon as what was asked before for the same model is done."""
+        if self._operations.put(operation):
+            self._run(operation)
+
+    def check_resize(self, model: str, count: int) -> None:
+        """Check that a model that is loaded, or is being, could have ``count`` instances on each device.
+
+        Raises:
+            InvalidArgument: it could not, or is not loaded.
+        """
+        generations = self.table.served(model) or self.table.of(model)
+        if not generations:
+            raise InvalidArgument(f"model '{model}' is not loaded")
+        for generation in generations:
+            with_count(generation.spec, count)
+
+    def abandon(self, error: GpuserveError) -> None:
+        """Answer every operation with an error, because the server ends."""
+        for operation in self._operations.take_all():
+            if isinstance(operation, LoadOperation):
+                self.table.drop(operation.generations)
+            elif isinstance(operation, ResizeOperation):
+                self._resizes.abandon(operation)
+            operation.answer(error)
+
+    # ---- what the workers and the front tell ----------------------------------------------
+
+    def instance_ready(self, worker: WorkerKeeper) -> None:
+        """Let a worker enter rotation; a load whose last instance it is is complete."""
+        generation = self.table.get(worker.generation)
+        live = worker.live()
+        if generation is None or live is None or generation.state is GenerationState.STOPPING:
+            return
+        if self._resizes.has(generation, worker):
+            self._resizes.worker_ready(generation, worker)
+            return
+        self._core.front.instance_up(generation.number, live)
+        self._check_complete(generation)
+
+    def _check_complete(self, generation: Generation) -> None:
+        """End the load of a generation whose last instance has just become ready."""
+        if not self._loads.check_loaded(generation):
+            return
+        load = self._operations.load_of(generation)
+        if load is not None and self._loads.is_complete(load):
+            self._end(load, None)
+
+    def instance_lost(self, worker: WorkerKeeper, reason: str) -> StartupError | None:
+        """Take a dead worker out of rotation; return the error of a model of the start that cannot start."""
+        generation = self.table.get(worker.generation)
+        if generation is None:
+            return None
+        if generation.state is GenerationState.STOPPING:
+            self._check_stopped(generation)
+            return None
+        if self._resizes.has(generation, worker):
+            self._resizes.worker_lost(generation, worker, reason)
+            return None
+        self.table.tell_down(worker, reason, worker.restart_in_s())
+        if worker.life.was_ready or worker.life.state is InstanceState.STOPPED:
+            return None
+        if worker.life.state is InstanceState.FENCED and not generation.group.is_fenced:
+            self._check_complete(generation)  # the model goes on without that GPU
+            return None
+        load, name = self._operations.load_of(generation), worker.instance.name
+        if load is not None:
+            self._loads.fail(load, generation.spec, reason)
+            self._end(load, load.failure(generation.spec, name, reason))
+            return None
+        return failed_start(generation.spec, name, reason)
+
+    def retired(self, number: int) -> None:
+        """Stop the workers of a generation that has nothing in flight any more."""
+        generation = self.table.get(number)
+        if generation is None or generation.state is not GenerationState.RETIRING:
+            return
+        generation.apply(GenerationEvent.FINISHED)
+        generation.group.stop()
+        self._core.reactor.call_later(STOP_TIMEOUT_S, lambda: self._kill_late(generation))
+        self._check_stopped(generation)
+
+    def instance_retired(self, number: int, instance: str) -> None:
+        """Stop the worker of an instance that leaves its model and has nothing in flight any more."""
+        generation = self.table.get(number)
+        if generation is not None:
+            self._resizes.retired(generation, instance)
+
+    # ---- ending ---------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        for generation in self.table:
+            generation.group.stop()
+
+    def kill(self) -> None:
+        for generation in self.table:
+            generation.group.kill()
+        for generation in self.table:
+            generation.group.close()
+
+    # ---- operations -----------------------------------------------------------------------
+
+    def _run(self, operation: ModelOperation | None) -> None:
+        """Begin an operation, and those after it for as long as each is done at once."""
+        while operation is not None:
+            operation.move(OperationState.RUNNING)
+            end = self._do(operation)
+            if end is None:
+                return
+            operation = self._operations.finish(operation, end.error)
+
+    def _do(self, operation: ModelOperation) -> OperationEnd | None:
+        """Begin an operation; its end where it is over at once."""
+        if isinstance(operation, LoadOperation):
+            return self._loads.begin(operation)
+        if isinstance(operation, ResizeOperation):
+            return self._resize(operation)
+        self.serve(operation.model, self.table.served(operation.model))
+        return None if self.table.is_going(operation.model) else OperationEnd(None)
+
+    def _end(self, operation: ModelOperation, error: GpuserveError | None) -> None:
+        """Answer the operation at work, and begin the next."""
+        self._run(self._operations.finish(operation, error))
+
+    def _resize(self, resize: ResizeOperation) -> OperationEnd | None:
+        try:
+            self.check_resize(resize.model, resize.count)  # it may be another since it was asked for
+        except InvalidArgument as error:
+            return OperationEnd(error)
+        return self._resizes.begin(resize, self.table.served(resize.model))
+
+    def serve(self, model: str, old: Sequence[Generation]) -> None:
+        """Tell the front which generations serve a model now, and let ``old`` retire, which did."""
+        for generation in old:
+            generation.served = False
+            generation.apply(GenerationEvent.RETIRE)
+        serving = tuple(one.number for one in self.table.served(model))
+        timeout_s = self._core.settings.now.drain_timeout_s
+        self._core.front.send(messages.ServeModel(model, serving, timeout_s))
+        self.table.tell_states(model)
+        is_between_fronts = self._core.front.process is None
+        delay_s = 0.0 if is_between_fronts else timeout_s + _ANSWER_TIMEOUT_S
+        for generation in old:
+            self._core.reactor.call_later(delay_s, partial(self.retired, generation.number))
+
+    def _kill_late(self, generation: Generation) -> None:
+        if generation.state is GenerationState.STOPPING:
+            generation.group.kill()
+
+    def _check_stopped(self, generation: Generation) -> None:
+        if not generation.group.is_stopped:
+            return
+        generation.apply(GenerationEvent.STOPPED)
+        generation.group.close()
+        self.table.remove(generation)
+        name, version = generation.spec.name, generation.spec.version
+        if all(one.spec.version != version for one in self.table.of(name)):
+            self.table.index.unavailable(name, version, "unloaded")
+            logger.info("version %d of model %s is unloaded", version, name)
+        self.table.tell_states(name)
+        running = self._operations.running(name)
+        if isinstance(running, UnloadOperation) and not self.table.is_going(name):
+            self._end(running, None)
+
+
+class _Loads:
+    """Loads at work: from declarations to generations whose workers are all ready, or to why they are not."""
+
+    def __init__(self, core: ServerCore, table: GenerationTable, models: ServedModels) -> None:
+        self._core = core
+        self._table = table
+        self._models = models
+
+    def begin(self, load: LoadOperation) -> OperationEnd | None:
+        """Start the workers of a load; its end where not even that can be done."""
+        try:
+            specs = load.read()
+        except RequestError as error:
+            return OperationEnd(error)
+        except GpuserveError as error:
+            logger.error("model %s cannot be loaded: %s", load.model, error)
+            return OperationEnd(cannot_poll(load.model))
+        return self._start(load, specs) if specs else OperationEnd(cannot_poll(load.model))
+
+    def _start(self, load: LoadOperation, specs: Sequence[ModelSpec]) -> OperationEnd | None:
+        load.generations = [self._table.add(spec, served=False) for spec in specs]
+        for generation in load.generations:
+            message = messages.AddModel(generation.number, generation.spec.to_wire(), False, False)
+            self._core.front.send(message)
+            try:
+                self.start_workers(generation)
+            except StartupError as error:
+                self._table.drop(load.generations)
+                self._table.tell_states(load.model)
+                name = generation.group.workers[0].instance.name
+                return OperationEnd(load.failure(generation.spec, name, str(error)))
+        self._table.tell_states(load.model)
+        for generation in load.generations:
+            self.check_loaded(generation)
+        return OperationEnd(None) if self.is_complete(load) else None
+
+    def start_workers(self, generation: Generation) -> None:
+        """Start the workers of a generation.
+
+        Raises:
+            StartupError: there are fewer resources than it needs, or its GPUs are lost, or a process could
+                not be started.
+        """
+        check_rates(self._table.specs(), self._core.settings.now)
+        generation.group.start()
+
+    def check_loaded(self, generation: Generation) -> bool:
+        """Say whether a generation has just become loaded, which one without workers is at once."""
+        if generation.state is not GenerationState.LOADING or not generation.group.is_loaded:
+            return False
+        generation.apply(GenerationEvent.LOADED)
+        self._table.index.forget(generation.spec.name, generation.spec.version)
+        self._table.tell_states(generation.spec.name)
+        return True
+
+    def is_complete(self, load: LoadOperation) -> bool:
+        """Say whether all of a load is ready; then requests go to it from now on."""
+        if any(one.state is not GenerationState.READY for one in load.generations):
+            return False
+        versions = {one.spec.version for one in load.generations}
+        served = self._table.served(load.model)
+        old = [one for one in served if load.replaces or one.spec.version in versions]
+        for generation in load.generations:
+            generation.served = True
+        self._models.serve(load.model, old)
+        logger.info("model %s is loaded", load.model)
+        return True
+
+    def fail(self, load: LoadOperation, spec: ModelSpec, reason: str) -> None:
+        """Drop all of a load, because an instance of that declaration could not be started."""
+        self._table.drop(load.generations)
+        if load.replaces:  # a version that could not be bound does not exist
+            self._table.index.unavailable(spec.name, spec.version, reason)
+        self._table.tell_states(spec.name)
+        logger.error("model %s could not be loaded: %s", load.model, reason)

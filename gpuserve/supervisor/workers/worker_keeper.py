@@ -1,0 +1,323 @@
+"""Keeps one instance alive: starts its worker, hears it load, starts it again when it dies. The worker is a
+process; where the callable has to stay in this one (``isolation="thread"``), it is a thread.
+
+It does not know the front: what happens is told to a ``WorkerEvents``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpuserve.control.channel import Channel
+from gpuserve.control.reactor import Reactor
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve.devices.names import CPU, OWN_GPU
+from gpuserve.errors import StartupError
+from gpuserve.supervisor.core.kept_child import KeptChild
+from gpuserve.supervisor.core.life import InstanceLife, InstanceState, LifeEvent, LiveInstance
+from gpuserve.supervisor.core.processes import Child, spawn
+from gpuserve.supervisor.core.server_life import SettingsInForce
+from gpuserve.supervisor.core.threads import start_thread
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.running.lifecycle import EXIT_DEVICE
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerEvents(Protocol):
+    """Who hears of instances. Called in the reactor's thread."""
+
+    def instance_changed(self, worker: WorkerKeeper, phase: str) -> None:
+        """An instance is in a new state, or in a new phase of loading."""
+
+    def instance_ready(self, worker: WorkerKeeper) -> None:
+        """The callable of an instance is loaded; ``live()`` is there to be handed on."""
+
+    def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
+        """A worker is dead, for ``reason``. Its successor is already planned unless it is stopping."""
+
+    def instance_unrecoverable(self, worker: WorkerKeeper, text: str) -> None:
+        """A callable raised ``UnrecoverableError``; what becomes of it is for the model's policy to say."""
+
+
+@dataclass(frozen=True)
+class WorkerCare:
+    """What the keepers of all workers have in common. ``lost_gpus`` says why no worker may run on a GPU, by
+    its UUID; ``GpuFences`` keeps it.
+    """
+
+    reactor: Reactor
+    events: WorkerEvents
+    settings: SettingsInForce
+    relay_output: bool
+    lost_gpus: dict[str, str]
+
+
+class WorkerKeeper:
+    """One instance and its successive workers. ``generation`` is the load of the model that it belongs to.
+
+    The front's end of the link to the present worker stays open here, so that a front can die and be replaced
+    without the worker noticing. More than 20 methods: all of them are what may happen to a worker between its
+    start and its end, and each depends on the state.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, instance: InstanceSpec, care: WorkerCare, generation: int = 0
+    ) -> None:
+        self.spec = spec
+        self.generation = generation
+        self.instance = instance
+        self.life = InstanceLife(f"{spec.name}/{instance.name}")
+        #: How often in a row its workers ended because they could not use their device.
+        self.device_failures = 0
+        self._care = care
+        self._child: KeptChild | None = None
+        self._link: socket.socket | None = None
+        #: What the present worker said when it had loaded.
+        self._loaded = wire.Ready(0.0, 1)
+        self._last_words = ""
+        self._fields = {"model": spec.name, "instance": instance.name, "device": instance.device}
+
+    @property
+    def process(self) -> Child | None:
+        """The present worker; None where there is none."""
+        return None if self._child is None else self._child.process
+
+    def start(self) -> None:
+        """Start a worker and send it its model; on a GPU that is lost, wait until it is back.
+
+        Raises:
+            StartupError: the process could not be started.
+        """
+        if reason := self.why_lost():
+            self._move(LifeEvent.FENCE)
+            self._care.events.instance_lost(self, reason)
+            return
+        process, (boot, self._link) = _launch(self.life.name, self.instance, self._care.relay_output)
+        self._child = KeptChild(process, Channel(boot, wire.WORKER), self._fields, self._care.reactor)
+        self._child.open(self._on_boot, self._on_died)
+        self._last_words = ""
+        self._move(LifeEvent.SPAWNED, "starting")
+        self._tell(_init(self.spec, self.instance))
+        timeout_s = self._care.settings.now.load_timeout_s
+        if timeout_s > 0:
+            self._care.reactor.call_later(timeout_s, lambda: self._on_load_timeout(process, timeout_s))
+
+    def live(self) -> LiveInstance | None:
+        """Describe the loaded worker for a front; None where there is none."""
+        if self.life.state is not InstanceState.READY or self._link is None or self._child is None:
+            return None
+        process, loaded = self._child.process, self._loaded
+        names = (self.spec.name, self.instance.name)
+        return LiveInstance(
+            *names, process.pid, loaded.slots, self._link.fileno(), process.pidfd, loaded.load_s
+        )
+
+    def restart_in_s(self) -> float:
+        """Return the seconds until a successor is started; infinite where none is planned."""
+        if self.life.state in {InstanceState.STOPPING, InstanceState.STOPPED, InstanceState.FENCED}:
+            return math.inf
+        return self.life.backoff_s(time.monotonic())
+
+    @property
+    def gpu_uuid(self) -> str:
+        """The UUID of its GPU; "" for none, or where it is not known."""
+        return self.instance.placement.gpu_uuid
+
+    def why_lost(self) -> str:
+        """Say why its GPU cannot be used; "" where it can."""
+        return self._care.lost_gpus.get(self.gpu_uuid, "") if self.gpu_uuid else ""
+
+    def fence(self) -> None:
+        """End its worker because its GPU is lost; there is no successor until ``release()``."""
+        if self.life.state is InstanceState.WAITING:
+            self._move(LifeEvent.FENCE)
+            self._care.events.instance_lost(self, self.why_lost())
+        elif self.life.state in {InstanceState.LOADING, InstanceState.READY}:
+            self.kill()
+
+    def release(self) -> None:
+        """Start a worker again, if its GPU was lost: it is back."""
+        if self.life.state is InstanceState.FENCED:
+            self._move(LifeEvent.RELEASE)
+            self._start_again()
+
+    def stop(self) -> None:
+        """Let the worker finish the batch at hand and exit; it has no successor."""
+        if self.life.state is InstanceState.STOPPED:
+            return
+        self._move(LifeEvent.STOP)
+        self._tell(wire.Stop())
+
+    def kill(self) -> None:
+        """Kill the worker, if there is one."""
+        if self._child is not None:
+            self._child.process.kill()
+
+    def close(self) -> None:
+        """Reap a worker that was killed, if there is one, and close all that belongs to it."""
+        if self._child is None:
+            return
+        self._child.close()
+        assert self._link is not None
+        self._link.close()
+        self._child = self._link = None
+
+    def _tell(self, message: wire.Message) -> None:
+        if self._child is not None and not self._child.send(message):
+            self._end_broken("it does not read its boot socket")
+
+    def _move(self, event: LifeEvent, phase: str = "") -> None:
+        self.life.apply(event, time.monotonic())
+        self._care.events.instance_changed(self, phase)
+
+    def _on_boot(self) -> None:
+        assert self._child is not None
+        try:
+            message = self._child.channel.receive()
+            if message is None:
+                self._child.stop_listening()
+            else:
+                self._heard(message)
+        except (wire.WireError, OSError) as error:
+            self._end_broken(str(error))
+
+    def _heard(self, message: Any) -> None:
+        """Obey a message. User code runs in the process that sent it, so its fields are looked at too.
+
+        Raises:
+            WireError: it is not one that a worker sends, or not now.
+        """
+        match message:
+            case wire.Phase(str(name)):
+                self._care.events.instance_changed(self, name)
+            case wire.Ready(float(load_s), int()) if self.life.state is InstanceState.LOADING:
+                logger.info("loaded in %.2f s", load_s, extra=self._fields)
+                self._loaded = message
+                self.device_failures = 0
+                self._move(LifeEvent.LOADED)
+                self._care.events.instance_ready(self)
+            case wire.Ready() if self.life.state is InstanceState.STOPPING:
+                pass  # it crossed our Stop
+            case wire.LoadFailed(str(text), str(traceback)):
+                self._last_words = text
+                _log(logging.ERROR, f"could not be loaded: {text}", traceback, self._fields)
+            case wire.Unrecoverable(str(text)) if self.life.state is InstanceState.READY:
+                self._last_words = f"its callable cannot go on: {text}"
+                _log(logging.ERROR, self._last_words, "", self._fields)
+                self._care.events.instance_unrecoverable(self, text)
+            case wire.Unrecoverable() if self.life.state is InstanceState.STOPPING:
+                pass  # it ends anyway
+            case wire.Log(int(level), str(text), str(traceback)):
+                _log(level, text, traceback, self._fields)
+            case _:
+                raise wire.WireError(f"{type(message).__name__} in state {self.life.state.name}")
+
+    def _end_broken(self, what: str) -> None:
+        """End a worker that broke the protocol; its successor comes by the usual way."""
+        logger.error("the worker broke the protocol and is ended: %s", what, extra=self._fields)
+        if self._child is not None:
+            self._child.stop_listening()
+        self.kill()
+
+    def _on_load_timeout(self, process: Child, timeout_s: float) -> None:
+        if process is self.process and self.life.state is InstanceState.LOADING:
+            self._last_words = f"not loaded within {timeout_s:g} s"
+            process.kill()
+
+    def _on_died(self) -> None:
+        assert self._child is not None
+        self._hear_last_messages(self._child)
+        exit_reason = self._child.exit_reason()  # which also reaps it
+        if self._child.process.exit_status == EXIT_DEVICE:
+            self.device_failures += 1
+        reason = self._last_words or exit_reason
+        self.close()
+        self._lost(reason)
+
+    def _hear_last_messages(self, child: KeptChild) -> None:
+        """What the worker said just before it died is still in the socket: LoadFailed, most of all."""
+        try:
+            for message in child.last_messages():
+                # A worker that said Ready and died at once never was.
+                if not isinstance(message, wire.Ready):
+                    self._heard(message)
+        except (wire.WireError, OSError) as error:
+            logger.error("the worker broke the protocol: %s", error, extra=self._fields)
+
+    def _lost(self, reason: str) -> None:
+        stopping = self.life.state is InstanceState.STOPPING
+        self._move(LifeEvent.DIED)
+        if not stopping and (why_lost := self.why_lost()):
+            self._move(LifeEvent.FENCE)
+            reason = why_lost
+            logger.warning("ended (%s); it starts again when that is over", reason, extra=self._fields)
+        elif not stopping:
+            backoff_s = self.life.backoff_s(time.monotonic())
+            logger.warning("died (%s); next start in %.1f s", reason, backoff_s, extra=self._fields)
+            self._care.reactor.call_later(backoff_s, self._on_due)
+        self._care.events.instance_lost(self, reason)
+
+    def _on_due(self) -> None:
+        if self.life.state is not InstanceState.WAITING:
+            return
+        self._move(LifeEvent.DUE)
+        self._start_again()
+
+    def _start_again(self) -> None:
+        try:
+            self.start()
+        except StartupError as error:  # out of processes, memory or descriptors: that passes
+            self._lost(str(error))
+
+
+def _is_in_thread(instance: InstanceSpec) -> bool:
+    return "object" in instance.source
+
+
+def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Child, list[socket.socket]]:
+    """Start a worker; return it, and our ends of its boot socket and of its link."""
+    if _is_in_thread(instance):
+        return start_thread(name, instance.source)
+    environment = instance.placement.environment()
+    return spawn("gpuserve_worker", channels=2, environment=environment, relay_output=relay_output)
+
+
+def _init(spec: ModelSpec, instance: InstanceSpec) -> wire.Init:
+    """Make the message that tells a worker its model. A worker thread has all GPUs of this process."""
+    in_thread, placement = _is_in_thread(instance), instance.placement
+    return wire.Init(
+        wire.PROTOCOL,
+        spec.name,
+        spec.version,
+        instance.name,
+        instance.device if instance.device == CPU or in_thread else OWN_GPU,
+        {} if in_thread else instance.source,
+        spec.inputs,
+        spec.outputs,
+        spec.max_batch_size,
+        spec.batching.preferred_batch_sizes,
+        spec.decoupled,
+        spec.concurrency,
+        spec.strict,
+        spec.read_only_inputs,
+        spec.warmup,
+        spec.array,
+        placement.cpus,
+        placement.numa_node,
+    )
+
+
+def _log(level: int, text: str, traceback: str, fields: dict[str, str]) -> None:
+    """Write a line of another process to the log, with its traceback."""
+    if not logger.isEnabledFor(level):
+        return
+    record = logger.makeRecord(logger.name, level, "", 0, text, (), None, extra=fields)
+    # Every Formatter of the standard library shows exc_text.
+    record.exc_text = traceback or None
+    logger.handle(record)

@@ -1,0 +1,1 @@
+"""The inference callable: where it comes from, what it is given, what it gives back."""

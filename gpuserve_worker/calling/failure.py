@@ -1,0 +1,106 @@
+"""What is told of an exception in user code: a line for the client, the whole for the log.
+
+Pure functions. A client never sees a path or a traceback; the log sees both.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from types import TracebackType
+from typing import Final
+
+from gpuserve_worker.protocol.wire import WireFailure
+
+#: ``errors.Code.INTERNAL``: what a failure of the inference callable is for a client.
+INTERNAL: Final = "INTERNAL"
+#: The values of ``errors.Code``, which a callable may answer a request with.
+CODES: Final = frozenset(
+    {
+        "CANCELLED",
+        "DEADLINE_EXCEEDED",
+        "INTERNAL",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "RESOURCE_EXHAUSTED",
+        "UNAVAILABLE",
+        "UNIMPLEMENTED",
+    }
+)
+TEXT_LIMIT: Final = 4096
+_OWN_DIRECTORY: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
+
+#: An absolute path in quotes may hold spaces; outside them it ends at one. URLs are left alone.
+_QUOTED_PATH: Final = re.compile(r"""(['"])/[^'"\n]*?([^'"/\n]*)\1""")
+_BARE_PATH: Final = re.compile(r"""(?<![\w:/.~'"\\-])/(?:[^\s/'"<>:,;()]+/)*([^\s/'"<>:,;()]+)""")
+
+
+class UnrecoverableError(Exception):
+    """Raised by an inference callable: its model is in a state in which no further inference is possible.
+
+    The client gets its text. What becomes of the server is told by ``on_unrecoverable`` of the model.
+    """
+
+
+class DeviceFailure(Exception):
+    """The device of an instance refused something, or failed in it."""
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the device's memory did not suffice; nothing else is lost then."""
+        return False
+
+
+def client_text(error: BaseException) -> str:
+    """One line of at most ``TEXT_LIMIT`` characters about ``error``, file paths cut to file names."""
+    name = type(error).__name__
+    text = _text(error)
+    line = text.splitlines()[0].strip() if text else name
+    if isinstance(error, KeyError) and text:
+        line = f"{name}: {line}"  # on its own it would be a quoted key and nothing else
+    return _without_paths(line[: 4 * TEXT_LIMIT])[:TEXT_LIMIT]
+
+
+def failure_of(error: BaseException) -> WireFailure:
+    """What a client is told of an error: its text, and its code where it is a ``RequestError``.
+
+    Such an error is known by its ``code``, whose value is one of ``CODES``; all others are INTERNAL.
+    """
+    code = getattr(getattr(error, "code", None), "value", None)
+    return WireFailure(code if isinstance(code, str) and code in CODES else INTERNAL, client_text(error))
+
+
+def failure(text: str) -> WireFailure:
+    """A failure with code INTERNAL and this text."""
+    return WireFailure(INTERNAL, text)
+
+
+def log_text(error: BaseException) -> str:
+    """The class and the message of ``error``, on one line, nothing cut out."""
+    return " ".join(f"{type(error).__name__}: {_text(error)}".split())
+
+
+def log_traceback(error: BaseException) -> str:
+    """The traceback of ``error`` from where the user's code begins."""
+    import traceback  # most workers never need it
+
+    frames: TracebackType | None = error.__traceback__
+    while frames is not None and frames.tb_next is not None and _is_ours(frames):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error).strip()
+    except Exception:  # the user's own __str__ may raise anything
+        return ""
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    file = frame.tb_frame.f_code.co_filename
+    return file.startswith((_OWN_DIRECTORY, "<frozen importlib"))
+
+
+def _without_paths(line: str) -> str:
+    return _BARE_PATH.sub(r"\1", _QUOTED_PATH.sub(r"\1\2\1", line))

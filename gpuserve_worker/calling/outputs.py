@@ -1,0 +1,404 @@
+"""From what an inference callable returned to tensors on the wire, in two steps.
+
+``OutputRules.check`` reads the answer against the declared outputs and converts what needs converting.
+All that touches objects of the user happens there, so whatever it raises is the callable's failure.
+``OutputWriter.write`` then only copies bytes. No socket here, and no callable is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuserve_worker.calling.failure import DeviceFailure, client_text, failure, failure_of
+from gpuserve_worker.calling.request import BatchedOutputs, Request
+from gpuserve_worker.calling.response import PARAMETER, Response, is_parameter
+from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, encode_bytes, numpy_dtype
+from gpuserve_worker.protocol.wire import Place, WireFailure, WireRequest
+
+#: Kinds of numpy types that become a numeric tensor, a BYTES tensor.
+_NUMERIC_KINDS: Final = "biuf"
+_BYTES_KINDS: Final = "OSU"
+_PLAIN_VALUES: Final = (list, tuple, bool, int, float, str, bytes, bytearray, memoryview)
+
+#: ``DLDeviceType``: memory of a CUDA device, memory that it shares with the host.
+_DLPACK_CUDA: Final = frozenset({2, 13})
+#: Of a value that is wrong, so much is told.
+_SHOWN: Final = 64
+
+#: One request as it came, perhaps as a plain tuple of its fields.
+RawRequest: TypeAlias = WireRequest
+
+
+class OutputError(Exception):
+    """The callable answered what cannot be sent. The text is one sentence for the client."""
+
+
+class DeviceReader(Protocol):
+    """Reads arrays of any library that are on the worker's device."""
+
+    def read(self, value: Any) -> Any:
+        """An array over the same memory, of the library that the device path copies from; raises anything."""
+
+    def is_kept(self, value: Any) -> bool:
+        """Whether the callable may write again to what it returned."""
+
+    def as_dtype(self, array: Any, dtype: np.dtype[Any]) -> Any:
+        """A contiguous array of these elements on the device, the same one where it is that already."""
+
+
+class CheckedOutput(NamedTuple):
+    """One output, checked. Its elements are ``parts``, one after the other along axis 0: arrays ``[rows, …]``
+    that only need a numeric cast to ``dtype``, or BYTES already encoded. ``shape`` is that of the whole,
+    batch axis included, ``nbytes`` what it takes as ``dtype``. Of parts on a device, ``is_kept`` says that
+    the callable may write to them again, and ``source`` is what has to live until they are copied.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    dtype: np.dtype[Any]
+    parts: list[Any]
+    is_kept: bool = False
+    source: Any = None
+
+
+class BatchAnswers(NamedTuple):
+    """The outputs of a batch: of the whole, or of each request; the other one is None. A request of a
+    decoupled model may be without a response. ``parameters`` are those of each response, or empty.
+    ``sources`` are the places in clients' regions that outputs may be views of.
+    """
+
+    whole: list[CheckedOutput] | None
+    each: list[list[CheckedOutput] | WireFailure | None] | None
+    parameters: tuple[dict[str, Any], ...] = ()
+    sources: tuple[Place, ...] = ()
+
+    def refused(self, failures: Mapping[int, WireFailure | None]) -> BatchAnswers:
+        """The same answers to each request, but for those that have failed, by position; None: was told."""
+        each = [failures.get(position, one) for position, one in enumerate(self.each or ())]
+        return self._replace(each=each)
+
+
+class OutputRules:
+    """What a model's outputs must be. Pure: no state but the declaration."""
+
+    def __init__(
+        self,
+        model: str,
+        specs: Sequence[TensorSpec],
+        *,
+        batching: bool,
+        strict: bool,
+        decoupled: bool = False,
+        reader: DeviceReader | None = None,
+    ) -> None:
+        self._model = model
+        self._reader = reader
+        self._specs = tuple(specs)
+        self._names = tuple(spec.name for spec in specs)
+        self._dtypes = {spec.name: numpy_dtype(spec.datatype) for spec in specs}
+        self._batching = batching
+        self._strict = strict
+        self._decoupled = decoupled
+
+    def check(self, result: Any, requests: Sequence[RawRequest], *, apart: bool = False) -> BatchAnswers:
+        """The answers in what the callable returned for these requests.
+
+        ``apart``: the requests are to be told apart, whatever the answers look like. Raises ``OutputError``
+        where it is no set of outputs for them.
+        """
+        if type(result) is BatchedOutputs and (not apart or len(requests) == 1):
+            whole = self._whole(result, requests)
+            if whole is not None:
+                return BatchAnswers(None, [whole]) if apart else BatchAnswers(whole, None)
+        elements = self._elements(result, len(requests))
+        each = [self._element(one, request) for one, request in zip(elements, requests, strict=True)]
+        parameters = self._parameters(elements)
+        if self._batching and not self._decoupled and not apart:
+            whole = _combined(each)
+            if whole is not None:
+                return BatchAnswers(whole, None, parameters)
+        return BatchAnswers(None, each, parameters)
+
+    def _parameters(self, elements: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+        """What the callable set as the parameters of each response; nothing where it set none at all."""
+        if type(elements) is BatchedOutputs or not any(isinstance(one, Response) for one in elements):
+            return ()
+        each = tuple([dict(one.parameters) if isinstance(one, Response) else {} for one in elements])
+        for parameters in each:
+            for key, value in parameters.items():
+                if not (isinstance(key, str) and is_parameter(key) and is_parameter(value)):
+                    raise OutputError(
+                        f"Response parameter {key!r} of model {self._model!r} is the {_type_name(value)} "
+                        f"{repr(value)[:_SHOWN]}: expected {PARAMETER}, by a name that is a str"
+                    )
+        return each
+
+    def _whole(self, result: BatchedOutputs, requests: Sequence[RawRequest]) -> list[CheckedOutput] | None:
+        """The outputs of the batch as one; None where the requests must be told apart."""
+        if result.rows != tuple([one[0] for one in requests]):
+            return None
+        named = self._by_declared_name(result.arrays)
+        wanted: Collection[str] = self._names
+        asked = [one[2] for one in requests if one[2]]
+        if asked:
+            requested = {name for names in asked for name in names}
+            if not requested.issubset(named):
+                return None
+            if len(asked) == len(requests):
+                wanted = requested
+        rows = sum(result.rows) if self._batching else None
+        return [
+            self._output(spec, named[spec.name], rows)
+            for spec in self._specs
+            if spec.name in wanted and spec.name in named
+        ]
+
+    def _elements(self, result: Any, count: int) -> Sequence[Any]:
+        if not isinstance(result, Sequence) or isinstance(result, (str, bytes, bytearray, memoryview)):
+            raise OutputError(
+                f"The inference callable of model {self._model!r} must return a list with one mapping of "
+                f"output names to arrays for each request, but returned {_type_name(result)}"
+            )
+        if len(result) != count:
+            raise OutputError(
+                f"The inference callable of model {self._model!r} returned {len(result)} "
+                f"{'response' if len(result) == 1 else 'responses'} for {count} "
+                f"{'request' if count == 1 else 'requests'}"
+            )
+        return result
+
+    def _element(self, element: Any, request: RawRequest) -> list[CheckedOutput] | WireFailure | None:
+        if isinstance(element, Exception):
+            return failure_of(element)
+        if element is None and self._decoupled:
+            return None
+        data = element.data if isinstance(element, Request) else element
+        if not isinstance(data, Mapping):
+            raise OutputError(
+                f"Each response of the inference callable of model {self._model!r} must be a mapping of "
+                f"output names to arrays, but one is {_type_name(element)}"
+            )
+        requested = request[2]
+        # A response of a stream need not be as long as its request: it may be the next few words.
+        rows = request[0] if self._batching and not self._decoupled else None
+        named = self._by_declared_name(data)
+        for name in requested:
+            if name not in named:
+                return failure(
+                    f"The inference callable of model {self._model!r} returned no output {name!r}, which "
+                    "the request asks for"
+                )
+        wanted = requested or self._names
+        return [
+            self._output(spec, named[spec.name], rows)
+            for spec in self._specs
+            if spec.name in wanted and spec.name in named
+        ]
+
+    def _by_declared_name(self, data: Mapping[Any, Any]) -> Mapping[str, Any]:
+        """The returned values by declared name; by position where no name is a declared one."""
+        unknown = [name for name in data if name not in self._dtypes]
+        if not unknown:
+            return data
+        for name in unknown:
+            if not isinstance(name, str):
+                raise OutputError(f"An output of model {self._model!r} is named {name!r}: names must be str")
+        if self._strict:
+            raise OutputError(f"Output {unknown[0]!r} is not declared; {self._declared()}")
+        if len(unknown) < len(data):
+            return data
+        if len(data) == len(self._names):
+            return dict(zip(self._names, data.values(), strict=True))
+        raise OutputError(f"None of the returned outputs {_list(unknown)} is declared; {self._declared()}")
+
+    def _declared(self) -> str:
+        return f"model {self._model!r} declares {_list(self._names)}"
+
+    def _output(self, spec: TensorSpec, value: Any, rows: int | None) -> CheckedOutput:
+        """One output, with ``rows`` rows on its first axis; None: as many as it has."""
+        is_kept = False
+        if type(value) is np.ndarray:
+            array: Any = value
+        else:  # before anything else refers to the value
+            is_kept = self._reader is not None and self._reader.is_kept(value)
+            array = self._as_array(spec, value)
+        shape = array.shape
+        if rows is not None and (not shape or shape[0] != rows):
+            raise OutputError(
+                f"{self._of(spec)} must have {rows} {'row' if rows == 1 else 'rows'} on its first axis, as "
+                f"its input has, but its shape is {shape}"
+            )
+        if self._strict:
+            self._check_shape(spec, shape[1:] if self._batching else shape)
+        dtype = self._dtypes[spec.name]
+        if spec.datatype == BYTES:
+            encoded = self._encoded(spec, array)
+            return CheckedOutput(spec.name, BYTES, shape, len(encoded), dtype, [encoded])
+        if array.dtype != dtype:
+            array = self._castable(spec, array, dtype)
+        if self._reader is not None and not isinstance(array, np.ndarray):
+            return self._device_output(spec, array, is_kept)
+        return CheckedOutput(spec.name, spec.datatype, shape, array.size * dtype.itemsize, dtype, [array])
+
+    def _device_output(self, spec: TensorSpec, array: Any, is_kept: bool) -> CheckedOutput:
+        """An output of an array on the device, where it is made contiguous and cast."""
+        assert self._reader is not None, "else no array on a device comes as far as this"
+        dtype = self._dtypes[spec.name]
+        part = self._reader.as_dtype(array, dtype)
+        nbytes = part.size * dtype.itemsize
+        is_same = part is array
+        # The shape is not the part's: CuPy gives what has no axis one when it copies it.
+        return CheckedOutput(
+            spec.name,
+            spec.datatype,
+            array.shape,
+            nbytes,
+            dtype,
+            [part],
+            is_kept and is_same,
+            None if is_same else array,
+        )
+
+    def _as_array(self, spec: TensorSpec, value: Any) -> Any:
+        """The array in a value that is no plain one itself: of another library, a list, a scalar."""
+        if not isinstance(value, _PLAIN_VALUES) and is_on_device(value):
+            return self._from_device(spec, value)
+        foreign = hasattr(value, "__array__")
+        if not foreign and not isinstance(value, _PLAIN_VALUES):
+            hint = ", which was not awaited" if hasattr(value, "__await__") else ""
+            raise OutputError(
+                f"{self._of(spec)} must be an array, but the callable returned {_type_name(value)}{hint}"
+            )
+        try:
+            if foreign:
+                return _from_library(value)
+            if spec.datatype == BYTES:
+                return np.array(value, dtype=object)
+            return self._from_python(spec, np.asarray(value))
+        except OutputError:
+            raise
+        except Exception as error:  # the conversion is the value's own code, and may raise anything
+            raise OutputError(f"{self._of(spec)} cannot be made an array: {client_text(error)}") from error
+
+    def _from_device(self, spec: TensorSpec, value: Any) -> Any:
+        """The array in a value of any library, on the device still."""
+        if self._reader is None:
+            raise OutputError(
+                f"{self._of(spec)} is on a GPU, from where its instance cannot copy it: expected an array on "
+                "the host, or gpuserve[cuda12] or gpuserve[cuda13] installed and an instance on that GPU"
+            )
+        try:
+            return self._reader.read(value)
+        except DeviceFailure:
+            raise
+        except Exception as error:  # reading it is the value's own code, and may raise anything
+            raise OutputError(f"{self._of(spec)} cannot be made an array: {client_text(error)}") from error
+
+    def _from_python(self, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
+        """Numbers of Python have no width of their own, so the declared one is theirs in strict mode."""
+        dtype = self._dtypes[spec.name]
+        numeric = array.dtype.kind in _NUMERIC_KINDS
+        if self._strict and numeric and np.can_cast(array.dtype, dtype, "same_kind"):
+            return array.astype(dtype)
+        return array
+
+    def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
+        fits = len(shape) == len(spec.shape) and all(
+            declared in (-1, dim) for dim, declared in zip(shape, spec.shape, strict=True)
+        )
+        if not fits:
+            axis = " without the batch axis" if self._batching else ""
+            raise OutputError(
+                f"{self._of(spec)} must have shape {spec.shape}{axis}, but the callable returned {shape}"
+            )
+
+    def _encoded(self, spec: TensorSpec, array: NDArray[Any]) -> bytes:
+        if array.dtype.kind not in _BYTES_KINDS:
+            raise self._wrong_dtype(spec, array)
+        try:
+            return encode_bytes(array.ravel().tolist())
+        except TypeError as error:
+            raise OutputError(f"{self._of(spec)}: {error}") from None
+
+    def _castable(self, spec: TensorSpec, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array that copies into ``dtype`` without raising."""
+        if self._strict and array.dtype.newbyteorder("=") != dtype:
+            raise self._wrong_dtype(spec, array)
+        if array.dtype.kind in _NUMERIC_KINDS or array.dtype.name == "bfloat16":
+            return array
+        if array.dtype.kind != "O":
+            raise self._wrong_dtype(spec, array)
+        try:
+            return array.astype(dtype)
+        except (TypeError, ValueError, OverflowError):
+            raise self._wrong_dtype(spec, array) from None
+
+    def _wrong_dtype(self, spec: TensorSpec, array: NDArray[Any]) -> OutputError:
+        expected = "bytes or str" if spec.datatype == BYTES else self._dtypes[spec.name].name
+        return OutputError(
+            f"{self._of(spec)} must be {spec.datatype} ({expected}), but the callable returned "
+            f"an array of {array.dtype.name}"
+        )
+
+    def _of(self, spec: TensorSpec) -> str:
+        return f"Output {spec.name!r} of model {self._model!r}"
+
+
+def _combined(each: Sequence[list[CheckedOutput] | WireFailure | None]) -> list[CheckedOutput] | None:
+    """The outputs of all requests as those of one batch, where names and inner shapes are the same."""
+    columns: list[CheckedOutput] = []
+    lists = [one for one in each if isinstance(one, list)]
+    if len(lists) != len(each) or any(len(one) != len(lists[0]) for one in lists):
+        return None
+    for column in zip(*lists, strict=True):
+        first = column[0]
+        inner = first.shape[1:]
+        if any(one.name != first.name or one.shape[1:] != inner for one in column):
+            return None
+        rows = sum([one.shape[0] for one in column])
+        parts = [part for one in column for part in one.parts]
+        nbytes = sum([one.nbytes for one in column])
+        is_kept = any(one.is_kept for one in column)
+        source = [one.source for one in column]
+        columns.append(
+            CheckedOutput(
+                first.name, first.datatype, (rows, *inner), nbytes, first.dtype, parts, is_kept, source
+            )
+        )
+    return columns
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether a value of any library says that its elements are on a CUDA device."""
+    device = getattr(type(value), "__dlpack_device__", None)
+    if device is None:
+        return hasattr(value, "__cuda_array_interface__")
+    try:
+        return int(device(value)[0]) in _DLPACK_CUDA
+    except Exception:  # the value's own code, which may raise anything
+        return False
+
+
+def _from_library(value: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except TypeError:  # torch's word for the type that numpy itself does not have
+        if str(getattr(value, "dtype", "")) != "torch.bfloat16":
+            raise
+        from gpuserve_worker.calling.torch_tensors import bfloat16_array
+
+        return bfloat16_array(value)
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "nothing"

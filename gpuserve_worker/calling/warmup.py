@@ -1,0 +1,170 @@
+"""From the declared warm-ups of a model to the batches that an instance runs before it is ready.
+
+Pure but for reading the files that are named; nothing is run here. A warm-up is as in
+``wire.Init.warmup``; that it fits the model was checked when the model was declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuserve_worker.calling.context import ModelContext
+from gpuserve_worker.calling.request import Batch
+from gpuserve_worker.protocol.payloads import WireRequest
+from gpuserve_worker.protocol.tensor import BYTES, element_count, numpy_dtype
+
+#: Random integers of these datatypes are of their whole range; of the others, as of identifiers, small.
+_WHOLE_RANGE: Final = frozenset({"INT8", "UINT8", "INT16", "UINT16"})
+_SMALL_INTEGERS: Final = 100
+#: Random byte strings: their lengths, and what they are made of.
+_SHORTEST: Final = 8
+_LONGEST: Final = 32
+_LETTERS: Final = np.frombuffer(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", np.uint8)
+#: The same values every time: an instance that fails in its warm-up does so again.
+_SEED: Final = 0
+
+
+class WarmupTensor(NamedTuple):
+    """One input of a warm-up. ``shape`` is without the batch axis; ``values`` is "zero", "random", "file"."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: str
+    path: str
+
+
+class Warmup(NamedTuple):
+    """A batch of one request with ``batch_size`` rows, to be run ``times`` times."""
+
+    name: str
+    batch_size: int
+    times: int
+    inputs: tuple[WarmupTensor, ...]
+
+
+def warmups(raw: Iterable[Sequence[Any]]) -> tuple[Warmup, ...]:
+    """A decoded field of warm-ups with its names back."""
+    return tuple(
+        Warmup(name, batch_size, times, tuple(WarmupTensor(*one) for one in inputs))
+        for name, batch_size, times, inputs in raw
+    )
+
+
+def warmup_batches(raw: Iterable[Sequence[Any]], model: ModelContext) -> Iterator[Batch]:
+    """The batches of all these warm-ups, one after the other; see ``batches``."""
+    for warmup in warmups(raw):
+        yield from batches(warmup, model)
+
+
+def batches(warmup: Warmup, model: ModelContext) -> Iterator[Batch]:
+    """The same batch as many times as it is to be run, each with arrays of its own, because callables may
+    write to them. For a model that does not batch no axis is added. Raises ``ValueError`` where an input
+    cannot be made, in one sentence: its shape is not complete, or its file cannot be read or holds something
+    else.
+    """
+    rows = warmup.batch_size if model.batching else None
+    made = {one.name: _array(warmup.name, one, rows) for one in warmup.inputs}
+    for _ in range(warmup.times):
+        yield _batch({name: array.copy() for name, array in made.items()}, rows, model)
+
+
+def _batch(arrays: dict[str, NDArray[Any]], rows: int | None, model: ModelContext) -> Batch:
+    output_names = tuple(spec.name for spec in model.outputs)
+    return Batch(arrays, [WireRequest(1 if rows is None else rows, {}, ())], output_names, rows is not None)
+
+
+def _array(warmup: str, given: WarmupTensor, rows: int | None) -> NDArray[Any]:
+    """The input's values, ``[rows, …]``; None rows: without a batch axis."""
+    where = f"Warm-up {warmup!r}: input {given.name!r}"
+    if given.values == "file":
+        return _from_file(where, given, rows)
+    shape = given.shape if rows is None else (rows, *given.shape)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{where} must have a size on every axis, but its shape is {list(given.shape)}")
+    if given.values == "zero":
+        return _zeros(given.datatype, shape)
+    if given.values == "random":
+        return np.asarray(_random(given.datatype, shape))
+    raise ValueError(f"{where} must have zero, random or file values, got {given.values!r}")
+
+
+def _zeros(datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    if datatype == BYTES:
+        return np.full(shape, b"", object)
+    return np.zeros(shape, numpy_dtype(datatype))
+
+
+def _random(datatype: str, shape: tuple[int, ...]) -> Any:
+    generator = np.random.default_rng(_SEED)
+    dtype = numpy_dtype(datatype)
+    if datatype == BYTES:
+        return _random_bytes(generator, shape)
+    if dtype.kind == "b":
+        return generator.random(shape) < 0.5
+    if datatype in _WHOLE_RANGE:
+        limits = np.iinfo(dtype)
+        return generator.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    if dtype.kind in "iu":
+        return generator.integers(0, _SMALL_INTEGERS, shape, dtype)
+    return np.asarray(generator.random(shape)).astype(dtype)
+
+
+def _random_bytes(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    count = element_count(shape)
+    lengths = generator.integers(_SHORTEST, _LONGEST, count, endpoint=True)
+    array = np.empty(count, object)
+    array[:] = [generator.choice(_LETTERS, length).tobytes() for length in lengths]
+    return array.reshape(shape)
+
+
+def _from_file(where: str, given: WarmupTensor, rows: int | None) -> NDArray[Any]:
+    try:
+        loaded = np.load(given.path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "it is no .npy file of numbers or byte strings"
+        raise ValueError(f"{where}: the file {given.path} cannot be read: {reason}") from None
+    if not isinstance(loaded, np.ndarray):
+        loaded.close()
+        raise ValueError(f"{where}: the file {given.path} is an .npz archive; expected one array (.npy)")
+    return _cast(where, _of_rows(where, loaded, given, rows), given)
+
+
+def _of_rows(where: str, loaded: NDArray[Any], given: WarmupTensor, rows: int | None) -> NDArray[Any]:
+    """The file's array with a batch axis of ``rows``: its own, cut or repeated, or a new one."""
+    if rows is None:
+        if _fits(loaded.shape, given.shape):
+            return loaded
+    elif _fits(loaded.shape, given.shape):
+        return np.repeat(loaded[np.newaxis], rows, axis=0)
+    elif loaded.ndim and len(loaded) and _fits(loaded.shape[1:], given.shape):
+        return np.resize(loaded, (rows, *loaded.shape[1:]))
+    sample = ", ".join(map(str, given.shape))
+    expected = f"[{sample}]" if rows is None else f"[{sample}] or, with rows, [{f'n, {sample}'.rstrip(', ')}]"
+    raise ValueError(
+        f"{where}: the array in the file {given.path} must have the shape {expected}, "
+        f"but its shape is {list(loaded.shape)}"
+    )
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
+    return len(shape) == len(declared) and all(
+        want in (-1, dim) for want, dim in zip(declared, shape, strict=True)
+    )
+
+
+def _cast(where: str, array: NDArray[Any], given: WarmupTensor) -> NDArray[Any]:
+    if given.datatype == BYTES:
+        if array.dtype.kind == "U":
+            array = np.char.encode(array, "utf-8")
+        if array.dtype.kind == "S":
+            return array.astype(object)
+    elif array.dtype.kind in "biuf":
+        return array.astype(numpy_dtype(given.datatype))
+    raise ValueError(
+        f"{where}: the file {given.path} must hold {given.datatype} values, but holds {array.dtype.name}"
+    )

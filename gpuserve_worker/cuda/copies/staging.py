@@ -1,0 +1,397 @@
+"""The inputs of batches on their way to the device: one buffer a batch, and as few copies into it as can be.
+The host waits for none of them. See ``device/buffers.py`` for how long a buffer lives.
+
+Where the bytes come from decides how they go. Those in page-locked segments are copied from there. Small
+ones, those in messages and those in a client's region on the host first go into memory of our own, next to
+each other, and from there in one copy. Those on the device already, in a client's region or lent by another
+worker, are copied within it, or given to the callable as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from gpuserve_worker.cuda.copies.client_regions import DeviceRegions
+from gpuserve_worker.cuda.copies.exchange import ExportExchange, ExportGone
+from gpuserve_worker.cuda.device.buffers import ALIGNMENT, Buffer
+from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.page_locks import address_of
+from gpuserve_worker.cuda.device.runtime import Copy, CudaError
+from gpuserve_worker.memory.regions import RegionError
+from gpuserve_worker.protocol.payloads import (
+    DEVICE_LOAN,
+    LOAN,
+    PARTS,
+    REGION,
+    DeviceLoan,
+    Place,
+    WireFailure,
+    WireTensor,
+)
+from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of, element_count, numpy_dtype
+from gpuserve_worker.protocol.wire import Run
+from gpuserve_worker.running.batch_inputs import problem_of
+
+if TYPE_CHECKING:
+    from gpuserve_worker.cuda.copies.cuda_session import CudaSession
+
+#: Up to this size the host copies faster than a copy of its own begins.
+SMALL_NBYTES: Final = 32 << 10
+#: Where a tensor in a client's region has to begin to be used where it is: kernels may not take what is less
+#: aligned, and CUDA's word for that ends the process.
+_IN_PLACE_ALIGNMENT: Final = 256
+
+
+class Piece(NamedTuple):
+    """Bytes for one place in a buffer. ``source`` is the bytes or, as decoded, where they lie; ``request`` is
+    the position of the request that they are of, None for those of a whole batch. ``device_place`` is where
+    they are, if that is in a region of device memory.
+    """
+
+    offset: int
+    nbytes: int
+    source: Any
+    datatype: str
+    request: int | None
+    device_place: Place | None = None
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the host copies these bytes to memory of our own first."""
+        source = self.source
+        if self.device_place is not None or loan_of(source) is not None:
+            return False
+        return isinstance(source, bytes) or self.nbytes <= SMALL_NBYTES or _kind(source) == REGION
+
+
+class StagedInputs:
+    """The inputs of one batch on their way; implements ``Arrival``."""
+
+    __slots__ = ("_buffer", "_device")
+
+    def __init__(self, device: CudaDevice, buffer: Buffer) -> None:
+        self._device = device
+        self._buffer = buffer
+
+    def admit(self) -> None:
+        for stream in self._device.arrays.streams():
+            self._device.runtime.stream_waits(stream, self._buffer.arrived)
+
+    def has_come(self) -> bool:
+        """Whether they are there, and the memory that they were copied from is of no use any more. Raises
+        ``CudaError`` where a copy went wrong.
+        """
+        return self._device.runtime.has_come(self._buffer.arrived)
+
+    def settle(self) -> None:
+        """Wait on the host until no copy is under way any more, whether they went well or not."""
+        with suppress(CudaError):  # nothing is copied after an error; who uses the device sees it
+            if not self.has_come():
+                self._device.runtime.wait(self._buffer.arrived)
+
+
+def device_inputs(specs: Iterable[TensorSpec]) -> frozenset[str]:
+    """The names of the inputs that are given on the device. Byte strings never are."""
+    return frozenset(one.name for one in specs if one.memory == "gpu" and one.datatype != BYTES)
+
+
+class Staging:
+    """Brings the inputs of one model, those in ``names``, to the device. ``kind`` is "cupy" or "torch". Where
+    inputs are ``read_only``, those that are there already are given as they are.
+    """
+
+    def __init__(
+        self, device: CudaDevice, names: frozenset[str], kind: str, *, read_only: bool = False
+    ) -> None:
+        self._uses_in_place = read_only
+        self._device = device
+        self._names = names
+        self._kind = kind
+
+    def stage(
+        self, session: CudaSession, run: Run, failures: dict[int, WireFailure]
+    ) -> tuple[dict[str, Any], StagedInputs | None]:
+        """All inputs of a batch as arrays by name, and the arrival of those for the device; None if none is.
+
+        Requests whose bytes cannot be had are put into ``failures``, by position; their rows are zeros.
+
+        Raises: as ``bring``.
+        """
+        memory = session.memory
+        if not self._names:
+            return memory.inputs.arrays(run.batch_id, run.inputs), None
+        ours = [one for one in run.inputs if one[0] in self._names]
+        others = tuple([one for one in run.inputs if one[0] not in self._names])
+        arrays: dict[str, Any] = memory.inputs.arrays(run.batch_id, others)
+        if self._uses_in_place and session.regions.any_open:
+            ours = self._use_in_place(ours, arrays, lambda one: self._in_region(one, session.regions))
+        if session.exchange.lends:
+            of_batch = memory.leases.grant(run.batch_id)
+            ours = self._use_in_place(ours, arrays, lambda one: self._lent(one, session.exchange, of_batch))
+        if not ours:
+            return arrays, None
+        brought, arrival = self.bring(session, ours, failures)
+        arrays |= brought
+        return {one[0]: arrays[one[0]] for one in run.inputs}, arrival
+
+    def _use_in_place(
+        self, tensors: Sequence[WireTensor], arrays: dict[str, Any], over: Callable[[WireTensor], Any | None]
+    ) -> list[WireTensor]:
+        """Add the arrays over tensors that can be given as they are; the other tensors."""
+        left = []
+        for tensor in tensors:
+            array = over(tensor)
+            if array is None:
+                left.append(tensor)
+            else:
+                arrays[tensor[0]] = array
+        return left
+
+    def _in_region(self, tensor: WireTensor, regions: DeviceRegions) -> Any | None:
+        """The array over an input that is all in one region, which stays open for as long as the array is
+        there; None where a copy has to be made. Raises ``ValueError`` where the place is not in its region.
+        """
+        place = device_place(tensor[3], regions)
+        if place is None or not place.nbytes:
+            return None
+        region = regions.get(place.region)
+        assert region is not None, "it was there a line above"
+        address = region.address(place)
+        if address % _IN_PLACE_ALIGNMENT:
+            return None
+        return self._over(address, place.nbytes, region.lease(), tensor)
+
+    def _lent(self, tensor: WireTensor, exchange: ExportExchange, of_batch: object) -> Any | None:
+        """The array over what another worker keeps on this device; None where a copy has to be made.
+        ``of_batch`` lives until the device is through with it.
+
+        Raises:
+            CudaError: the device cannot be used any more.
+            ExportGone: it could not be opened.
+            ValueError: it is not inside of what was lent, or not as long as its shape says.
+        """
+        _, datatype, shape, source = tensor
+        loan = loan_of(source)
+        if loan is None or not loan.in_place or not loan.nbytes or not exchange.is_here(loan):
+            return None
+        if loan.nbytes != element_count(shape) * numpy_dtype(datatype).itemsize:
+            raise ValueError(f"a loan of {loan.nbytes} bytes for {datatype} of shape {tuple(shape)}")
+        return self._over(exchange.address(loan), loan.nbytes, exchange.lease(loan, of_batch), tensor)
+
+    def _over(self, address: int, nbytes: int, owner: object, tensor: WireTensor) -> Any:
+        arrays = self._device.arrays
+        memory = arrays.memory(address, nbytes, owner)
+        return arrays.over(memory, 0, tensor[1], tuple(tensor[2]), self._kind)
+
+    def warm(self, session: CudaSession, arrays: dict[str, Any]) -> dict[str, Any]:
+        """The same arrays, those that are for the device there; the default stream waits for them."""
+        if not self._names:
+            return arrays
+        ours = [
+            WireTensor(name, datatype_of(array.dtype), array.shape, array.tobytes())
+            for name, array in arrays.items()
+            if name in self._names
+        ]
+        brought, arrival = self.bring(session, ours, {})
+        arrival.admit()
+        return {name: brought.get(name, array) for name, array in arrays.items()}
+
+    def bring(
+        self, session: CudaSession, tensors: Sequence[WireTensor], failures: dict[int, WireFailure]
+    ) -> tuple[dict[str, Any], StagedInputs]:
+        """Begin to copy tensors of one batch: arrays on the device of their shapes and datatypes, by name,
+        and when they are there.
+
+        Raises:
+            CudaError: CUDA refused, or the device has no memory.
+            RegionError: the client's region that the only request is read from cannot be read.
+            ValueError: a tensor does not lie in memory that was announced, or is not what it says.
+        """
+        offsets, pieces, nbytes = layout(tensors)
+        device, regions = self._device, session.regions
+        if regions.any_open:
+            pieces = [one._replace(device_place=device_place(one.source, regions)) for one in pieces]
+        buffer = device.buffers.take(nbytes)
+        memory = device.arrays.memory(buffer.address, buffer.nbytes, device.buffers.lease(buffer))
+        copying = _Copying(device, session, buffer, failures)
+        try:
+            for run in runs(pieces):
+                copying.copy(run)
+        except BaseException:
+            with suppress(CudaError):  # what was begun reads memory that is its owner's after the answer
+                device.runtime.synchronize_stream(device.h2d)
+            raise
+        finally:
+            device.runtime.record(buffer.arrived, device.h2d)
+        arrays = {
+            name: device.arrays.over(memory, offset, datatype, tuple(shape), self._kind)
+            for (name, datatype, shape, _), offset in zip(tensors, offsets, strict=True)
+        }
+        return arrays, StagedInputs(device, buffer)
+
+
+class _Copying:
+    """Begins the copies of one batch into its buffer."""
+
+    def __init__(
+        self, device: CudaDevice, session: CudaSession, buffer: Buffer, failures: dict[int, WireFailure]
+    ) -> None:
+        self._device = device
+        self._session = session
+        self._buffer = buffer
+        self._failures = failures
+
+    def copy(self, run: Sequence[Piece]) -> None:
+        """Begin one copy of pieces that ``runs`` has put together."""
+        if run[0].is_staged:
+            self._copy_staged(run)
+            return
+        (piece,) = run
+        if piece.device_place is not None:
+            self._copy_region(piece, piece.device_place)
+        elif (loan := loan_of(piece.source)) is not None:
+            self._copy_loan(piece, loan)
+        else:
+            self._to_device(piece.offset, address_of(self._view(piece.source)), piece.nbytes)
+
+    def _copy_region(self, piece: Piece, place: Place) -> None:
+        """Copy a piece from a client's region of the device. A request whose rows cannot be had is refused,
+        and its rows are zeros.
+
+        Raises:
+            CudaError: the device cannot be used any more.
+            RegionError: they cannot be had, and are those of the whole batch.
+        """
+        device = self._device
+        region = self._session.regions.get(place.region)
+        assert region is not None, "a place in device memory was looked for"
+        to = self._buffer.address + piece.offset
+        try:
+            region.begin_copy(place, to, device.h2d)
+        except RegionError as error:
+            if piece.request is None:
+                raise
+            device.runtime.clear(to, place.nbytes, device.h2d)
+            self._failures[piece.request] = WireFailure("INVALID_ARGUMENT", str(error))
+
+    def _copy_loan(self, piece: Piece, loan: DeviceLoan) -> None:
+        """Copy a piece from what another worker keeps on its device; raises as ``_copy_region``."""
+        device, to = self._device, self._buffer.address + piece.offset
+        try:
+            source = self._session.exchange.address(loan)
+        except ExportGone as error:
+            if piece.request is None:
+                raise
+            device.runtime.clear(to, loan.nbytes, device.h2d)
+            self._failures[piece.request] = WireFailure(error.code, str(error))
+            return
+        if loan.nbytes:
+            device.runtime.copy(to, source, loan.nbytes, Copy.DEVICE_TO_DEVICE, device.h2d)
+
+    def _copy_staged(self, run: Sequence[Piece]) -> None:
+        """Put pieces that follow each other into memory of our own, as in the buffer, and copy that."""
+        device = self._device
+        start, last = run[0].offset, run[-1]
+        nbytes = last.offset + last.nbytes - start
+        block = device.host_blocks.take(nbytes)
+        try:
+            for piece in run:
+                self._put(piece, block.memory[piece.offset - start :][: piece.nbytes])
+            self._to_device(start, block.address, nbytes)
+        finally:
+            device.runtime.record(block.event, device.h2d)
+            device.host_blocks.give(block)
+
+    def _put(self, piece: Piece, target: memoryview) -> None:
+        """Copy a piece to page-locked memory of our own."""
+        if isinstance(piece.source, bytes):
+            target[:] = piece.source
+        elif _kind(piece.source) != REGION:
+            target[:] = self._view(piece.source)
+        elif piece.request is None:
+            self._session.memory.regions.read(Place(*piece.source), target)
+        elif (problem := self._read_part(piece, target)) is not None:
+            np.frombuffer(target, np.uint8)[:] = 0
+            self._failures[piece.request] = WireFailure("INVALID_ARGUMENT", problem)
+
+    def _read_part(self, piece: Piece, target: memoryview) -> str | None:
+        """Copy a request's rows from a client's region; why they cannot be had, where they cannot."""
+        try:
+            self._session.memory.regions.read(Place(*piece.source), target)
+        except RegionError as error:
+            return str(error)
+        return problem_of(piece.datatype, 0, target)
+
+    def _to_device(self, offset: int, source: int, nbytes: int) -> None:
+        if nbytes:
+            device, to = self._device, self._buffer.address + offset
+            device.runtime.copy(to, source, nbytes, Copy.HOST_TO_DEVICE, device.h2d)
+
+    def _view(self, source: Any) -> memoryview:
+        shared = self._session.memory
+        memory = shared.loans if _kind(source) == LOAN else shared.mapping
+        segment, offset, nbytes = source[:3]
+        return memory.view(segment, offset, nbytes)
+
+
+def device_place(source: Any, regions: DeviceRegions) -> Place | None:
+    """The place that a payload, as decoded, names in a region of device memory; None where it names none."""
+    if not regions.any_open or isinstance(source, bytes) or len(source) < len(Place._fields):
+        return None
+    is_there = source[3] == REGION and regions.get(source[0]) is not None
+    return Place(*source) if is_there else None
+
+
+def loan_of(source: Any) -> DeviceLoan | None:
+    """The loan that a payload, as decoded, is; None where it is none."""
+    if isinstance(source, bytes) or len(source) < len(DeviceLoan._fields) or source[3] != DEVICE_LOAN:
+        return None
+    return DeviceLoan(*source)
+
+
+def _kind(source: Any) -> str:
+    return source[3] if len(source) > 3 else ""
+
+
+def layout(tensors: Sequence[WireTensor]) -> tuple[list[int], list[Piece], int]:
+    """Where each tensor begins in a buffer, what is copied where, and how many bytes the buffer needs. Raises
+    ``ValueError`` where a tensor has more or fewer bytes than its shape says.
+    """
+    offsets: list[int] = []
+    pieces: list[Piece] = []
+    end = 0
+    for name, datatype, shape, payload in tensors:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        offsets.append(offset)
+        end = offset
+        for request, source in _sources(payload):
+            nbytes = len(source) if isinstance(source, bytes) else source[2]
+            pieces.append(Piece(end, nbytes, source, datatype, request))
+            end += nbytes
+        if end - offset != element_count(shape) * numpy_dtype(datatype).itemsize:
+            raise ValueError(f"input {name!r} of shape {tuple(shape)} has {end - offset} bytes")
+    return offsets, pieces, end
+
+
+def _sources(payload: Any) -> Iterable[tuple[int | None, Any]]:
+    """The payload, or its parts with the positions of their requests."""
+    if not isinstance(payload, bytes) and len(payload) == 2 and payload[1] == PARTS:
+        return enumerate(payload[0])
+    return [(None, payload)]
+
+
+def runs(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    """Pieces by the copies that bring them: those that the host copies first, together where they follow each
+    other (what is left out between two tensors is copied too); each of the others by itself.
+    """
+    found: list[list[Piece]] = []
+    for piece in pieces:
+        if found and piece.is_staged and found[-1][0].is_staged:
+            found[-1].append(piece)
+        else:
+            found.append([piece])
+    return found

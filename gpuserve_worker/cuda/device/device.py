@@ -1,0 +1,109 @@
+"""A worker's device: CUDA itself, the two streams that copies run on, and the memory that they need. Opened
+once in the life of a worker, before any code of the user is there. What is copied is not decided here.
+
+::
+
+    h2d stream       inputs k+1 -> device
+    default stream           the callable, batch k (and whatever it starts)
+    d2h stream                       outputs k-1 -> arena
+
+No stream waits for another one but by an event, and the host waits only for the end of the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from gpuserve_worker.cuda.device.arrays import CudaArrays
+from gpuserve_worker.cuda.device.buffers import Buffers
+from gpuserve_worker.cuda.device.exports import ExportPool
+from gpuserve_worker.cuda.device.loans import OpenedExports, Returns
+from gpuserve_worker.cuda.device.page_locks import HostBlocks, LockedSegments
+from gpuserve_worker.cuda.device.runtime import CudaError, Events, Runtime, load_runtime
+
+#: Of the device's memory, so much is kept for inputs between batches: a part of it, and at least some. As
+#: much may be taken for outputs that other workers read, once somebody asks for them.
+_RETAINED_PART: Final = 16
+_RETAINED_NBYTES: Final = 256 << 20
+
+
+def _to_nobody(text: str) -> None: ...
+
+
+class CudaDevice:
+    """Made by ``open_device``. Any thread may use it.
+
+    ``runtime`` is CUDA; ``h2d`` and ``d2h`` are streams; ``events`` are to be taken and given back;
+    ``arrays`` makes and reads arrays; ``page_locks`` are the locked segments; ``buffers`` are memory of the
+    device, ``host_blocks`` locked memory of the host. ``exports`` is what other workers may read, ``opened``
+    and ``returns`` what is lent of theirs.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        number: int,
+        h2d: int,
+        d2h: int,
+        retained_nbytes: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.runtime = runtime
+        self.number = number
+        self.h2d = h2d
+        self.d2h = d2h
+        self.events = Events(runtime)
+        self.arrays = CudaArrays(runtime, self.events, number)
+        self.page_locks = LockedSegments(runtime, self.settle, warn)
+        self.buffers = Buffers(runtime, retained_nbytes)
+        self.host_blocks = HostBlocks(runtime, self.events, self.page_locks)
+        self.exports = ExportPool(runtime, retained_nbytes)
+        self.opened = OpenedExports(runtime, number)
+        self.returns = Returns(runtime, number, self.events, self.opened)
+
+    def enter(self) -> None:
+        """Make it the current device of the calling thread; every thread that uses it begins with this.
+        Raises ``CudaError`` where the device cannot be used.
+        """
+        self.runtime.use_device(self.number)
+
+    def enter_beside(self) -> None:
+        """As ``enter``, in a thread beside the one that runs the callable, which may capture a graph there.
+        Raises ``CudaError`` where the device cannot be used.
+        """
+        self.enter()
+        self.runtime.tolerate_captures()
+
+    def settle(self) -> None:
+        """Wait for all copies under way. Raises ``CudaError`` where one went wrong."""
+        self.runtime.synchronize_stream(self.h2d)
+        self.runtime.synchronize_stream(self.d2h)
+
+    def close(self) -> None:
+        """Give up all of it, as far as no array of the user's is over it."""
+        with suppress(CudaError):  # it cannot be used any more, and ends with the process
+            self.settle()
+            self.host_blocks.close()
+            self.returns.close()
+            self.exports.close()
+            self.buffers.close()
+            self.events.close()
+            self.runtime.destroy_stream(self.h2d)
+            self.runtime.destroy_stream(self.d2h)
+
+
+def open_device(number: int = 0, warn: Callable[[str], None] = _to_nobody) -> CudaDevice:
+    """Open a device of this process, the only one as a rule. ``warn`` is told what is to be logged.
+
+    Raises:
+        CudaUnavailable: there is no cupy, or no driver.
+        CudaError: CUDA refused.
+    """
+    runtime = load_runtime()
+    runtime.use_device(number)
+    h2d, d2h = runtime.create_stream(), runtime.create_stream()
+    _, total_nbytes = runtime.memory_nbytes()
+    retained_nbytes = max(_RETAINED_NBYTES, total_nbytes // _RETAINED_PART)
+    return CudaDevice(runtime, number, h2d, d2h, retained_nbytes, warn)

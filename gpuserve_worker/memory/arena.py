@@ -1,0 +1,367 @@
+"""Tensor memory shared between processes: sealed memfds without a name.
+
+``Arena`` owns memory: it creates segments, hands out blocks and takes them back. ``Mapping``
+borrows: it maps segments that another process owns and cannot free anything. The front owns one
+arena a model (inputs), each worker owns one (outputs); each maps the other's.
+
+A segment is a memfd with ``F_SEAL_SHRINK``, so no peer can take pages away under a mapping
+(SIGBUS). Its pages are reserved with ``posix_fallocate``, after a look at what the machine and our
+control group have left, so a full machine is an error here and never a SIGBUS or an OOM kill later.
+An arena grows by segments. Empty ones are kept up to ``RETAINED_NBYTES``, because making one
+(reserve, clear, map, send) costs as much as copying into it; beyond that they are given up, so memory
+goes back after a burst.
+"""
+
+from __future__ import annotations
+
+import bisect
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+#: Blocks start on this boundary: enough for any vector load, and rows of a batch stay aligned.
+ALIGNMENT: Final = 64
+#: What a segment measures at least; a larger block gets a segment of its own size.
+SEGMENT_NBYTES: Final = 16 << 20
+#: How much empty memory an arena keeps for the next burst.
+RETAINED_NBYTES: Final = 256 << 20
+_MEMINFO: Final = "proc/meminfo"
+#: (limit, usage) of the group this process is in, as a container sees it: cgroup v2, then v1.
+_CGROUPS: Final = (
+    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
+    ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+_F_ADD_SEALS: Final = 1033
+_F_GET_SEALS: Final = 1034
+_F_SEAL_SEAL: Final = 1
+_F_SEAL_SHRINK: Final = 2
+_F_SEAL_GROW: Final = 4
+_SEALS: Final = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW
+
+
+class OutOfMemory(Exception):
+    """The arena's limit, or the machine's memory, does not allow this block."""
+
+
+class PageLocks(Protocol):
+    """Who is told of every mapping while it is there, to lock its pages for a device."""
+
+    def lock(self, memory: memoryview) -> None: ...
+
+    def unlock(self, memory: memoryview) -> None: ...
+
+
+class Allocator:
+    """Offsets of free space in one segment: first fit, neighbours merge. Pure bookkeeping.
+
+    Free runs are kept sorted by offset; a segment holds few blocks, since small tensors never come
+    here, so a linear search is short.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._offsets = [0]
+        self._lengths = [nbytes]
+
+    def allocate(self, nbytes: int) -> int | None:
+        """The offset of a free run of ``nbytes`` (already aligned), or None."""
+        for position, length in enumerate(self._lengths):
+            if length >= nbytes:
+                offset = self._offsets[position]
+                if length == nbytes:
+                    del self._offsets[position], self._lengths[position]
+                else:
+                    self._offsets[position] += nbytes
+                    self._lengths[position] -= nbytes
+                return offset
+        return None
+
+    def free(self, offset: int, nbytes: int) -> None:
+        """Take a run back and merge it with its neighbours."""
+        position = bisect.bisect(self._offsets, offset)
+        self._offsets.insert(position, offset)
+        self._lengths.insert(position, nbytes)
+        for left in (position, position - 1):
+            right = left + 1
+            if left < 0 or right >= len(self._offsets):
+                continue
+            if self._offsets[left] + self._lengths[left] == self._offsets[right]:
+                self._lengths[left] += self._lengths[right]
+                del self._offsets[right], self._lengths[right]
+
+    @property
+    def empty(self) -> bool:
+        return self._lengths == [self._nbytes]
+
+
+class _OwnedSegment:
+    """One memfd, its mapping and its free space, on the owner's side."""
+
+    __slots__ = ("allocator", "fd", "map", "nbytes", "view")
+
+    def __init__(self, nbytes: int) -> None:
+        self.fd = _create_memfd(nbytes)
+        self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self.view = memoryview(self.map)
+        self.nbytes = nbytes
+        self.allocator = Allocator(nbytes)
+
+
+def _create_memfd(nbytes: int) -> int:
+    available = available_nbytes()
+    if available is not None and nbytes > available:
+        raise OutOfMemory(f"no shared memory for {nbytes} bytes: {available} bytes are available")
+    fd = os.memfd_create("gpuserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+        fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(fd)
+        raise OutOfMemory(f"no shared memory for {nbytes} bytes: {error.strerror}") from error
+    return fd
+
+
+class Block:
+    """``nbytes`` in an arena of this process, from ``offset`` of a segment on (a multiple of ``ALIGNMENT``),
+    and a writable view of exactly them.
+    """
+
+    __slots__ = ("arena", "nbytes", "offset", "segment", "view")
+
+    def __init__(
+        self, segment: int, offset: int, nbytes: int, view: memoryview, arena: Arena | None = None
+    ) -> None:
+        self.arena = arena
+        self.segment = segment
+        self.offset = offset
+        self.nbytes = nbytes
+        self.view = view
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def free(self) -> None:
+        """Give the block back to its arena."""
+        if self.arena is not None:
+            self.arena.free(self)
+
+
+class ArenaStatistics(NamedTuple):
+    """A moment of an arena. ``allocated - freed == blocks``; ``blocks`` is 0 when nothing is in flight."""
+
+    segments: int
+    nbytes: int
+    blocks: int
+    block_nbytes: int
+    allocated: int
+    freed: int
+
+
+class Arena:
+    """Shared memory that this process owns. Not thread-safe.
+
+    ``on_segment(segment, fd, nbytes)`` is told of each new segment, so that the borrowers can be
+    sent it, and ``on_drop(segment)`` of each one given up.
+    """
+
+    def __init__(
+        self,
+        limit_nbytes: int,
+        on_segment: Callable[[int, int, int], None],
+        on_drop: Callable[[int], None],
+        locks: PageLocks | None = None,
+    ) -> None:
+        self._limit_nbytes = limit_nbytes
+        self._on_segment = on_segment
+        self._on_drop = on_drop
+        self._locks = locks
+        self._segments: dict[int, _OwnedSegment] = {}
+        self._next_segment = 0
+        self._nbytes = 0
+        self._empty_nbytes = 0
+        self._block_nbytes = 0
+        self._allocated = 0
+        self._freed = 0
+
+    def allocate(self, nbytes: int) -> Block:
+        """A block of ``nbytes``, not cleared. Raises ``OutOfMemory`` where the arena's limit or the machine
+        does not allow it.
+        """
+        size = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        number, offset = self._place(size)
+        segment = self._segments[number]
+        self._allocated += 1
+        self._block_nbytes += size
+        return Block(number, offset, nbytes, segment.view[offset : offset + nbytes], self)
+
+    def free(self, block: Block) -> None:
+        """Take a block back. Its view must not be used any more. It may come back after ``close()``."""
+        size = max(ALIGNMENT, -(-block.nbytes // ALIGNMENT) * ALIGNMENT)
+        block.view.release()
+        segment = self._segments.get(block.segment)
+        if segment is None:  # given up already, and its memory gone with this view
+            return
+        segment.allocator.free(block.offset, size)
+        self._freed += 1
+        self._block_nbytes -= size
+        if segment.allocator.empty:
+            self._empty_nbytes += segment.nbytes
+            self._trim()
+
+    def segments(self) -> list[tuple[int, int, int]]:
+        """(segment, fd, nbytes) of every segment, for a borrower that comes later."""
+        return [(number, one.fd, one.nbytes) for number, one in self._segments.items()]
+
+    def statistics(self) -> ArenaStatistics:
+        return ArenaStatistics(
+            len(self._segments),
+            self._nbytes,
+            self._allocated - self._freed,
+            self._block_nbytes,
+            self._allocated,
+            self._freed,
+        )
+
+    def close(self) -> None:
+        """Give every segment up, also those with blocks."""
+        for number in list(self._segments):
+            self._drop(number)
+
+    def _place(self, size: int) -> tuple[int, int]:
+        for number, segment in self._segments.items():
+            was_empty = segment.allocator.empty
+            offset = segment.allocator.allocate(size)
+            if offset is not None:
+                if was_empty:
+                    self._empty_nbytes -= segment.nbytes
+                return number, offset
+        number = self._add(max(SEGMENT_NBYTES, _page_align(size)))
+        offset = self._segments[number].allocator.allocate(size)
+        assert offset is not None, "a new segment has room for the block it was made for"
+        return number, offset
+
+    def _trim(self) -> None:
+        """Give empty segments up, newest first, until little enough is kept."""
+        for number in reversed(list(self._segments)):
+            if self._empty_nbytes <= RETAINED_NBYTES:
+                return
+            if self._segments[number].allocator.empty:
+                self._empty_nbytes -= self._segments[number].nbytes
+                self._drop(number)
+
+    def _add(self, nbytes: int) -> int:
+        if self._nbytes + nbytes > self._limit_nbytes:
+            self._trim_all()
+        if self._nbytes + nbytes > self._limit_nbytes:
+            raise OutOfMemory(
+                f"the arena would grow to {self._nbytes + nbytes} bytes, "
+                f"over its limit of {self._limit_nbytes}"
+            )
+        segment = _OwnedSegment(nbytes)
+        number = self._next_segment
+        self._next_segment += 1
+        self._segments[number] = segment
+        self._nbytes += nbytes
+        if self._locks is not None:
+            self._locks.lock(segment.view)
+        self._on_segment(number, segment.fd, nbytes)
+        return number
+
+    def _trim_all(self) -> None:
+        for number in [n for n, one in self._segments.items() if one.allocator.empty]:
+            self._empty_nbytes -= self._segments[number].nbytes
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        segment = self._segments.pop(number)
+        self._nbytes -= segment.nbytes
+        self._on_drop(number)
+        if self._locks is not None:
+            self._locks.unlock(segment.view)
+        _unmap(segment.map, segment.view)
+        os.close(segment.fd)
+
+
+class Mapping:
+    """Shared memory that another process owns, mapped here. It can be read and written, never freed."""
+
+    def __init__(self, locks: PageLocks | None = None) -> None:
+        self._maps: dict[int, tuple[mmap.mmap, memoryview]] = {}
+        self._locks = locks
+
+    def attach(self, segment: int, fd: int, nbytes: int) -> None:
+        """Map a segment; ``fd`` stays the caller's to close. Raises ``ValueError`` where the memfd is not
+        sealed against shrinking, or shorter than ``nbytes``.
+        """
+        if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK or os.fstat(fd).st_size < nbytes:
+            raise ValueError(f"segment {segment} is not a sealed memory of {nbytes} bytes")
+        mapped = mmap.mmap(fd, nbytes)
+        view = memoryview(mapped)
+        if self._locks is not None:
+            self._locks.lock(view)
+        self._maps[segment] = (mapped, view)
+
+    def view(self, segment: int, offset: int, nbytes: int) -> memoryview:
+        """A new view of exactly those bytes. Raises ``ValueError`` where not inside a mapped segment."""
+        _, whole = self._maps.get(segment, (None, None))
+        if whole is None or offset < 0 or nbytes < 0 or offset + nbytes > len(whole):
+            raise ValueError(f"no {nbytes} bytes at {offset} of segment {segment}")
+        return whole[offset : offset + nbytes]
+
+    def detach(self, segment: int) -> None:
+        """Unmap a segment as soon as nothing views it."""
+        mapped, whole = self._maps.pop(segment)
+        if self._locks is not None:
+            self._locks.unlock(whole)
+        _unmap(mapped, whole)
+
+    def close(self) -> None:
+        """Unmap everything as soon as nothing views it."""
+        for segment in list(self._maps):
+            self.detach(segment)
+
+
+def _page_align(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _unmap(mapped: mmap.mmap, view: memoryview) -> None:
+    """Unmap now, or leave it to the last array over it: the mapping dies with its last reference."""
+    with suppress(BufferError):
+        view.release()
+        mapped.close()
+
+
+def available_nbytes(root: Path = Path("/")) -> int | None:
+    """Bytes that this machine and our control group have left to be reserved; None where nothing tells.
+
+    A memfd has no limit of its own: reserving more than there is does not fail, it wakes the OOM killer,
+    which may choose anybody. Read when a segment is made, never for a request.
+    """
+    told = [_of_machine(root), *(_of_group(root, limit, usage) for limit, usage in _CGROUPS)]
+    known = [nbytes for nbytes in told if nbytes is not None]
+    return min(known) if known else None
+
+
+def _of_machine(root: Path) -> int | None:
+    try:
+        lines = (root / _MEMINFO).read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _of_group(root: Path, limit: str, usage: str) -> int | None:
+    try:
+        most, used = (root / limit).read_text().strip(), (root / usage).read_text().strip()
+    except OSError:
+        return None
+    # "max" is no limit in v2; v1 has a number near 2**63 for that, which does no harm.
+    return max(0, int(most) - int(used)) if most.isdigit() and used.isdigit() else None

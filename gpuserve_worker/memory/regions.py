@@ -1,0 +1,232 @@
+"""The regions of shared memory that clients registered, as a worker sees them: mapped when first used, read
+and written in place. A region's file is the client's, who may write to it or shrink it at any time: that
+may spoil what it asked for, and nothing else.
+
+A borrower: who registers, and who may, is the front's business. Regions of device memory are opened by the
+worker's device path, which is a ``DeviceRegionOpener``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import numpy as np
+
+from gpuserve_worker.memory.copying import copy_bytes
+from gpuserve_worker.memory.shrink_guard import GUARD, MappingWatch
+from gpuserve_worker.protocol.payloads import Place
+
+_NO_DEVICE: Final = (
+    "the server has no cupy that can use this device, which it needs to open device memory: expected "
+    "gpuserve[cuda12] or gpuserve[cuda13] installed"
+)
+#: Where a file can be mapped from.
+_GRANULARITY: Final = mmap.ALLOCATIONGRANULARITY
+
+
+class RegionError(Exception):
+    """A client's region is not what it was registered as. The text is one sentence for the client.
+
+    ``code`` is the name of the ``errors.Code`` that the client is told.
+    """
+
+    code = "INVALID_ARGUMENT"
+
+
+class RegionMemory(Protocol):
+    """What can be done with a region of either kind; each raises ``RegionError`` where it cannot be."""
+
+    def read(self, place: Place, target: memoryview) -> None:
+        """Copy the bytes of a place to host memory of as many."""
+
+    def begin_read(self, place: Place, target: memoryview) -> bool:
+        """As ``read``. True: the bytes are there only after ``end_reads``, which many reads may share."""
+
+    def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
+        """Have the bytes of a place put there by ``put``."""
+
+    def check(self, place: Place) -> None:
+        """Do nothing where the place is still there, and was while it was in use."""
+
+    def close(self) -> None: ...
+
+
+class DeviceRegionOpener(Protocol):
+    """Opens clients' regions of device memory."""
+
+    def open_region(self, nbytes: int, raw_handle: bytes) -> RegionMemory:
+        """The region of ``nbytes`` behind a handle of another process.
+
+        Raises:
+            RegionError: there is no such memory on the worker's device.
+            DeviceFailure: the device cannot be used any more.
+        """
+
+    def end_reads(self) -> None:
+        """Wait for all reads that were begun; raises ``RegionError`` where one could not be made."""
+
+
+def check_inside(place: Place, nbytes: int) -> None:
+    """Do nothing where a place lies in a region of ``nbytes``. Raises ``ValueError`` where it does not."""
+    if place.offset < 0 or place.nbytes < 0 or place.offset + place.nbytes > nbytes:
+        raise ValueError(f"no {place.nbytes} bytes at {place.offset} of region {place.region}")
+
+
+class SystemRegion:
+    """One region: a part of a file in shared memory. ``close()`` leaves it to the last array over it."""
+
+    def __init__(self, fd: int, offset: int, nbytes: int) -> None:
+        self._fd = os.dup(fd)
+        self._start = offset
+        self._nbytes = nbytes
+        self._view: memoryview | None = None
+        self._watch: MappingWatch | None = None
+
+    def view(self, place: Place) -> memoryview:
+        check_inside(place, self._nbytes)
+        self.check(place)
+        try:
+            view = self._mapped()
+        except (ValueError, OSError):  # it has been shrunk since the check
+            raise self._shrunk(place) from None
+        return view[place.offset : place.offset + place.nbytes]
+
+    def read(self, place: Place, target: memoryview) -> None:
+        copy_bytes(target, self.view(place))
+        self.check(place)
+
+    def begin_read(self, place: Place, target: memoryview) -> bool:
+        self.read(place, target)
+        return False
+
+    def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
+        put(self.view(place))
+        self.check(place)
+
+    def check(self, place: Place) -> None:
+        whole = self._watch is None or not self._watch.broken
+        # Where its end is, at a quarter of the cost of ``fstat``. The file position is nobody's here.
+        if whole and os.lseek(self._fd, 0, os.SEEK_END) >= self._start + place.offset + place.nbytes:
+            return
+        raise self._shrunk(place)
+
+    def _shrunk(self, place: Place) -> RegionError:
+        return RegionError(
+            "a region of shared memory that the request names has shrunk since it was registered, or there "
+            f"is no memory behind it: expected {place.nbytes} bytes at offset {place.offset} of it"
+        )
+
+    def close(self) -> None:
+        """Let go of the file, and of its mapping unless an array is over it."""
+        os.close(self._fd)
+        self._view = None
+
+    def _mapped(self) -> memoryview:
+        if self._view is None:
+            # A file is mapped from a page on; what of the page is before the region is not looked at.
+            before = self._start % _GRANULARITY
+            mapped = mmap.mmap(self._fd, before + self._nbytes, offset=self._start - before)
+            whole = np.frombuffer(mapped, np.uint8)
+            self._watch = GUARD.watch(whole)
+            self._view = whole.data[before:]
+        GUARD.stand_by()
+        return self._view
+
+
+class _NoRegion:
+    """A region that could not be opened. ``problem`` is what every use of it is told."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def read(self, place: Place, target: memoryview) -> None:
+        raise RegionError(self._problem)
+
+    def begin_read(self, place: Place, target: memoryview) -> bool:
+        raise RegionError(self._problem)
+
+    def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
+        raise RegionError(self._problem)
+
+    def check(self, place: Place) -> None:
+        raise RegionError(self._problem)
+
+    def close(self) -> None:
+        pass
+
+
+class ClientRegions:
+    """Every region that the front has told this worker of, by number."""
+
+    def __init__(self) -> None:
+        self._regions: dict[int, RegionMemory] = {}
+        self._opener: DeviceRegionOpener | None = None
+
+    def attach(self, number: int, fd: int, offset: int, nbytes: int) -> None:
+        """Know a region of system memory that a client registered; ``fd`` stays the caller's."""
+        self._regions[number] = SystemRegion(fd, offset, nbytes)
+
+    def attach_on_device(
+        self, number: int, nbytes: int, raw_handle: bytes, opener: DeviceRegionOpener | None
+    ) -> str:
+        """Know a region of memory of the worker's device: why it cannot be used, or nothing. Raises
+        ``DeviceFailure`` where the device cannot be used any more.
+        """
+        try:
+            if opener is None:
+                raise RegionError(_NO_DEVICE)
+            self._opener = opener
+            self._regions[number] = opener.open_region(nbytes, raw_handle)
+        except RegionError as error:
+            self._regions[number] = _NoRegion(f"a region of CUDA memory is not there: {error}")
+            return str(error)
+        return ""
+
+    def get(self, number: int) -> RegionMemory | None:
+        return self._regions.get(number)
+
+    def detach(self, number: int) -> None:
+        """Close a region that no batch will name any more."""
+        self._regions.pop(number).close()
+
+    def view(self, place: Place) -> memoryview:
+        """The bytes of a place in system memory, writable.
+
+        Raises:
+            RegionError, ValueError: as ``SystemRegion.view``.
+            KeyError: there is no such region.
+        """
+        region = self._regions[place.region]
+        if not isinstance(region, SystemRegion):
+            raise ValueError(f"region {place.region} is not of system memory")
+        return region.view(place)
+
+    def read(self, place: Place, target: memoryview) -> None:
+        self._regions[place.region].read(place, target)
+
+    def begin_read(self, place: Place, target: memoryview) -> bool:
+        return self._regions[place.region].begin_read(place, target)
+
+    def end_reads(self) -> None:
+        """Wait for what was begun; raises as ``read``."""
+        if self._opener is not None:
+            self._opener.end_reads()
+
+    def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
+        self._regions[place.region].write(place, put)
+
+    def check(self, place: Place) -> None:
+        """To be called after a view was used; raises as ``SystemRegion.check``.
+
+        A region that has gone with its front is of no interest to anybody.
+        """
+        region = self._regions.get(place.region)
+        if region is not None:
+            region.check(place)
+
+    def close(self) -> None:
+        for number in list(self._regions):
+            self.detach(number)

@@ -1,0 +1,128 @@
+"""One message as one SOCK_SEQPACKET datagram, with descriptors beside it. Stateless.
+
+A datagram cannot be larger than the socket's send buffer. A message that would be travels in a
+sealed memfd instead, and the datagram only says so: the byte ``SPILLED``, which msgpack never uses,
+and the memfd as the first descriptor. What a message means is not known here.
+
+Who owns a descriptor: a sender keeps its own; what ``receive`` returns is the caller's; on an error
+whatever had arrived is closed here.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import mmap
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+#: Larger messages spill. Half of what a socket takes by default (net.core.wmem_default, 208 KiB).
+MAX_DATAGRAM_NBYTES: Final = 96 * 1024
+#: As many descriptors as one message may carry, plus the spilled message itself.
+MAX_FDS: Final = 8
+SPILLED: Final = 0xC1
+_FD_NBYTES: Final = array.array("i").itemsize
+_ANCILLARY_NBYTES: Final = socket.CMSG_SPACE(MAX_FDS * _FD_NBYTES)
+#: As a plain number: with the members of the enum, every message costs nearly a microsecond more.
+_CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def send(sock: socket.socket, data: bytes, fds: Sequence[int] = (), flags: int = 0) -> None:
+    """Send one message. The descriptors stay the caller's. ``flags`` are those of ``sendmsg``. Raises
+    ``OSError`` where the peer is gone, or (on a non-blocking socket) ``BlockingIOError``.
+    """
+    if len(data) <= MAX_DATAGRAM_NBYTES:
+        if fds:
+            _send_with(sock, data, fds, flags)
+        else:
+            sock.send(data, flags)
+        return
+    spill = _spill(data)
+    try:
+        _send_with(sock, bytes([SPILLED]), [spill, *fds], flags)
+    finally:
+        os.close(spill)
+
+
+def receive_buffer() -> memoryview:
+    """What ``receive`` reads into, one for each end: ``MAX_DATAGRAM_NBYTES`` bytes.
+
+    Mapped, not a ``bytearray``, which is cleared: only pages that a message has reached take memory, which
+    is one page for most ends. A server of many models has two ends for each instance.
+    """
+    return memoryview(mmap.mmap(-1, MAX_DATAGRAM_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def receive(sock: socket.socket, buffer: memoryview) -> tuple[memoryview | bytes, list[int]]:
+    """Receive one message into a ``receive_buffer()`` and say what came.
+
+    An empty result is the end: the peer closed. The descriptors are the caller's to close. Raises ``OSError``
+    as ``recvmsg``; also for a datagram that is too large or lacks its memfd.
+    """
+    nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_NBYTES, _CLOEXEC)
+    fds = _descriptors(ancillary) if ancillary else []
+    try:
+        if flags & _CUT_OFF:
+            raise OSError(errno.EMSGSIZE, f"over {len(buffer)} bytes or {MAX_FDS} descriptors")
+        if nbytes == 1 and buffer[0] == SPILLED:
+            if not fds:
+                raise OSError(errno.EPROTO, "a spilled message came without its memory")
+            return read_spill(fds.pop(0)), fds
+    except BaseException:
+        close_all(fds)
+        raise
+    return buffer[:nbytes], fds
+
+
+def read_spill(fd: int) -> bytes:
+    """The whole of a spilled message; closes the descriptor.
+
+    It is read and not mapped, so that no peer can take the pages away meanwhile.
+    """
+    try:
+        with open(fd, "rb", closefd=False) as spilled:
+            spilled.seek(0)
+            return spilled.read()
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write everything: one ``write`` takes at most 2 GiB."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+def _send_with(sock: socket.socket, data: bytes, fds: Sequence[int], flags: int) -> None:
+    rights = array.array("i", fds)
+    sock.sendmsg((data,), ((socket.SOL_SOCKET, socket.SCM_RIGHTS, rights),), flags)
+
+
+def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % _FD_NBYTES])
+    return list(fds)
+
+
+def _spill(data: bytes) -> int:
+    fd = os.memfd_create("gpuserve-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        write_all(fd, data)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

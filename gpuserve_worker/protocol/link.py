@@ -1,0 +1,87 @@
+"""The worker's blocking end of a socket: whole messages in, whole messages out.
+
+How a message becomes a datagram is in ``datagram.py``, which the asynchronous ends use as well. What
+the messages mean is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from gpuserve_worker.protocol import datagram
+from gpuserve_worker.protocol.wire import Lend, Message, Region, Segment, WireError, decode, encode
+
+#: A descriptor rides beside these, and beside no other.
+_WITH_MEMORY: Final = frozenset({Segment, Region, Lend})
+
+
+class Link:
+    """A blocking end. One thread receives; any thread may send, since a datagram is sent whole."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = datagram.receive_buffer()
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Link:
+        """The end behind an inherited descriptor, which from now on no program started here inherits."""
+        os.set_inheritable(fd, False)
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def has_message(self) -> bool:
+        """Whether ``receive`` returns at once, with a message or at the end."""
+        return bool(self._readable.poll(0))
+
+    def receive(self) -> tuple[Message, list[int]] | None:
+        """The next message and its descriptors, which are the caller's; None when the peer is gone.
+
+        Raises:
+            WireError: no message of this protocol, or not the descriptors that belong to it.
+            OSError: as ``datagram.receive``.
+        """
+        try:
+            data, fds = datagram.receive(self._socket, self._buffer)
+        except ConnectionResetError:
+            return None
+        try:
+            if not data:
+                datagram.close_all(fds)
+                return None
+            message = decode(data)
+            expected = 1 if type(message) in _WITH_MEMORY else 0
+            if len(fds) != expected:
+                raise WireError(f"{type(message).__name__} came with {len(fds)} descriptors, not {expected}")
+        except BaseException:
+            datagram.close_all(fds)
+            raise
+        return message, fds
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send a message; waits while the peer's buffer is full. The descriptors stay the caller's. Raises
+        ``OSError`` where the peer is gone.
+        """
+        datagram.send(self._socket, encode(message), fds)
+
+    def try_send(self, message: Message) -> bool:
+        """Send a message if that needs no waiting and the peer is there. Says whether it was sent."""
+        try:
+            datagram.send(self._socket, encode(message), (), socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
+    def stop_receiving(self) -> None:
+        """Let ``receive``, in whichever thread it waits, see the end. Sending goes on."""
+        self._socket.shutdown(socket.SHUT_RD)
+
+    def close(self) -> None:
+        self._socket.close()

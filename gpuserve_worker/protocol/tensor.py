@@ -1,0 +1,315 @@
+"""What a tensor is on the wire: the v2 datatypes, their numpy types, and the BYTES layout.
+
+Pure functions and tables; no shared memory and no sockets here. The table is the only place in the
+project that pairs a v2 datatype with a numpy type.
+
+A tensor on the wire is row-major, little-endian, unpadded. BYTES is, for each element in row-major
+order, a little-endian ``uint32`` length and that many bytes (Open Inference Protocol v2, binary
+tensor data extension).
+
+numpy is imported when an array is made, not before: the supervisor, which declares tensors and holds
+none, does without its 17 MB.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import struct
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+BYTES: Final = "BYTES"
+BF16: Final = "BF16"
+
+#: v2 datatype -> bytes an element takes. BYTES has no fixed size and is 0.
+ITEMSIZE: Final[dict[str, int]] = {
+    "BOOL": 1,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+    "BYTES": 0,
+}
+
+#: numpy name -> v2 datatype, for every numpy type that has one and needs no further look.
+_DATATYPE_OF_NUMPY: Final[dict[str, str]] = {
+    "bool": "BOOL",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "object": "BYTES",
+}
+_NUMPY_OF_DATATYPE: Final[dict[str, str]] = {datatype: name for name, datatype in _DATATYPE_OF_NUMPY.items()}
+#: Words people write for a byte-string tensor.
+_BYTES_WORDS: Final = frozenset({"bytes", "object", "string", "bytes_", "type_string"})
+#: numpy's kinds that have no v2 datatype -> what to use.
+_INSTEAD: Final[dict[str, str]] = {
+    "U": 'use bytes ("BYTES"), whose elements the callable decodes, or object',
+    "c": "use two float tensors, for the real and the imaginary part",
+    "M": 'use int64 ("INT64"), counted from an epoch of your own',
+    "m": 'use int64 ("INT64"), counted in a unit of your own',
+    "V": "use one tensor for each field",
+}
+#: What goes before each element of BYTES.
+_PREFIX_NBYTES: Final = 4
+_pack_length = struct.Struct("<I").pack
+_unpack_length = struct.Struct("<I").unpack_from
+#: Up to so many lengths are compared without numpy.
+_FEW_ELEMENTS: Final = 256
+#: Elements up to this size are cut out by numpy; for larger ones the copying is what takes the time.
+_LONGEST_CUT_NBYTES: Final = 1 << 16
+
+
+class TensorSpec(NamedTuple):
+    """One declared input or output.
+
+    ``shape`` is without the batch dimension where the model batches; -1 stands for any size. An input whose
+    ``memory`` is "gpu" is given to the callable on the GPU of its instance, where that has one.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    memory: str = "cpu"
+
+
+@functools.lru_cache(maxsize=32)
+def numpy_dtype(datatype: str) -> np.dtype[Any]:
+    """The numpy type of a v2 datatype; ``object`` for BYTES.
+
+    Raises:
+        ImportError: BF16 without ``ml_dtypes`` installed.
+        KeyError: the datatype is not one of ``ITEMSIZE``.
+    """
+    import numpy as np
+
+    if datatype == BF16:
+        from ml_dtypes import bfloat16  # only models that use BF16 pay for the import
+
+        brain: np.dtype[Any] = np.dtype(bfloat16)
+        return brain
+    return np.dtype(_NUMPY_OF_DATATYPE[datatype])
+
+
+def datatype_of(dtype: Any) -> str:
+    """The v2 datatype a user means by a numpy dtype, a scalar type, or a word.
+
+    Accepts ``np.dtype("float32")``, ``np.float32``, ``bool``/``bytes``/``object``, "float32", "FP32",
+    "TYPE_FP32", "bf16", "bytes". Raises ``ValueError`` where nothing in v2 corresponds; the text says what
+    came, and what to use.
+    """
+    if isinstance(dtype, str):
+        word = dtype.removeprefix("TYPE_")
+        if word.upper() in ITEMSIZE:
+            return word.upper()
+        if dtype.lower() in _BYTES_WORDS:
+            return BYTES
+        if dtype in _DATATYPE_OF_NUMPY:
+            return _DATATYPE_OF_NUMPY[dtype]
+    import numpy as np
+
+    try:
+        resolved = np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"{dtype!r} is no tensor datatype") from None
+    # numpy takes None for float64, and any class for object.
+    if dtype is None or (
+        resolved.kind == "O" and isinstance(dtype, type) and not issubclass(np.object_, dtype)
+    ):
+        raise ValueError(f"{getattr(dtype, '__name__', dtype)} is no tensor datatype")
+    if resolved.kind == "S":
+        return BYTES
+    datatype = _DATATYPE_OF_NUMPY.get(resolved.name)
+    if datatype is None or resolved.byteorder == ">":
+        instead = _INSTEAD.get(resolved.kind, f"use one of {', '.join(ITEMSIZE)}, little-endian")
+        shown = dtype.__name__ if isinstance(dtype, type) else resolved
+        raise ValueError(f"{shown} has no v2 datatype: {instead}")
+    return datatype
+
+
+def element_count(shape: Sequence[int]) -> int:
+    """How many elements a shape holds, in Python ints so that nothing overflows; 1 for rank 0."""
+    count = 1
+    for dim in shape:
+        count *= dim
+    return count
+
+
+def encode_bytes(elements: Iterable[Any]) -> bytes:
+    """Elements in row-major order as the v2 BYTES layout. ``str`` is encoded as UTF-8. Raises ``TypeError``
+    where an element is neither bytes-like nor str.
+    """
+    strings = elements if type(elements) is list else list(elements)
+    if set(map(type, strings)) != {bytes}:
+        strings = [_as_bytes(one) for one in strings]
+    lengths = list(map(len, strings))
+    prefixes = {length: _pack_length(length) for length in set(lengths)}
+    if len(prefixes) == 1:
+        (prefix,) = prefixes.values()
+        return prefix + prefix.join(strings)
+    parts = [b""] * (2 * len(strings))
+    parts[::2] = map(prefixes.__getitem__, lengths)
+    parts[1::2] = strings
+    return b"".join(parts)
+
+
+def _as_bytes(element: Any) -> bytes:
+    if type(element) is bytes:
+        return element
+    if isinstance(element, str):
+        return element.encode()
+    if isinstance(element, (bytes, bytearray, memoryview)):
+        return bytes(element)
+    raise TypeError(f"a BYTES tensor holds bytes or str, but an element is {type(element).__name__}")
+
+
+def common_length(data: memoryview | bytes, count: int) -> int | None:
+    """The length of every element of a BYTES payload that holds exactly ``count`` of them, at least one, and
+    all of one length; None for any other.
+
+    Strings of a fixed width and single strings are common, and for them no step an element is needed.
+    """
+    nbytes = len(data)
+    if not count or nbytes < _PREFIX_NBYTES * count:
+        return None
+    length: int = _unpack_length(data, 0)[0]
+    step = _PREFIX_NBYTES + length
+    if step * count != nbytes:
+        return None
+    return length if count == 1 or _repeats(data, count, step) else None
+
+
+def _repeats(data: memoryview | bytes, count: int, step: int) -> bool:
+    """Whether each of ``count`` parts of ``step`` bytes begins with the same length."""
+    if type(data) is bytes and count <= _FEW_ELEMENTS:  # a third of what numpy takes
+        return (
+            data[::step] == data[:1] * count
+            and data[1::step] == data[1:2] * count
+            and data[2::step] == data[2:3] * count
+            and data[3::step] == data[3:4] * count
+        )
+    import numpy as np
+
+    lengths: NDArray[Any] = np.ndarray((count,), "<u4", data, 0, (step,))
+    return bool((lengths == step - _PREFIX_NBYTES).all())
+
+
+def holds_elements(data: memoryview | bytes, count: int) -> bool:
+    """Whether ``data`` is the BYTES layout of exactly ``count`` elements. Why it is not: ``check_bytes``."""
+    nbytes = len(data)
+    if nbytes < _PREFIX_NBYTES * count or not count:
+        return count == nbytes == 0
+    if common_length(data, count) is not None:
+        return True
+    position = 0
+    try:
+        for _ in range(count):
+            position += _PREFIX_NBYTES + _unpack_length(data, position)[0]
+    except struct.error:
+        return False
+    return position == nbytes
+
+
+def element_ends(data: memoryview | bytes, counts: Sequence[int]) -> list[int]:
+    """Where in a BYTES payload the first ``counts[0]`` elements end, the next ``counts[1]``, and so on.
+    Raises ``ValueError`` where the payload does not hold exactly as many elements as there are in all.
+    """
+    length = common_length(data, sum(counts))
+    if length is not None:
+        step = _PREFIX_NBYTES + length
+        return [step * before for before in itertools.accumulate(counts)]
+    ends, end = [], 0
+    try:
+        for count in counts:
+            for _ in range(count):
+                end += _PREFIX_NBYTES + _unpack_length(data, end)[0]
+            ends.append(end)
+    except struct.error:
+        end = -1
+    if end != len(data):
+        raise ValueError(f"{len(data)} bytes do not hold exactly {sum(counts)} elements")
+    return ends
+
+
+def decode_bytes(data: memoryview | bytes, count: int) -> list[bytes]:
+    """``count`` elements out of the v2 BYTES layout. Raises ``ValueError`` where the layout does not hold
+    exactly ``count`` elements; see ``check_bytes``.
+    """
+    whole = bytes(data)  # nobody changes it between two looks at it
+    elements = []
+    position = 0
+    try:
+        for _ in range(count):
+            start = position + _PREFIX_NBYTES
+            position = start + _unpack_length(whole, position)[0]
+            elements.append(whole[start:position])
+    except struct.error:
+        position = -1
+    if position != len(whole):
+        raise ValueError(check_bytes(whole, count))
+    return elements
+
+
+def check_bytes(data: memoryview | bytes, count: int) -> str | None:
+    """What is wrong with a BYTES payload that should hold ``count`` elements; None where nothing is."""
+    if holds_elements(data, count):
+        return None
+    position, end, seen = 0, len(data), 0
+    while position < end:
+        if seen == count:
+            return f"expecting {count} string elements, got more"
+        if end - position < _PREFIX_NBYTES:
+            return (
+                f"incomplete string length indicator at element {seen}, expecting 4 bytes "
+                f"but only {end - position} bytes available"
+            )
+        length = _unpack_length(data, position)[0]
+        position += _PREFIX_NBYTES
+        if end - position < length:
+            return (
+                f"incomplete string data at element {seen}, expecting {length} bytes "
+                f"but only {end - position} bytes available"
+            )
+        position += length
+        seen += 1
+    return f"expected {count} string elements, got {seen}"
+
+
+def bytes_array(data: memoryview | bytes, shape: Sequence[int]) -> NDArray[np.object_]:
+    """A BYTES payload as an object array of ``bytes`` of the given shape. Raises ``ValueError`` where the
+    payload does not hold exactly as many elements.
+    """
+    import numpy as np
+
+    count = element_count(shape)
+    length = common_length(data, count)
+    if length is not None and 0 < length <= _LONGEST_CUT_NBYTES:
+        # An object of an unstructured void is its bytes, and numpy makes all of them in one go.
+        strides = (_PREFIX_NBYTES + length,)
+        fixed: NDArray[Any] = np.ndarray((count,), f"V{length}", data, _PREFIX_NBYTES, strides)
+        return fixed.astype(object).reshape(tuple(shape))
+    array = np.fromiter(decode_bytes(data, count), object, count)
+    return array.reshape(tuple(shape))

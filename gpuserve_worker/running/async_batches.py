@@ -1,0 +1,267 @@
+"""The batches of a callable that awaits or yields, each from its message to its answer. What comes on the
+link, and which batches there are, is ``async_loop.py``'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+from gpuserve_worker.calling.outputs import BatchAnswers
+from gpuserve_worker.calling.request import Batch, Request
+from gpuserve_worker.calling.results import await_only_result, next_response, try_async_result
+from gpuserve_worker.memory.arena import OutOfMemory
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.wire import WireFailure
+from gpuserve_worker.running.batch_inputs import BatchInputs
+from gpuserve_worker.running.execution import Execution, Stopwatch
+from gpuserve_worker.running.model import Model
+from gpuserve_worker.running.session import BatchReply, FrontSession
+from gpuserve_worker.running.supervision import Reporter
+
+_Ended = TypeVar("_Ended")
+_Ended_co = TypeVar("_Ended_co", covariant=True)
+_CANCELLED: Final = WireFailure("CANCELLED", "the request was cancelled")
+
+
+class _Pending(Protocol[_Ended_co]):
+    """Copies from a device that are under way, or a reply that waits for them."""
+
+    def is_ready(self) -> bool: ...
+
+    def wait(self) -> _Ended_co: ...
+
+
+class _Stopped(Exception):
+    """A response cannot be given, and the batch ends with this failure."""
+
+    def __init__(self, failure: WireFailure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class AsyncBatch:
+    """One batch: who still waits for it, and how many responses it may send."""
+
+    def __init__(self, session: FrontSession, run: wire.Run) -> None:
+        self.session = session
+        self.run = run
+        self.task: asyncio.Task[None] | None = None
+        #: What its callable was called with.
+        self.inputs: BatchInputs | None = None
+        #: The list that the callable was given, as long as somebody may want to mark one of it.
+        self.requests: list[Request] = []
+        self.given_up = False
+        self._waiting = set(range(len(run.requests)))
+        self._credit = wire.YIELD_WINDOW
+        self._more_credit = asyncio.Event()
+
+    def cancel_request(self, position: int) -> None:
+        """Mark a request whose client is gone; after the last one the batch is given up."""
+        if position < len(self.requests):
+            self.requests[position].cancelled = True
+        self._waiting.discard(position)
+        if not self._waiting:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Cancel the callable: nobody waits for any of the requests."""
+        if self.task is not None and not self.given_up:
+            self.given_up = True
+            self.task.cancel()
+
+    def forget_call(self) -> None:
+        """Refer to nothing that the callable was given."""
+        self.inputs, self.requests = None, []
+
+    def add_credit(self, yields: int) -> None:
+        """Allow as many more responses as have left the front."""
+        self._credit += yields
+        self._more_credit.set()
+
+    async def take_credit(self) -> None:
+        """Wait until a response may be sent, and at least until all other batches had their turn."""
+        self._credit -= 1
+        await asyncio.sleep(0)
+        while self._credit <= 0:
+            self._more_credit.clear()
+            await self._more_credit.wait()
+
+
+class AsyncExecution:
+    """Runs the batches of one model, each in a task of its own. ``batches`` are those under way, by id."""
+
+    def __init__(self, model: Model, reporter: Reporter, batches: dict[int, AsyncBatch]) -> None:
+        self._model = model
+        self._batches = batches
+        self._execution = Execution(model, reporter)
+        self.recovery = model.path.new_recovery(self._execution, model, reporter)
+        self.tell_unrecoverable = self._execution.tell_unrecoverable
+
+    async def try_out(self, session: FrontSession, batch: Batch) -> None:
+        """Call the callable on a warm-up batch; raises what it raises."""
+        batch = self._execution.warm(session, batch)
+        await try_async_result(self._model.call(batch if self._execution.takes_batch else batch.as_list()))
+
+    async def reply(self, batch: AsyncBatch) -> BatchReply:
+        """Run a batch; the end of it that is to be sent. Earlier responses of a stream are sent from here."""
+        batch_id = batch.run.batch_id
+        try:
+            watch = self._execution.new_watch()
+            if self._model.context.decoupled:
+                await self._stream(batch, watch)
+                watch.returned()
+                return wire.Done(batch_id, None, None, False, *watch.phases())
+            answers = await self._answers(batch, watch)
+            return await self._done(batch, answers, watch)
+        except _Stopped as stopped:
+            return wire.Failed(batch_id, stopped.failure, False)
+        except asyncio.CancelledError as error:
+            if batch.given_up:
+                return wire.Failed(batch_id, _CANCELLED, False)
+            # Nobody asked for it: something inside the callable was cancelled, and it let that through.
+            failure = self._execution.failure(
+                RuntimeError("the inference callable was cancelled from within")
+            )
+            del error
+            return wire.Failed(batch_id, failure, False)
+        except (SystemExit, KeyboardInterrupt):  # which mean the process, and end it
+            raise
+        except BaseException as error:  # user code may raise anything; its batch fails and nothing else
+            known = self.recovery.failure(error, batch.run)
+            failure = known or self._execution.failure_of_call(error, batch.session, batch.inputs)
+            return wire.Failed(batch_id, failure, False)
+
+    async def _done(self, batch: AsyncBatch, answers: BatchAnswers, watch: Stopwatch) -> BatchReply:
+        """The one answer to a batch. While a device brings it, the other batches go on."""
+        if batch.session.device is None:
+            return self._execution.done(batch.session, batch.run, answers, watch)
+        return await _ended(self._execution.begin_done(batch.session, batch.run, answers, watch))
+
+    def _read_inputs(self, batch: AsyncBatch) -> BatchInputs:
+        batch.inputs = self._execution.read_inputs(batch.session, batch.run)
+        batch.inputs.admit()
+        return batch.inputs
+
+    def _call(self, batch: AsyncBatch, inputs: Batch, watch: Stopwatch) -> Any:
+        watch.called()
+        if self._execution.takes_batch:
+            return self._model.call(inputs)
+        requests = inputs.as_list()
+        batch.requests = requests
+        return self._model.call(requests)
+
+    async def _answers(self, batch: AsyncBatch, watch: Stopwatch) -> BatchAnswers:
+        try:
+            return await self._attempt(batch, watch)
+        except Exception as error:
+            was_alone = batch.inputs is not None and len(self._batches) == 1
+            if not self.recovery.is_worth_it(error, batch.run, was_alone=was_alone):
+                raise
+        batch.forget_call()
+        call = partial(self._call_part, batch, watch)
+        answers = await self.recovery.run_again(batch.session, batch.run, call)
+        if isinstance(answers, WireFailure):
+            raise _Stopped(answers)
+        return answers
+
+    async def _attempt(self, batch: AsyncBatch, watch: Stopwatch) -> BatchAnswers:
+        inputs = self._read_inputs(batch)
+        if inputs.failures and (refusals := inputs.refusals()) is not None:
+            return refusals
+        result = await await_only_result(self._call(batch, inputs.batch, watch))
+        watch.returned()
+        return self._execution.check(batch.session, result, batch.run, inputs)
+
+    async def _call_part(
+        self, batch: AsyncBatch, watch: Stopwatch, run: wire.Run, inputs: BatchInputs
+    ) -> BatchAnswers:
+        """Call the callable on a part of a batch."""
+        given = inputs.batch if self._execution.takes_batch else inputs.batch.as_list()
+        result = await await_only_result(self._model.call(given))
+        watch.returned()
+        return self._execution.check(batch.session, result, run, inputs, apart=True)
+
+    async def _stream(self, batch: AsyncBatch, watch: Stopwatch) -> None:
+        inputs = self._read_inputs(batch)
+        if inputs.failures:
+            await self._refuse(batch, inputs)
+        result = self._call(batch, inputs.batch, watch)
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, AsyncIterator):
+            await self._drain_async(batch, result)
+        elif isinstance(result, Iterator):
+            await self._drain(batch, result)
+        else:
+            await self._send(batch, result)
+
+    async def _refuse(self, batch: AsyncBatch, inputs: BatchInputs) -> None:
+        """Tell those requests of a stream that cannot be run; the others go on. Raises ``_Stopped`` where
+        there are none.
+        """
+        if len(batch.run.requests) == 1:
+            raise _Stopped(inputs.failures[0])
+        each: list[Any] = [inputs.failures.get(position) for position in range(len(batch.run.requests))]
+        await self._send_answers(batch, BatchAnswers(None, each))
+        if inputs.refusals() is not None:
+            raise _Stopped(inputs.failures[0])
+
+    async def _drain_async(self, batch: AsyncBatch, responses: AsyncIterator[Any]) -> None:
+        try:
+            async for response in responses:
+                if batch.given_up:  # it swallowed the cancellation, and ends here instead
+                    return
+                await self._send(batch, response)
+        finally:
+            if hasattr(responses, "aclose"):
+                await responses.aclose()
+
+    async def _drain(self, batch: AsyncBatch, responses: Iterator[Any]) -> None:
+        try:
+            while True:
+                more, response = next_response(responses)
+                if not more:
+                    return
+                await self._send(batch, response)
+                del response  # the next one is made without it
+        finally:
+            if hasattr(responses, "close"):
+                responses.close()
+
+    async def _send(self, batch: AsyncBatch, response: Any) -> None:
+        assert batch.inputs is not None
+        answers = self._execution.check(batch.session, response, batch.run, batch.inputs)
+        await self._send_answers(batch, answers)
+
+    async def _send_answers(self, batch: AsyncBatch, answers: BatchAnswers) -> None:
+        session, requests = batch.session, batch.run.requests
+        try:
+            if session.device is None:
+                written = session.writer.write(answers, requests)
+            else:
+                written = await _ended(session.device.begin_outputs(answers, requests))
+        except OutOfMemory as error:
+            raise _Stopped(self._execution.no_memory(error)) from None
+        session.send(wire.Yield(batch.run.batch_id, *written))
+        for position, answer in enumerate(written.responses or ()):
+            if isinstance(answer, WireFailure):  # the last response of its request
+                batch.cancel_request(position)
+        await batch.take_credit()
+
+
+async def _ended(copies: _Pending[_Ended]) -> _Ended:
+    """What comes of copies from a device, when they are over. The other batches go on meanwhile.
+
+    A cancellation is for the callable, which has returned: what was begun is brought to its end.
+    """
+    if copies.is_ready():
+        return copies.wait()
+    waiting = asyncio.ensure_future(asyncio.to_thread(copies.wait))
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        return await waiting

@@ -1,0 +1,60 @@
+"""The path of batches whose callable computes on the host: nothing is staged, copied or recovered."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuserve_worker.calling.outputs import BatchAnswers
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.running.device_path import FrontMemory, PartCall, Recovery, Send
+from gpuserve_worker.running.execution import Execution, Stopwatch
+from gpuserve_worker.running.loop import Loop
+from gpuserve_worker.running.model import Model
+from gpuserve_worker.running.session import FrontSession
+from gpuserve_worker.running.supervision import Reporter
+
+
+class HostPath:
+    """Implements ``WorkerDevicePath`` without a device."""
+
+    page_locks: Final = None
+    reader: Final = None
+
+    def new_watch(self) -> Stopwatch:
+        return Stopwatch()
+
+    def open_session(self, memory: FrontMemory, send: Send) -> None:
+        return None
+
+    def enter_beside(self) -> None:
+        return None
+
+    def new_loop(self, link: Link, model: Model, reporter: Reporter) -> Loop:
+        return Loop(link, model, reporter)
+
+    def new_recovery(self, execution: Execution, model: Model, reporter: Reporter) -> Recovery:
+        return _NoRecovery()
+
+    def close(self) -> None:
+        return None
+
+
+class _NoRecovery:
+    """Implements ``Recovery`` where no failure is a device's."""
+
+    device_is_lost: Final = False
+
+    def is_worth_it(self, error: Exception, run: wire.Run, *, was_alone: bool) -> bool:
+        return False
+
+    async def run_again(
+        self, session: FrontSession, run: wire.Run, call: PartCall
+    ) -> BatchAnswers | wire.WireFailure:
+        raise AssertionError("nothing is worth another run on the host")
+
+    def failure(self, error: BaseException, run: wire.Run) -> None:
+        return None
+
+    async def judge(self, failed: wire.Failed, *, was_alone: bool) -> wire.Failed:
+        return failed

@@ -1,0 +1,120 @@
+"""The loop of a worker whose callable just returns: receive, run the batch, reply. One batch at a time,
+in one thread, and nothing but system calls between the link and the callable. Callables that await or
+yield have ``async_loop.py``; a worker with a device has the loop of its ``WorkerDevicePath``.
+
+Three phases, three ways to fail. A transport error ends the loop: without its peer a worker has no
+work. Whatever user code raises becomes a reply. A fault of gpuserve itself, on either side of the link,
+is caught nowhere and ends the process with its traceback.
+
+::
+
+    front -> Attach, Segment, DropSegment     the front's memory is mapped         (reception.py)
+    front -> Run       inputs.py -> the callable -> outputs.py       -> Done | Failed
+    front -> Free      blocks of the output arena are taken back
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from gpuserve_worker.calling.outputs import BatchAnswers
+from gpuserve_worker.calling.request import Batch, BatchedOutputs
+from gpuserve_worker.calling.results import only_result, try_result
+from gpuserve_worker.memory.regions import RegionError
+from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.protocol.wire import WireFailure
+from gpuserve_worker.running.execution import Execution, Stopwatch
+from gpuserve_worker.running.model import Model
+from gpuserve_worker.running.reception import LinkReception
+from gpuserve_worker.running.session import BatchReply, FrontSession
+from gpuserve_worker.running.supervision import Reporter
+
+#: What most callables return, and nothing has to be asked of.
+_AT_HAND: Final = (BatchedOutputs, list)
+
+
+class _WaitingBatches(deque[tuple[FrontSession, wire.Run]]):
+    """Implements ``Backlog``. More than one batch is there if they came while the callable, or a thread of
+    it, waited for an answer of another model.
+    """
+
+    def keep(self, session: FrontSession, run: wire.Run) -> None:
+        self.append((session, run))
+
+    def take(self) -> tuple[FrontSession, wire.Run] | None:
+        try:
+            return self.popleft()
+        except IndexError:  # another thread has just obeyed an ``Attach``
+            return None
+
+    def settle(self) -> None:
+        """No thread but the loop's own uses a front's memory."""
+
+
+class Loop:
+    """Runs the batches of one model on the host; implements ``WorkerLoop``."""
+
+    device_is_lost: Final = False
+
+    def __init__(self, link: Link, model: Model, reporter: Reporter) -> None:
+        self._model = model
+        self._execution = Execution(model, reporter)
+        self._reception: LinkReception[tuple[FrontSession, wire.Run]] = LinkReception(
+            link, model, _WaitingBatches()
+        )
+
+    def try_out(self, batch: Batch) -> None:
+        batch = self._execution.warm(self._reception.session, batch)
+        try_result(self._model.call(batch if self._execution.takes_batch else batch.as_list()))
+
+    def run(self) -> None:
+        reception = self._reception
+        reception.begin()
+        while (batch := reception.next_batch()) is not None:
+            reception.running = True
+            self._run(*batch)
+            reception.running = False
+        reception.raise_fault()
+
+    def stop(self) -> None:
+        self._reception.stop()
+
+    def close(self) -> None:
+        self._reception.close()
+
+    def _run(self, session: FrontSession, run: wire.Run) -> None:
+        watch = Stopwatch()
+        session.leases.begin(run.batch_id)
+        answers = self._compute(session, run, watch)
+        reply: BatchReply
+        if isinstance(answers, WireFailure):
+            reply = wire.Failed(run.batch_id, answers, False)
+        else:
+            reply = self._execution.done(session, run, answers, watch)
+        del answers  # outputs may be views of the inputs
+        session.reply(reply)
+        if self._execution.tell_unrecoverable():
+            self.stop()
+
+    def _compute(self, session: FrontSession, run: wire.Run, watch: Stopwatch) -> BatchAnswers | WireFailure:
+        execution = self._execution
+        try:
+            inputs = execution.read_inputs(session, run)
+        except RegionError as error:
+            return execution.failure(error)
+        if inputs.failures and (refusals := inputs.refusals()) is not None:
+            return refusals
+        batch = inputs.batch
+        watch.called()
+        try:
+            result = self._model.call(batch if execution.takes_batch else batch.as_list())
+            if type(result) not in _AT_HAND:
+                result = only_result(result)
+            watch.returned()
+            return execution.check(session, result, run, inputs)
+        except (SystemExit, KeyboardInterrupt):  # which mean the process, and end it
+            raise
+        except BaseException as error:  # user code may raise anything; its batch fails and nothing else
+            return execution.failure_of_call(error, session, inputs)

@@ -1,0 +1,41 @@
+"""``Model``: a loaded callable, what was declared of it, and its device. Nothing is run here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpuserve_worker.calling.callable import InferenceCallable
+from gpuserve_worker.calling.context import ModelContext
+from gpuserve_worker.protocol.tensor import TensorSpec
+
+if TYPE_CHECKING:
+    from gpuserve_worker.running.device_path import WorkerDevicePath
+
+
+class Model(NamedTuple):
+    """A model as its worker knows it.
+
+    ``slots`` is how many batches it takes at once. ``concurrent``: its callable awaits or yields, so it is
+    run by ``async_loop.py``; otherwise by the loop that ``path`` makes.
+    """
+
+    context: ModelContext
+    call: InferenceCallable
+    path: WorkerDevicePath
+    strict: bool
+    read_only_inputs: bool
+    slots: int = 1
+    concurrent: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.context.name
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.context.outputs
+
+    @property
+    def batching(self) -> bool:
+        """Whether axis 0 of every tensor is the batch axis."""
+        return self.context.batching

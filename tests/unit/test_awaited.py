@@ -1,0 +1,187 @@
+"""Requests that a coroutine serves: what it reads, what ends it, and what becomes of its response."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from http1_talk import CHUNKED, GET, OK, OK_ANSWER, RecordingWay, post
+
+from gpuserve.errors import InvalidArgument, ResourceExhausted
+from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, ClientGone, Serve
+from gpuserve.front.server.http1.protocol import Http1
+
+BROKEN = b"HTTP/1.1 500 "
+
+
+class Scene:
+    """An HTTP/1 connection whose requests a coroutine serves."""
+
+    def __init__(self, serve: Serve) -> None:
+        self.requests = AwaitedRequests()
+        self.way = RecordingWay()
+        self.http1 = Http1(self.way, lambda exchange: self.requests.begin(exchange, serve))
+
+    async def through(self) -> bytes:
+        """What was sent when every request is served."""
+        await asyncio.gather(*self.requests.tasks, return_exceptions=True)
+        return self.way.sent
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """The test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        asyncio.run(test(**arguments))
+
+    return run
+
+
+async def turns(n: int = 5) -> None:
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+async def echo_length(request: AwaitedRequest) -> None:
+    request.exchange.answer(OK_ANSWER, (b"%2d" % len(await request.body(10)),), 2)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [post(b"abc"), post(b""), CHUNKED + b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"],
+    ids=["whole", "none", "parts"],
+)
+@in_a_loop
+async def test_the_body_is_read_whole(sent: bytes) -> None:
+    scene = Scene(echo_length)
+    for position in range(len(sent)):
+        scene.http1.feed(sent[position : position + 1])
+        await asyncio.sleep(0)
+    assert (await scene.through())[-2:] == (b" 0" if sent == post(b"") else b" 3")
+
+
+@in_a_loop
+async def test_parts_come_as_they_do_and_then_none() -> None:
+    seen: list[Any] = []
+
+    async def serve(request: AwaitedRequest) -> None:
+        while seen[-1:] != [None]:
+            seen.append(await request.part())
+        seen.append(request.complete)
+        request.exchange.answer(OK_ANSWER, (b"ok",), 2)
+
+    scene = Scene(serve)
+    scene.http1.feed(CHUNKED + b"2\r\nab\r\n")
+    await turns()
+    scene.http1.feed(b"1\r\nc\r\n")
+    scene.http1.feed(b"1\r\nd\r\n0\r\n\r\n")
+    assert await scene.through() == OK
+    assert seen == [b"ab", b"cd", None, True]
+
+
+@pytest.mark.parametrize("refusal", [ResourceExhausted, InvalidArgument])
+@in_a_loop
+async def test_a_body_over_the_limit_is_refused(refusal: Any) -> None:
+    raised: list[str] = []
+
+    async def serve(request: AwaitedRequest) -> None:
+        with pytest.raises(refusal) as error:
+            await request.body(3, refusal)
+        raised.append(str(error.value))
+        request.exchange.answer(OK_ANSWER, (b"ok",), 2)
+
+    scene = Scene(serve)
+    scene.http1.feed(post(b"abcd"))
+    assert await scene.through() == OK
+    assert raised == ["the request body is over the limit of 3 bytes"]
+
+
+@pytest.mark.parametrize("where", ["part", "future", "until_gone", "already"])
+@in_a_loop
+async def test_who_waits_is_told_that_the_client_is_gone(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    ended: list[type] = []
+
+    async def serve(request: AwaitedRequest) -> None:
+        try:
+            if where == "already":
+                await request.until_gone()
+            if where == "until_gone":
+                await request.until_gone()
+                raise ClientGone
+            await (request.part() if where == "part" else request.unless_gone(future))
+        except ConnectionResetError as error:
+            ended.append(type(error))
+            raise
+
+    scene = Scene(serve)
+    scene.http1.feed(post(b"abc")[:-3] if where == "part" else GET)
+    await turns()
+    scene.http1.lost()
+    assert await scene.through() == b""
+    assert ended == [ClientGone]
+    assert future.cancelled() is (where in ("future", "already"))
+    assert not caplog.records
+
+
+@in_a_loop
+async def test_a_future_that_is_there_is_given() -> None:
+    future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def serve(request: AwaitedRequest) -> None:
+        request.exchange.answer(OK_ANSWER, (await request.unless_gone(future),), 2)
+
+    scene = Scene(serve)
+    scene.http1.feed(GET)
+    await turns()
+    future.set_result(b"ok")
+    assert await scene.through() == OK
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@in_a_loop
+async def test_a_defect_is_logged_and_ends_the_response(
+    begun: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def serve(request: AwaitedRequest) -> None:
+        if begun:
+            request.exchange.start(200, [(b"content-length", b"3")])
+            request.exchange.send(b"a")
+        raise RuntimeError("a defect")
+
+    scene = Scene(serve)
+    scene.http1.feed(GET)
+    sent = await scene.through()
+    assert sent.endswith(b"\r\n\r\na") if begun else sent.startswith(BROKEN)
+    assert scene.way.said == (["close"] if begun else [])
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+@in_a_loop
+async def test_a_response_that_was_forgotten_is_an_error() -> None:
+    async def serve(request: AwaitedRequest) -> None:
+        await request.body(10)
+
+    scene = Scene(serve)
+    scene.http1.feed(GET)
+    assert (await scene.through()).startswith(BROKEN)
+
+
+@in_a_loop
+async def test_the_end_of_the_server_cancels_what_runs() -> None:
+    async def serve(request: AwaitedRequest) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    scene = Scene(serve)
+    scene.http1.feed(GET)
+    await turns()
+    await scene.requests.stop()
+    assert scene.way.sent.startswith(BROKEN)
+    assert not scene.requests.tasks

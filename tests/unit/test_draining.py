@@ -1,0 +1,76 @@
+"""The ways of a front out of service, with real parts and nobody who asks anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from gpuserve.control import messages
+from gpuserve.front.links.worker_link import DeviceLinks
+from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.process.draining import Draining
+from gpuserve.front.process.generations import Generations, ModelParts
+from gpuserve.front.process.ports import Ports
+from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.settings.server import ServerSettings
+
+
+class Scene:
+    """A front without models and ports, which serves. ``said`` is what the supervisor is told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, ...]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        settings = ServerSettings()
+        self.service: InferenceService = inference_service(settings)
+        parts = ModelParts(self.service, settings, 1, DeviceLinks(), ResponseCache(0))
+        generations = Generations(parts, self.said.append, self.spawn)
+        ports = Ports(self.service, settings, self.spawn)
+        self.draining = Draining(self.service.health, ports, generations, self.said.append, self.spawn)
+        self.service.health.serving()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(coroutine))
+
+    async def finish(self) -> None:
+        await asyncio.wait_for(asyncio.gather(*self.tasks), 10.0)
+
+
+def test_a_front_that_is_resumed_at_once_stays_in_service() -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.draining.quiesce(messages.Quiesce(7, 5.0, 0.0))
+        assert not scene.service.health.ready
+        scene.draining.resume(messages.Resume())  # before anything else of it has run
+        await scene.finish()
+        assert scene.service.health.ready
+        assert scene.said == []
+
+    asyncio.run(run())
+
+
+def test_a_quiet_front_says_so_and_is_resumed_later() -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.draining.quiesce(messages.Quiesce(7, 5.0, 0.0))
+        await scene.finish()
+        assert scene.said == [messages.Quiesced(7, 0, True)]
+        assert not scene.service.health.ready
+        scene.draining.resume(messages.Resume())
+        assert scene.service.health.ready
+
+    asyncio.run(run())
+
+
+def test_a_drain_is_for_good() -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.draining.drain(messages.Drain(5.0))
+        await scene.finish()
+        assert scene.said == [messages.Drained(0)]
+        assert scene.service.health.draining
+        scene.draining.resume(messages.Resume())
+        assert not scene.service.health.ready
+
+    asyncio.run(run())

@@ -1,0 +1,367 @@
+"""The gRPC door on a connection: which way a call takes, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from driver_scene import SPEC, Scene
+from http2_peer import POST, Response, data, reset
+from http2_scene import Talk
+from tritonclient.grpc import service_pb2 as pb
+
+from gpuserve.front.doors.access import offload
+from gpuserve.front.doors.access.restrictions import Policy
+from gpuserve.front.doors.grpc import health, rpcs, stream
+from gpuserve.front.doors.grpc.door import GrpcDoor
+from gpuserve.front.doors.grpc.framing import Unframer, frame
+from gpuserve.front.doors.grpc.reflection import METHODS as REFLECTION
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.service.service import inference_service
+from gpuserve.settings.server import AccessRule, ServerSettings
+
+LIMIT_NBYTES: Final = 1 << 20
+SERVICE: Final = "/inference.GRPCInferenceService/"
+TE: Final = ("te", "trailers")
+CLOSED: Final = Policy([AccessRule(("inference", "health"), "right", "token")])
+
+
+class House:
+    """A door with the model "m", whose worker answers as it is told."""
+
+    def __init__(self, policy: Policy | None = None, compression: str = "none") -> None:
+        self.scene = Scene(SPEC, arena_nbytes=1 << 26)
+        self.service = inference_service(ServerSettings(name="test"))
+        self.service.models.add(self.scene.driver)
+        self.requests = AwaitedRequests()
+        self.door = GrpcDoor(self.service, self.requests, LIMIT_NBYTES, policy, None, compression)
+        self.talk = Talk(door=self.door.accept)
+        self._last_id = -1
+
+    def call(
+        self, path: str, body: bytes | None, *fields: tuple[str, str], te: bool = True, end: bool = True
+    ) -> Response:
+        """Make a call, whose body is in one frame, if there is one."""
+        self._last_id += 2
+        kept = [one for one in POST if one[0] != ":path" and (te or one != TE)]
+        head = [kept[0], kept[1], (":path", path), *kept[2:], *fields]
+        sent = self.talk.peer.headers(self._last_id, head, end=end and body is None)
+        self.talk.feed(sent + (b"" if body is None else data(self._last_id, body, end=end)))
+        return self.talk.peer.response(self._last_id)
+
+    def feed(self, body: bytes, *, end: bool = False) -> None:
+        """More of the body of the last call."""
+        self.talk.feed(data(self._last_id, body, end=end))
+
+    def leave(self) -> None:
+        """The client gives the last call up."""
+        self.talk.feed(reset(self._last_id))
+
+    async def answer(self, well: bool = True) -> None:
+        await self.settle()
+        for worker in self.scene.workers:
+            if worker.runs:
+                worker.answer([well])
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(3):
+            await self.scene.settle()
+        self.talk.read()
+
+    async def close(self) -> None:
+        await self.requests.stop()
+        self.scene.close()
+
+
+def run(test: Callable[[House], Awaitable[None]], *made: Any) -> None:
+    async def whole() -> None:
+        house = House(*made)
+        try:
+            await test(house)
+        finally:
+            await house.close()
+
+    asyncio.run(whole())
+
+
+def message(rows: int = 1) -> bytes:
+    """A request for the model."""
+    request = pb.ModelInferRequest(model_name="m")
+    request.inputs.add(name="x", datatype="FP32", shape=[rows, 1])
+    request.raw_input_contents.append(np.zeros((rows, 1), np.float32).tobytes())
+    encoded: bytes = request.SerializeToString()
+    return encoded
+
+
+def framed(body: bytes) -> bytes:
+    return frame(len(body)) + body
+
+
+def packed(body: bytes) -> bytes:
+    small = gzip.compress(body)
+    return b"\1" + len(small).to_bytes(4) + small
+
+
+def status(response: Response) -> int:
+    """The status of a call, in its trailers or in its only head."""
+    return int(dict(response.heads[-1])["grpc-status"])
+
+
+def said(response: Response) -> str:
+    return dict(response.heads[-1])["grpc-message"]
+
+
+def answered(response: Response, encoding: str = "") -> Any:
+    (body,) = Unframer(LIMIT_NBYTES, encoding).feed(response.body)
+    return pb.ModelInferResponse.FromString(body)
+
+
+# ---- one way of inference -----------------------------------------------------------------------
+
+WAYS: Final[dict[str, Any]] = {
+    "open": ((), ()),
+    "guarded": ((CLOSED,), (("token", "right"),)),
+    "packed": ((), (("grpc-encoding", "gzip"),)),
+    "unpackable": ((None, "high"), (("grpc-accept-encoding", "identity"),)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_inference_needs_no_task_and_is_answered_in_its_turn(way: str) -> None:
+    made, fields = WAYS[way]
+
+    async def test(house: House) -> None:
+        body = packed(message()) if way == "packed" else framed(message())
+        for _ in range(2):  # the second has a head that is known
+            response = house.call(rpcs.MODEL_INFER, body, *fields)
+            assert house.requests.tasks == set()
+            await house.answer()
+            assert status(response) == 0
+            assert answered(response).model_name == "m"
+            assert "grpc-encoding" not in dict(response.heads[0])
+        failed = house.call(rpcs.MODEL_INFER, body, *fields)
+        await house.answer(well=False)
+        assert (status(failed), failed.body) == (13, b"")
+
+    run(test, *made)
+
+
+@pytest.mark.parametrize("thread_nbytes", [1, 16 << 10])
+@pytest.mark.parametrize("packs", [True, False])
+def test_large_messages_are_packed_and_unpacked_beside_the_loop(
+    thread_nbytes: int, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "THREAD_NBYTES", thread_nbytes)
+
+    async def test(house: House) -> None:
+        body = packed(message(4)) if packs else framed(message(4))
+        fields = [("grpc-encoding", "gzip")] if packs else []
+        response = house.call(
+            rpcs.MODEL_INFER, body[:9], *fields, ("grpc-accept-encoding", "deflate, gzip"), end=False
+        )
+        house.feed(body[9:], end=True)
+        while not response.ended:
+            await house.answer()
+            await asyncio.to_thread(lambda: None)
+        assert dict(response.heads[0]).get("grpc-encoding") == "gzip", response.heads
+        assert response.body[0] in (0, 1)
+        assert list(answered(response, "gzip").outputs[0].shape) == [4, 1]
+
+    run(test, None, "high")
+
+
+def test_a_client_that_leaves_takes_its_request_back() -> None:
+    async def test(house: House) -> None:
+        for body, end in ((framed(message()), True), (framed(message())[:20], False)):
+            house.call(rpcs.MODEL_INFER, body, end=end)
+            await house.settle()
+            house.leave()
+        await house.settle()
+        assert house.scene.metrics.outcomes.cancellations == 1
+
+    run(test)
+
+
+def test_a_client_that_leaves_a_full_stream_takes_its_request_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_PENDING_NBYTES", 1)
+
+    async def test(house: House) -> None:
+        house.call(rpcs.MODEL_STREAM_INFER, packed(message()) * 3, ("grpc-encoding", "gzip"), end=False)
+        await house.settle()
+        assert house.scene.driver.unfinished == 1  # the others are not even unpacked
+        house.leave()
+        await house.settle()
+        assert house.requests.tasks == set()
+        assert house.scene.metrics.outcomes.cancellations == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "fields", "code"),
+    [
+        (b"", (), 3),
+        (b"\0\0\0\0", (), 3),
+        (b"\0\0\0\0\1", (), 3),
+        (b"\1\0\0\0\0", (), 3),
+        (framed(message()) + b"x", (), 3),
+        (b"\0" + (LIMIT_NBYTES + 1).to_bytes(4), (), 8),
+        (framed(b"\xff"), (), 3),
+        (packed(bytes(LIMIT_NBYTES + 1)), (("grpc-encoding", "gzip"),), 8),
+        (b"\1\0\0\0\1x", (("grpc-encoding", "gzip"),), 3),
+        (framed(message()), (("grpc-encoding", "br"),), 12),
+    ],
+)
+@pytest.mark.parametrize("cut", [None, 3])
+def test_messages_that_are_none(
+    body: bytes, fields: tuple[tuple[str, str], ...], code: int, cut: int | None
+) -> None:
+    async def test(house: House) -> None:
+        if cut is None:
+            response = house.call(rpcs.MODEL_INFER, body, *fields)
+        else:
+            response = house.call(rpcs.MODEL_INFER, body[:cut], *fields, end=False)
+            house.feed(body[cut:], end=True)
+        assert status(response) == code
+        assert len(response.heads) == 1
+
+    run(test)
+
+
+# ---- who may call -------------------------------------------------------------------------------
+
+
+def test_a_call_without_its_token_is_told_so() -> None:
+    async def test(house: House) -> None:
+        for path in (rpcs.MODEL_INFER, SERVICE + "ServerLive", rpcs.MODEL_STREAM_INFER):
+            response = house.call(path, framed(b""))
+            await house.settle()
+            assert status(response) == 14
+            assert (
+                said(response) == "This protocol is restricted, expecting header 'triton-grpc-protocol-token'"
+            )
+        response = house.call(SERVICE + "ServerLive", framed(b""), ("token", "right"))
+        await house.settle()
+        assert status(response) == 0
+
+    run(test, CLOSED)
+
+
+def test_a_stream_is_refused_before_its_requests_come() -> None:
+    async def test(house: House) -> None:
+        response = house.call(rpcs.MODEL_STREAM_INFER, None, end=False)
+        await house.settle()
+        assert status(response) == 14
+
+    run(test, CLOSED)
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_settings_are_read_from_anywhere_and_changed_from_here(changes: bool) -> None:
+    request = pb.LogSettingsRequest()
+    if changes:
+        request.settings["log_info"].bool_param = True
+    body = framed(request.SerializeToString())
+
+    async def test(house: House) -> None:
+        here = house.call(SERVICE + "LogSettings", body)
+        through = house.call(SERVICE + "LogSettings", body, ("via", "a proxy"))
+        not_grpc = house.call(SERVICE + "LogSettings", body, ("via", "a proxy"), te=False)
+        await house.settle()
+        assert (status(here), status(through), status(not_grpc)) == (0, 7 if changes else 0, 3)
+
+    run(test)
+
+
+def test_what_changes_the_server_is_for_its_own_machine() -> None:
+    async def test(house: House) -> None:
+        path, body = SERVICE + "SystemSharedMemoryUnregister", framed(b"")
+        here, through = house.call(path, body), house.call(path, body, ("via", "a proxy"))
+        await house.settle()
+        assert (status(here), status(through)) == (0, 7)
+
+    run(test)
+
+
+# ---- other calls --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "te", "code"),
+    [
+        (rpcs.MODEL_INFER, False, 3),
+        (health.WATCH, False, 3),
+        (SERVICE + "NoSuchMethod", True, 12),
+        (SERVICE + "NoSuchMethod", False, 12),
+    ],
+)
+def test_calls_that_cannot_be_served_are_told_why_at_their_end(path: str, te: bool, code: int) -> None:
+    async def test(house: House) -> None:
+        response = house.call(path, b"\0\0", te=te, end=False)
+        assert not response.heads
+        house.feed(b"\0\0\0", end=True)
+        assert status(response) == code
+        assert ("'te: trailers'" in said(response)) is (code == 3)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "path", [SERVICE + "ServerLive", health.CHECK, health.WATCH, rpcs.MODEL_STREAM_INFER, *REFLECTION]
+)
+@pytest.mark.parametrize("body", [None, framed(b"")])
+def test_a_client_that_leaves_is_no_defect(
+    path: str, body: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(house: House) -> None:
+        house.call(path, body, end=False)
+        await house.settle()
+        house.leave()
+        await house.settle()
+        assert house.requests.tasks == set()
+
+    with caplog.at_level(logging.INFO):
+        run(test)
+    assert caplog.records == []
+
+
+def test_small_replies() -> None:
+    async def test(house: House) -> None:
+        replies = [
+            house.call(SERVICE + method, framed(body))
+            for method, body in (
+                ("ServerLive", b""),
+                ("ServerMetadata", b""),
+                ("RepositoryIndex", b""),
+                ("ModelMetadata", pb.ModelMetadataRequest(name="m").SerializeToString()),
+            )
+        ]
+        await house.settle()
+        live, server, index, model = [Unframer(LIMIT_NBYTES).feed(one.body)[0] for one in replies]
+        assert pb.ServerLiveResponse.FromString(live).live
+        assert "binary_tensor_data" in pb.ServerMetadataResponse.FromString(server).extensions
+        (entry,) = pb.RepositoryIndexResponse.FromString(index).models
+        assert (entry.name, entry.version) == ("m", "1")
+        metadata = pb.ModelMetadataResponse.FromString(model)
+        assert (metadata.inputs[0].name, list(metadata.inputs[0].shape)) == ("x", [-1, 1])
+
+    run(test)
+
+
+def test_a_watch_goes_on_and_ends_with_the_server() -> None:
+    async def test(house: House) -> None:
+        response = house.call(health.WATCH, framed(b""))
+        await house.settle()
+        assert response.body == framed(b"\x08\x02")
+        house.service.health.end()
+        await house.settle()
+        assert status(response) == 14
+        assert house.requests.tasks == set()
+
+    run(test)

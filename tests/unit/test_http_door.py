@@ -1,0 +1,356 @@
+"""The HTTP door on a connection: which sink a request gets, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import pytest
+from driver_scene import SPEC, Scene
+from http1_talk import Talk, post
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.front.doors.access import offload
+from gpuserve.front.doors.access.restrictions import Policy
+from gpuserve.front.doors.access.routes import Endpoint
+from gpuserve.front.doors.http.door import HttpDoor
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.settings.server import AccessRule, ServerSettings
+from gpuserve_worker.protocol.tensor import TensorSpec
+
+LIMIT_NBYTES: Final = 1 << 20
+INFER: Final = b"POST /v2/models/m/infer HTTP/1.1"
+BODY: Final = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","data":[1]}]}'
+BOMB: Final = gzip.compress(bytes(LIMIT_NBYTES + 1), mtime=0)
+WIDE: Final = 1 << 17
+
+
+class House:
+    """A door with the model "m", whose worker answers as it is told."""
+
+    def __init__(self, spec: ModelSpec = SPEC, policy: Policy | None = None) -> None:
+        self.scene = Scene(spec, arena_nbytes=1 << 26)
+        self.service: InferenceService = inference_service(ServerSettings(name="test"))
+        self.service.models.add(self.scene.driver)
+        self.requests = AwaitedRequests()
+        self.door = HttpDoor(self.service, self.requests, LIMIT_NBYTES, policy or Policy())
+
+    def talk(self, client: tuple[str, int] = ("127.0.0.1", 5)) -> Talk:
+        return Talk(door=self.door.accept, client=client)
+
+    async def answer(self, well: bool = True) -> None:
+        await self.scene.settle()
+        for worker in self.scene.workers:
+            if worker.runs:
+                worker.answer([well])
+        await self.scene.settle()
+
+    async def close(self) -> None:
+        await self.requests.stop()
+        self.scene.close()
+
+
+def run(test: Callable[[House], Awaitable[None]], *made: Any) -> None:
+    async def whole() -> None:
+        house = House(*made)
+        try:
+            await test(house)
+        finally:
+            await house.close()
+
+    asyncio.run(whole())
+
+
+def get(path: bytes, fields: bytes = b"") -> bytes:
+    return b"GET %b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (path, fields)
+
+
+def outputs(talk: Talk) -> list[Any]:
+    """The outputs in every answer so far."""
+    return [json.loads(body)["outputs"] for _, body in talk.responses()]
+
+
+# ---- inference ----------------------------------------------------------------------------------
+
+
+def test_an_answer_is_sent_in_the_turn_in_which_it_is_there() -> None:
+    async def test(house: House) -> None:
+        talk = house.talk().feed(post(BODY, line=INFER))
+        assert house.requests.tasks == set()
+        assert talk.way.sent == b""
+        await house.answer()
+        assert outputs(talk) == [[{"name": "y", "datatype": "FP32", "shape": [1, 1], "data": [0.0]}]]
+        talk.feed(post(BODY, line=INFER, fields=b"Content-Encoding: identity\r\n"))
+        await house.answer(well=False)
+        assert talk.responses()[1][0].startswith(b"HTTP/1.1 500 ")
+
+    run(test)
+
+
+@pytest.mark.parametrize("cuts", [(), (150,), tuple(range(0, 400, 7))])
+@pytest.mark.parametrize("thread_nbytes", [1, 16 << 10])
+def test_compressed_bodies_and_answers(
+    cuts: tuple[int, ...], thread_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "THREAD_NBYTES", thread_nbytes)
+
+    async def test(house: House) -> None:
+        fields = b"Content-Encoding: gzip\r\nAccept-Encoding: gzip\r\n"
+        talk = house.talk().feed(post(gzip.compress(BODY), fields, INFER), cuts)
+        while not talk.way.sent:
+            await house.answer()
+            await asyncio.to_thread(lambda: None)
+        head, _, body = talk.way.sent.partition(b"\r\n\r\n")
+        assert b"content-encoding: gzip" in head
+        assert b"vary: accept-encoding" in head
+        assert json.loads(gzip.decompress(body))["model_name"] == "m"
+
+    run(test)
+
+
+def test_a_client_that_leaves_while_a_thread_works_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "THREAD_NBYTES", 1)
+    may_go_on, working = threading.Event(), threading.Event()
+    result_of = offload._result_of
+
+    def slowly(work: Any) -> Any:
+        working.set()
+        may_go_on.wait()
+        return result_of(work)
+
+    monkeypatch.setattr(offload, "_result_of", slowly)
+
+    async def test(house: House) -> None:
+        leaves = house.talk().feed(post(gzip.compress(BODY), b"Content-Encoding: gzip\r\n", INFER))
+        await asyncio.to_thread(working.wait)
+        leaves.http1.lost()
+        waits = house.talk().feed(post(BODY, b"Accept-Encoding: deflate\r\n", INFER))
+        await house.answer()
+        waits.http1.lost()
+        may_go_on.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await house.answer()
+        assert (leaves.way.sent, waits.way.sent) == (b"", b"")
+        assert house.scene.metrics.outcomes.cancellations == 0
+
+    run(test)
+
+
+def test_a_client_that_leaves_takes_its_request_back() -> None:
+    async def test(house: House) -> None:
+        talk = house.talk().feed(post(BODY, line=INFER))
+        await house.scene.settle()
+        talk.http1.lost()
+        assert house.scene.metrics.outcomes.cancellations == 1
+        await house.answer()
+        assert talk.way.sent == b""
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("fields", "body", "status", "text"),
+    [
+        (b"Content-Encoding: br\r\n", BODY, 501, "Unsupported compression type"),
+        (b"Content-Encoding: gzip\r\n", BODY, 400, "the request body is not valid gzip data"),
+        (
+            b"Content-Encoding: gzip\r\n",
+            gzip.compress(BODY, mtime=0)[:-1],
+            400,
+            "the gzip data of the request body is truncated",
+        ),
+        (
+            b"Content-Encoding: gzip\r\n",
+            gzip.compress(bytes(LIMIT_NBYTES + 1), mtime=0),
+            413,
+            "after decompression",
+        ),
+        (b"", b" " * (LIMIT_NBYTES + 1), 413, f"is over the limit of {LIMIT_NBYTES} bytes"),
+        (b"Inference-Header-Content-Length: x\r\n", BODY, 400, "Unable to parse Inference-Header"),
+    ],
+)
+def test_requests_that_are_refused(fields: bytes, body: bytes, status: int, text: str) -> None:
+    async def test(house: House) -> None:
+        talk = house.talk().feed(post(body, fields, INFER))
+        await asyncio.to_thread(lambda: None)
+        await house.scene.settle()
+        assert talk.status == status
+        assert text in talk.error
+
+    run(test)
+
+
+def test_a_large_tensor_that_comes_in_parts_is_in_the_arena_while_it_is_wanted() -> None:
+    wide = ModelSpec("m", (TensorSpec("x", "UINT8", (WIDE,)),), (), 0, SPEC.instances)
+    said = {
+        "inputs": [
+            {"name": "x", "shape": [WIDE], "datatype": "UINT8", "parameters": {"binary_data_size": WIDE}}
+        ]
+    }
+    text = json.dumps(said).encode()
+    fields = b"Inference-Header-Content-Length: %d\r\n" % len(text)
+    whole = post(text + bytes(WIDE), fields, INFER)
+
+    async def test(house: House) -> None:
+        for cut in (len(whole) - 1, len(whole)):
+            talk = house.talk().feed(whole[:cut], cuts=(len(whole) // 2,))
+            await house.scene.settle()
+            assert talk.way.sent == b""
+            assert house.scene.driver.arena.statistics().block_nbytes >= WIDE
+            talk.http1.lost()
+            await house.answer()
+            assert house.scene.driver.arena.statistics().block_nbytes == 0
+
+    run(test, wide)
+
+
+# ---- other endpoints ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "text"),
+    [
+        (
+            post(b"{}", line=b"POST /v2/models/%6d%6d/infer HTTP/1.1"),
+            404,
+            "Request for unknown model: 'mm' is",
+        ),
+        (
+            post(b"{}", line=b"POST /v2/models/a%2fb/infer HTTP/1.1"),
+            404,
+            "Request for unknown model: 'a/b' is",
+        ),
+        (get(b"/nope"), 404, "Not Found"),
+        (get(b"/v2/models/m/infer"), 405, "Method Not Allowed"),
+        (get(b"/v2/models/none/config"), 404, "Request for unknown model: 'none'"),
+        (post(b"", line=b"POST /v2/repository/r/index HTTP/1.1"), 501, "'repository_name' specification"),
+        (post(b" " * (1 << 21), line=b"POST /v2/logging HTTP/1.1"), 400, "over the limit of 1048576 bytes"),
+        (
+            post(b"{}", line=b"POST /v2/models/none/generate HTTP/1.1"),
+            404,
+            "Request for unknown model: 'none'",
+        ),
+    ],
+)
+def test_errors(sent: bytes, status: int, text: str) -> None:
+    async def test(house: House) -> None:
+        talk = house.talk().feed(sent)
+        await house.scene.settle()
+        assert talk.status == status
+        assert text in talk.error
+
+    run(test)
+
+
+def test_what_needs_no_body_is_answered_before_it_has_come() -> None:
+    async def test(house: House) -> None:
+        for line in (b"GET /v2/health/live HTTP/1.1", b"POST /v2/models/none/infer HTTP/1.1"):
+            talk = house.talk().feed(post(b"1234567890", line=line)[:-10])
+            assert talk.way.sent == b""
+            await asyncio.sleep(0)
+            assert talk.status in (200, 404)
+            n_sent = len(talk.way.sent)
+            talk.feed(b"1234567890" + get(b"/v2"))
+            assert b'{"name":"test"' in talk.way.sent[n_sent:]
+
+    run(test)
+
+
+def test_endpoints_that_only_tell_need_no_task() -> None:
+    async def test(house: House) -> None:
+        paths = (b"/v2", b"/v2/health/live", b"/v2/models/m", b"/v2/models/m/config", b"/v2/models/stats",
+                 b"/metrics", b"/openapi.json", b"/docs", b"/v2/gpus", b"/v2/trace/setting", b"/v2/logging",
+                 b"/v2/systemsharedmemory/status")  # fmt: skip
+        for path in paths:
+            assert house.talk().feed(get(path)).status == 200, path
+        assert house.requests.tasks == set()
+
+    run(test)
+
+
+def test_a_defect_is_an_answer_and_the_connection_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(house: House) -> None:
+        def fail(*_: Any) -> Any:
+            raise ValueError("a mistake")
+
+        house.door._immediate[Endpoint.LOGGING] = fail
+        house.door._awaiting[Endpoint.LOGGING_UPDATE] = fail
+        talk = house.talk().feed(get(b"/v2/logging"))
+        talk.feed(post(b"{}", line=b"POST /v2/logging HTTP/1.1"))
+        await house.scene.settle()
+        talk.feed(get(b"/v2"))
+        assert [head[:12] for head, _ in talk.responses()] == [b"HTTP/1.1 500"] * 2 + [b"HTTP/1.1 200"]
+        assert talk.responses()[0][1] == b'{"error":"internal error of the server"}'
+
+    with caplog.at_level(logging.ERROR):
+        run(test)
+    assert caplog.text.count("defect while serving /v2/logging") == 2
+
+
+def test_generate() -> None:
+    async def test(house: House) -> None:
+        body = b'{"x":1.5}'
+        talk = house.talk().feed(post(body, line=b"POST /v2/models/m/generate HTTP/1.1"))
+        await house.answer()
+        await house.scene.settle()
+        assert json.loads(talk.responses()[0][1]) == {"model_name": "m", "model_version": "1", "y": 0.0}
+        leaves = house.talk().feed(post(body, line=b"POST /v2/models/m/generate HTTP/1.1"))
+        await house.scene.settle()
+        leaves.http1.lost()
+        await house.scene.settle()
+        assert house.scene.metrics.outcomes.cancellations == 1
+        assert house.requests.tasks == set()
+
+    run(test)
+
+
+# ---- who may ask --------------------------------------------------------------------------------
+
+CLOSED: Final = Policy([AccessRule(("inference", "metadata"), "right", "token")])
+TOKEN: Final = b"token: right\r\n"
+
+
+def test_a_token_opens_the_same_way() -> None:
+    async def test(house: House) -> None:
+        talk = house.talk().feed(post(BODY, line=INFER)).feed(get(b"/v2"))
+        for _, body in talk.responses():
+            assert json.loads(body)["error"] == "This API is restricted, expecting header 'token'"
+        assert talk.status == 403
+        talk = house.talk().feed(post(BODY, TOKEN, INFER))
+        assert house.requests.tasks == set()
+        await house.answer()
+        assert len(outputs(talk)) == 1
+
+    run(test, SPEC, CLOSED)
+
+
+@pytest.mark.parametrize(("address", "status"), [("127.0.0.1", 200), ("10.0.0.1", 403)])
+def test_what_changes_the_server_is_for_its_own_machine(address: str, status: int) -> None:
+    async def test(house: House) -> None:
+        line = b"POST /v2/systemsharedmemory/unregister HTTP/1.1"
+        assert house.talk((address, 1)).feed(post(b"", line=line)).status == status
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (b"/metrics", 200),
+        (b"/v2/health/live", 200),
+        (b"/v2/health/ready", 400),
+        (b"/v2", 404),
+        (b"/nope", 404),
+    ],
+)
+def test_the_metrics_port_is_open_and_has_little(path: bytes, status: int) -> None:
+    async def test(house: House) -> None:
+        assert Talk(door=house.door.accept_metrics).feed(get(path)).status == status
+
+    run(test, SPEC, CLOSED)

@@ -1,0 +1,182 @@
+"""Options are said once: the same rows make the keys of a file, what programs write, and what clients see."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuserve import ModelConfig, Server, Tensor
+from gpuserve.api.binding import model_spec
+from gpuserve.config.entries.fields import entry_of
+from gpuserve.config.load import load_file
+from gpuserve.config.messages import ConfigProblems
+from gpuserve.declare.model import DynamicBatcher, QueuePolicy
+from gpuserve.declare.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.errors import BadModelConfig, ConfigError
+from gpuserve.front.v2.model_config import fill, options_of
+from gpuserve.model import Batching, Policy, Queue
+from gpuserve.options import declared, option, required, rows
+from gpuserve.settings.server import ServerSettings, TraceSettings
+from gpuserve.tune.yaml_edit import with_values
+
+X = Tensor((1,), "FP32", "x")
+FILE = """\
+models:
+  - name: m
+    callable: pkg.mod:f
+    inputs: [{name: x, dtype: FP32, shape: [1]}]
+    outputs: [{name: y, dtype: FP32, shape: [1]}]
+    max_batch_size: 8
+    batching: {max_queue_delay_microseconds: 500, preferred_batch_size: [4]}
+    queue:
+      priority_levels: 2
+      default_priority_level: 1
+      priority_queue_policy: {2: {max_queue_size: 3, default_timeout_microseconds: 9}}
+"""
+
+
+def bound(**config: Any) -> ModelSpec:
+    return model_spec("m", len, [X], [X], 1, ModelConfig(**config), False, "thread")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of its own."""
+
+    name: str = required("What it is called.", some=True)
+    count: int = option(1, "How many.", least=1, most=9, triton="num")
+    mode: str | None = option(None, "How.", words=("slow", "fast"))
+    sizes: tuple[int, ...] = option((), "How large.", least=2)
+
+
+def test_a_row_is_a_key_with_its_schema() -> None:
+    schema = entry_of(Table).model_json_schema()
+    assert schema["required"] == ["name"]
+    assert schema["properties"]["count"] == {
+        "default": 1,
+        "description": "How many.",
+        "maximum": 9,
+        "minimum": 1,
+        "title": "Count",
+        "type": "integer",
+    }
+    assert schema["properties"]["mode"]["anyOf"] == [
+        {"enum": ["slow", "fast"], "type": "string"},
+        {"type": "null"},
+    ]
+    assert schema["properties"]["sizes"]["items"] == {"minimum": 2, "type": "integer"}
+
+
+def test_a_row_is_what_a_program_may_say() -> None:
+    assert declared(Table, {"name": "a", "num": 3, "sizes": [2]}) == Table("a", 3, None, (2,))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "name is missing"),
+        ({"name": ""}, "name must be a non-empty string, got ''"),
+        ({"name": "a", "num": 10}, "num must be at most 9, got 10"),
+        ({"name": "a", "count": True}, "count must be an integer of at least 1, got True"),
+        ({"name": "a", "mode": "idle"}, "mode must be 'slow' or 'fast', got 'idle'"),
+        ({"name": "a", "sizes": [1]}, r"sizes must be a list of integers of at least 2, got \[1\]"),
+        (3, "t must be a Table, got an object of type int"),
+    ],
+)
+def test_a_value_that_cannot_be_is_told_by_the_name_that_it_was_given_by(given: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        declared(Table, given, "t.")
+
+
+@pytest.mark.parametrize(
+    "table", [ModelSpec, BatchingSpec, QueueSpec, PolicySpec, ServerSettings, TraceSettings]
+)
+def test_every_option_is_described(table: type) -> None:
+    texts = [row.option.description for row in rows(table).values()]
+    assert texts
+    assert all(text.endswith(".") and len(text) > 15 for text in texts)
+    if table in {ServerSettings, TraceSettings}:
+        assert list(rows(table)) == [one.name for one in dataclasses.fields(table)]
+
+
+def test_a_file_may_have_tritons_names(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(FILE)
+    (model,) = load_file(str(tmp_path / "c.yaml"), {}).models
+    assert model.batching == BatchingSpec(500, (4,))
+    policy = PolicySpec(max_requests=3, default_timeout_us=9)
+    assert model.queue == QueueSpec(priority_levels=2, default_priority=1, policies=((2, policy),))
+    path = ("models", 0, "batching", "max_queue_delay_us")
+    assert "max_queue_delay_microseconds: 7," in with_values(FILE, {path: 7})
+
+
+def test_both_names_of_an_option_are_one_too_many(tmp_path: Path) -> None:
+    text = FILE.replace("{max_queue_delay_mic", "{max_queue_delay_us: 1, max_queue_delay_mic")
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigProblems) as told:
+        load_file(str(tmp_path / "c.yaml"), {})
+    (problem,) = told.value.problems
+    assert "key 'max_queue_delay_us' is already given in line 7" in problem.message
+    assert problem.span is not None
+    assert problem.source_line[problem.span.column - 1 :].startswith("max_queue_delay_microseconds")
+
+
+def test_a_mistake_behind_tritons_name_is_shown_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(FILE.replace("500", "-1"))
+    with pytest.raises(
+        ConfigProblems, match=r"c.yaml:7:46: models\[0\].batching.max_queue_delay_us: expected"
+    ):
+        load_file(str(tmp_path / "c.yaml"), {})
+
+
+def test_a_program_may_have_the_names_of_a_file() -> None:
+    policy = Policy("delay", 5)
+    spec = bound(
+        batching=Batching(max_queue_delay_us=9, merge=True), queue=Queue(max_requests=3, policy=policy)
+    )
+    batcher = DynamicBatcher(9, default_queue_policy=QueuePolicy(default_timeout_microseconds=5))
+    assert spec.batching == bound(batcher=batcher).batching
+    assert spec.queue == QueueSpec(max_requests=3, policy=policy)
+    more = bound(prefetch=2, read_only_inputs=True, retry_on_worker_death=False)
+    assert (more.prefetch, more.read_only_inputs, more.retry_on_worker_death) == (2, True, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"queue": Queue(max_requests=0)}, "queue.max_requests must be an integer of at least 1, got 0"),
+        ({"batching": Batching(preferred_batch_sizes=(9,))}, "at most max_batch_size, which is 4, given 9"),
+        (
+            {"queue": Queue(), "batcher": DynamicBatcher(priority_levels=1, default_priority_level=1)},
+            "by queue or by batcher, not by both",
+        ),
+        ({"prefetch": 99}, "prefetch must be at most 16, got 99"),
+    ],
+)
+def test_what_a_program_cannot_say(config: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadModelConfig, match=text):
+        bound(**config)
+
+
+def test_settings_are_checked_by_the_same_rows() -> None:
+    with pytest.raises(ConfigError, match="http_port must be at most 65535, got 70000"):
+        Server(http_port=70000)
+    with pytest.raises(ConfigError, match=r"trace\.url: expected a URL"):
+        Server(trace=TraceSettings(url="collector"))
+
+
+def test_a_message_of_triton_is_filled_and_read_by_the_same_rows() -> None:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    batching, queue = (
+        BatchingSpec(7, (2,), True, True),
+        QueueSpec(priority_levels=2, default_priority=1, policies=((2, PolicySpec("delay", 5, True, 6)),)),
+    )
+    message = pb.ModelDynamicBatching()
+    fill(message, batching)
+    fill(message, queue)
+    said = options_of(message, BatchingSpec) | options_of(message, QueueSpec)
+    assert declared(BatchingSpec, said) == batching
+    assert declared(QueueSpec, said) == queue
