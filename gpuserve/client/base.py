@@ -1,20 +1,22 @@
 """What the blocking and the asyncio clients share: arguments, connection, questions before an inference.
 
-A conversation with the server is a generator of ``Question`` and ``Pause``, which does no I/O: ``sync`` and
-``aio`` run it, each in its own way.
+It is all written once, as coroutines. What they wait for is called by ``_call``, which blocks in the blocking
+clients, so that their coroutines run to the end at once (``sync.run``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from gpuserve.client.config import ClientModelConfig, parse_model_config
-from gpuserve.client.exceptions import ClientClosedError
+from gpuserve.client.exceptions import ClientClosedError, ClientValueError
 from gpuserve.client.failures import inference_error, is_refusal, model_not_ready, server_not_ready
-from gpuserve.client.library import Library
-from gpuserve.client.request_builder import RequestBuilder
+from gpuserve.client.library import Library, library
+from gpuserve.client.request_builder import Arrays, RequestBuilder
 from gpuserve.client.settings import ClientSettings
 from gpuserve.client.url import GRPC, ServerUrl
 
@@ -29,26 +31,6 @@ _LONGEST_QUESTION_S: Final = 10.0
 _SHORTEST_QUESTION_S: Final = 0.1
 #: The longest that the question may take why a model is not ready.
 _WHY_S: Final = 1.0
-
-
-class Question(NamedTuple):
-    """A small call of tritonclient: the name of its method, and the arguments."""
-
-    method: str
-    args: tuple[Any, ...]
-    timeout_s: float
-    more: Mapping[str, Any] = {}
-
-
-class Pause(NamedTuple):
-    """A time to wait before the next question."""
-
-    seconds: float
-
-
-Found = TypeVar("Found")
-#: Yields questions and pauses, is sent the answers or thrown the library's errors, and returns what it found.
-Steps: TypeAlias = Generator[Question | Pause, Any, Found]
 
 
 class Wait:
@@ -74,34 +56,32 @@ class Wait:
         return min(pause, remaining)
 
 
-class AnyClient(Protocol):
-    """A client of any kind, as the model for a new one."""
+class AnyClient:
+    """What a client of any kind is, as the model for a new one.
 
-    @property
-    def settings(self) -> ClientSettings:
-        """The checked arguments of its constructor."""
+    ``settings`` are the checked arguments of its constructor; ``known_config`` is the configuration of its
+    model, None where the server has not been asked yet.
+    """
 
-    @property
-    def known_config(self) -> ClientModelConfig | None:
-        """The configuration of its model; None where the server has not been asked yet."""
+    settings: ClientSettings
+    known_config: ClientModelConfig | None
 
-
-def same_arguments(client: AnyClient) -> dict[str, Any]:
-    """The arguments for a client of the same model, which does not ask again what this one knows."""
-    settings = client.settings
-    return {
-        "url": settings.url,
-        "model_name": settings.model_name,
-        "model_version": settings.model_version or None,
-        "init_timeout_s": settings.init_timeout_s,
-        "inference_timeout_s": settings.inference_timeout_s,
-        "model_config": client.known_config,
-        "ensure_model_is_ready": client.known_config is None,
-        "access_token": settings.access_token,
-    }
+    def same_arguments(self) -> dict[str, Any]:
+        """The arguments for a client of the same model, which does not ask again what this one knows."""
+        settings = self.settings
+        return {
+            "url": settings.url,
+            "model_name": settings.model_name,
+            "model_version": settings.model_version or None,
+            "init_timeout_s": settings.init_timeout_s,
+            "inference_timeout_s": settings.inference_timeout_s,
+            "model_config": self.known_config,
+            "ensure_model_is_ready": self.known_config is None,
+            "access_token": settings.access_token,
+        }
 
 
-class ModelClientBase:
+class ModelClientBase(AnyClient):
     """A client of one model.
 
     Args:
@@ -120,6 +100,10 @@ class ModelClientBase:
         ClientValueError: an argument is wrong; ClientInvalidUrlError where it is the URL.
     """
 
+    #: Responses of decoupled models come over gRPC only.
+    _grpc_only: ClassVar[bool] = False
+    _aio: ClassVar[bool] = False
+
     def __init__(
         self,
         url: str | ServerUrl,
@@ -136,11 +120,13 @@ class ModelClientBase:
         self.settings = ClientSettings.checked(
             url, model_name, model_version, init_timeout_s, inference_timeout_s, access_token
         )
-        self._check_url(self.settings.url)
+        if self._grpc_only and self.settings.url.protocol != GRPC:
+            raise ClientValueError(
+                f"{type(self).__name__} is only supported for grpc protocol, got {self.settings.url}"
+            )
         self.known_config = model_config
         self._lazy = lazy_init
         self._waits = ensure_model_is_ready
-        self._library_made: Library | None = None
         self._connection_made: Any = None
         self._builder: RequestBuilder | None = None
         self._closed = False
@@ -149,22 +135,18 @@ class ModelClientBase:
     @classmethod
     def from_existing_client(cls, existing_client: AnyClient) -> Self:
         """A client of the same model with connections of its own. What the other knows is not asked again."""
-        return cls(**same_arguments(existing_client))
+        return cls(**existing_client.same_arguments())
 
     def _begin(self) -> None:
         """The last step of the constructor, for what one kind of client does besides."""
 
-    def _check_url(self, url: ServerUrl) -> None:
-        """A client for one protocol only refuses the others here."""
-
-    def _load_library(self) -> Library:
+    async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Call what may have to wait, and wait for it in the way of this kind of client."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def _library(self) -> Library:
-        if self._library_made is None:
-            self._library_made = self._load_library()
-        return self._library_made
+        return library(self.settings.url, aio=self._aio)
 
     def _connection(self) -> Any:
         """The tritonclient that inferences go through; with asyncio it belongs to the running loop."""
@@ -179,56 +161,72 @@ class ModelClientBase:
         if self._closed:
             raise ClientClosedError(f"{type(self).__name__} is closed")
 
-    # ---- what is asked, as steps ----------------------------------------------------------
+    # ---- what is asked of the server -------------------------------------------------------
+
+    async def _infer(self, *call: Any, sample: bool) -> Arrays:
+        requests = await self._requests()
+        connection = self._connection()
+        arguments = requests.arguments(*call, decoupled=False, sample=sample)
+        timeout_s = self.settings.inference_timeout_s
+        if self._library.timeout_a_call:
+            arguments["client_timeout"] = timeout_s
+        try:
+            result = await self._call(connection.infer, **arguments)
+        except self._library.errors as error:
+            raise inference_error(error, timeout_s) from error
+        return requests.arrays(result, sample=sample)
+
+    async def _requests(self) -> RequestBuilder:
+        """What makes the requests, once the model is known to be there."""
+        if self._builder is None:
+            self._check_open()
+            if self._waits:
+                await self._wait_for_model(self.settings.init_timeout_s)
+            if self.known_config is None:
+                self.known_config = await self._ask_config()
+            self._builder = RequestBuilder(self.settings, self.known_config, self._library.module)
+        return self._builder
+
+    async def _ask_config(self) -> ClientModelConfig:
+        more = {"as_json": True} if self.settings.url.protocol == GRPC else {}
+        document = await self._order("get_model_config", *self._model, **more)
+        return parse_model_config(document.get("config", document), self.settings.model_version)
 
     @property
     def _model(self) -> tuple[str, str]:
         return self.settings.model_name, self.settings.model_version
 
-    def _build_steps(self) -> Steps[RequestBuilder]:
-        """Find the model and its configuration."""
-        if self._waits:
-            yield from self._model_steps(self.settings.init_timeout_s)
-        if self.known_config is None:
-            more = {"as_json": True} if self.settings.url.protocol == GRPC else {}
-            document = yield from self._order_steps("get_model_config", *self._model, **more)
-            document = document.get("config", document)
-            self.known_config = parse_model_config(document, self.settings.model_version)
-        return RequestBuilder(self.settings, self.known_config, self._library.module)
-
-    def _order_steps(self, method: str, *args: Any, **more: Any) -> Steps[Any]:
+    async def _order(self, method: str, *args: Any, **named: Any) -> Any:
         """Call a method of tritonclient whose failure is that of an inference."""
         timeout_s = self.settings.inference_timeout_s
         try:
-            return (yield Question(method, args, timeout_s, more))
+            return await self._ask(method, *args, timeout_s=timeout_s, **named)
         except self._library.errors as error:
             raise inference_error(error, timeout_s) from error
 
-    def _server_steps(self, timeout_s: float) -> Steps[None]:
-        """Wait until the server is ready."""
-        wait = yield from self._wait_steps("is_server_ready", timeout_s=timeout_s)
+    async def _wait_for_server(self, timeout_s: float) -> None:
+        wait = await self._wait("is_server_ready", timeout_s=timeout_s)
         if wait is not None:
             raise server_not_ready(wait.error)
 
-    def _model_steps(self, timeout_s: float) -> Steps[None]:
-        """Wait until the model is ready."""
-        wait = yield from self._wait_steps("is_model_ready", *self._model, timeout_s=timeout_s)
+    async def _wait_for_model(self, timeout_s: float) -> None:
+        wait = await self._wait("is_model_ready", *self._model, timeout_s=timeout_s)
         if wait is None:
             return
         if wait.error is not None:
             raise server_not_ready(wait.error)
         try:
-            yield Question("get_model_config", self._model, _WHY_S)
+            await self._ask("get_model_config", *self._model, timeout_s=_WHY_S)
         except self._library.errors as error:
             raise model_not_ready(self.settings.shown, error) from error
         raise model_not_ready(self.settings.shown, None)
 
-    def _wait_steps(self, method: str, *args: Any, timeout_s: float) -> Steps[Wait | None]:
+    async def _wait(self, method: str, *args: Any, timeout_s: float) -> Wait | None:
         """Ask until the answer is yes; otherwise return the wait that is over."""
         wait = Wait(timeout_s)
         while True:
             try:
-                if (yield Question(method, args, wait.question_s)):
+                if await self._ask(method, *args, timeout_s=wait.question_s):
                     return None
                 wait.error = None
             except self._library.errors as error:
@@ -238,4 +236,19 @@ class ModelClientBase:
             pause_s = wait.pause_s()
             if pause_s is None:
                 return wait
-            yield Pause(pause_s)
+            await self._call(asyncio.sleep if self._aio else time.sleep, pause_s)
+
+    async def _ask(self, method: str, *args: Any, timeout_s: float, **named: Any) -> Any:
+        """Call a small method of tritonclient. Over HTTP a connection has one timeout for all its calls, so
+        that the small ones, which have others, get a connection of their own.
+        """
+        self._check_open()
+        named["headers"] = self.settings.headers()
+        if self._library.timeout_a_call:
+            ask = getattr(self._connection(), method)
+            return await self._call(ask, *args, client_timeout=timeout_s, **named)
+        connection = self._library.connect(self.settings.url, timeout_s)
+        try:
+            return await self._call(getattr(connection, method), *args, **named)
+        finally:
+            await self._call(connection.close)

@@ -15,11 +15,10 @@ from typing import Any, Final
 
 from gpuserve.client.aio import AsyncioClient
 from gpuserve.client.base import Values
-from gpuserve.client.exceptions import ClientInferenceServerError, ClientTimeoutError, ClientValueError
+from gpuserve.client.exceptions import ClientInferenceServerError, ClientTimeoutError
 from gpuserve.client.failures import inference_error
 from gpuserve.client.request_builder import Arrays, RequestBuilder
-from gpuserve.client.sync import SyncClient
-from gpuserve.client.url import GRPC, ServerUrl
+from gpuserve.client.sync import SyncClient, run
 
 _FINAL: Final = "triton_final_response"
 #: How long a server may take to end a stream whose last response it has sent.
@@ -37,6 +36,8 @@ class DecoupledModelClient(SyncClient):
     any thread.
     """
 
+    _grpc_only = True
+
     def infer_sample(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> Generator[Arrays, None, None]:
@@ -49,7 +50,7 @@ class DecoupledModelClient(SyncClient):
                 server refused or the model failed.
             ClientTimeoutError: a response did not come in time, or the model did not get ready.
         """
-        return self._infer(inputs, named_inputs, parameters, headers, sample=True)
+        return self._start(inputs, named_inputs, parameters, headers, sample=True)
 
     def infer_batch(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
@@ -59,7 +60,7 @@ class DecoupledModelClient(SyncClient):
         Raises:
             ClientModelDoesntSupportBatchingError: the model does not batch.
         """
-        return self._infer(inputs, named_inputs, parameters, headers, sample=False)
+        return self._start(inputs, named_inputs, parameters, headers, sample=False)
 
     def close(self) -> None:
         """Close the connections; an inference that runs ends with a ClientClosedError."""
@@ -74,12 +75,9 @@ class DecoupledModelClient(SyncClient):
         self._stream_headers: dict[str, str] | None = None
         super()._begin()
 
-    def _check_url(self, url: ServerUrl) -> None:
-        check_grpc(url, type(self).__name__)
-
-    def _infer(self, *call: Any, sample: bool) -> Generator[Arrays, None, None]:
+    def _start(self, *call: Any, sample: bool) -> Generator[Arrays, None, None]:
         self._check_open()
-        requests = self._requests()
+        requests = run(self._requests())
         arguments = requests.arguments(*call, decoupled=True, sample=sample)
         responses = self._responses(requests, arguments, sample)
         next(responses)
@@ -163,6 +161,8 @@ class AsyncioDecoupledModelClient(AsyncioClient):
     ``inference_timeout_s`` is how long each response may take.
     """
 
+    _grpc_only = True
+
     def infer_sample(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
     ) -> AsyncGenerator[Arrays, None]:
@@ -183,9 +183,6 @@ class AsyncioDecoupledModelClient(AsyncioClient):
             ClientModelDoesntSupportBatchingError: the model does not batch.
         """
         return self._responses(inputs, named_inputs, parameters, headers, sample=False)
-
-    def _check_url(self, url: ServerUrl) -> None:
-        check_grpc(url, type(self).__name__)
 
     async def _responses(self, *call: Any, sample: bool) -> AsyncGenerator[Arrays, None]:
         requests = await self._requests()
@@ -241,16 +238,6 @@ async def _end(stream: Any) -> None:
 
 async def _only(arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     yield arguments
-
-
-def check_grpc(url: ServerUrl, client: str) -> None:
-    """Responses of decoupled models come over gRPC only.
-
-    Raises:
-        ClientValueError: the URL is of another protocol.
-    """
-    if url.protocol != GRPC:
-        raise ClientValueError(f"{client} is only supported for grpc protocol, got {url}")
 
 
 def is_final(result: Any) -> bool:

@@ -1,18 +1,4 @@
-"""What the clients raise.
-
-::
-
-    ClientError
-    ├── ClientValueError            the call is wrong; nothing was sent
-    │   ├── ClientInvalidUrlError
-    │   └── ClientEncodingError         an array of text that is not encoded; also a RuntimeError
-    ├── ClientTimeoutError          no answer in time, or no server to answer
-    │   └── ClientModelUnavailableError   the server answers, and has no such model
-    ├── ClientClosedError           the client was used after ``close()``
-    ├── ClientModelDoesntSupportBatchingError
-    ├── ClientInferenceServerError  the server refused, or the model failed
-    └── ClientQueueFullError        ``FuturesModelClient`` has as many calls waiting as it may
-"""
+"""What the clients raise."""
 
 from __future__ import annotations
 
@@ -24,12 +10,7 @@ class ClientError(GpuserveError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self._message = message
-
-    @property
-    def message(self) -> str:
-        """What went wrong, in a sentence."""
-        return self._message
+        self.message = message
 
 
 class ClientValueError(ClientError):

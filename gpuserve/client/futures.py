@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
-from gpuserve.client.base import AnyClient, Values, same_arguments
+from gpuserve.client.base import AnyClient, Values
 from gpuserve.client.config import ClientModelConfig
 from gpuserve.client.exceptions import ClientClosedError, ClientQueueFullError
 from gpuserve.client.pool import PoolClosed, PoolFull, ResourcePool
@@ -18,7 +18,7 @@ from gpuserve.client.sync import ModelClient
 from gpuserve.client.url import HTTP, ServerUrl
 
 
-class FuturesModelClient:
+class FuturesModelClient(AnyClient):
     """A client of one model for any number of threads, whose calls return ``concurrent.futures.Future``.
 
     Args:
@@ -62,10 +62,8 @@ class FuturesModelClient:
     @classmethod
     def from_existing_client(cls, existing_client: AnyClient) -> Self:
         """A client of the same model with connections of its own. What the other knows is not asked again."""
-        limits: dict[str, Any] = (
-            existing_client._limits if isinstance(existing_client, FuturesModelClient) else {}
-        )
-        return cls(**same_arguments(existing_client), **limits)
+        limits = existing_client._limits if isinstance(existing_client, FuturesModelClient) else {}
+        return cls(**existing_client.same_arguments(), **limits)
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +120,7 @@ class FuturesModelClient:
     @contextlib.contextmanager
     def _client(self) -> Iterator[ModelClient]:
         """The client that one thread has for itself."""
-        arguments = same_arguments(self)
+        arguments = self.same_arguments()
         arguments["ensure_model_is_ready"] &= self._waits
         try:
             with ModelClient(**arguments) as client:

@@ -1,11 +1,10 @@
-"""The four kinds of tritonclient: how each is imported and made, and what it raises. Nothing is called here
-but constructors.
-"""
+"""The four kinds of tritonclient: how each is imported and made, and what it raises."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.client.url import GRPC, ServerUrl
 
@@ -35,76 +34,54 @@ class Library(NamedTuple):
     timeout_a_call: bool
 
 
-def library(url: ServerUrl) -> Library:
-    """The blocking tritonclient for the protocol of ``url``."""
-    return _grpc() if url.protocol == GRPC else _http()
-
-
-def aio_library(url: ServerUrl) -> Library:
-    """The tritonclient of asyncio for the protocol of ``url``."""
-    return _grpc_aio() if url.protocol == GRPC else _http_aio()
-
-
-def _grpc() -> Library:
-    import tritonclient.grpc as module
+def library(url: ServerUrl, *, aio: bool = False) -> Library:
+    """The tritonclient for the protocol of ``url``: the blocking one, or that of asyncio."""
+    options_of = _grpc if url.protocol == GRPC else _aiohttp if aio else _gevent
+    try:
+        options, errors = options_of()
+        module = importlib.import_module(f"tritonclient.{url.protocol}{'.aio' if aio else ''}")
+    except ImportError as error:
+        raise ImportError(
+            f"a client over HTTP needs more packages: pip install 'gpuserve[client]' ({error})"
+        ) from error
     from tritonclient.utils import InferenceServerException
 
     def connect(url: ServerUrl, timeout_s: float) -> Any:
-        return module.InferenceServerClient(url.address, ssl=url.tls, channel_args=_CHANNEL_ARGS)
+        return module.InferenceServerClient(url.address, ssl=url.tls, **options(url.tls, timeout_s))
 
-    return Library(module, connect, (InferenceServerException,), True)
+    return Library(module, connect, (InferenceServerException, *errors), url.protocol == GRPC)
 
 
-def _grpc_aio() -> Library:
+#: The options of a tritonclient, whether with TLS and with which timeout in seconds.
+_Options: TypeAlias = Callable[[bool, float], dict[str, Any]]
+#: Those, and what else it raises.
+_Kind: TypeAlias = tuple[_Options, tuple[type[Exception], ...]]
+
+
+def _grpc() -> _Kind:
     import grpc
-    import tritonclient.grpc.aio as module
-    from tritonclient.utils import InferenceServerException
 
-    def connect(url: ServerUrl, timeout_s: float) -> Any:
-        return module.InferenceServerClient(url.address, ssl=url.tls, channel_args=_CHANNEL_ARGS)
-
-    return Library(module, connect, (InferenceServerException, grpc.RpcError), True)
+    return lambda tls, timeout_s: {"channel_args": _CHANNEL_ARGS}, (grpc.RpcError,)
 
 
-def _http() -> Library:
-    try:
-        import gevent.ssl
-        import tritonclient.http as module
-        from geventhttpclient.response import HTTPParseError
-    except ImportError as error:
-        raise _missing(error) from error
-    from tritonclient.utils import InferenceServerException
+def _gevent() -> _Kind:
+    import gevent.ssl
+    from geventhttpclient.response import HTTPParseError
 
-    def connect(url: ServerUrl, timeout_s: float) -> Any:
-        return module.InferenceServerClient(
-            url.address,
-            connection_timeout=timeout_s,
-            network_timeout=timeout_s,
-            ssl=url.tls,
-            ssl_context_factory=gevent.ssl.create_default_context,
-        )
+    def options(tls: bool, timeout_s: float) -> dict[str, Any]:
+        context = gevent.ssl.create_default_context
+        return {"connection_timeout": timeout_s, "network_timeout": timeout_s, "ssl_context_factory": context}
 
-    return Library(module, connect, (InferenceServerException, OSError, HTTPParseError), False)
+    return options, (OSError, HTTPParseError)
 
 
-def _http_aio() -> Library:
-    try:
-        import aiohttp
-        import tritonclient.http.aio as module
-    except ImportError as error:
-        raise _missing(error) from error
+def _aiohttp() -> _Kind:
     import ssl
 
-    from tritonclient.utils import InferenceServerException
+    import aiohttp
 
-    def connect(url: ServerUrl, timeout_s: float) -> Any:
-        context = ssl.create_default_context() if url.tls else None
-        return module.InferenceServerClient(
-            url.address, conn_timeout=timeout_s, conn_limit=0, ssl=url.tls, ssl_context=context
-        )
+    def options(tls: bool, timeout_s: float) -> dict[str, Any]:
+        context = ssl.create_default_context() if tls else None
+        return {"conn_timeout": timeout_s, "conn_limit": 0, "ssl_context": context}
 
-    return Library(module, connect, (InferenceServerException, OSError, aiohttp.ClientError), False)
-
-
-def _missing(error: ImportError) -> ImportError:
-    return ImportError(f"a client over HTTP needs more packages: pip install 'gpuserve[client]' ({error})")
+    return options, (OSError, aiohttp.ClientError)

@@ -28,6 +28,14 @@ class _Work(NamedTuple):
     future: Future[Any]
     call: Callable[[Any], Any]
 
+    def do(self, resource: Any) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.call(resource))
+        except BaseException as error:  # whoever waits for the future is to know, whatever it is
+            self.future.set_exception(error)
+
 
 class ResourcePool(Generic[Resource]):
     """Runs calls on up to ``max_threads`` resources, each made by ``open_resource`` in the thread that uses
@@ -101,7 +109,7 @@ class ResourcePool(Generic[Resource]):
         del first
         with self._open_resource() as resource:
             while work is not None:
-                _do(work, resource)
+                work.do(resource)
                 work = None  # nobody but the caller holds the answer while this thread waits
                 work = self._next()
 
@@ -114,12 +122,3 @@ class ResourcePool(Generic[Resource]):
             self._idle -= 1
             self._room_came.notify()
             return self._waiting.popleft() if self._waiting else None
-
-
-def _do(work: _Work, resource: Any) -> None:
-    if not work.future.set_running_or_notify_cancel():
-        return
-    try:
-        work.future.set_result(work.call(resource))
-    except BaseException as error:  # whoever waits for the future is to know, whatever it is
-        work.future.set_exception(error)

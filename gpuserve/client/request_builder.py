@@ -112,16 +112,6 @@ def datatype_of_input(name: str, array: Any) -> str:
         ) from None
 
 
-def with_batch_axis(arrays: Arrays) -> Arrays:
-    """Each array as a batch of one."""
-    return {name: array[np.newaxis] for name, array in arrays.items()}
-
-
-def without_batch_axis(arrays: Arrays) -> Arrays:
-    """The only row of each array."""
-    return {name: array[0] for name, array in arrays.items()}
-
-
 def _check_bytes(name: str, array: NDArray[Any]) -> None:
     for one in array.flat:
         if not isinstance(one, bytes):
@@ -184,7 +174,7 @@ class RequestBuilder:
         return {
             "model_name": self._settings.model_name,
             "model_version": self._settings.model_version,
-            "inputs": self._tensors(arrays, sample),
+            "inputs": [self._tensor(name, array, sample) for name, array in arrays.items()],
             "headers": self._settings.headers(headers),
             **options,
         }
@@ -193,19 +183,16 @@ class RequestBuilder:
         """The outputs of a result that are there, by name."""
         names = self._names or _output_names(result)
         found = {name: result.as_numpy(name) for name in names}
-        arrays = {name: array for name, array in found.items() if array is not None}
-        return without_batch_axis(arrays) if sample and self.batches else arrays
+        one_row = sample and self.batches
+        return {name: array[0] if one_row else array for name, array in found.items() if array is not None}
 
-    def _tensors(self, arrays: dict[str, Any], sample: bool) -> list[Any]:
-        datatypes = {name: datatype_of_input(name, array) for name, array in arrays.items()}
+    def _tensor(self, name: str, array: Any, sample: bool) -> Any:
+        datatype = datatype_of_input(name, array)
         if sample and self.batches:
-            arrays = with_batch_axis(arrays)
-        tensors = []
-        for name, array in arrays.items():
-            tensor = self._module.InferInput(name, array.shape, datatypes[name])
-            tensor.set_data_from_numpy(array)
-            tensors.append(tensor)
-        return tensors
+            array = array[np.newaxis]
+        tensor = self._module.InferInput(name, array.shape, datatype)
+        tensor.set_data_from_numpy(array)
+        return tensor
 
 
 def _output_names(result: Any) -> list[str]:

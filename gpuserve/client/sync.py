@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from gpuserve.client.base import Found, ModelClientBase, Question, Steps, Values
+from gpuserve.client.base import ModelClientBase, Values
 from gpuserve.client.config import ClientModelConfig
-from gpuserve.client.failures import inference_error
-from gpuserve.client.library import Library, library
-from gpuserve.client.request_builder import Arrays, RequestBuilder
+from gpuserve.client.library import library
+from gpuserve.client.request_builder import Arrays
 from gpuserve.client.url import ServerUrl
+
+Found = TypeVar("Found")
+
+
+def run(coroutine: Coroutine[Any, Any, Found]) -> Found:
+    """Run a coroutine to its end that never waits, because all that it calls blocks instead."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        found: Found = end.value
+        return found
+    raise RuntimeError("a blocking client has to wait for an event loop")
 
 
 class SyncClient(ModelClientBase):
@@ -43,12 +53,12 @@ class SyncClient(ModelClientBase):
         Raises:
             ClientTimeoutError, ClientModelUnavailableError: see ``wait_for_model``.
         """
-        return self._requests().config
+        return run(self._requests()).config
 
     @property
     def is_batching_supported(self) -> bool:
         """Whether the model batches, so that ``infer_batch`` is possible."""
-        return self._requests().batches
+        return run(self._requests()).batches
 
     def wait_for_server(self, timeout_s: float) -> None:
         """Wait until the server is ready.
@@ -56,7 +66,7 @@ class SyncClient(ModelClientBase):
         Raises:
             ClientTimeoutError: it is not, in that time.
         """
-        self._run(self._server_steps(timeout_s))
+        run(self._wait_for_server(timeout_s))
 
     def wait_for_model(self, timeout_s: float) -> None:
         """Wait until the model is ready.
@@ -65,7 +75,7 @@ class SyncClient(ModelClientBase):
             ClientTimeoutError: it is not, in that time. ClientModelUnavailableError: the server answers and
                 has no such model.
         """
-        self._run(self._model_steps(timeout_s))
+        run(self._wait_for_model(timeout_s))
 
     def load_model(self, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Have the server load the model, with a configuration as JSON and files where given.
@@ -74,62 +84,23 @@ class SyncClient(ModelClientBase):
             ClientInferenceServerError: the server refuses. ClientTimeoutError: it does not answer in time.
         """
         more = {} if files is None else {"files": dict(files)}
-        self._run(self._order_steps("load_model", self.settings.model_name, config=config, **more))
+        run(self._order("load_model", self.settings.model_name, config=config, **more))
         self._builder = self.known_config = None  # it may have changed
 
     def unload_model(self) -> None:
         """Have the server unload the model; raises as ``load_model``."""
-        self._run(self._order_steps("unload_model", self.settings.model_name))
+        run(self._order("unload_model", self.settings.model_name))
 
     def _begin(self) -> None:
         if not self._lazy:
             try:
-                self._requests()
+                run(self._requests())
             except BaseException:
                 self.close()
                 raise
 
-    def _load_library(self) -> Library:
-        return library(self.settings.url)
-
-    def _requests(self) -> RequestBuilder:
-        """What makes the requests, once the model is known to be there."""
-        if self._builder is None:
-            self._check_open()
-            self._builder = self._run(self._build_steps())
-        return self._builder
-
-    def _run(self, steps: Steps[Found]) -> Found:
-        """Carry out steps to their end."""
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = None
-                    if isinstance(step, Question):
-                        answer = self._ask(step)
-                    else:
-                        time.sleep(step.seconds)
-                except self._library.errors as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            found: Found = end.value
-            return found
-
-    def _ask(self, question: Question) -> Any:
-        """Call a small method of tritonclient. Over HTTP a connection has one timeout for all its calls, so
-        that the small ones, which have others, get a connection of their own.
-        """
-        method, args, timeout_s, more = question
-        headers = self.settings.headers()
-        self._check_open()
-        if self._library.timeout_a_call:
-            ask = getattr(self._connection(), method)
-            return ask(*args, headers=headers, client_timeout=timeout_s, **more)
-        with self._library.connect(self.settings.url, timeout_s) as connection:
-            return getattr(connection, method)(*args, headers=headers, **more)
+    async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        return function(*args, **named)
 
 
 class ModelClient(SyncClient):
@@ -153,7 +124,7 @@ class ModelClient(SyncClient):
             ClientTimeoutError: no answer came in time, or the model did not get ready.
             ClientClosedError: the client is closed.
         """
-        return self._infer(inputs, named_inputs, parameters, headers, sample=True)
+        return run(self._infer(inputs, named_inputs, parameters, headers, sample=True))
 
     def infer_batch(
         self, *inputs: Any, parameters: Values = None, headers: Values = None, **named_inputs: Any
@@ -163,7 +134,7 @@ class ModelClient(SyncClient):
         Raises:
             ClientModelDoesntSupportBatchingError: the model does not batch.
         """
-        return self._infer(inputs, named_inputs, parameters, headers, sample=False)
+        return run(self._infer(inputs, named_inputs, parameters, headers, sample=False))
 
     def create_client_from_url(self, url: str, network_timeout_s: float | None = None) -> Any:
         """A tritonclient of the server at ``url``, which is the caller's to close.
@@ -178,16 +149,3 @@ class ModelClient(SyncClient):
     def get_lib(self) -> Any:
         """The tritonclient module that this client is built on."""
         return self._library.module
-
-    def _infer(self, *call: Any, sample: bool) -> Arrays:
-        connection = self._connection()
-        requests = self._requests()
-        arguments = requests.arguments(*call, decoupled=False, sample=sample)
-        timeout_s = self.settings.inference_timeout_s
-        if self._library.timeout_a_call:
-            arguments["client_timeout"] = timeout_s
-        try:
-            result = connection.infer(**arguments)
-        except self._library.errors as error:
-            raise inference_error(error, timeout_s) from error
-        return requests.arrays(result, sample=sample)

@@ -36,8 +36,7 @@ ALLOWED = {
     "gpuserve/bench/server":
         "gpuserve/bench/calls gpuserve/bench/plan gpuserve/client gpuserve_worker/protocol",
     "gpuserve/cli":
-        "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings "
-        "gpuserve/supervisor/core",
+        "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
         "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
         "gpuserve/placement gpuserve/settings gpuserve/supervisor/core gpuserve_worker/calling "
@@ -58,7 +57,6 @@ ALLOWED = {
         "gpuserve/client gpuserve/compat/pytriton gpuserve/declare gpuserve/errors gpuserve/front/v2 "
         "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/compat/pytriton/proxy": "gpuserve/compat/pytriton gpuserve_worker/calling",
-    "gpuserve/compat/pytriton/utils": "",
     "gpuserve/config":
         "gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options "
         "gpuserve/settings gpuserve_worker/protocol",
@@ -84,8 +82,7 @@ ALLOWED = {
         "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve/states",
     "gpuserve/front/doors": "gpuserve/front/doors/grpc gpuserve/front/doors/http gpuserve/front/exchange",
     "gpuserve/front/doors/access":
-        "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 "
-        "gpuserve/settings",
+        "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/settings",
     "gpuserve/front/doors/grpc":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/exchange gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 "
@@ -114,9 +111,8 @@ ALLOWED = {
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models/ensembles":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links "
-        "gpuserve/front/memory gpuserve/front/models gpuserve/front/observe "
-        "gpuserve/front/observe/tracing gpuserve/front/v2 gpuserve/states gpuserve_worker/memory "
-        "gpuserve_worker/protocol",
+        "gpuserve/front/memory gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/tracing "
+        "gpuserve/front/v2 gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/observe": "gpuserve/declare gpuserve/errors gpuserve/front/v2",
     "gpuserve/front/observe/gpu_health": "gpuserve/devices gpuserve/front/observe gpuserve/states",
     "gpuserve/front/observe/tracing":
@@ -124,13 +120,12 @@ ALLOWED = {
     "gpuserve/front/process":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/grpcio "
-        "gpuserve/front/doors/health gpuserve/front/doors/http gpuserve/front/exchange "
-        "gpuserve/front/links gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles "
-        "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/server "
-        "gpuserve/front/service gpuserve/front/v2 gpuserve/settings gpuserve_worker/protocol",
+        "gpuserve/front/doors/health gpuserve/front/doors/http gpuserve/front/exchange gpuserve/front/links "
+        "gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles gpuserve/front/observe "
+        "gpuserve/front/observe/gpu_health gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
+        "gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/front/server":
-        "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 "
-        "gpuserve/settings",
+        "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/settings",
     "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/states",
     "gpuserve/front/server/http2": "gpuserve/front/exchange gpuserve/states",
     "gpuserve/front/service":
@@ -140,10 +135,8 @@ ALLOWED = {
     "gpuserve/front/v2":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/options": "",
     "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
     "gpuserve/settings": "gpuserve/errors gpuserve/options",
-    "gpuserve/states": "",
     "gpuserve/supervisor":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "
         "gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models "
@@ -181,7 +174,6 @@ ALLOWED = {
         "gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve_worker/cuda/device": "gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve_worker/memory": "gpuserve_worker/calling gpuserve_worker/protocol",
-    "gpuserve_worker/protocol": "",
     "gpuserve_worker/running": "gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
 }  # fmt: skip
 #: Folders that still import each other.
