@@ -17,8 +17,8 @@ from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.front.doors.access import routes
-from gpuserve.front.doors.access.restrictions import ENDPOINTS, METHODS, Access, Kind
-from gpuserve.front.doors.access.routes import Endpoint, Route
+from gpuserve.front.doors.access.endpoints import METHODS, Access, Endpoint, Kind
+from gpuserve.front.doors.access.routes import Route
 from gpuserve.settings.access import ENDPOINT_GROUPS
 
 TIMEOUT_S = 15.0
@@ -130,7 +130,7 @@ def control_message(path: str) -> bytes:
 
 
 def test_every_endpoint_is_asked_for() -> None:
-    assert set(PATHS) == set(Endpoint) == set(ENDPOINTS)
+    assert set(PATHS) == set(Endpoint)
     for endpoint, path in PATHS.items():
         route = routes.match(endpoint.method, path.encode(), admin=True)
         assert isinstance(route, Route)
@@ -161,7 +161,7 @@ def test_every_endpoint_needs_the_token(closed: Addresses, endpoint: Endpoint) -
     expected = (403, f'{{"error":"This API is restricted, expecting header \'{HEADER}\'"}}')
     wrong = [{}, {HEADER: "wrong"}, {HEADER: TOKEN[:-1]}, {HEADER: "x" * 20_000}, {GRPC_HEADER: TOKEN}]
     wrong += [{"authorization": f"Bearer {TOKEN}x"}, {"authorization": TOKEN}]
-    if ENDPOINTS[endpoint].group != "inference":
+    if endpoint.access.group != "inference":
         wrong.append({HEADER: OTHER})
     for headers in wrong:
         assert http_status(closed.http, endpoint, headers) == expected, headers
@@ -211,7 +211,7 @@ def is_remote_refusal(text: str, access: Access) -> bool:
 
 @pytest.mark.parametrize("endpoint", Endpoint, ids=lambda one: one.name)
 def test_control_over_http_is_for_clients_of_this_machine(plain: Addresses, endpoint: Endpoint) -> None:
-    access = ENDPOINTS[endpoint]
+    access = endpoint.access
     for headers in (ELSEWHERE, {"origin": "https://example.com"}):
         status, text = http_status(plain.http, endpoint, headers)
         expected = access.kind is not Kind.USE
@@ -243,7 +243,7 @@ def test_the_address_of_the_connection_counts(plain: Addresses, own_address: str
     assert http_status(there(plain.http), Endpoint.LOGGING, {})[0] == 200
     for endpoint in (Endpoint.ADMIN_STATUS, Endpoint.ADMIN_DRAIN, Endpoint.ADMIN_MODEL_SCALE):
         status, text = http_status(there(plain.http), endpoint, {})
-        assert (status, is_remote_refusal(text, ENDPOINTS[endpoint])) == (403, True)
+        assert (status, is_remote_refusal(text, endpoint.access)) == (403, True)
 
 
 def test_remote_control_and_nothing_else_is_opened(tmp_path: Any) -> None:

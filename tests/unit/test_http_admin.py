@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from gpuserve.control.operator import VerbOutcome
 from gpuserve.errors import Code, InvalidArgument, RequestError, Unimplemented
 from gpuserve.front.doors.access import routes
-from gpuserve.front.doors.access.restrictions import ENDPOINTS, Policy
-from gpuserve.front.doors.access.routes import NOT_FOUND, Endpoint, Refusal, Route
+from gpuserve.front.doors.access.endpoints import Endpoint
+from gpuserve.front.doors.access.restrictions import Policy
+from gpuserve.front.doors.access.routes import NOT_FOUND, Refusal, Route
 from gpuserve.front.doors.http.admin import answer_of, question
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
@@ -73,9 +74,7 @@ def test_paths_that_do_not_exist(path: bytes) -> None:
 
 def test_it_is_off_by_default_and_a_group_of_its_own() -> None:
     assert ServerSettings().admin_api is False
-    assert {one for one, access in ENDPOINTS.items() if access.group == ADMIN} == {
-        one.endpoint for one in PATHS.values()
-    }
+    assert {one for one in Endpoint if one.access.group == ADMIN} == {one.endpoint for one in PATHS.values()}
 
 
 def status_of(method: str, path: bytes, *, admin: bool) -> int:

@@ -16,8 +16,8 @@ from http1_talk import Talk, post
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.doors.access import offload
+from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.restrictions import Policy
-from gpuserve.front.doors.access.routes import Endpoint
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.service.service import InferenceService, inference_service

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.doors.access.routes import NOT_FOUND, Endpoint, Refusal, Route, match, match_path
+from gpuserve.front.doors.access.endpoints import Endpoint
+from gpuserve.front.doors.access.routes import NOT_FOUND, Refusal, Route, match
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ from gpuserve.front.doors.access.routes import NOT_FOUND, Endpoint, Refusal, Rou
     ],
 )
 def test_paths(path: bytes, route: Route) -> None:
-    assert match_path(path) == route
+    assert match(route.endpoint.method, path) == route
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_paths_that_do_not_exist(path: bytes) -> None:
 def test_methods(path: bytes, method: str, allowed: str) -> None:
     answer = match(method, path)
     if method == allowed:
-        assert answer == match_path(path)
+        assert isinstance(answer, Route)
     else:
         assert answer == Refusal(405, "Method Not Allowed", allowed)
 
@@ -110,8 +111,8 @@ def test_settings_are_read_and_changed_at_one_path() -> None:
 
 @given(st.binary())
 def test_any_bytes_lead_somewhere_or_nowhere(tail: bytes) -> None:
-    route = match_path(b"/v2/models/" + tail)
-    assert route is None or route.model_name != ""
+    route = match("GET", b"/v2/models/" + tail)
+    assert isinstance(route, Refusal) or route.model_name != ""
 
 
 def test_endpoints_are_all_different() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX
 from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
 from gpuserve.front.doors.access.restrictions import Policy, token_headers
-from gpuserve.front.doors.access.routes import ADMIN_PREFIX
 from gpuserve.front.doors.front_door import FrontDoor
 from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.grpc.health import WATCH

@@ -13,10 +13,11 @@ from functools import partial
 from typing import Final
 
 from gpuserve.errors import DeadlineExceeded, Internal, InvalidArgument, RequestError
+from gpuserve.front.doors.access.endpoints import METHODS, Access
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.offload import offload
 from gpuserve.front.doors.access.peers import address_of, is_local
-from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, METHODS, Access, Policy, Verdict
+from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict
 from gpuserve.front.doors.grpc import health, reflection, rpcs
 from gpuserve.front.doors.grpc.calls import (
     NO_TRAILERS,

@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from gpuserve.errors import RequestError
+from gpuserve.front.doors.access.endpoints import METHODS, Access
 from gpuserve.front.doors.access.peers import grpc_address, is_local
-from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, METHODS, Access, Policy, Verdict
+from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict
 from gpuserve.front.doors.grpc.rpcs import CHANGES
 from gpuserve.front.doors.grpcio.status import abort, as_status
 

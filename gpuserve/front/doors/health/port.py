@@ -16,7 +16,8 @@ from typing import Final
 
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.doors.access import routes
-from gpuserve.front.doors.access.routes import Endpoint, Refusal, Route
+from gpuserve.front.doors.access.endpoints import Endpoint
+from gpuserve.front.doors.access.routes import Refusal, Route
 from gpuserve.front.doors.grpc import health
 from gpuserve.front.doors.grpc.calls import NO_TRAILERS, Refused, send_message, serve, small_message
 from gpuserve.front.doors.grpc.headers import CallHead, read_call

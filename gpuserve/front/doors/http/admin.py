@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 from gpuserve.control.operator import MAX_TIMEOUT_S, VerbOutcome
 from gpuserve.declare.spec import MAX_INSTANCES
 from gpuserve.errors import InvalidArgument, request_error
-from gpuserve.front.doors.access.routes import Endpoint, Route
+from gpuserve.front.doors.access.endpoints import Endpoint
+from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http.answers import HttpAnswer, failure, json_answer
 from gpuserve.front.doors.http.control import Awaiting
 from gpuserve.front.exchange.awaited import AwaitedRequest

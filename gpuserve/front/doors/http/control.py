@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from gpuserve.errors import Internal, InvalidArgument, Unimplemented
-from gpuserve.front.doors.access.routes import Endpoint, Route
+from gpuserve.front.doors.access.endpoints import Endpoint
+from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http.answers import HttpAnswer, json_answer
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.memory.regions import HANDLE_NBYTES, RegionKind

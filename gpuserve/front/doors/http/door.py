@@ -14,10 +14,11 @@ from typing import Final
 
 from gpuserve.errors import RequestError
 from gpuserve.front.doors.access import routes
+from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.peers import address_of, is_local
-from gpuserve.front.doors.access.restrictions import ENDPOINTS, Policy, Verdict
-from gpuserve.front.doors.access.routes import Endpoint, Refusal, Route
+from gpuserve.front.doors.access.restrictions import Policy, Verdict
+from gpuserve.front.doors.access.routes import Refusal, Route
 from gpuserve.front.doors.http.admin import admin_endpoints
 from gpuserve.front.doors.http.answers import (
     JSON_OK,
@@ -68,7 +69,7 @@ class HttpDoor:
     ) -> None:
         self._requests = requests
         self._policy = policy
-        self._open = frozenset(one for one, access in ENDPOINTS.items() if policy.is_open(access))
+        self._open = frozenset(one for one in Endpoint if policy.is_open(one.access))
         self._infers_openly = Endpoint.MODEL_INFER in self._open
         self._admin = service.control.admin.is_open
         self._inference = HttpInference(service, max_request_nbytes, forwarding)
@@ -117,11 +118,9 @@ class HttpDoor:
         return Reply(exchange, partial(self._immediate[route.endpoint], route))
 
     def _judged(self, endpoint: Endpoint, exchange: Exchange) -> HttpAnswer | None:
-        """The refusal of who may not ask for an endpoint: 403, or 404 for what the policy does not list."""
-        access, headers = ENDPOINTS.get(endpoint), exchange.head.headers
+        """The refusal of who may not ask for an endpoint."""
+        access, headers = endpoint.access, exchange.head.headers
         verdict = self._policy.judge(access, headers, is_local=is_local(address_of(exchange.ends), headers))
-        if access is None:
-            return refused(routes.NOT_FOUND)
         return None if verdict is Verdict.ALLOWED else forbidden(self._policy.refusal(access, verdict))
 
 

@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 
 from gpuserve.errors import Internal, RequestError, Unimplemented
 from gpuserve.front.doors.access import routes
+from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.offload import off_loop
-from gpuserve.front.doors.access.routes import Endpoint, Route
+from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http import codec, encoding
 from gpuserve.front.doors.http.answers import Reply, failure, too_large
 from gpuserve.front.doors.http.encoding import IDENTITY, Decompressor
