@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuserve.api.server import Server
-    from gpuserve.declare.model import (
-        DynamicBatcher,
-        ModelConfig,
-        RateLimiter,
-        Resource,
-        SequenceBatching,
-        SequenceControl,
-        Step,
-        Tensor,
-    )
+    from gpuserve.declare.model import DynamicBatcher, ModelConfig, Step, Tensor
+    from gpuserve.declare.spec import RateLimiter, Resource, SequenceBatching, SequenceControl
     from gpuserve_worker.calling.calls import ModelCallError
     from gpuserve_worker.calling.context import current_model
     from gpuserve_worker.calling.failure import UnrecoverableError
@@ -52,12 +44,12 @@ _HOMES = {
     "DynamicBatcher": "gpuserve.declare.model",
     "ModelCallError": "gpuserve_worker.calling.calls",
     "ModelConfig": "gpuserve.declare.model",
-    "RateLimiter": "gpuserve.declare.model",
+    "RateLimiter": "gpuserve.declare.spec",
     "Request": "gpuserve_worker.calling.request",
-    "Resource": "gpuserve.declare.model",
+    "Resource": "gpuserve.declare.spec",
     "Response": "gpuserve_worker.calling.response",
-    "SequenceBatching": "gpuserve.declare.model",
-    "SequenceControl": "gpuserve.declare.model",
+    "SequenceBatching": "gpuserve.declare.spec",
+    "SequenceControl": "gpuserve.declare.spec",
     "Server": "gpuserve.api.server",
     "Step": "gpuserve.declare.model",
     "Tensor": "gpuserve.declare.model",

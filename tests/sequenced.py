@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceSpec
+from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceBatching
 from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
 from gpuserve.front.batching.slots import Batch
@@ -44,7 +44,7 @@ class Sequenced:
         *,
         instances: int = 1,
         max_batch_size: int = 4,
-        sequence: SequenceSpec | None = None,
+        sequence: SequenceBatching | None = None,
         batching: BatchingSpec | None = None,
         max_requests: int = 0,
         prefetch: int = 0,
@@ -52,7 +52,7 @@ class Sequenced:
         self.scheduler = SequenceScheduler(
             "m",
             max_batch_size=max_batch_size,
-            sequence=sequence or SequenceSpec(strategy, max_sequence_idle_us=1000),
+            sequence=sequence or SequenceBatching(strategy, max_sequence_idle_us=1000),
             batching=batching or BatchingSpec(),
             queue=QueueSpec(max_requests, 0),
             prefetch=prefetch,

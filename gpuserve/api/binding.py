@@ -8,7 +8,7 @@ from typing import Any
 from gpuserve.api.pickling import described, pickled_source
 from gpuserve.declare.model import ModelConfig, Tensor
 from gpuserve.declare.rules import check_sequences, told_as_config, with_controls
-from gpuserve.declare.spec import SHUTDOWN, InstanceSpec, ModelSpec, RateSpec, check_model_name
+from gpuserve.declare.spec import SHUTDOWN, InstanceSpec, ModelSpec, RateLimiter, check_model_name
 from gpuserve.declare.tensors import array_kind, device_problem, label_specs, tensor_specs
 from gpuserve.declare.warmups import warmups
 from gpuserve.declare.written import batching_of, plain_options, rate_of, sequence_of
@@ -107,7 +107,7 @@ def _instances(
     callables: Sequence[Callable[..., Any]],
     devices: Sequence[str],
     isolation: str,
-    rate: RateSpec,
+    rate: RateLimiter,
 ) -> tuple[InstanceSpec, ...]:
     """One instance an element. A callable that is there several times is pickled, and held, once."""
     distinct = {id(one): one for one in callables}

@@ -28,8 +28,8 @@ from gpuserve.declare.spec import (
     InstanceSpec,
     LabelSpec,
     ModelSpec,
-    RateSpec,
-    SequenceSpec,
+    RateLimiter,
+    SequenceBatching,
     StepSpec,
 )
 from gpuserve.declare.tensors import array_of, labels_in, memory_of
@@ -65,10 +65,10 @@ def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
     )
 
 
-def _sequence(entry: ModelEntry) -> SequenceSpec:
+def _sequence(entry: ModelEntry) -> SequenceBatching:
     if entry.sequence_batching is None:
         return NO_SEQUENCES
-    made = declared(SequenceSpec, entry.sequence_batching.model_dump())
+    made = declared(SequenceBatching, entry.sequence_batching.model_dump())
     return dataclasses.replace(made, controls=tuple(map(whole_control, made.controls)))
 
 
@@ -78,7 +78,7 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
     instances: list[InstanceSpec] = []
     for group in entry.instances if entry.ensemble is None else ():
         limiter = group.rate_limiter
-        rate = NO_RATE if limiter is None else declared(RateSpec, limiter.model_dump())
+        rate = NO_RATE if limiter is None else declared(RateLimiter, limiter.model_dump())
         for _ in range(group.count):
             source = {"path": entry.callable, "base_dir": base_dir, "kwargs": entry.kwargs}
             name = f"{group.device}#{numbers[group.device]}"
@@ -112,7 +112,7 @@ def violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violati
 def _control_violations(entry: ModelEntry, path: Path) -> Iterator[Violation]:
     if entry.sequence_batching is None:
         return
-    given = declared(SequenceSpec, entry.sequence_batching.model_dump())
+    given = declared(SequenceBatching, entry.sequence_batching.model_dump())
     for index, one in enumerate(given.controls):
         try:
             whole_control(one)

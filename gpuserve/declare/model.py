@@ -1,6 +1,6 @@
-"""What users write to declare a model: ``Tensor``, ``ModelConfig`` and its parts. The names and the
-defaults are PyTriton's, and as there all but ``Tensor`` may be changed until they are bound. What they come
-to is ``spec.ModelSpec``, whose options they spell; no I/O here.
+"""What users write to declare a model, where PyTriton has a class for it: its names, its defaults, and as
+there all but ``Tensor`` may be changed until they are bound. What they come to is ``spec.ModelSpec``, whose
+tables are the classes for all else; no I/O here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuserve.declare.spec import BatchingSpec, QueueSpec
+from gpuserve.declare.spec import BatchingSpec, ModelOptions, QueueSpec, RateLimiter, SequenceBatching
+from gpuserve.options import changeable
 
 
 @dataclass(frozen=True)
@@ -98,63 +99,6 @@ class ModelWarmup:
     count: int = 1
 
 
-@dataclass
-class SequenceControl:
-    """An input of shape [1], behind the batch axis where there is one, that the server fills in a batch of
-    sequences.
-
-    Args:
-        name: of the input; no request brings it.
-        kind: "start", "end" and "ready" are flags; "corrid" is the sequence's id.
-        dtype: of a flag int32, float32 or bool; of the id uint64, int64, uint32, int32 or "bytes". None is
-            int32, or uint64 for the id.
-        false_true: what a flag is told by.
-    """
-
-    name: str
-    kind: str
-    dtype: Any = None
-    false_true: Sequence[float] = (0, 1)
-
-
-@dataclass
-class SequenceBatching:
-    """The requests of a model belong to sequences, each of which always meets the same instance.
-
-    With ``strategy`` "direct" a sequence has a row in the batches of its instance, which has as many as its
-    largest batch; with "oldest" the next requests of ``max_candidate_sequences`` sequences (0: as many) are
-    merged as the model's ``batcher`` says. More sequences wait. With "direct" a batch may wait for the
-    batcher's delay until ``minimum_slot_utilization`` of the rows have a request. A sequence without a
-    request for ``max_sequence_idle_microseconds`` is dropped.
-    """
-
-    strategy: str = "direct"
-    max_sequence_idle_microseconds: int = 1_000_000
-    max_candidate_sequences: int = 0
-    minimum_slot_utilization: float = 0.0
-    controls: Sequence[SequenceControl] = ()
-
-
-@dataclass
-class Resource:
-    """So much of a named resource. A ``shared`` one is there once for all devices, others once a device."""
-
-    name: str
-    count: int = 1
-    shared: bool = False
-
-
-@dataclass
-class RateLimiter:
-    """What an instance holds while it runs, on a server with ``rate_limit="execution_count"``.
-
-    Of those that wait, the one with the lowest executions times ``priority`` goes first.
-    """
-
-    resources: Sequence[Resource] = ()
-    priority: int = 0
-
-
 @dataclass(frozen=True)
 class Step:
     """One model that an ensemble asks, as ``Server.ensemble()`` takes it.
@@ -172,8 +116,12 @@ class Step:
     version: int | None = None
 
 
+#: Any, as it is made here, which type checkers need not follow.
+_Options: Any = changeable(ModelOptions)
+
+
 @dataclass
-class ModelConfig:
+class ModelConfig(_Options):  # type: ignore[misc]  # as above
     """How a bound model is run.
 
     With ``batching=False`` the tensors' shapes are complete and every request is its own call.
@@ -183,9 +131,8 @@ class ModelConfig:
     ``decoupled`` models answer a request with any number of responses, each sent as it is produced.
     ``response_cache`` answers a request that was seen before from memory. ``sequence_batching`` says that
     requests belong to sequences, ``rate_limiter`` what each instance needs to run.
-    ``array`` is the kind of array that inputs come as: "numpy", on the host; "cupy" or "torch", on the GPU of
-    the instance; None is "cupy" where an input says memory="gpu", otherwise "numpy". All else is as the
-    config file has it, and described in docs/reference.md.
+    All else, by keyword, is what a config file may say: ``array``, ``prefetch``, ``read_only_inputs``,
+    ``retry_on_worker_death``, and whatever else ``ModelOptions`` has; described in docs/reference.md.
     """
 
     batching: bool | BatchingSpec = True
@@ -196,8 +143,4 @@ class ModelConfig:
     model_warmup: Sequence[ModelWarmup] | None = None
     sequence_batching: SequenceBatching | None = None
     rate_limiter: RateLimiter | None = None
-    array: str | None = None
     queue: QueueSpec | None = None
-    prefetch: int | None = None
-    read_only_inputs: bool = False
-    retry_on_worker_death: bool = True

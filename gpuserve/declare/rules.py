@@ -20,11 +20,11 @@ from gpuserve.declare.spec import (
     NO_SEQUENCES,
     OLDEST,
     BatchingSpec,
-    ControlSpec,
     ModelSpec,
     PolicySpec,
     QueueSpec,
-    SequenceSpec,
+    SequenceBatching,
+    SequenceControl,
 )
 from gpuserve.errors import BadModelConfig
 from gpuserve.options import declared, rows
@@ -186,18 +186,18 @@ def check_sequences(model: ModelSpec) -> None:
         )
 
 
-def check_declared(sequence: SequenceSpec) -> None:
+def check_declared(sequence: SequenceBatching) -> None:
     """Do nothing if a spec, which may be of another program, is one that could be declared.
 
     Raises:
         ValueError, BadModelConfig: it is not.
     """
     if sequence != NO_SEQUENCES:
-        for one in declared(SequenceSpec, sequence).controls:
+        for one in declared(SequenceBatching, sequence).controls:
             whole_control(one)
 
 
-def whole_control(given: ControlSpec) -> ControlSpec:
+def whole_control(given: SequenceControl) -> SequenceControl:
     """A control with its v2 datatype: INT32 where none is named, or UINT64 for the correlation id.
 
     Raises:
@@ -230,7 +230,7 @@ def _false_true(name: str, dtype: str, given: Sequence[Any]) -> tuple[Any, Any]:
     return false, true
 
 
-def _check_names(controls: Iterable[ControlSpec], inputs: set[str]) -> None:
+def _check_names(controls: Iterable[SequenceControl], inputs: set[str]) -> None:
     names, kinds = set(inputs), set[str]()
     for one in controls:
         if one.name in names:
@@ -241,7 +241,7 @@ def _check_names(controls: Iterable[ControlSpec], inputs: set[str]) -> None:
         kinds.add(one.kind)
 
 
-def with_controls(warmups: Iterable[tuple[Any, ...]], sequence: SequenceSpec) -> tuple[Any, ...]:
+def with_controls(warmups: Iterable[tuple[Any, ...]], sequence: SequenceBatching) -> tuple[Any, ...]:
     """Warm-ups of a model (``wire.Init.warmup``) with the inputs that tell of the sequence, all zero."""
     controls = tuple((one.name, one.dtype, (1,), "zero", "") for one in sequence.controls)
     return tuple((name, size, count, (*inputs, *controls)) for name, size, count, inputs in warmups)

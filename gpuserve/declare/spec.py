@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from gpuserve.devices.placement import ANYWHERE, Placement
 from gpuserve.errors import BindError
-from gpuserve.options import option, required
+from gpuserve.options import option, required, spelled
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 
 MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -58,6 +58,7 @@ def check_model_name(name: object) -> str:
 # ---- batches and the queue ----------------------------------------------------------------------
 
 
+@spelled
 @dataclass(frozen=True, slots=True)
 class BatchingSpec:
     """When a batch is formed; the semantics are those of Triton's dynamic batcher."""
@@ -79,6 +80,7 @@ class BatchingSpec:
     )
 
 
+@spelled
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
     """How long and how many requests of one priority may wait."""
@@ -104,6 +106,7 @@ class PolicySpec:
     max_requests: int = option(0, "Requests that may wait; 0 is no limit.", least=0, triton="max_queue_size")
 
 
+@spelled
 @dataclass(frozen=True, slots=True)
 class QueueSpec:
     """How much may wait for a model before requests are refused, and in which order it is taken.
@@ -150,13 +153,13 @@ CONTROL_KINDS: Final = (START, END, READY, CORRID)
 
 
 @dataclass(frozen=True, slots=True)
-class ControlSpec:
+class SequenceControl:
     """An input of shape [1], behind the batch axis where there is one, that the server fills."""
 
     name: str = required("Name of the input; no request brings it.", some=True)
     kind: str = required("start, end and ready are flags; corrid is the sequence's id.", words=CONTROL_KINDS)
-    dtype: str = option(
-        "",
+    dtype: Any = option(
+        None,
         "Of a flag int32, float32 or bool, of the id uint64, int64, uint32, int32 or bytes; null: int32, or "
         "uint64 for the id.",
         nullable=True,
@@ -165,8 +168,9 @@ class ControlSpec:
     false_true: tuple[Any, Any] = option((0, 1), "What a flag is told by.")
 
 
+@spelled
 @dataclass(frozen=True, slots=True)
-class SequenceSpec:
+class SequenceBatching:
     """The requests of a model belong to sequences, each of which always meets the same instance.
 
     When a batch of ready sequences is formed is said by ``BatchingSpec``; with "direct" by its delay alone.
@@ -196,14 +200,14 @@ class SequenceSpec:
         least=0,
         most=1,
     )
-    controls: tuple[ControlSpec, ...] = option((), "Inputs that tell the callable of the sequences.")
+    controls: Sequence[SequenceControl] = option((), "Inputs that tell the callable of the sequences.")
 
     def seats(self, max_batch_size: int) -> int:
         """How many sequences an instance works on at the same time."""
         rows = max(1, max_batch_size)
         return self.max_candidate_sequences or rows if self.strategy == OLDEST else rows
 
-    def control(self, kind: str) -> ControlSpec | None:
+    def control(self, kind: str) -> SequenceControl | None:
         """The input of that kind, if there is one."""
         return next((one for one in self.controls if one.kind == kind), None)
 
@@ -214,7 +218,7 @@ class SequenceSpec:
 
 
 #: The strategy "" says that a model knows no sequences.
-NO_SEQUENCES: Final = SequenceSpec(strategy="")
+NO_SEQUENCES: Final = SequenceBatching(strategy="")
 
 
 # ---- rates --------------------------------------------------------------------------------------
@@ -224,7 +228,7 @@ DeviceResource: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class ResourceSpec:
+class Resource:
     """An amount of a named resource that an instance needs while it runs."""
 
     name: str = required("Name of the resource.", some=True)
@@ -233,10 +237,10 @@ class ResourceSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class RateSpec:
+class RateLimiter:
     """What an instance holds while it runs, on a server that limits rates."""
 
-    resources: tuple[ResourceSpec, ...] = option(
+    resources: Sequence[Resource] = option(
         (),
         "What an instance holds while it runs: name, count (1), and shared (false): there once for all "
         "devices, not once a device.",
@@ -257,7 +261,7 @@ class RateSpec:
         return needs
 
 
-NO_RATE: Final = RateSpec()
+NO_RATE: Final = RateLimiter()
 
 
 # ---- parts that are no options ------------------------------------------------------------------
@@ -308,15 +312,41 @@ class InstanceSpec:
     name: str
     device: str
     source: dict[str, Any]
-    rate: RateSpec = NO_RATE
+    rate: RateLimiter = NO_RATE
     placement: Placement = ANYWHERE
 
 
 # ---- the model ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Options that ``ModelConfig`` and a file have alike: a row here is all that makes one."""
+
+    array: str = option(
+        NUMPY,
+        "Arrays that inputs come as: numpy, on the host; cupy or torch, on the GPU of the instance; null: "
+        "cupy where an input has memory: gpu, otherwise numpy.",
+        words=ARRAYS,
+        nullable=True,
+    )
+    prefetch: int = option(
+        0,
+        "Full batches that wait inside a worker; null: 1 on a GPU, 0 on the CPU.",
+        least=0,
+        most=16,
+        nullable=True,
+    )
+    read_only_inputs: bool = option(False, "Whether the callable never writes to its inputs.")
+    retry_on_worker_death: bool = option(
+        True,
+        "Whether a batch runs once more when the worker that had it died; never where decoupled or in "
+        "sequences.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(ModelOptions):
     """A model, complete. ``max_batch_size`` 0 means that the model does not batch.
 
     ``concurrency`` 0 leaves it to the worker, which knows what kind its callable is. ``array`` is the kind of
@@ -339,13 +369,6 @@ class ModelSpec:
     )
     batching: BatchingSpec = option(BatchingSpec(), "How requests are merged.")
     queue: QueueSpec = option(QueueSpec(), "How much may wait.")
-    prefetch: int = option(
-        0,
-        "Full batches that wait inside a worker; null: 1 on a GPU, 0 on the CPU.",
-        least=0,
-        most=16,
-        nullable=True,
-    )
     concurrency: int = option(
         0,
         "Batches that an async callable or a generator has under way at once in one instance; null: by the "
@@ -365,19 +388,6 @@ class ModelSpec:
         "Whether a request that was seen before is answered from memory.",
         triton="response_cache.enable",
     )
-    read_only_inputs: bool = option(False, "Whether the callable never writes to its inputs.")
-    array: str = option(
-        NUMPY,
-        "Arrays that inputs come as: numpy, on the host; cupy or torch, on the GPU of the instance; null: "
-        "cupy where an input has memory: gpu, otherwise numpy.",
-        words=ARRAYS,
-        nullable=True,
-    )
-    retry_on_worker_death: bool = option(
-        True,
-        "Whether a batch runs once more when the worker that had it died; never where decoupled or in "
-        "sequences.",
-    )
     on_unrecoverable: str = option(
         SHUTDOWN,
         "What UnrecoverableError ends: the whole server (shutdown), or the instance, which is replaced "
@@ -385,7 +395,7 @@ class ModelSpec:
         words=(SHUTDOWN, RESTART_WORKER),
     )
     warmup: tuple[Any, ...] = ()
-    sequence: SequenceSpec = NO_SEQUENCES
+    sequence: SequenceBatching = NO_SEQUENCES
     labels: tuple[LabelSpec, ...] = ()
     steps: tuple[StepSpec, ...] = ()
 
@@ -440,11 +450,11 @@ def _queue(*plain: Any) -> QueueSpec:
     return QueueSpec(*values)
 
 
-def _sequence(*plain: Any) -> SequenceSpec:
+def _sequence(*plain: Any) -> SequenceBatching:
     values = list(plain)
-    made = (ControlSpec(name, kind, dtype, (*told,)) for name, kind, dtype, told in values[-1])
+    made = (SequenceControl(name, kind, dtype, (*told,)) for name, kind, dtype, told in values[-1])
     values[-1] = tuple(made)
-    return SequenceSpec(*values)
+    return SequenceBatching(*values)
 
 
 def _step(model: str, version: int, inputs: Iterable[Any], outputs: Iterable[Any]) -> StepSpec:
@@ -458,5 +468,5 @@ def _step(model: str, version: int, inputs: Iterable[Any], outputs: Iterable[Any
 
 def _instance(name: str, device: str, rate: Any, gpu_uuid: str) -> InstanceSpec:
     resources, priority = rate
-    made = RateSpec(tuple(ResourceSpec(*one) for one in resources), priority)
+    made = RateLimiter(tuple(Resource(*one) for one in resources), priority)
     return InstanceSpec(name, device, {}, made, Placement(gpu_uuid))

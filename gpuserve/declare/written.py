@@ -11,10 +11,6 @@ from gpuserve.declare.model import (
     DynamicBatcher,
     ModelConfig,
     QueuePolicy,
-    RateLimiter,
-    Resource,
-    SequenceBatching,
-    SequenceControl,
     Step,
     Tensor,
 )
@@ -23,13 +19,11 @@ from gpuserve.declare.spec import (
     NO_RATE,
     NO_SEQUENCES,
     BatchingSpec,
-    ControlSpec,
     ModelSpec,
     PolicySpec,
     QueueSpec,
-    RateSpec,
-    ResourceSpec,
-    SequenceSpec,
+    RateLimiter,
+    SequenceBatching,
     StepSpec,
     check_model_name,
 )
@@ -39,14 +33,7 @@ from gpuserve.options import boolean, checked, declared, integer, rows
 
 _Table = TypeVar("_Table")
 #: Each table of which programs write another class.
-_WRITTEN: Final[dict[type, type]] = {
-    PolicySpec: QueuePolicy,
-    SequenceSpec: SequenceBatching,
-    ControlSpec: SequenceControl,
-    RateSpec: RateLimiter,
-    ResourceSpec: Resource,
-    StepSpec: Step,
-}
+_WRITTEN: Final[dict[type, type]] = {PolicySpec: QueuePolicy, StepSpec: Step}
 
 
 def plain_options(config: ModelConfig) -> dict[str, Any]:
@@ -113,7 +100,7 @@ def batching_and_queue(
     return declared(BatchingSpec, given, "", written), declared(QueueSpec, given, "", written)
 
 
-def sequence_of(given: Any) -> SequenceSpec:
+def sequence_of(given: Any) -> SequenceBatching:
     """What ``ModelConfig.sequence_batching`` says.
 
     Raises:
@@ -122,18 +109,18 @@ def sequence_of(given: Any) -> SequenceSpec:
     if given is None:
         return NO_SEQUENCES
     with told_as_config():
-        made = _written(SequenceSpec, given, "sequence_batching")
+        made = _written(SequenceBatching, given, "sequence_batching")
         return dataclasses.replace(made, controls=tuple(map(whole_control, made.controls)))
 
 
-def rate_of(given: Any) -> RateSpec:
+def rate_of(given: Any) -> RateLimiter:
     """What ``ModelConfig.rate_limiter`` says.
 
     Raises:
         BadModelConfig: a value that cannot be; the text names it.
     """
     with told_as_config():
-        return NO_RATE if given is None else _written(RateSpec, given, "rate_limiter")
+        return NO_RATE if given is None else _written(RateLimiter, given, "rate_limiter")
 
 
 def _written(table: type[_Table], given: Any, name: str) -> _Table:

@@ -111,13 +111,45 @@ def _default(one: dataclasses.Field[Any]) -> Any:
     return one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
 
 
-def key_and_value(hint: Any) -> tuple[Any, Any] | None:
-    """The types of a mapping, which a table has as a tuple of pairs; None where it is none."""
+def element(hint: Any) -> Any:
+    """The type of the elements of a list; None where it is none. A table has a list as a tuple."""
     args = typing.get_args(hint)
-    if typing.get_origin(hint) is tuple and args[-1] is Ellipsis and typing.get_origin(args[0]) is tuple:
-        key, value = typing.get_args(args[0])
+    is_list = typing.get_origin(hint) is Sequence or (
+        typing.get_origin(hint) is tuple and args[-1] is Ellipsis
+    )
+    return args[0] if is_list else None
+
+
+def key_and_value(hint: Any) -> tuple[Any, Any] | None:
+    """The types of a mapping, which a table may have as a tuple of pairs; None where it is none."""
+    pair = hint if typing.get_origin(hint) is Mapping else element(hint)
+    if pair is hint or typing.get_origin(pair) is tuple:
+        key, value = typing.get_args(pair)
         return key, value
     return None
+
+
+def spelled(table: Any) -> Any:
+    """A table whose constructor takes Triton's names of options too; a decorator."""
+    options = [(one.name, one.metadata[_KEY]) for one in dataclasses.fields(table) if _KEY in one.metadata]
+    own = {said.triton: name for name, said in options}
+    make = table.__init__
+
+    @functools.wraps(make)
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        make(self, *values, **{own.get(name, name): one for name, one in named.items()})
+
+    table.__init__ = init
+    return table
+
+
+def changeable(table: type) -> Any:
+    """A class whose objects have the options of a table, all by keyword, and may be changed."""
+    made = [
+        (one.name, one.type, field(default=None if one.metadata[_KEY].nullable else one.default))
+        for one in dataclasses.fields(table)
+    ]
+    return dataclasses.make_dataclass(table.__name__, made, kw_only=True)
 
 
 # ---- from what a program, a file or a client says to a table ------------------------------------
@@ -186,17 +218,16 @@ def _checked(hint: Any, said: Option, value: Any, name: str, written: Mapping[ty
         return declared(table, value, f"{name}.", written)
     if (pair := key_and_value(hint)) is not None:
         return tuple(_pairs(pair, said, value, name, written))
-    if typing.get_origin(hint) is tuple:
-        return _elements(hint, said, value, name, written)
+    if (kind := element(hint)) is not None:
+        return _elements(kind, said, value, name, written)
     if hint in _SCALARS:
         return _SCALARS[hint](said, name, value)
-    return value
+    return _text(said, name, value) if said.read is not None else value
 
 
 def _elements(
-    hint: Any, said: Option, value: Any, name: str, written: Mapping[type, type]
+    kind: Any, said: Option, value: Any, name: str, written: Mapping[type, type]
 ) -> tuple[Any, ...]:
-    kind = typing.get_args(hint)[0]
     if value is None and written:  # PyTriton's way to say that there are none
         value = ()
     some = "non-empty " if said.some else ""

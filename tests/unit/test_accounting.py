@@ -13,7 +13,7 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserve.declare.spec import BatchingSpec, ModelSpec, SequenceSpec
+from gpuserve.declare.spec import BatchingSpec, ModelSpec, SequenceBatching
 from gpuserve.errors import RequestError
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
@@ -233,7 +233,7 @@ def test_a_request_that_is_answered_and_taken_back_is_counted_once(in_order: boo
 
 
 def test_the_rest_of_a_sequence_goes_with_one_that_is_taken_back() -> None:
-    spec = replace(SPEC, instances=SPEC.instances[:1], sequence=SequenceSpec("oldest"))
+    spec = replace(SPEC, instances=SPEC.instances[:1], sequence=SequenceBatching("oldest"))
 
     async def run() -> Scene:
         scene = Scene(spec, None)

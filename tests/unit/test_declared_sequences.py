@@ -21,7 +21,7 @@ from gpuserve.api.binding import model_spec
 from gpuserve.config.load import Configuration, load_data
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.declare.model import ModelWarmup, WarmupInput
-from gpuserve.declare.spec import ControlSpec, ModelSpec, RateSpec, ResourceSpec, SequenceSpec
+from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import BadModelConfig
 from gpuserve.front.v2.model_config import model_config, plain
 
@@ -61,16 +61,16 @@ def test_all_of_a_declaration_arrives() -> None:
     spec = sequences(
         strategy="oldest", max_sequence_idle_microseconds=5, max_candidate_sequences=3, controls=controls
     )
-    assert spec.sequence == SequenceSpec(
+    assert spec.sequence == SequenceBatching(
         "oldest",
         5,
         3,
         0.0,
         (
-            ControlSpec("START", "start", "INT32", (0, 1)),
-            ControlSpec("END", "end", "FP32", (-1, 2)),
-            ControlSpec("READY", "ready", "BOOL", (False, True)),
-            ControlSpec("ID", "corrid", "BYTES", (0, 1)),
+            SequenceControl("START", "start", "INT32", (0, 1)),
+            SequenceControl("END", "end", "FP32", (-1, 2)),
+            SequenceControl("READY", "ready", "BOOL", (False, True)),
+            SequenceControl("ID", "corrid", "BYTES", (0, 1)),
         ),
     )
     assert spec.in_sequences
@@ -91,8 +91,8 @@ def test_a_warm_up_has_the_controls_too() -> None:
     [
         ({"strategy": "newest"}, "strategy must be 'direct' or 'oldest', got 'newest'"),
         (
-            {"max_sequence_idle_microseconds": 0},
-            "max_sequence_idle_microseconds must be an integer of at least 1",
+            {"max_sequence_idle_us": 0},
+            "max_sequence_idle_us must be an integer of at least 1",
         ),
         (
             {"max_candidate_sequences": 2},
@@ -151,7 +151,7 @@ def test_what_does_not_go_with_sequences(batcher: Any, config: dict[str, Any], t
 
 def test_a_rate_limiter_is_that_of_every_instance() -> None:
     spec = bound(rate_limiter=RateLimiter([Resource("R", 2), Resource("S", shared=True)], 3))
-    rate = RateSpec((ResourceSpec("R", 2), ResourceSpec("S", 1, True)), 3)
+    rate = RateLimiter((Resource("R", 2), Resource("S", 1, True)), 3)
     assert [one.rate for one in spec.instances] == [rate]
 
 
@@ -179,16 +179,16 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
         sequence_batching={"strategy": "oldest", "max_sequence_idle_us": 5, "controls": controls},
         instances=[{"count": 2, "rate_limiter": rate_limiter}, {"device": "cpu"}],
     ).models
-    assert spec.sequence == SequenceSpec(
+    assert spec.sequence == SequenceBatching(
         "oldest",
         5,
         controls=(
-            ControlSpec("START", "start", "INT32", (0, 1)),
-            ControlSpec("ID", "corrid", "BYTES", (0, 1)),
+            SequenceControl("START", "start", "INT32", (0, 1)),
+            SequenceControl("ID", "corrid", "BYTES", (0, 1)),
         ),
     )
-    rate = RateSpec((ResourceSpec("R", 2), ResourceSpec("S", 1, True)), 3)
-    assert [one.rate for one in spec.instances] == [rate, rate, RateSpec()]
+    rate = RateLimiter((Resource("R", 2), Resource("S", 1, True)), 3)
+    assert [one.rate for one in spec.instances] == [rate, rate, RateLimiter()]
     assert not spec.retry_on_worker_death
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from device_requests import BoundRequest
 
-from gpuserve.declare.spec import BatchingSpec, InstanceSpec, ModelSpec, PolicySpec, QueueSpec, SequenceSpec
+from gpuserve.declare.spec import (
+    BatchingSpec,
+    InstanceSpec,
+    ModelSpec,
+    PolicySpec,
+    QueueSpec,
+    SequenceBatching,
+)
 from gpuserve.errors import InvalidArgument, QueueFull, RequestError, Unavailable
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.device_scheduler import DeviceScheduler
@@ -163,7 +170,7 @@ def test_who_drains_takes_nothing_for_any_device() -> None:
 # ---- which models have it, and which requests they take -----------------------------------------
 
 
-def spec(*devices: str, sequence: SequenceSpec | None = None) -> ModelSpec:
+def spec(*devices: str, sequence: SequenceBatching | None = None) -> ModelSpec:
     instances = tuple(InstanceSpec(f"m_{number}", device, {}) for number, device in enumerate(devices))
     made = ModelSpec("m", (), (), 8, instances)
     return made if sequence is None else ModelSpec("m", (), (), 8, instances, sequence=sequence)
@@ -207,7 +214,7 @@ def test_regions_of_two_devices_are_refused() -> None:
 
 
 def test_sequences_on_several_devices_take_no_device_memory() -> None:
-    in_sequences = SequenceSpec(strategy="oldest")
+    in_sequences = SequenceBatching(strategy="oldest")
     assert "sequences of model 'm'" in str(
         refusal(spec("cuda:0", "cuda:1", sequence=in_sequences), asking("cuda:0"))
     )

@@ -9,14 +9,14 @@ import pytest
 
 from gpuserve.declare.spec import (
     BatchingSpec,
-    ControlSpec,
     InstanceSpec,
     ModelSpec,
     PolicySpec,
     QueueSpec,
-    RateSpec,
-    ResourceSpec,
-    SequenceSpec,
+    RateLimiter,
+    Resource,
+    SequenceBatching,
+    SequenceControl,
 )
 from gpuserve.supervisor.attach.foreign_spec import checked_spec
 from gpuserve_worker.protocol.tensor import TensorSpec
@@ -31,16 +31,16 @@ FULL = ModelSpec(
     0,
     (
         InstanceSpec("0", "cpu", {}),
-        InstanceSpec("1", "cuda:0", {}, RateSpec((ResourceSpec("R", 2, True),), 3)),
+        InstanceSpec("1", "cuda:0", {}, RateLimiter((Resource("R", 2, True),), 3)),
     ),
     version=3,
     batching=BatchingSpec(100, (4, 8), merge=False, preserve_ordering=True),
     queue=QueueSpec(10, 20, 3, 2, PolicySpec("delay", 5, True, 6), ((1, PolicySpec()), (2, PolicySpec()))),
     decoupled=True,
     on_unrecoverable="restart_worker",
-    sequence=SequenceSpec("oldest", 5, 3, 0.0, (ControlSpec("ID", "corrid", "BYTES"),)),
+    sequence=SequenceBatching("oldest", 5, 3, 0.0, (SequenceControl("ID", "corrid", "BYTES"),)),
 )
-#: ``RateSpec.from_wire`` takes it.
+#: ``RateLimiter.from_wire`` takes it.
 RATE = ((), 0)
 
 

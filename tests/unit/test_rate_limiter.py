@@ -16,8 +16,10 @@ from gpuserve.declare.spec import (
     InstanceSpec,
     ModelSpec,
     QueueSpec,
-    RateSpec,
-    ResourceSpec,
+    Resource,
+)
+from gpuserve.declare.spec import (
+    RateLimiter as Rate,
 )
 from gpuserve.errors import ConfigError, StartupError
 from gpuserve.front.batching.model_scheduler import ModelScheduler
@@ -27,11 +29,11 @@ from gpuserve.front.batching.rate_limiter import InstanceRate, RateLimiter
 from gpuserve.settings.server import ResourceLimit, ServerSettings
 
 
-def rate(priority: int = 0, **resources: int) -> RateSpec:
-    return RateSpec(tuple(ResourceSpec(name, count) for name, count in resources.items()), priority)
+def rate(priority: int = 0, **resources: int) -> Rate:
+    return Rate(tuple(Resource(name, count) for name, count in resources.items()), priority)
 
 
-def spec(name: str, *rates: RateSpec, device: str = "cpu") -> ModelSpec:
+def spec(name: str, *rates: Rate, device: str = "cpu") -> ModelSpec:
     instances = tuple(InstanceSpec(str(number), device, {}, one) for number, one in enumerate(rates))
     return ModelSpec(name, (), (), 0, instances)
 
@@ -39,14 +41,14 @@ def spec(name: str, *rates: RateSpec, device: str = "cpu") -> ModelSpec:
 class Limited:
     """Instances by name, and which of them have been woken."""
 
-    def __init__(self, limits: list[str], **rates: RateSpec) -> None:
+    def __init__(self, limits: list[str], **rates: Rate) -> None:
         self.limiter = RateLimiter(ResourceLimit.parse(one) for one in limits)
         self.woken: list[str] = []
         self.instances: dict[str, InstanceRate] = {}
         for name, one in rates.items():
             self.add(name, one)
 
-    def add(self, name: str, one: RateSpec) -> None:
+    def add(self, name: str, one: Rate) -> None:
         made = self.limiter.add(spec(name, one).instances, lambda: self.woken.append(name))
         self.instances[name] = made["0"]
 
@@ -126,7 +128,7 @@ def test_a_model_that_is_gone_waits_no_more() -> None:
 
 def test_resources_are_there_once_a_device_or_once_for_all() -> None:
     limiter = RateLimiter([ResourceLimit("D", 1, "cuda:1")])
-    shared = RateSpec((ResourceSpec("S", 1, shared=True),))
+    shared = Rate((Resource("S", 1, shared=True),))
     cpu = limiter.add(spec("cpu", rate(D=1), shared).instances, print)
     gpu = limiter.add(spec("gpu", rate(D=1), shared, device="cuda:1").instances, print)
     assert limiter.acquire(cpu["0"])
@@ -169,7 +171,7 @@ def test_never_more_than_there_is_and_everybody_in_the_end(data: st.DataObject) 
     assert waiting == []
 
 
-def _needs(one: RateSpec) -> list[tuple[str, int]]:
+def _needs(one: Rate) -> list[tuple[str, int]]:
     return [(resource.name, resource.count) for resource in one.resources]
 
 
@@ -179,7 +181,7 @@ def _needs(one: RateSpec) -> list[tuple[str, int]]:
 class Model:
     """A model with its requests, below a limiter that it shares."""
 
-    def __init__(self, limiter: RateLimiter, name: str, *rates: RateSpec, delay_us: int = 0) -> None:
+    def __init__(self, limiter: RateLimiter, name: str, *rates: Rate, delay_us: int = 0) -> None:
         self.woken = 0
         self.scheduler = ModelScheduler(
             max_batch_size=4,
@@ -272,7 +274,7 @@ def test_too_little_of_a_resource_is_refused() -> None:
 
 
 def test_a_resource_of_both_kinds_is_refused() -> None:
-    shared = RateSpec((ResourceSpec("X", 1, shared=True),))
+    shared = Rate((Resource("X", 1, shared=True),))
     text = 'Resource "X" is present as both global and device-specific resource in the model configuration.'
     with pytest.raises(StartupError) as refused:
         check_rates([spec("a", rate(X=1)), spec("b", shared)], ON)

@@ -31,7 +31,7 @@ SECTIONS = {
     "### `models[].outputs[]`": "OutputEntry",
     "### `models[].batching`": "BatchingEntry",
     "### `models[].sequence_batching`": "SequenceBatchingEntry",
-    "### `models[].sequence_batching.controls[]`": "ControlEntry",
+    "### `models[].sequence_batching.controls[]`": "SequenceControlEntry",
     "### `models[].queue`": "QueueEntry",
     "### `models[].queue.policy`, `models[].queue.policies.<level>`": "PolicyEntry",
     "### `models[].warmup[]`": "WarmupEntry",

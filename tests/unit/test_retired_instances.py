@@ -16,7 +16,8 @@ from test_batcher_properties import INSTANCES, SchedulerMachine
 from test_device_scheduler_properties import DEVICES, DeviceMachine
 from test_sequences_properties import SequenceMachine
 
-from gpuserve.declare.spec import BatchingSpec, InstanceSpec, QueueSpec, RateSpec, ResourceSpec
+from gpuserve.declare.spec import BatchingSpec, InstanceSpec, QueueSpec, Resource
+from gpuserve.declare.spec import RateLimiter as Rate
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.rate_limited import RateLimits
@@ -233,7 +234,7 @@ def test_an_idle_sequence_keeps_a_retired_instance_for_its_idle_time_only() -> N
 def limited(
     count: int, limits: list[str]
 ) -> tuple[ModelScheduler, RateLimits, RateLimiter, list[InstanceSpec]]:
-    rate = RateSpec((ResourceSpec("R", 1),))
+    rate = Rate((Resource("R", 1),))
     instances = [InstanceSpec(f"cpu#{number}", "cpu", {}, rate) for number in range(count)]
     scheduler = ModelScheduler(
         max_batch_size=0, batching=BatchingSpec(), queue=QueueSpec(), prefetch=0, retry_on_death=True
@@ -277,7 +278,7 @@ def test_whatever_comes_and_goes_no_more_run_than_there_are_resources(events: li
     scheduler, batches, _, _ = limited(1, [f"R:{most}"])
     running: list[Batch] = []
     up, retired, submitted = ["cpu#0"], list[str](), 0
-    rate = RateSpec((ResourceSpec("R", 1),))
+    rate = Rate((Resource("R", 1),))
     for number, event in enumerate(events, 1):
         if event == "submit":
             scheduler.submit(QueuedRequest(1, 1, ""), 0.0)

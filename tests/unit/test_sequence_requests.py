@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gpuserve.declare.spec import ControlSpec, InstanceSpec, ModelSpec, SequenceSpec
+from gpuserve.declare.spec import InstanceSpec, ModelSpec, SequenceBatching, SequenceControl
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.doors.grpc.parameters import request_parameters
 from gpuserve.front.doors.http.generate_codec import parse_generate_request
@@ -120,8 +120,8 @@ def request(sequence: Sequence | None, rows: int = 1) -> InferRequest:
 
 
 def check(sequence: Sequence | None, rows: int = 1, corrid: str | None = None) -> None:
-    controls = (ControlSpec("ID", "corrid", corrid),) if corrid else ()
-    SequenceCheck(spec(sequence=SequenceSpec("direct", controls=controls))).check(request(sequence, rows))
+    controls = (SequenceControl("ID", "corrid", corrid),) if corrid else ()
+    SequenceCheck(spec(sequence=SequenceBatching("direct", controls=controls))).check(request(sequence, rows))
 
 
 def test_a_sequence_model_needs_a_sequence() -> None:

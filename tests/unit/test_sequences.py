@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sequenced import Sequenced, ids
 
-from gpuserve.declare.spec import BatchingSpec, ControlSpec, SequenceSpec
+from gpuserve.declare.spec import BatchingSpec, SequenceBatching, SequenceControl
 from gpuserve.errors import InvalidArgument, QueueFull, Unavailable
 from gpuserve.front.batching.queue import RemovalReason, RequestState
 from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
@@ -93,7 +93,7 @@ def test_without_a_seat_sequences_wait_in_their_order() -> None:
 
 
 def test_a_candidate_is_given_its_seat_whatever_the_batch_size() -> None:
-    sequence = SequenceSpec("oldest", max_candidate_sequences=3)
+    sequence = SequenceBatching("oldest", max_candidate_sequences=3)
     model = Sequenced(max_batch_size=2, sequence=sequence)
     for name in "abcd":
         model.submit(name, "se" if name == "a" else "s")
@@ -115,7 +115,7 @@ def test_oldest_merges_by_the_rules_of_the_batcher() -> None:
 
 
 def test_direct_waits_for_its_rows() -> None:
-    sequence = SequenceSpec("direct", minimum_slot_utilization=0.5)
+    sequence = SequenceBatching("direct", minimum_slot_utilization=0.5)
     model = Sequenced(sequence=sequence, batching=BatchingSpec(max_queue_delay_us=100))
     model.submit("a", "s")
     assert (model.next(), model.wakeup_us()) == (None, 100)
@@ -146,7 +146,7 @@ def test_direct_steps_follow_each_other_even_where_an_instance_takes_more() -> N
 
 
 def test_rows_are_kept_where_the_callable_is_told_which_are_ready() -> None:
-    sequence = SequenceSpec("direct", controls=(ControlSpec("READY", "ready", "INT32"),))
+    sequence = SequenceBatching("direct", controls=(SequenceControl("READY", "ready", "INT32"),))
     model = Sequenced(sequence=sequence)
     for name in "abc":
         model.submit(name, "s")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sequenced import US, SequencedRequest, ids
 
-from gpuserve.declare.spec import BatchingSpec, ControlSpec, QueueSpec, SequenceSpec
+from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceBatching, SequenceControl
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.batching.queue import QueuedRequest, RequestState
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
@@ -21,7 +21,7 @@ from gpuserve.front.v2.types import Sequence
 
 INSTANCES = ("a", "b", "c")
 IDLE_US = 50
-READY = (ControlSpec("READY", "ready", "BOOL", (False, True)),)
+READY = (SequenceControl("READY", "ready", "BOOL", (False, True)),)
 
 
 class SequenceMachine(RuleBasedStateMachine):
@@ -37,7 +37,7 @@ class SequenceMachine(RuleBasedStateMachine):
         direct = strategy == "direct"
         self.max_batch_size = max_batch_size
         self.prefetch = data.draw(st.integers(0, 1))
-        self.sequence = SequenceSpec(
+        self.sequence = SequenceBatching(
             strategy,
             IDLE_US,
             0 if direct else data.draw(st.integers(0, 3)),

@@ -10,7 +10,7 @@ import pytest
 
 from gpuserve.cli.console.client_command import client_command
 from gpuserve.cli.console.startup_view import LogView, TableView, ready_text
-from gpuserve.declare.spec import InstanceSpec, ModelSpec, SequenceSpec
+from gpuserve.declare.spec import InstanceSpec, ModelSpec, SequenceBatching
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 
@@ -135,7 +135,7 @@ def test_a_stream_is_asked_for_as_one() -> None:
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_a_model_of_sequences_is_asked_for_a_whole_one(decoupled: bool) -> None:
     plain = spec(TensorSpec("x", "FP32", (2,)))
-    model = dataclasses.replace(plain, sequence=SequenceSpec("direct"), decoupled=decoupled)
+    model = dataclasses.replace(plain, sequence=SequenceBatching("direct"), decoupled=decoupled)
     whole = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
     command = shlex.split(str(client_command({"http": "http://h:1"}, model)))
     body = json.loads(command[4])

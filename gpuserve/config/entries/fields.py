@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from gpuserve.declare.spec import check_model_name
 from gpuserve.devices.names import check_device_name, meant
 from gpuserve.errors import BindError
-from gpuserve.options import REQUIRED, Option, Row, key_and_value, rows
+from gpuserve.options import REQUIRED, Option, Row, element, key_and_value, rows
 from gpuserve_worker.protocol.tensor import ITEMSIZE, datatype_of
 
 _CALLABLE = re.compile(
@@ -170,12 +170,11 @@ def _annotation(hint: Any, said: Option) -> Any:
         filled = Option("", some=True)
         value: Any = Annotated[_annotation(pair[1], filled), Field(**_size(pair[1], filled))]
         return _DICT[Level if pair[0] is int else Filled, value]
+    if (kind := element(hint)) is not None:
+        one = dataclasses.replace(said, some=kind is str and not said.words)
+        return _LIST[Annotated[_annotation(kind, one), Field(**_size(kind, one))]]
     if typing.get_origin(hint) is tuple:
-        element_hint, *rest = typing.get_args(hint)
-        if rest != [...]:
-            return list[bool | int | float]
-        element = dataclasses.replace(said, some=element_hint is str and not said.words)
-        return _LIST[Annotated[_annotation(element_hint, element), Field(**_size(element_hint, element))]]
+        return list[bool | int | float]
     kind = _LITERAL[said.words] if said.words else hint
     if said.read is None:
         return kind
@@ -190,7 +189,7 @@ def _size(hint: Any, said: Option) -> dict[str, Any]:
     if hint in {int, float}:
         bounds = {"ge": said.least, "le": said.most}
         return {key: one for key, one in bounds.items() if one is not None}
-    if typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is not Ellipsis:
+    if typing.get_origin(hint) is tuple and element(hint) is None:
         return {"min_length": 2, "max_length": 2}
-    is_sized = typing.get_origin(hint) is tuple or (hint is str and not said.words)
+    is_sized = element(hint) is not None or (hint is str and not said.words)
     return {"min_length": 1} if said.some and is_sized else {}

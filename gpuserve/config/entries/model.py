@@ -19,12 +19,12 @@ from gpuserve.config.entries.fields import (
     ModelName,
     entry_of,
 )
-from gpuserve.declare.spec import MAX_INSTANCES, ModelSpec, RateSpec, SequenceSpec, StepSpec
+from gpuserve.declare.spec import MAX_INSTANCES, ModelSpec, RateLimiter, SequenceBatching, StepSpec
 from gpuserve.declare.tensors import MAX_LABELS
 
 _Options: Any = entry_of(ModelSpec)
-_Rate: Any = entry_of(RateSpec)
-_Sequence: Any = entry_of(SequenceSpec)
+_Rate: Any = entry_of(RateLimiter)
+_Sequence: Any = entry_of(SequenceBatching)
 _Step: Any = entry_of(StepSpec)
 
 

@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
-from gpuserve.declare.spec import DIRECT, BatchingSpec, QueueSpec, SequenceSpec
+from gpuserve.declare.spec import DIRECT, BatchingSpec, QueueSpec, SequenceBatching
 from gpuserve.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import RequestCounts, SchedulerStatistics, statistics_of
@@ -87,7 +87,7 @@ class SequenceScheduler:
         model: str,
         *,
         max_batch_size: int,
-        sequence: SequenceSpec,
+        sequence: SequenceBatching,
         batching: BatchingSpec,
         queue: QueueSpec,
         prefetch: int,

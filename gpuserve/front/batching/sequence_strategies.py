@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final, Protocol
 
-from gpuserve.declare.spec import DIRECT, BatchingSpec, SequenceSpec
+from gpuserve.declare.spec import DIRECT, BatchingSpec, SequenceBatching
 from gpuserve.front.batching.batch_former import BatchFormer
 from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.sequence_state import ActiveSequence
@@ -30,7 +30,7 @@ class SequenceStrategy(Protocol):
         """When they go at the latest, though nothing else happens."""
 
 
-def strategy_of(sequence: SequenceSpec, batching: BatchingSpec, max_batch_size: int) -> SequenceStrategy:
+def strategy_of(sequence: SequenceBatching, batching: BatchingSpec, max_batch_size: int) -> SequenceStrategy:
     """The strategy that a model declares."""
     if sequence.strategy == DIRECT:
         least = sequence.minimum_slot_utilization * max(1, max_batch_size)

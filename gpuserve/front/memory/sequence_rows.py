@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuserve.declare.spec import CORRID, END, START, ControlSpec, ModelSpec
+from gpuserve.declare.spec import CORRID, END, START, ModelSpec, SequenceControl
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.scatter import Answer, scatter
@@ -68,7 +68,7 @@ class SequenceRows:
         pairs = zip(members, answers, strict=True)
         return [answer for member, answer in pairs if not isinstance(member, EmptyRow)]
 
-    def _control(self, control: ControlSpec, rows: Sequence[types.Sequence | None]) -> wire.WireTensor:
+    def _control(self, control: SequenceControl, rows: Sequence[types.Sequence | None]) -> wire.WireTensor:
         shape = (len(rows), 1) if self._spec.max_batch_size else (1,)
         if control.kind != CORRID:
             data = _flags(control, rows)
@@ -80,7 +80,7 @@ class SequenceRows:
         return wire.WireTensor(control.name, control.dtype, shape, data)
 
 
-def _flags(control: ControlSpec, rows: Sequence[types.Sequence | None]) -> bytes:
+def _flags(control: SequenceControl, rows: Sequence[types.Sequence | None]) -> bytes:
     values = [control.false_true[_is_set(control.kind, row)] for row in rows]
     return np.array(values, numpy_dtype(control.dtype)).tobytes()
 

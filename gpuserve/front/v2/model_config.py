@@ -15,11 +15,11 @@ from gpuserve.declare.spec import (
     CORRID,
     DIRECT,
     NO_RATE,
-    ControlSpec,
     InstanceSpec,
     ModelSpec,
     PolicySpec,
-    RateSpec,
+    RateLimiter,
+    SequenceControl,
     StepSpec,
 )
 from gpuserve.front.v2.json_values import compact
@@ -119,7 +119,7 @@ def _output(spec: TensorSpec, label_filename: str) -> Any:
 
 def _instance_groups(model_name: str, instances: tuple[InstanceSpec, ...]) -> list[Any]:
     """One group a device and rate. A single group has the model's name, several are numbered."""
-    counts: dict[tuple[str, RateSpec], int] = {}
+    counts: dict[tuple[str, RateLimiter], int] = {}
     for one in instances:
         counts[one.device, one.rate] = counts.get((one.device, one.rate), 0) + 1
     groups = []
@@ -203,7 +203,7 @@ def _sequence_batching(spec: ModelSpec) -> Any:
     return config
 
 
-def _rate_limiter(rate: RateSpec) -> Any:
+def _rate_limiter(rate: RateLimiter) -> Any:
     """The ``ModelRateLimiter`` message of an instance group."""
     resources = []
     for one in rate.resources:
@@ -213,7 +213,7 @@ def _rate_limiter(rate: RateSpec) -> Any:
     return pb.ModelRateLimiter(resources=resources, priority=rate.priority)
 
 
-def _control(control: ControlSpec) -> Any:
+def _control(control: SequenceControl) -> Any:
     kind = pb.ModelSequenceBatching.Control.Kind.Value(f"CONTROL_SEQUENCE_{control.kind.upper()}")
     told = pb.ModelSequenceBatching.Control(kind=kind)
     if control.kind == CORRID:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gpuserve.declare.spec import CORRID, ControlSpec, ModelSpec
+from gpuserve.declare.spec import CORRID, ModelSpec, SequenceControl
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.v2.limits import (
     MAX_INPUTS,
@@ -243,7 +243,7 @@ class SequenceCheck(ModelCheck):
             self._check_id(self._control, request.sequence)
         return checked
 
-    def _check_id(self, control: ControlSpec, sequence: RequestSequence) -> None:
+    def _check_id(self, control: SequenceControl, sequence: RequestSequence) -> None:
         is_text, wants_text = isinstance(sequence.id, str), control.dtype == BYTES
         if is_text is not wants_text:
             given = BYTES if is_text else "UINT64"

@@ -6,6 +6,7 @@ could not live with is refused here, since every front after it would be told th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
 from gpuserve.declare.rules import check_declared
@@ -50,6 +51,8 @@ def _check(value: Any, kind: Any, where: str) -> None:
         return
     if get_origin(kind) is tuple:
         _check_tuple(value, get_args(kind), where)
+    elif get_origin(kind) is Sequence:  # as users write it; a spec has a tuple
+        _check_tuple(value, (*get_args(kind), ...), where)
     elif type(value) is not (get_origin(kind) or kind):
         raise TypeError(f"{where} is of type {type(value).__name__}")
     elif kind is int and value < (-1 if ".shape" in where else 0):
