@@ -134,8 +134,9 @@ def module_server(
 
 @pytest.fixture
 def server(module_server: Asked) -> Iterator[Asked]:
-    """The server, which every test leaves idle."""
+    """The server, which every test leaves idle. One that failed may have left the gate shut."""
     yield module_server
+    module_server.forget("shut")
     wait_until(module_server.is_idle, "every block is free")
 
 

@@ -34,6 +34,13 @@ def added(a: Any, b: Any) -> dict[str, Any]:
     return {"y": a}
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that whoever waits for it finds whole: it may be looked at as soon as it is there."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(path)
+
+
 class Gate:
     """The input doubled, in place, and the worker's process; not before ``shut`` is gone."""
 
@@ -43,7 +50,7 @@ class Gate:
     @batch
     def __call__(self, x: Any) -> dict[str, Any]:
         x *= 2
-        (self._directory / "pid").write_text(str(os.getpid()))
+        write_whole(self._directory / "pid", str(os.getpid()))
         while (self._directory / "shut").exists():
             time.sleep(0.002)
         return {"y": x, "pid": np.full((len(x), 1), os.getpid())}
@@ -57,5 +64,5 @@ class Told:
 
     @batch
     def __call__(self, x: Any) -> dict[str, Any]:
-        (self._directory / "owner").write_text(str(os.getpid()))
+        write_whole(self._directory / "owner", str(os.getpid()))
         return {"y": x + 1}
