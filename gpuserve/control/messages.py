@@ -2,9 +2,9 @@
 
 ::
 
-    supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, LoadResult, OperateResult,
-                          InstanceUp, InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState,
-                          Adjust, Quiesce, Resume, TakeCensus
+    supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, Outcome, InstanceUp,
+                          InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState, Adjust,
+                          Quiesce, Resume, TakeCensus
     front -> supervisor   FrontReady, Retired, InstanceRetired, LoadModel, UnloadModel, Operate, Drained,
                           Quiesced, Census
     either way            Changed, LostGpus
@@ -95,12 +95,13 @@ class ModelStates(NamedTuple):
     states: tuple[tuple[int, str, str], ...]
 
 
-class LoadResult(NamedTuple):
-    """The answer to ``LoadModel`` or ``UnloadModel``: a ``Code`` value and a text, "" and "" for success."""
+class Outcome(NamedTuple):
+    """The answer to ``LoadModel``, ``UnloadModel`` or ``Operate``: the fields of a ``VerbOutcome``."""
 
     ticket: int
     code: str
     text: str
+    result: dict[str, Any]
 
 
 class InstanceUp(NamedTuple):
@@ -181,7 +182,7 @@ class InstanceRetired(NamedTuple):
 
 
 class LoadModel(NamedTuple):
-    """A client wants a model loaded, or loaded anew. ``LoadResult`` answers with the same ``ticket``.
+    """A client wants a model loaded, or loaded anew. ``Outcome`` answers with the same ``ticket``.
 
     ``changes`` are those that the client makes to the model's declaration, as ``spec_changes`` takes them.
     """
@@ -192,27 +193,18 @@ class LoadModel(NamedTuple):
 
 
 class UnloadModel(NamedTuple):
-    """A client wants every version of a model unloaded. ``LoadResult`` answers."""
+    """A client wants every version of a model unloaded. ``Outcome`` answers."""
 
     ticket: int
     model: str
 
 
 class Operate(NamedTuple):
-    """An operator asks for a verb by the admin API. ``OperateResult`` answers with the same ``ticket``."""
+    """An operator asks for a verb by the admin API. ``Outcome`` answers with the same ``ticket``."""
 
     ticket: int
     verb: str
     arguments: dict[str, Any]
-
-
-class OperateResult(NamedTuple):
-    """The answer to ``Operate``: a ``Code`` value, "" for success, a sentence or "", and plain data."""
-
-    ticket: int
-    code: str
-    text: str
-    result: dict[str, Any]
 
 
 class Drained(NamedTuple):
@@ -281,9 +273,8 @@ class CudaState(NamedTuple):
 # Both ends are of one version, so a tag is the place in this list.
 # fmt: off
 CONTROL: Final = Vocabulary(dict(enumerate((
-    Setup, AddModel, RemoveModel, ServeModel, Resize, RetireInstance, ModelStates, LoadResult, InstanceUp,
+    Setup, AddModel, RemoveModel, ServeModel, Resize, RetireInstance, ModelStates, Outcome, InstanceUp,
     InstanceDown, Serving, Drain, Quiesce, Resume, TakeCensus, Quit, FrontReady, Retired, InstanceRetired,
-    LoadModel, UnloadModel, Operate, OperateResult, Drained, Quiesced, Census, Changed, Adjust, LostGpus,
-    CudaState,
+    LoadModel, UnloadModel, Operate, Drained, Quiesced, Census, Changed, Adjust, LostGpus, CudaState,
 ), start=1)))
 # fmt: on

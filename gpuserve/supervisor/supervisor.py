@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from socket import socket
-from typing import Final
+from typing import Any, Final
 
 from gpuserve.control import messages
 from gpuserve.control.reactor import Reactor
@@ -22,7 +22,7 @@ from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, Startu
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.attach.attached_models import AttachedModels
-from gpuserve.supervisor.core.front_keeper import FrontAudience, FrontKeeper
+from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.listeners import Listeners
 from gpuserve.supervisor.core.processes import Child, front_process
 from gpuserve.supervisor.core.server_core import ServerCore
@@ -39,6 +39,7 @@ from gpuserve.supervisor.reload.config_reload import ConfigReload
 from gpuserve.supervisor.reload.run import ConfigWork
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
 from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
+from gpuserve_worker.protocol.wire import WireError
 
 #: With a model that cannot go on, the others finish what is queued within this time, or the drain time
 #: where that is shorter: whoever starts the server again should not wait long.
@@ -57,6 +58,35 @@ class _Parts:
     operator: OperatorVerbs
     control: ControlSocket
     ending: ServerEnding
+    front: FrontKeeper
+
+    def obey(self, message: Any) -> None:
+        """Do what the front asks for.
+
+        Raises:
+            WireError: a front does not send that.
+        """
+        match message:
+            case messages.Drained(int(unfinished)):
+                self.ending.front_drained(unfinished)
+            case messages.Retired(int(generation)):
+                self.models.retired(generation)
+            case messages.InstanceRetired(int(generation), str(instance)):
+                self.models.instance_retired(generation, instance)
+            case messages.LoadModel(int(ticket), str(model), dict(changes)):
+                self.loads.load(model, changes, self.front.answer_to(ticket))
+            case messages.UnloadModel(int(ticket), str(model)):
+                self.loads.unload(model, self.front.answer_to(ticket))
+            case messages.Operate(int(ticket), str(verb), dict(arguments)):
+                self.operator.ask(verb, arguments, lambda _: None, self.front.outcome_to(ticket))
+            case messages.Quiesced(int(), int(), bool()):
+                self.operator.quiescence.quiesced(message)
+            case messages.Census(int()):
+                self.operator.census.taken(message)
+            case messages.LostGpus(tuple(gpus)):
+                self.gpus.gpus_lost(gpus)
+            case other:
+                raise WireError(f"the front said {type(other).__name__}")
 
     def announce(self) -> None:
         """Tell a new front all that it must know, in the order in which it came about."""
@@ -90,6 +120,7 @@ def _assembled(
         operator,
         ControlSocket(core.reactor, operator.ask),
         ServerEnding(core, models, attached, operator.quiescence),
+        core.front,
     )
 
 
@@ -180,9 +211,7 @@ class Supervisor:
         try:
             core.listeners.open(core.settings.now)
             parts.control.open(core.listeners)
-            core.front.start(
-                FrontAudience(self, parts.ending, parts.models, parts.loads, parts.operator, parts.gpus)
-            )
+            core.front.start(self, parts.obey)
             parts.models.start()
             self._check_started()
             core.reactor.run()
@@ -249,7 +278,10 @@ class Supervisor:
         self._check_started()
 
     def front_lost(self, reason: str, hopeless: bool) -> None:
-        """Fail the start where a front cannot even start; later it is just replaced."""
+        """Fail the start where a front cannot even start; later it is just replaced, or was to end."""
+        if self.state is ServerState.STOPPING:
+            self._parts.ending.front_ended()
+            return
         self._parts.models.front_lost()
         if self.state is ServerState.STARTING and hopeless:
             self._fail(StartupError(f"the front process could not be started: {reason}"))

@@ -140,7 +140,8 @@ ALLOWED = {
     "gpuserve/supervisor":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "
         "gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models "
-        "gpuserve/supervisor/operator gpuserve/supervisor/reload gpuserve/supervisor/workers",
+        "gpuserve/supervisor/operator gpuserve/supervisor/reload gpuserve/supervisor/workers "
+        "gpuserve_worker/protocol",
     "gpuserve/supervisor/attach":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/settings gpuserve/states "
         "gpuserve/supervisor/core gpuserve/supervisor/workers gpuserve_worker/protocol",

@@ -128,11 +128,8 @@ class Front:
             messages.RetireInstance: parts.generations.retire_instance,
             messages.InstanceDown: parts.generations.instance_down,
             messages.ModelStates: lambda message: models.set_states(*message),
-            messages.LoadResult: lambda message: control.questions.answered(
-                message.ticket, VerbOutcome(message.code, message.text)
-            ),
-            messages.OperateResult: lambda message: control.questions.answered(
-                message.ticket, VerbOutcome(message.code, message.text, message.result)
+            messages.Outcome: lambda message: control.questions.answered(
+                message.ticket, VerbOutcome(*message[1:])
             ),
             messages.Changed: lambda message: (control.log if message.kind == LOG else control.trace).restore(
                 message.settings

@@ -8,12 +8,11 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from gpuserve.control import messages
 from gpuserve.control.channel import Channel
-from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome
+from gpuserve.control.operator import AnswerOutcome, VerbOutcome
 from gpuserve.control.reactor import Reactor
 from gpuserve.errors import RequestError, StartupError
 from gpuserve.settings import logs
@@ -39,7 +38,7 @@ Answer: TypeAlias = Callable[[RequestError | None], None]
 
 
 class FrontEvents(Protocol):
-    """Who looks after the front itself."""
+    """Who looks after the front. Called in the reactor's thread."""
 
     def front_started(self) -> None:
         """A front runs and has its settings; it is to be told all that the one before it knew."""
@@ -48,66 +47,7 @@ class FrontEvents(Protocol):
         """The front accepts connections, whether or not every model is loaded."""
 
     def front_lost(self, reason: str, hopeless: bool) -> None:
-        """The front died without being told to; a new one is planned. ``hopeless``: it cannot even start."""
-
-
-class EndEvents(Protocol):
-    """Who carries out the end of the server."""
-
-    def front_drained(self, unfinished: int) -> None:
-        """The front has answered ``Drain``."""
-
-    def front_ended(self) -> None:
-        """The front died after it was told to."""
-
-
-class RetireEvents(Protocol):
-    """Who keeps the workers of the server's own models."""
-
-    def retired(self, number: int) -> None:
-        """A generation that ``ServeModel`` left out has nothing in flight any more."""
-
-    def instance_retired(self, number: int, instance: str) -> None:
-        """The front has answered ``RetireInstance``."""
-
-
-class ClientLoads(Protocol):
-    """Who loads and unloads models for clients."""
-
-    def load(self, model: str, changes: dict[str, Any], answer: Answer) -> None:
-        """Load a model with these changes to its declaration."""
-
-    def unload(self, model: str, answer: Answer) -> None:
-        """Unload every version of a model."""
-
-
-class AdminVerbs(Protocol):
-    """Who does what operators ask for by the admin API, and asks the front for it."""
-
-    def ask(self, verb: str, arguments: dict[str, Any], tell: Tell, answer: AnswerOutcome) -> None:
-        """Do what a verb says; ``tell`` hears how it goes on, ``answer`` once how it ended."""
-
-    def told(self, message: messages.Quiesced | messages.Census) -> None:
-        """The front has answered ``Quiesce`` or ``TakeCensus``."""
-
-
-class GpuEvents(Protocol):
-    """Who keeps workers off lost GPUs."""
-
-    def gpus_lost(self, gpus: Sequence[tuple[str, str, str]]) -> None:
-        """These GPUs cannot be used, and no others: (UUID, device, reason)."""
-
-
-@dataclass(frozen=True)
-class FrontAudience:
-    """Who hears what a front says: each part what it acts on. Called in the reactor's thread."""
-
-    front: FrontEvents
-    end: EndEvents
-    models: RetireEvents
-    loads: ClientLoads
-    operator: AdminVerbs
-    gpus: GpuEvents
+        """The front died; another is planned, unless it was to end. ``hopeless``: it cannot even start."""
 
 
 class FrontKeeper:
@@ -121,7 +61,8 @@ class FrontKeeper:
         self._listeners = listeners
         self._settings = settings
         self._start_front = start_front
-        self._audience: FrontAudience  # from start() on
+        self._events: FrontEvents  # these from start() on
+        self._obey: Callable[[Any], None]
         self._child: KeptChild | None = None
         self._epoch = 0
         self._started_at = 0.0
@@ -140,13 +81,14 @@ class FrontKeeper:
         """How many fronts there were before this one."""
         return max(0, self._epoch - 1)
 
-    def start(self, audience: FrontAudience) -> None:
-        """Start the first front; the audience is that of its successors as well.
+    def start(self, events: FrontEvents, obey: Callable[[Any], None]) -> None:
+        """Start the first front. ``obey`` is given what fronts ask for; it raises ``WireError`` for nonsense.
 
         Raises:
             StartupError: the process could not be started.
         """
-        self._audience = audience
+        self._events = events
+        self._obey = obey
         self._start()
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
@@ -174,8 +116,24 @@ class FrontKeeper:
             self._settings_changed(LOG, log)
             self.send(messages.Changed(LOG, log))
 
+    def outcome_to(self, ticket: int) -> AnswerOutcome:
+        """Make what answers a question of the present front."""
+        epoch = self._epoch
+
+        def answer(outcome: VerbOutcome) -> None:
+            if epoch == self._epoch:  # else whoever asked lost its connection, and what it began goes on
+                self.send(messages.Outcome(ticket, *outcome))
+
+        return answer
+
+    def answer_to(self, ticket: int) -> Answer:
+        """Make what answers a client's load or unload."""
+        answer = self.outcome_to(ticket)
+        well = VerbOutcome()
+        return lambda error: answer(VerbOutcome(error.code.value, str(error)) if error else well)
+
     def quit(self) -> None:
-        """Ask the front to exit; ``front_ended`` answers, and no other is started."""
+        """Ask the front to exit; ``front_lost`` answers, and no other is started."""
         self._ending = True
         self.send(messages.Quit())
 
@@ -204,7 +162,7 @@ class FrontKeeper:
         self.send(messages.Setup(self._epoch, self._settings.now.to_wire(), roles), fds)
         for kind, settings in self._changed.items():
             self.send(messages.Changed(kind, settings))
-        self._audience.front.front_started()
+        self._events.front_started()
 
     def _on_message(self) -> None:
         assert self._child is not None
@@ -216,33 +174,16 @@ class FrontKeeper:
             self._child.process.kill()
 
     def _heard(self, child: KeptChild, message: Any) -> None:
-        told = self._audience
         match message:
             case None:
                 child.stop_listening()
             case messages.FrontReady():
                 self.ready = True
-                told.front.front_ready()
-            case messages.Drained(int(unfinished)):
-                told.end.front_drained(unfinished)
-            case messages.Retired(int(generation)):
-                told.models.retired(generation)
-            case messages.InstanceRetired(int(generation), str(instance)):
-                told.models.instance_retired(generation, instance)
-            case messages.LoadModel(int(ticket), str(model), dict(changes)):
-                told.loads.load(model, changes, self._answer_to(ticket))
-            case messages.UnloadModel(int(ticket), str(model)):
-                told.loads.unload(model, self._answer_to(ticket))
-            case messages.Operate(int(ticket), str(verb), dict(arguments)):
-                told.operator.ask(verb, arguments, lambda _: None, self._outcome_to(ticket))
-            case messages.Quiesced(int(), int(), bool()) | messages.Census(int()):
-                told.operator.told(message)
-            case messages.LostGpus(tuple(gpus)):
-                told.gpus.gpus_lost(gpus)
+                self._events.front_ready()
             case messages.Changed(str(kind), dict(settings)):
                 self._settings_changed(kind, settings)
-            case other:
-                raise WireError(f"the front said {type(other).__name__}")
+            case _:
+                self._obey(message)
 
     def _settings_changed(self, kind: str, settings: dict[str, Any]) -> None:
         """Remember changed settings for the next front; those of the log hold here as well."""
@@ -250,39 +191,17 @@ class FrontKeeper:
         if kind == LOG:
             logs.adjust(LogSettings(**settings))
 
-    def _answer_to(self, ticket: int) -> Answer:
-        epoch = self._epoch
-
-        def answer(error: RequestError | None) -> None:
-            if epoch != self._epoch:  # whoever asked lost its connection with that front
-                return
-            code, text = ("", "") if error is None else (error.code.value, str(error))
-            self.send(messages.LoadResult(ticket, code, text))
-
-        return answer
-
-    def _outcome_to(self, ticket: int) -> AnswerOutcome:
-        epoch = self._epoch
-
-        def answer(outcome: VerbOutcome) -> None:
-            if epoch == self._epoch:  # else whoever asked lost its connection, and what it began goes on
-                self.send(messages.OperateResult(ticket, *outcome))
-
-        return answer
-
     def _on_died(self) -> None:
         assert self._child is not None
         reason = self._child.exit_reason()
         was_ready, young = self.ready, time.monotonic() - self._started_at < STEADY_S
         hopeless = not was_ready and not self._may_try_again(self._child.process)
         self.close()
-        if self._ending:
-            self._audience.end.front_ended()
-            return
-        delay_s = RESTART_DELAY_S if young and not was_ready else 0.0
-        logger.warning("the front died (%s); next start in %.1f s", reason, delay_s)
-        self._reactor.call_later(delay_s, self._restart)
-        self._audience.front.front_lost(reason, hopeless)
+        if not self._ending:
+            delay_s = RESTART_DELAY_S if young and not was_ready else 0.0
+            logger.warning("the front died (%s); next start in %.1f s", reason, delay_s)
+            self._reactor.call_later(delay_s, self._restart)
+        self._events.front_lost(reason, hopeless)
 
     def _may_try_again(self, dead: Child) -> bool:
         """A front that says why it cannot start will say so again; one that was killed gets a second try."""

@@ -2,26 +2,19 @@
 model, and what the front and the repository index say of them. What is loaded and unloaded when is decided in
 ``served_models.py``.
 
-A generation is one load of one version of a model, and its workers::
-
-                loaded            retire              finished            stopped
-    LOADING ────────────► READY ──────────► RETIRING ──────────► STOPPING ────────► GONE
-       │ dropped                                                                      ▲
-       └──────────────────────────────────────────────────────────────────────────────┘
-
-RETIRING: it gets no new requests, and its workers finish those that it has. STOPPING: nothing is left to do,
-and the workers are ended.
+A generation is one load of one version of a model, and its workers. One whose load fails is dropped.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from gpuserve.control import messages
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.states import EventTable
+from gpuserve.states import StepTable
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.models.repository import Repository
@@ -30,7 +23,9 @@ from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
 
 
 class GenerationState(enum.Enum):
-    """Where a generation stands."""
+    """Where a generation stands, one after the other. RETIRING: it gets no new requests, and its workers
+    finish those that it has. STOPPING: nothing is left to do, and the workers are ended.
+    """
 
     LOADING = "LOADING"
     READY = "READY"
@@ -39,25 +34,8 @@ class GenerationState(enum.Enum):
     GONE = "GONE"
 
 
-class GenerationEvent(enum.Enum):
-    """What can happen to a generation."""
-
-    LOADED = "LOADED"
-    DROPPED = "DROPPED"
-    RETIRE = "RETIRE"
-    FINISHED = "FINISHED"
-    STOPPED = "STOPPED"
-
-
-STEPS: Final = EventTable(
-    "generation",
-    {
-        (GenerationState.LOADING, GenerationEvent.LOADED): GenerationState.READY,
-        (GenerationState.LOADING, GenerationEvent.DROPPED): GenerationState.GONE,
-        (GenerationState.READY, GenerationEvent.RETIRE): GenerationState.RETIRING,
-        (GenerationState.RETIRING, GenerationEvent.FINISHED): GenerationState.STOPPING,
-        (GenerationState.STOPPING, GenerationEvent.STOPPED): GenerationState.GONE,
-    },
+STEPS: Final = StepTable(
+    "generation", {before: {after} for before, after in itertools.pairwise(GenerationState)}
 )
 
 #: What the repository index calls a version whose generation is in a state.
@@ -89,13 +67,8 @@ class Generation:
         self.served = served
         self.state = GenerationState.LOADING
 
-    def apply(self, event: GenerationEvent) -> None:
-        """Enter the state that an event leads to.
-
-        Raises:
-            IllegalTransition: the table has no such step.
-        """
-        self.state = STEPS.after(self.state, event, f"{self.number} of model {self.spec.name}")
+    def move(self, state: GenerationState) -> None:
+        self.state = STEPS.step(self.state, state, f"{self.number} of model {self.spec.name}")
 
     @property
     def is_known_to_front(self) -> bool:

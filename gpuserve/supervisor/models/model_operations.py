@@ -4,15 +4,13 @@ what an operation does is in ``served_models.py`` and ``resizing.py``.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import GpuserveError, Internal, InvalidArgument, RequestError, StartupError
-from gpuserve.states import StepTable
 from gpuserve.supervisor.models.generations import Generation
 
 #: Tells whoever asked how it went; None: well.
@@ -27,33 +25,12 @@ class OperationEnd(NamedTuple):
     error: GpuserveError | None
 
 
-class OperationState(enum.Enum):
-    """Where an operation stands."""
-
-    WAITING = "WAITING"
-    RUNNING = "RUNNING"
-    ANSWERED = "ANSWERED"
-
-
-STEPS: Final = StepTable(
-    "an operation",
-    {
-        OperationState.WAITING: {OperationState.RUNNING, OperationState.ANSWERED},
-        OperationState.RUNNING: {OperationState.ANSWERED},
-    },
-)
-
-
 @dataclass(eq=False)
 class ModelOperation:
     """What is to be done to a model, once."""
 
     model: str
     answer: Answer
-    state: OperationState = field(default=OperationState.WAITING, init=False)
-
-    def move(self, state: OperationState) -> None:
-        self.state = STEPS.step(self.state, state)
 
 
 @dataclass(eq=False)
@@ -106,7 +83,7 @@ class Operations:
 
     def finish(self, operation: ModelOperation, error: GpuserveError | None = None) -> ModelOperation | None:
         """Answer the operation at work, and return the one whose turn it is now."""
-        operation.move(OperationState.ANSWERED)
+        assert operation is self.running(operation.model), "an operation is answered once"
         queue = self._queues[operation.model]
         queue.popleft()
         if not queue:

@@ -21,7 +21,6 @@ from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.models.generations import (
     Generation,
-    GenerationEvent,
     GenerationState,
     GenerationTable,
 )
@@ -30,7 +29,6 @@ from gpuserve.supervisor.models.model_operations import (
     ModelOperation,
     OperationEnd,
     Operations,
-    OperationState,
     ResizeOperation,
     UnloadOperation,
     cannot_poll,
@@ -155,7 +153,7 @@ class ServedModels:
         generation = self.table.get(number)
         if generation is None or generation.state is not GenerationState.RETIRING:
             return
-        generation.apply(GenerationEvent.FINISHED)
+        generation.move(GenerationState.STOPPING)
         generation.group.stop()
         self._core.reactor.call_later(STOP_TIMEOUT_S, lambda: self._kill_late(generation))
         self._check_stopped(generation)
@@ -183,7 +181,6 @@ class ServedModels:
     def _run(self, operation: ModelOperation | None) -> None:
         """Begin an operation, and those after it for as long as each is done at once."""
         while operation is not None:
-            operation.move(OperationState.RUNNING)
             end = self._do(operation)
             if end is None:
                 return
@@ -213,7 +210,7 @@ class ServedModels:
         """Tell the front which generations serve a model now, and let ``old`` retire, which did."""
         for generation in old:
             generation.served = False
-            generation.apply(GenerationEvent.RETIRE)
+            generation.move(GenerationState.RETIRING)
         serving = tuple(one.number for one in self.table.served(model))
         timeout_s = self._core.settings.now.drain_timeout_s
         self._core.front.send(messages.ServeModel(model, serving, timeout_s))
@@ -230,7 +227,7 @@ class ServedModels:
     def _check_stopped(self, generation: Generation) -> None:
         if not generation.group.is_stopped:
             return
-        generation.apply(GenerationEvent.STOPPED)
+        generation.move(GenerationState.GONE)
         generation.group.close()
         self.table.remove(generation)
         name, version = generation.spec.name, generation.spec.version
@@ -293,7 +290,7 @@ class _Loads:
         """Say whether a generation has just become loaded, which one without workers is at once."""
         if generation.state is not GenerationState.LOADING or not generation.group.is_loaded:
             return False
-        generation.apply(GenerationEvent.LOADED)
+        generation.move(GenerationState.READY)
         self._table.index.forget(generation.spec.name, generation.spec.version)
         self._table.tell_states(generation.spec.name)
         return True

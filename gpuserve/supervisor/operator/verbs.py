@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gpuserve.control import operator as operator_arguments
-from gpuserve.control.messages import Census, Quiesced
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import AlreadyExists, Code, GpuserveError, InvalidArgument, RequestError, Unavailable
@@ -40,10 +39,8 @@ class OperatorVerbs:
         config: ConfigReload,
     ) -> None:
         self.quiescence = Quiescence(core)
-        self._census = FrontCensus(core)
-        self._status = OperatorStatus(
-            core, self._census, models.table, attached, self.quiescence, config.path
-        )
+        self.census = FrontCensus(core)
+        self._status = OperatorStatus(core, self.census, models.table, attached, self.quiescence, config.path)
         self._life = core.life
         self._models = models
         self._attached = attached
@@ -63,16 +60,9 @@ class OperatorVerbs:
         except RequestError as error:
             answer(failed(error))
 
-    def told(self, message: Quiesced | Census) -> None:
-        """Hand an answer of the front to whoever asked it."""
-        if isinstance(message, Quiesced):
-            self.quiescence.quiesced(message)
-        else:
-            self._census.taken(message)
-
     def _once_it_holds(self, answer: AnswerOutcome) -> AnswerOutcome:
         """Put off an answer until the front has heard all that it was told, so that it holds for clients."""
-        return lambda outcome: self._census.ask(lambda _: answer(outcome))
+        return lambda outcome: self.census.ask(lambda _: answer(outcome))
 
     def _begin(self, verb: str, arguments: dict[str, Any], tell: Tell, answer: AnswerOutcome) -> None:
         """Begin a verb, or raise the ``RequestError`` of one that cannot be done."""
