@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gpuserve.front.observe.triton_metrics import Family, sample
+from gpuserve.front.observe.triton_metrics import Family, family
 
-_KIB: Final = 1024
 #: The columns of the first line of /proc/stat that are no work: idle, and waiting for a disk.
 _IDLE_COLUMNS: Final = (3, 4)
 #: Those after it are parts of earlier ones.
@@ -38,9 +37,10 @@ def utilization(before: CpuTime, now: CpuTime) -> float:
 
 
 def memory_nbytes(meminfo: str) -> tuple[int, int]:
-    """Total and used memory by ``/proc/meminfo``; what could be had without swapping is not used."""
+    """Total and used bytes by ``/proc/meminfo``; what could be had without swapping is not used."""
     fields = dict(line.split(":", 1) for line in meminfo.splitlines())
-    total, available = (int(fields[key].split()[0]) * _KIB for key in ("MemTotal", "MemAvailable"))
+    # The file counts in KiB.
+    total, available = (int(fields[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
     return total, total - available
 
 
@@ -60,10 +60,8 @@ class CpuMetrics:
         now = cpu_time(stat)
         busy, self._before = utilization(self._before, now), now
         total, used = memory_nbytes(meminfo)
-        yield _gauge("nv_cpu_utilization", "Part of the CPUs' time that they worked, 0 to 1", busy)
-        yield _gauge("nv_cpu_memory_total_bytes", "Memory of the machine in bytes", total)
-        yield _gauge("nv_cpu_memory_used_bytes", "Memory in use in bytes", used)
-
-
-def _gauge(name: str, text: str, value: float) -> Family:
-    return Family(name, "gauge", text, [sample(name, {}, value)])
+        yield family(
+            "nv_cpu_utilization", "gauge", "Part of the CPUs' time that they worked, 0 to 1", [({}, busy)]
+        )
+        yield family("nv_cpu_memory_total_bytes", "gauge", "Memory of the machine in bytes", [({}, total)])
+        yield family("nv_cpu_memory_used_bytes", "gauge", "Memory in use in bytes", [({}, used)])

@@ -5,13 +5,13 @@ text in the Prometheus format 0.0.4. Nothing is counted here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from gpuserve.front.observe import triton_metrics
 from gpuserve.front.observe.machine_metrics import CpuMetrics
-from gpuserve.front.observe.metrics import Histogram, InstanceMetrics, ModelMetrics
-from gpuserve.front.observe.triton_metrics import Family, buckets, labels_of, sample
+from gpuserve.front.observe.metrics import InstanceMetrics, ModelMetrics
+from gpuserve.front.observe.triton_metrics import Family, Labels, family, histogram_family, labels_of
 from gpuserve.front.v2.statistics import Executions, total
 
 #: A counter of each model: its name after "gpuserve_" and before "_total", what it is, and its value.
@@ -26,7 +26,12 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[ModelMetrics], int]]]] = (
     ("cache_hits", "Requests answered from the response cache.", lambda one: one.statistics.cache_hits),
     ("cache_misses", "Requests not in the response cache.", lambda one: one.outcomes.cache_misses),
 )
-#: The same of each instance, by what it is and by all that it has done.
+#: What became of requests instead of an answer: the metric after "gpuserve_", its label, and its counts.
+_OUTCOMES: Final[Sequence[tuple[str, str, str, Callable[[ModelMetrics], Mapping[str, int]]]]] = (
+    ("requests_failure_total", "code", "Requests that failed.", lambda one: one.outcomes.failures),
+    ("rejected_total", "reason", "Requests that were not accepted.", lambda one: one.outcomes.rejections),
+)
+#: A counter of each instance, by what it is and by all that it has done.
 _OF_INSTANCES: Final[Sequence[tuple[str, str, Callable[[InstanceMetrics, Executions], int]]]] = (
     ("worker_restarts", "Deaths of the instance's worker.", lambda one, _: one.restarts),
     ("oom_splits", "Batches run in halves for want of memory on the device.", lambda one, _: one.oom_splits),
@@ -43,7 +48,6 @@ _GAUGES: Final = {
     "gpuserve_arena_bytes": "Shared memory reserved for inputs.",
     "gpuserve_arena_blocks": "Input blocks in use.",
 }
-_Sample: TypeAlias = tuple[dict[str, str], float]
 
 
 class MetricsPage:
@@ -82,78 +86,56 @@ class MetricsPage:
 
     def _own_families(self, models: Sequence[ModelMetrics]) -> Iterator[Family]:
         yield _family("build_info", "gauge", "The version that runs.", [({"version": self._version}, 1)])
-        for name, text, value in _COUNTERS:
-            yield _family(f"{name}_total", "counter", text, [(labels_of(one), value(one)) for one in models])
-        yield _failures(models)
-        yield _rejections(models)
         yield _family("cache_bytes", "gauge", "What the response cache holds.", [({}, self._cache_nbytes())])
-        yield from _histograms(models)
-        yield from _presence(models)
-        yield from _work(models)
-        device = [(labels_of(one), one.device_nbytes) for one in models if one.device_nbytes is not None]
-        text = "Bytes between steps that stayed on GPUs."
-        yield _family("ensemble_device_bytes_total", "counter", text, device)
-        gauges = [(labels_of(one), one.gauges()) for one in models]
-        for name, text in _GAUGES.items():
-            values = [(labels, now[name]) for labels, now in gauges if name in now]
-            yield _family(name.removeprefix("gpuserve_"), "gauge", text, values)
+        yield from _of_models([(labels_of(one), one) for one in models])
+        instances = [
+            ({**labels_of(one), "instance": name}, instance)
+            for one in models
+            for name, instance in sorted(one.instances.items())
+        ]
+        yield from _of_instances(instances)
+        # What takes batches or should; what others have done is counted all the same.
+        present = [({**labels_of(m), "instance": name}, one) for m in models for name, one in m.present()]
+        ups = [(labels, int(one.up > 0)) for labels, one in present]
+        yield _family("worker_up", "gauge", "1 when the instance takes batches.", ups)
+        loads = [(labels, one.load_s) for labels, one in present]
+        yield _family("worker_load_seconds", "gauge", "How long the callable took to load.", loads)
 
 
-def _family(name: str, kind: str, text: str, samples: Iterable[_Sample]) -> Family:
-    full = f"gpuserve_{name}"
-    return Family(full, kind, text, [sample(full, labels, float(value)) for labels, value in samples])
+def _family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> Family:
+    return family(f"gpuserve_{name}", kind, text, [(labels, float(value)) for labels, value in values])
 
 
-def _failures(models: Iterable[ModelMetrics]) -> Family:
-    samples = [
-        ({**labels_of(one), "code": code}, count)
-        for one in models
-        for code, count in sorted(one.outcomes.failures.items())
-    ]
-    return _family("requests_failure_total", "counter", "Requests that failed.", samples)
-
-
-def _rejections(models: Iterable[ModelMetrics]) -> Family:
-    samples = [
-        ({**labels_of(one), "reason": reason}, count)
-        for one in models
-        for reason, count in sorted(one.outcomes.rejections.items())
-    ]
-    return _family("rejected_total", "counter", "Requests that were not accepted.", samples)
-
-
-def _histograms(models: Iterable[ModelMetrics]) -> Iterator[Family]:
-    """The times of requests until their answers and in the queue; the times and sizes of batches."""
-    each = [(labels_of(one), one) for one in models]
+def _of_models(each: Sequence[tuple[Labels, ModelMetrics]]) -> Iterator[Family]:
+    for name, text, value in _COUNTERS:
+        yield _family(f"{name}_total", "counter", text, [(labels, value(one)) for labels, one in each])
+    for name, label, text, counts in _OUTCOMES:
+        found = [
+            ({**labels, label: key}, n) for labels, one in each for key, n in sorted(counts(one).items())
+        ]
+        yield _family(name, "counter", text, found)
+    device = [(labels, one.device_nbytes) for labels, one in each if one.device_nbytes is not None]
+    text = "Bytes between steps that stayed on GPUs."
+    yield _family("ensemble_device_bytes_total", "counter", text, device)
+    gauges = [(labels, one.gauges()) for labels, one in each]
+    for name, text in _GAUGES.items():
+        values = [(labels, now[name]) for labels, now in gauges if name in now]
+        yield family(name, "gauge", text, [(labels, float(value)) for labels, value in values])
     requests = [(labels, one.request_duration) for labels, one in each]
-    yield _histogram("request_duration_seconds", "From acceptance to the answer.", requests)
+    yield histogram_family("gpuserve_request_duration_seconds", "From acceptance to the answer.", requests)
     queues = [(labels, one.queue_duration) for labels, one in each]
-    yield _histogram("queue_duration_seconds", "From acceptance to a worker.", queues)
-    instances = list(_instances(models))
-    computes = [(labels, one.compute) for labels, one in instances]
-    yield _histogram("compute_duration_seconds", "A batch in the inference callable.", computes)
-    sizes = [(labels, one.batch_sizes()) for labels, one in instances]
-    yield _histogram("batch_size", "Rows a batch.", sizes)
+    yield histogram_family("gpuserve_queue_duration_seconds", "From acceptance to a worker.", queues)
 
 
-def _histogram(name: str, text: str, found: Iterable[tuple[dict[str, str], Histogram]]) -> Family:
-    full = f"gpuserve_{name}"
-    lines = [line for labels, one in found for line in buckets(full, labels, one.cumulative(), one.total)]
-    return Family(full, "histogram", text, lines)
-
-
-def _presence(models: Iterable[ModelMetrics]) -> Iterator[Family]:
-    """Whether each instance that is up or should be takes batches, and how long it took to load."""
-    present = [({**labels_of(one), "instance": name}, each) for one in models for name, each in one.present()]
-    ups = [(labels, int(one.up > 0)) for labels, one in present]
-    yield _family("worker_up", "gauge", "1 when the instance takes batches.", ups)
-    loads = [(labels, one.load_s) for labels, one in present]
-    yield _family("worker_load_seconds", "gauge", "How long the callable took to load.", loads)
-
-
-def _work(models: Iterable[ModelMetrics]) -> Iterator[Family]:
+def _of_instances(each: Sequence[tuple[Labels, InstanceMetrics]]) -> Iterator[Family]:
     """What each instance has done: the parts that the statistics of its model are made of."""
-    works = [(labels, one, total(one.executions.values())) for labels, one in _instances(models)]
+    computes = [(labels, one.compute) for labels, one in each]
+    yield histogram_family(
+        "gpuserve_compute_duration_seconds", "A batch in the inference callable.", computes
+    )
+    sizes = [(labels, one.batch_sizes()) for labels, one in each]
+    yield histogram_family("gpuserve_batch_size", "Rows a batch.", sizes)
+    works = [(labels, one, total(one.executions.values())) for labels, one in each]
     for name, text, value in _OF_INSTANCES:
         samples = [(labels, value(one, done)) for labels, one, done in works]
         yield _family(f"{name}_total", "counter", text, samples)
@@ -164,9 +146,3 @@ def _work(models: Iterable[ModelMetrics]) -> Iterator[Family]:
     ]
     text = "Time before, in and after the callable."
     yield _family("instance_compute_seconds_total", "counter", text, spent)
-
-
-def _instances(models: Iterable[ModelMetrics]) -> Iterator[tuple[dict[str, str], InstanceMetrics]]:
-    for one in models:
-        for name, instance in sorted(one.instances.items()):
-            yield {**labels_of(one), "instance": name}, instance

@@ -5,20 +5,12 @@ text of any metric in the Prometheus format 0.0.4. Pure; nothing is counted here
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from gpuserve.front.observe.metrics import QUANTILES, ModelMetrics, RequestLatencies
+from gpuserve.front.observe.metrics import QUANTILES, Histogram, ModelMetrics, RequestLatencies
 
-#: name -> field of ``ModelStatistics.durations``, and what it is.
-_LATENCIES: Final = {
-    "request": ("success", "inference request duration in microseconds (includes cached requests)"),
-    "queue": ("queue", "time in the queue in microseconds (includes cached requests)"),
-    "compute_input": ("compute_input", "time to prepare inputs in microseconds (no cached requests)"),
-    "compute_infer": ("compute_infer", "time in the model in microseconds (no cached requests)"),
-    "compute_output": ("compute_output", "time to take outputs in microseconds (no cached requests)"),
-}
+Labels: TypeAlias = Mapping[str, str]
 _Value: TypeAlias = Callable[[ModelMetrics], float]
 
 
@@ -31,11 +23,34 @@ class Family(NamedTuple):
     samples: Sequence[str]
 
 
-def sample(name: str, labels: dict[str, str], value: float) -> str:
+def family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> Family:
+    """A metric of one value for each set of labels."""
+    return Family(name, kind, text, [sample(name, labels, value) for labels, value in values])
+
+
+def histogram_family(
+    name: str, text: str, found: Iterable[tuple[Labels, Histogram]], *, whole: bool = False
+) -> Family:
+    """A metric of one histogram for each set of labels; ``whole``: bounds and counts without a fraction."""
+    lines: list[str] = []
+    for labels, one in found:
+        pairs = one.cumulative()
+        if whole:
+            pairs = [(bound.removesuffix(".0"), int(count)) for bound, count in pairs]
+        lines += [sample(f"{name}_bucket", {**labels, "le": bound}, count) for bound, count in pairs]
+        lines += [sample(f"{name}_count", labels, pairs[-1][1]), sample(f"{name}_sum", labels, one.total)]
+    return Family(name, "histogram", text, lines)
+
+
+def sample(name: str, labels: Labels, value: float) -> str:
     """The line of one value, with the labels in alphabetical order."""
     inside = ",".join(f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
     number = "NaN" if math.isnan(value) else repr(value)
     return f"{name}{{{inside}}} {number}" if inside else f"{name} {number}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def page(families: Iterable[Family], *, also_empty: bool = False) -> bytes:
@@ -47,51 +62,76 @@ def page(families: Iterable[Family], *, also_empty: bool = False) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def buckets(
-    name: str, labels: dict[str, str], pairs: Sequence[tuple[str, float]], total: float
-) -> Iterator[str]:
-    """The lines of one histogram; ``pairs`` are upper bounds and how many values are not above them."""
-    for bound, count in pairs:
-        yield sample(f"{name}_bucket", {**labels, "le": bound}, count)
-    yield sample(f"{name}_count", labels, pairs[-1][1])
-    yield sample(f"{name}_sum", labels, total)
-
-
 def labels_of(one: ModelMetrics) -> dict[str, str]:
     """The labels of a version of a model."""
     return {"model": one.model, "version": one.version}
 
 
+def _times(field: str) -> _Value:
+    return lambda one: one.statistics.durations()[field].times
+
+
+def _us(field: str) -> _Value:
+    return lambda one: one.statistics.durations()[field].ns // 1000
+
+
+#: name -> field of ``ModelStatistics.durations``, and what it is.
+_LATENCIES: Final = {
+    "request": ("success", "inference request duration in microseconds (includes cached requests)"),
+    "queue": ("queue", "time in the queue in microseconds (includes cached requests)"),
+    "compute_input": ("compute_input", "time to prepare inputs in microseconds (no cached requests)"),
+    "compute_infer": ("compute_infer", "time in the model in microseconds (no cached requests)"),
+    "compute_output": ("compute_output", "time to take outputs in microseconds (no cached requests)"),
+}
+#: A counter of each model: its name after "nv_", what it is, and its value.
+_COUNTERS: Final[Sequence[tuple[str, str, _Value]]] = (
+    (
+        "inference_request_success",
+        "Number of successful inference requests, all batch sizes",
+        _times("success"),
+    ),
+    (
+        "inference_count",
+        "Number of inferences performed (does not include cached requests)",
+        lambda one: one.statistics.executions().rows,
+    ),
+    (
+        "inference_exec_count",
+        "Number of model executions performed (does not include cached requests)",
+        lambda one: one.statistics.executions().count,
+    ),
+    *(
+        (f"inference_{name}_duration_us", f"Cumulative {text}", _us(field))
+        for name, (field, text) in _LATENCIES.items()
+    ),
+    ("cache_num_hits_per_model", "Number of cache hits per model", _times("cache_hit")),
+    ("cache_num_misses_per_model", "Number of cache misses per model", _times("cache_miss")),
+    ("cache_hit_duration_per_model", "Total cache hit duration in microseconds", _us("cache_hit")),
+    ("cache_miss_duration_per_model", "Total cache miss duration in microseconds", _us("cache_miss")),
+)
+
+
 def model_families(models: Sequence[ModelMetrics], now: float) -> Iterator[Family]:
     """The metrics of models. ``now`` is the time of the monotonic clock, for what has a window."""
-    yield from _requests(models)
-    for name, (field, text) in _LATENCIES.items():
-        full = f"nv_inference_{name}_duration_us"
-        yield _of_each(full, "counter", f"Cumulative {text}", models, partial(_us, field))
-    yield from _summaries(models, now)
-    yield _first_responses([one for one in models if one.statistics.responses])
-    yield from _cache(models)
-    text = "Number of requests that wait for an instance"
-    yield _of_each("nv_inference_pending_request_count", "gauge", text, models, _pending)
-    text = "Seconds that the model took to load, the longest of its instances"
-    loaded = [one for one in models if one.instances]
-    yield _of_each("nv_model_load_duration_secs", "gauge", text, loaded, _load_s)
-
-
-def _requests(models: Sequence[ModelMetrics]) -> Iterator[Family]:
-    text = "Number of successful inference requests, all batch sizes"
-    yield _of_each("nv_inference_request_success", "counter", text, models, partial(_times, "success"))
-    name = "nv_inference_request_failure"
-    samples = [
-        sample(name, {**labels_of(one), "reason": reason.value}, count)
+    for name, text, value in _COUNTERS:
+        yield family(f"nv_{name}", "counter", text, [(labels_of(one), value(one)) for one in models])
+    failures = [
+        ({**labels_of(one), "reason": reason.value}, count)
         for one in models
         for reason, count in one.statistics.failures.items()
     ]
-    yield Family(name, "counter", "Number of failed inference requests, all batch sizes", samples)
-    text = "Number of inferences performed (does not include cached requests)"
-    yield _of_each("nv_inference_count", "counter", text, models, _rows)
-    text = "Number of model executions performed (does not include cached requests)"
-    yield _of_each("nv_inference_exec_count", "counter", text, models, _executions)
+    text = "Number of failed inference requests, all batch sizes"
+    yield family("nv_inference_request_failure", "counter", text, failures)
+    yield from _summaries(models, now)
+    text = "Milliseconds from a request to its first response"
+    first = [(labels_of(one), one.first_response) for one in models if one.statistics.responses]
+    yield histogram_family("nv_inference_first_response_histogram_ms", text, first, whole=True)
+    text = "Number of requests that wait for an instance"
+    pending = [(labels_of(one), one.gauges().get("gpuserve_queue_requests", 0)) for one in models]
+    yield family("nv_inference_pending_request_count", "gauge", text, pending)
+    text = "Seconds that the model took to load, the longest of its instances"
+    loads = [(labels_of(m), max(one.load_s for one in m.instances.values())) for m in models if m.instances]
+    yield family("nv_model_load_duration_secs", "gauge", text, loads)
 
 
 def _summaries(models: Sequence[ModelMetrics], now: float) -> Iterator[Family]:
@@ -103,56 +143,6 @@ def _summaries(models: Sequence[ModelMetrics], now: float) -> Iterator[Family]:
         for one, quantiles in windows:
             for quantile, value in zip(QUANTILES, quantiles[name], strict=True):
                 samples.append(sample(full, {**labels_of(one), "quantile": str(quantile)}, value / 1000))
-            samples.append(sample(f"{full}_count", labels_of(one), _times(field, one)))
-            samples.append(sample(f"{full}_sum", labels_of(one), _us(field, one)))
+            samples.append(sample(f"{full}_count", labels_of(one), _times(field)(one)))
+            samples.append(sample(f"{full}_sum", labels_of(one), _us(field)(one)))
         yield Family(full, "summary", f"Summary of {text}", samples)
-
-
-def _first_responses(models: Sequence[ModelMetrics]) -> Family:
-    name = "nv_inference_first_response_histogram_ms"
-    samples: list[str] = []
-    for one in models:
-        pairs = [(bound.removesuffix(".0"), int(count)) for bound, count in one.first_response.cumulative()]
-        samples += buckets(name, labels_of(one), pairs, one.first_response.total)
-    return Family(name, "histogram", "Milliseconds from a request to its first response", samples)
-
-
-def _cache(models: Sequence[ModelMetrics]) -> Iterator[Family]:
-    for one in ("hit", "miss"):
-        field, plural = f"cache_{one}", "hits" if one == "hit" else "misses"
-        text, name = f"Number of cache {plural} per model", f"nv_cache_num_{plural}_per_model"
-        yield _of_each(name, "counter", text, models, partial(_times, field))
-        text, name = f"Total cache {one} duration in microseconds", f"nv_cache_{one}_duration_per_model"
-        yield _of_each(name, "counter", text, models, partial(_us, field))
-
-
-def _of_each(name: str, kind: str, text: str, models: Sequence[ModelMetrics], value: _Value) -> Family:
-    return Family(name, kind, text, [sample(name, labels_of(one), value(one)) for one in models])
-
-
-def _times(field: str, one: ModelMetrics) -> int:
-    return one.statistics.durations()[field].times
-
-
-def _us(field: str, one: ModelMetrics) -> int:
-    return one.statistics.durations()[field].ns // 1000
-
-
-def _rows(one: ModelMetrics) -> int:
-    return one.statistics.executions().rows
-
-
-def _executions(one: ModelMetrics) -> int:
-    return one.statistics.executions().count
-
-
-def _pending(one: ModelMetrics) -> float:
-    return one.gauges().get("gpuserve_queue_requests", 0)
-
-
-def _load_s(one: ModelMetrics) -> float:
-    return max(instance.load_s for instance in one.instances.values())
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from gpuserve.errors import ConfigError
-from gpuserve.front.observe.triton_metrics import Family, sample
+from gpuserve.front.observe.triton_metrics import Family, family
 from gpuserve.settings.tls import Stamp, TlsFiles, certificate_expiry, check_files
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class CertificateWatch:
         """The metric that tells how long the certificate in use is still valid."""
         if self._expires_at is not None:
             name, text = "gpuserve_certificate_expiry_seconds", "Until the TLS certificate in use expires."
-            yield Family(name, "gauge", text, [sample(name, {}, self._expires_at - clock())])
+            yield family(name, "gauge", text, [({}, self._expires_at - clock())])
 
     async def run(self) -> None:
         """Look at the files every two seconds, until cancelled."""

@@ -7,25 +7,20 @@ What NVML did not say lately is not there: an old figure would be taken for a ne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.devices.readings import SLOWDOWNS, GpuReading
 from gpuserve.front.observe.gpu_health.fleet import WatchedGpu
 from gpuserve.front.observe.gpu_health.health import GpuState
-from gpuserve.front.observe.triton_metrics import Family, sample
+from gpuserve.front.observe.triton_metrics import Family, family
 
 #: Where each figure is in a ``GpuReading``, its name at Triton after "nv_" ("" for none), its name here after
 #: "gpuserve_gpu_", and what it is. A name that ends in "_total" is a counter's, any other a gauge's.
 _FIGURES: Final = (
     ("utilization", "gpu_utilization", "utilization_ratio", "Part of the time that the GPU worked, 0 to 1"),
     ("memory_total_nbytes", "gpu_memory_total_bytes", "memory_total_bytes", "Memory of the GPU in bytes"),
-    (
-        "memory_used_nbytes",
-        "gpu_memory_used_bytes",
-        "memory_used_bytes",
-        "Memory of the GPU in use in bytes",
-    ),
+    ("memory_used_nbytes", "gpu_memory_used_bytes", "memory_used_bytes", "Memory of the GPU in use in bytes"),
     ("power_w", "gpu_power_usage", "power_watts", "Power that the GPU draws in watts"),
     ("power_limit_w", "gpu_power_limit", "power_limit_watts", "Power that the GPU may draw in watts"),
     (
@@ -69,34 +64,30 @@ class ModelMemory(NamedTuple):
 def gpu_families(gpus: Iterable[WatchedGpu], models: Iterable[ModelMemory], age_s: float) -> Iterator[Family]:
     """The metrics of all GPUs; ``age_s`` is how old what NVML said is."""
     gpus = list(gpus)
+    readings = [(one, one.reading) for one in gpus if one.reading is not None]
     for path, at_triton, here, text in _FIGURES:
-        if at_triton:
-            kind = "counter" if here.endswith("_total") else "gauge"
-            yield _figure(f"nv_{at_triton}", kind, text, path, gpus, lambda one: {"gpu_uuid": one.uuid})
-    for path, _, here, text in _FIGURES:
         kind = "counter" if here.endswith("_total") else "gauge"
-        yield _figure(f"gpuserve_gpu_{here}", kind, text, path, gpus, _labels)
-    yield _states(gpus)
-    yield _ecc_errors(gpus)
-    yield _remapped_rows(gpus)
-    yield _slowdowns(gpus)
-    yield _xids(gpus)
-    name, text = "gpuserve_gpu_reading_age_seconds", "Seconds since NVML last answered"
-    yield Family(name, "gauge", text, [sample(name, {}, age_s)] if gpus else [])
-    yield _of_models(models)
-
-
-def _figure(
-    name: str,
-    kind: str,
-    text: str,
-    path: str,
-    gpus: Iterable[WatchedGpu],
-    labels: Callable[[WatchedGpu], dict[str, str]],
-) -> Family:
-    values = [(one, _at(reading, path)) for one, reading in _with_readings(gpus)]
-    lines = [sample(name, labels(one), value) for one, value in values if value is not None]
-    return Family(name, kind, text, lines)
+        values = [(one, value) for one, reading in readings if (value := _at(reading, path)) is not None]
+        if at_triton:
+            found = [({"gpu_uuid": one.uuid}, value) for one, value in values]
+            yield family(f"nv_{at_triton}", kind, text, found)
+        yield family(f"gpuserve_gpu_{here}", kind, text, [(_labels(one), value) for one, value in values])
+    for name, label, kind, text, parts in _BY_LABEL:
+        counts = [
+            ({**_labels(one), label: part}, count)
+            for one in gpus
+            for part, count in parts(one)
+            if count is not None
+        ]
+        yield family(f"gpuserve_gpu_{name}", kind, text, counts)
+    text = "Seconds since NVML last answered"
+    yield family("gpuserve_gpu_reading_age_seconds", "gauge", text, [({}, age_s)] if gpus else [])
+    memory = [
+        ({"model": one.model, "version": one.version, "gpu_uuid": one.uuid, "device": one.device}, one.nbytes)
+        for one in models
+    ]
+    text = "Memory that the model's workers have on the GPU in bytes"
+    yield family("gpuserve_model_gpu_memory_bytes", "gauge", text, memory)
 
 
 def _at(reading: GpuReading, path: str) -> float | None:
@@ -107,78 +98,62 @@ def _at(reading: GpuReading, path: str) -> float | None:
     return int(found) if isinstance(found, bool) else found
 
 
-def _states(gpus: Iterable[WatchedGpu]) -> Family:
-    name = "gpuserve_gpu_state"
-    lines = [
-        sample(name, {**_labels(one), "state": state.value.lower()}, int(one.life.state is state))
-        for one in gpus
-        for state in GpuState
-    ]
-    return Family(name, "gauge", "1 for the state that the GPU is in, 0 for the others", lines)
-
-
-def _ecc_errors(gpus: Iterable[WatchedGpu]) -> Family:
-    name = "gpuserve_gpu_ecc_errors_total"
-    lines = [
-        sample(name, {**_labels(one), "kind": kind}, count)
-        for one, reading in _with_readings(gpus)
-        for kind, count in (("corrected", reading.ecc_corrected), ("uncorrected", reading.ecc_uncorrected))
-        if count is not None
-    ]
-    return Family(name, "counter", "Errors of the GPU's memory since its driver was loaded", lines)
-
-
-def _remapped_rows(gpus: Iterable[WatchedGpu]) -> Family:
-    name = "gpuserve_gpu_remapped_rows"
-    lines = [
-        sample(name, {**_labels(one), "kind": kind}, getattr(reading.remapped_rows, kind))
-        for one, reading in _with_readings(gpus)
-        if reading.remapped_rows is not None
-        for kind in ("corrected", "uncorrected")
-    ]
-    return Family(name, "gauge", "Rows of the GPU's memory that were replaced, by the kind of error", lines)
-
-
-def _slowdowns(gpus: Iterable[WatchedGpu]) -> Family:
-    name = "gpuserve_gpu_slowdown"
-    lines = [
-        sample(name, {**_labels(one), "reason": reason}, int(reason in reading.slowdowns))
-        for one, reading in _with_readings(gpus)
-        if reading.slowdowns is not None
-        for reason in SLOWDOWNS.values()
-    ]
-    return Family(name, "gauge", "1 while the GPU runs slower than it could, for this reason", lines)
-
-
-def _xids(gpus: Iterable[WatchedGpu]) -> Family:
-    name = "gpuserve_gpu_xid_errors_total"
-    lines = [
-        sample(name, {**_labels(one), "xid": str(number)}, count)
-        for one in gpus
-        for number, count in sorted(one.xids.items())
-    ]
-    return Family(name, "counter", "Errors that the GPU's driver reported, by their Xid", lines)
-
-
-def _of_models(models: Iterable[ModelMemory]) -> Family:
-    name = "gpuserve_model_gpu_memory_bytes"
-    lines = [
-        sample(
-            name,
-            {"model": one.model, "version": one.version, "gpu_uuid": one.uuid, "device": one.device},
-            one.nbytes,
-        )
-        for one in models
-    ]
-    return Family(name, "gauge", "Memory that the model's workers have on the GPU in bytes", lines)
-
-
-def _with_readings(gpus: Iterable[WatchedGpu]) -> list[tuple[WatchedGpu, GpuReading]]:
-    return [(one, one.reading) for one in gpus if one.reading is not None]
-
-
 def _labels(gpu: WatchedGpu) -> dict[str, str]:
     return {"gpu_uuid": gpu.uuid, "device": gpu.device}
+
+
+_Parts: TypeAlias = Iterable[tuple[str, float | None]]
+
+
+def _states(gpu: WatchedGpu) -> _Parts:
+    return [(state.value.lower(), int(gpu.life.state is state)) for state in GpuState]
+
+
+def _ecc_errors(gpu: WatchedGpu) -> _Parts:
+    one = gpu.reading
+    return [] if one is None else [("corrected", one.ecc_corrected), ("uncorrected", one.ecc_uncorrected)]
+
+
+def _remapped_rows(gpu: WatchedGpu) -> _Parts:
+    rows = None if gpu.reading is None else gpu.reading.remapped_rows
+    return [] if rows is None else [("corrected", rows.corrected), ("uncorrected", rows.uncorrected)]
+
+
+def _slowdowns(gpu: WatchedGpu) -> _Parts:
+    now = None if gpu.reading is None else gpu.reading.slowdowns
+    return [] if now is None else [(reason, int(reason in now)) for reason in SLOWDOWNS.values()]
+
+
+def _xids(gpu: WatchedGpu) -> _Parts:
+    return [(str(number), count) for number, count in sorted(gpu.xids.items())]
+
+
+#: What has several values a GPU: the metric after "gpuserve_gpu_", its label, kind, and text, and its values.
+_BY_LABEL: Final[Sequence[tuple[str, str, str, str, Callable[[WatchedGpu], _Parts]]]] = (
+    ("state", "state", "gauge", "1 for the state that the GPU is in, 0 for the others", _states),
+    (
+        "ecc_errors_total",
+        "kind",
+        "counter",
+        "Errors of the GPU's memory since its driver was loaded",
+        _ecc_errors,
+    ),
+    (
+        "remapped_rows",
+        "kind",
+        "gauge",
+        "Rows of the GPU's memory that were replaced, by the kind of error",
+        _remapped_rows,
+    ),
+    (
+        "slowdown",
+        "reason",
+        "gauge",
+        "1 while the GPU runs slower than it could, for this reason",
+        _slowdowns,
+    ),
+    ("xid_errors_total", "xid", "counter", "Errors that the GPU's driver reported, by their Xid", _xids),
+)
 
 
 # ---- JSON ---------------------------------------------------------------------------------------
