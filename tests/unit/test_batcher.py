@@ -301,7 +301,7 @@ def test_a_rejected_request_is_untouched() -> None:
 def test_a_draining_scheduler_refuses_the_new_and_runs_the_queued() -> None:
     model = Model()
     model.submit_many(2)
-    model.scheduler.stop_accepting()
+    model.scheduler.draining = True
     assert model.scheduler.draining
     with pytest.raises(Unavailable, match="has stopped accepting new inference requests"):
         model.submit()

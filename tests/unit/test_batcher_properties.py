@@ -381,7 +381,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whatever state it was left in: with a worker, no new requests and time, everything ends."""
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.stop_accepting()
+        self.scheduler.draining = True
         self.instance_up("a")
         while self.queued or self.running:
             for batch_id in sorted(self.running):

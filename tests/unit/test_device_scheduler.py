@@ -160,7 +160,7 @@ def test_the_limits_are_for_all_requests_together() -> None:
 def test_who_drains_takes_nothing_for_any_device() -> None:
     one = scheduler("a")
     submit(one, "cuda:0")
-    one.stop_accepting()
+    one.draining = True
     for device in ("cuda:0", "cuda:1", ""):
         with pytest.raises(Unavailable):
             submit(one, device)

@@ -352,7 +352,7 @@ def test_limits_and_the_end_hold_here_too() -> None:
     model.submit("a", "s")
     with pytest.raises(QueueFull):
         model.submit("a")
-    model.scheduler.stop_accepting()
+    model.scheduler.draining = True
     with pytest.raises(Unavailable, match="stopped accepting"):
         model.submit("a")
     assert model.scheduler.draining

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from gpuserve.front.batching.interface import SchedulerStatistics
+from gpuserve.front.batching.interface import Scheduler, SchedulerStatistics
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.queue import QueuedRequest, RequestState
 from gpuserve.front.batching.slots import Batch, InstanceSlots
@@ -26,7 +26,7 @@ ANY: Final = ""
 _TURN: Final = operator.itemgetter(0)
 
 
-class DeviceScheduler:
+class DeviceScheduler(Scheduler):
     """A scheduler of the requests that may run anywhere, and one for each device whose memory is named.
 
     ``new_scheduler`` makes each of them, over the same instances. The limits of the queue are for all
@@ -35,7 +35,7 @@ class DeviceScheduler:
 
     def __init__(self, new_scheduler: Callable[[InstanceSlots], ModelScheduler]) -> None:
         self._new_scheduler = new_scheduler
-        self._slots = InstanceSlots()
+        self._slots: InstanceSlots = InstanceSlots()
         self._anywhere = new_scheduler(self._slots)
         #: By device, and in ``_all`` with the one before.
         self._bound: dict[str, ModelScheduler] = {}
@@ -46,18 +46,15 @@ class DeviceScheduler:
 
     # ---- requests -------------------------------------------------------------------------
 
-    def stop_accepting(self) -> None:
-        self.draining = True
-        for one in self._all:
-            one.stop_accepting()
-
     def submit(self, request: QueuedRequest, now: float) -> None:
         """Queue a new request, for its device where it has one; raises as ``ModelScheduler.submit``."""
         device = request.device
         if self._bound or device:
             counts = self.statistics()
             self._anywhere.check_room(request, counts.queued, counts.queued_nbytes)
-        self._of(device).submit(request, now)
+        scheduler = self._of(device)
+        scheduler.draining = self.draining
+        scheduler.submit(request, now)
 
     def cancel(self, request: QueuedRequest) -> bool:
         queued = request.state is RequestState.QUEUED
@@ -91,7 +88,7 @@ class DeviceScheduler:
 
     def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
         times = [self._anywhere.next_wakeup(now, among)]
-        up = set(self._slots.names())
+        up = set(self._slots.names)
         for _, device in self._waiting():
             on_device = [name for name in up if self._devices[name] == device]
             names = [name for name in on_device if among is None or name in among]
@@ -115,9 +112,6 @@ class DeviceScheduler:
                 return batch
         return None
 
-    def with_room(self) -> list[str]:
-        return self._slots.with_room()
-
     def computed(self, batch: Batch) -> None:
         self._slots.free_slot(batch)
 
@@ -129,12 +123,6 @@ class DeviceScheduler:
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
         self._anywhere.instance_up(name, slots)
         self._devices[name] = device
-
-    def retire(self, name: str) -> None:
-        self._slots.retire(name)
-
-    def is_idle(self, name: str) -> bool:
-        return self._slots.is_idle(name)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         self._devices.pop(name, None)
@@ -160,7 +148,6 @@ class DeviceScheduler:
         if bound is None:
             bound = self._bound[device] = self._new_scheduler(self._slots)
             self._all.append(bound)
-            bound.draining = self.draining
         return bound
 
     def _waiting(self) -> list[tuple[tuple[bool, Any, float], str]]:

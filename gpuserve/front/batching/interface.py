@@ -4,12 +4,12 @@ keeps. ``model_scheduler.py`` says when what is called.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
 
 from gpuserve.front.batching.queue import Admission, QueuedRequest
-from gpuserve.front.batching.slots import Batch
+from gpuserve.front.batching.slots import Batch, Places
 
 
 class SchedulerStatistics(NamedTuple):
@@ -57,31 +57,9 @@ class RequestCounts:
     lost: int = 0
 
 
-class Places(Protocol):
-    """The instances that are up, and the batches on them."""
-
-    @property
-    def instances(self) -> int:
-        """How many instances take batches."""
-
-    @property
-    def at_once(self) -> int:
-        """How many batches they run at once."""
-
-    @property
-    def room(self) -> int:
-        """How many more batches they could take."""
-
-    @property
-    def running(self) -> Sequence[Batch]:
-        """The batches that have not ended, oldest first."""
-
-
-def statistics_of(
-    queue: Admission, counts: RequestCounts, places: Places, sequences: int = 0, seats: int = 0
-) -> SchedulerStatistics:
+def statistics_of(queue: Admission, counts: RequestCounts, slots: Places[Any]) -> SchedulerStatistics:
     """The statistics of a scheduler, from what waits, what has been, and what runs."""
-    running = places.running
+    running = slots.running
     computing = [batch for batch in running if batch.slots]
     return SchedulerStatistics(
         queued=queue.requests,
@@ -91,18 +69,11 @@ def statistics_of(
         running_requests=sum(len(batch.requests) for batch in running),
         computing_requests=sum(len(batch.requests) for batch in computing),
         computing_rows=sum(batch.rows for batch in computing),
-        instances=places.instances,
-        slots=places.at_once,
-        room=places.room,
+        instances=len(slots.names),
+        slots=slots.at_once,
+        room=slots.room,
         accepted=queue.accepted,
-        finished=counts.finished,
-        rejected=counts.rejected,
-        cancelled=counts.cancelled,
-        expired=counts.expired,
-        retried=counts.retried,
-        lost=counts.lost,
-        sequences=sequences,
-        seats=seats,
+        **asdict(counts),
     )
 
 
@@ -128,19 +99,19 @@ class BatchSource(Protocol):
 class Scheduler(BatchSource, Protocol):
     """Requests in, batches out; pure, and not thread-safe. Times are seconds of one monotonic clock.
 
-    While it is ``draining``, new requests are refused.
+    While it is ``draining``, new requests are refused; what was accepted is still run.
     """
 
     draining: bool
-
-    def stop_accepting(self) -> None:
-        """Refuse new requests from now on; what was accepted is still run."""
+    _slots: Places[Any]
 
     def submit(self, request: QueuedRequest, now: float) -> None:
         """Queue a new request; raises a ``RequestError`` where it is refused."""
 
     def cancel(self, request: QueuedRequest) -> bool:
-        """Take a request back. True: it was queued and will never run."""
+        """Take a request back. True: it was queued and will never run. False: it runs, and its result is to
+        be dropped (``request.cancelled``), or it has finished.
+        """
 
     def take_all(self, device: str = "") -> list[QueuedRequest]:
         """Take every queued request out, or those that must run on a device."""
@@ -156,12 +127,21 @@ class Scheduler(BatchSource, Protocol):
 
     def with_room(self) -> list[str]:
         """The names of the instances that can take a batch, the one with the most room first."""
+        return self._slots.with_room()
 
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
-        """Add an instance on a device, ready for batches, of which it runs ``slots`` at once."""
+        """Add an instance on a device, ready for batches, of which it runs ``slots`` at once.
+
+        Raises:
+            ValueError: it is up already.
+        """
+
+    def retire(self, name: str) -> None:
+        self._slots.retire(name)
 
     def is_idle(self, name: str) -> bool:
         """Whether nothing is left for an instance that was retired to do."""
+        return self._slots.is_idle(name)
 
     def computed(self, batch: Batch) -> None:
         """The call of a batch that runs is over, and another may run in its place before it has ended."""

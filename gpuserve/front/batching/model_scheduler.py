@@ -31,19 +31,17 @@ from gpuserve.declare.spec import BatchingSpec, QueueSpec
 from gpuserve.errors import QueueFull, RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.batch_former import BatchFormer
-from gpuserve.front.batching.interface import RequestCounts, SchedulerStatistics, statistics_of
+from gpuserve.front.batching.interface import RequestCounts, Scheduler, SchedulerStatistics, statistics_of
 from gpuserve.front.batching.priority_queue import request_queue
-from gpuserve.front.batching.queue import QueuedRequest, RequestState, advance, first_queued
+from gpuserve.front.batching.queue import QueuedRequest, RequestQueue, RequestState, advance, first_queued
 from gpuserve.front.batching.slots import Batch, InstanceSlots
 
 #: No delay has run out then, so that only a batch that cannot grow is formed.
 _BEFORE_EVER: Final = -math.inf
 
 
-class ModelScheduler:
-    """The queue of one model over all of its instances. Not thread-safe.
-
-    It has more than 20 methods because it is a whole ``Scheduler``, and a part of ``DeviceScheduler``.
+class ModelScheduler(Scheduler):
+    """The queue of one model over all of its instances; also a part of ``DeviceScheduler``.
 
     Args:
         max_batch_size: the most rows a batch may have; 0 for a model that does not batch. No request is
@@ -64,18 +62,15 @@ class ModelScheduler:
         retry_on_death: bool,
         slots: InstanceSlots | None = None,
     ) -> None:
-        self._queue = request_queue(queue)
+        self._queue: RequestQueue = request_queue(queue)
         self._former = BatchFormer(max_batch_size, batching, self._queue.by_age)
-        self._slots = InstanceSlots() if slots is None else slots
+        self._slots: InstanceSlots = InstanceSlots() if slots is None else slots
         self._prefetch = prefetch
         self._retry_on_death = retry_on_death
         self._counts = RequestCounts()
         self.draining = False
 
     # ---- requests -------------------------------------------------------------------------
-
-    def stop_accepting(self) -> None:
-        self.draining = True
 
     def submit(self, request: QueuedRequest, now: float) -> None:
         """Queue a new request.
@@ -104,12 +99,6 @@ class ModelScheduler:
             raise
 
     def cancel(self, request: QueuedRequest) -> bool:
-        """Take a request back. True: it was queued and will never run. False: it runs, and its result is
-        to be dropped (``request.cancelled``), or it has finished.
-
-        Raises:
-            IllegalTransition: it was never accepted.
-        """
         if request.state is RequestState.FINISHED:
             return False
         if request.state is RequestState.RUNNING:
@@ -122,10 +111,7 @@ class ModelScheduler:
         return True
 
     def take_all(self, device: str = "") -> list[QueuedRequest]:
-        """Take every queued request out, as ``cancel`` does; none where a device is named: no request here
-        must run on one.
-        """
-        if device:
+        if device:  # no request here must run on one
             return []
         self._former.dissolve(self._queue.waiting)
         places = (*self._queue.retried, *self._queue.waiting)
@@ -191,9 +177,6 @@ class ModelScheduler:
         secluded = bool(self._queue.retried) and self._queue.has_retried
         return self._slots.has_room(among, secluded=secluded)
 
-    def with_room(self) -> list[str]:
-        return self._slots.with_room()
-
     def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
         """When time alone changes something: a delay or a deadline runs out. Never before ``now``.
 
@@ -210,7 +193,6 @@ class ModelScheduler:
         return None if soonest == math.inf else max(now, soonest)
 
     def computed(self, batch: Batch) -> None:
-        """The call of a batch that runs is over: another may run in its slot before it has ended."""
         self._slots.free_slot(batch)
 
     def complete(self, batch_id: int) -> Batch:
@@ -232,18 +214,7 @@ class ModelScheduler:
     # ---- instances ------------------------------------------------------------------------
 
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
-        """Add an instance, ready for batches, of which it runs ``slots`` at once.
-
-        Raises:
-            ValueError: it is up already.
-        """
         self._slots.up(name, slots, self._prefetch)
-
-    def retire(self, name: str) -> None:
-        self._slots.retire(name)
-
-    def is_idle(self, name: str) -> bool:
-        return self._slots.is_idle(name)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it. Nothing where it was not up.

@@ -28,7 +28,7 @@ from typing import Literal
 from gpuserve.declare.spec import DIRECT, BatchingSpec, QueueSpec, SequenceBatching
 from gpuserve.errors import RequestError
 from gpuserve.front.batching import refusals
-from gpuserve.front.batching.interface import RequestCounts, SchedulerStatistics, statistics_of
+from gpuserve.front.batching.interface import RequestCounts, Scheduler, SchedulerStatistics, statistics_of
 from gpuserve.front.batching.queue import Admission, QueuedRequest, RemovalReason, RequestState, advance
 from gpuserve.front.batching.sequence_slots import SequenceInstance, SequenceSlots
 from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
@@ -68,11 +68,8 @@ class IdleSequences:
         return next(iter(self._due_at.values())) if self._due_at else math.inf
 
 
-class SequenceScheduler:
-    """The sequences of one model over all of its instances. Not thread-safe.
-
-    It has more than 20 methods because it is a whole ``Scheduler``, and each end of a sequence is one of
-    them.
+class SequenceScheduler(Scheduler):
+    """The sequences of one model over all of its instances.
 
     Args:
         model: its name, for what a client is told.
@@ -96,8 +93,8 @@ class SequenceScheduler:
         self._spec = sequence
         self._strategy = strategy_of(sequence, batching, max_batch_size)
         self._prefetch = prefetch
-        self._admission = Admission(queue)
-        self._slots = SequenceSlots(sequence.seats(max_batch_size))
+        self._queue = Admission(queue)
+        self._slots: SequenceSlots = SequenceSlots(sequence.seats(max_batch_size))
         self._sequences: dict[int | str, ActiveSequence] = {}
         self._idle = IdleSequences(sequence.max_sequence_idle_us / 1e6)
         #: Taken out, and not yet given by ``expire``.
@@ -106,9 +103,6 @@ class SequenceScheduler:
         self.draining = False
 
     # ---- requests -------------------------------------------------------------------------
-
-    def stop_accepting(self) -> None:
-        self.draining = True
 
     def submit(self, request: QueuedRequest, now: float) -> None:
         """Queue a new request, which must name its sequence. Its ``timeout_s`` becomes the time that it may
@@ -129,7 +123,7 @@ class SequenceScheduler:
                 raise refusals.not_started(self._model, correlation_id)
             if request.timeout_s is not None:
                 request.deadline, request.timeout_s = now + request.timeout_s, None
-            self._admission.add(request, now)
+            self._queue.add(request, now)
         except RequestError:
             self._counts.rejected += 1
             raise
@@ -142,11 +136,7 @@ class SequenceScheduler:
         self._slots.note_ready(sequence)
 
     def cancel(self, request: QueuedRequest) -> bool:
-        """Take a request back, and with it what waits of its sequence, which ``expire`` gives.
-
-        True: it was queued and will never run. False: it runs, and its result is to be dropped
-        (``request.cancelled``), or it has finished.
-        """
+        """Take a request back, and with it what waits of its sequence, which ``expire`` gives."""
         if request.state is RequestState.FINISHED:
             return False
         sequence = self._sequence_of(request)
@@ -178,7 +168,7 @@ class SequenceScheduler:
         now.
         """
         self._drop_idle(now)
-        while (request := self._admission.first_due(now)) is not None:
+        while (request := self._queue.first_due(now)) is not None:
             reason = RemovalReason.LATE
             others = RemovalReason.CANCELLED
             if self._sequence_of(request).state is SequenceState.BACKLOG:
@@ -197,7 +187,7 @@ class SequenceScheduler:
         sequence = self._sequence_of(request)
         run = sequence.take_run(request)
         run.remove(request)
-        self._admission.remove(request, event)
+        self._queue.remove(request, event)
         self._give_up(run, others)
         self._settle(sequence)
 
@@ -210,7 +200,7 @@ class SequenceScheduler:
 
     def _cancel_all(self, requests: Iterable[QueuedRequest]) -> None:
         for request in requests:
-            self._admission.remove(request, "cancel")
+            self._queue.remove(request, "cancel")
             request.cancelled = True
             self._counts.cancelled += 1
 
@@ -220,9 +210,9 @@ class SequenceScheduler:
         """Form one batch, for an instance that has waited long or for the one named. Call it until it
         gives None: nothing is ready, or it is better to wait, or ``expire(now)`` comes first.
         """
-        if not self._admission.requests or self._admission.first_due(now) is not None:
+        if not self._queue.requests or self._queue.first_due(now) is not None:
             return None
-        for place in self._slots.with_room(None if instance is None else (instance,)):
+        for place in self._slots.ready(None if instance is None else (instance,)):
             requests = self._strategy.form(place.ready, now)
             if requests is not None:
                 return self._dispatch(place, requests)
@@ -235,18 +225,15 @@ class SequenceScheduler:
             sequence.dispatch()
             del place.ready[sequence]
             seats.append(sequence.seat)
-        self._admission.dispatched(requests)
+        self._queue.dispatched(requests)
         return self._slots.place(place, requests, tuple(seats) if self._spec.keeps_rows else ())
-
-    def with_room(self) -> list[str]:
-        return [one.name for one in self._slots.with_room()]
 
     def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
         if self._removed:
             return now
         self._drop_idle(now)
-        times = [self._strategy.ready_at(one.ready) for one in self._slots.with_room(among)]
-        soonest = min(*times, self._admission.next_due(), self._idle.next_due())
+        times = [self._strategy.ready_at(one.ready) for one in self._slots.ready(among)]
+        soonest = min(*times, self._queue.next_due(), self._idle.next_due())
         return None if soonest == math.inf else max(now, soonest)
 
     def computed(self, batch: Batch) -> None:
@@ -272,21 +259,9 @@ class SequenceScheduler:
     # ---- instances ------------------------------------------------------------------------
 
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
-        """Add an instance, ready for batches, of which it runs ``slots`` at once, or one where batches follow
-        each other.
-
-        Raises:
-            ValueError: it is up already.
-        """
+        # Where the strategy is "direct", batches follow each other.
         at_once, prefetch = (1, 0) if self._spec.strategy == DIRECT else (slots, self._prefetch)
         self._slots.up(name, at_once, prefetch)
-
-    def retire(self, name: str) -> None:
-        """Give an instance no more sequences; it goes down once those that it has are over."""
-        self._slots.retire(name)
-
-    def is_idle(self, name: str) -> bool:
-        return self._slots.is_idle(name)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: what ran there, and what waited of the sequences that had begun, is lost."""
@@ -314,7 +289,7 @@ class SequenceScheduler:
             lost.append(running)
         waiting = sequence.take_begun()
         for request in waiting:
-            self._admission.remove(request, "cancel")
+            self._queue.remove(request, "cancel")
         return lost + waiting
 
     # ---- sequences ------------------------------------------------------------------------
@@ -330,19 +305,16 @@ class SequenceScheduler:
         elif sequence.open:
             self._idle.add(sequence)
         elif sequence.state is not SequenceState.ENDED:
-            self._end(sequence)
-
-    def _end(self, sequence: ActiveSequence) -> None:
-        self._idle.remove(sequence)
-        del self._sequences[sequence.id]
-        self._slots.end(sequence)
+            self._idle.remove(sequence)
+            del self._sequences[sequence.id]
+            self._slots.end(sequence)
 
     def _drop_idle(self, now: float) -> None:
         """End the sequences that have been idle for too long. What became so since begins to count now."""
         for sequence in self._idle.take_due(now):
             sequence.open = False
-            self._end(sequence)
+            self._settle(sequence)
 
     def statistics(self) -> SchedulerStatistics:
-        seats = self._slots.instances * self._slots.seats
-        return statistics_of(self._admission, self._counts, self._slots, len(self._sequences), seats)
+        counts = statistics_of(self._queue, self._counts, self._slots)
+        return counts._replace(sequences=len(self._sequences), seats=counts.instances * self._slots.seats)

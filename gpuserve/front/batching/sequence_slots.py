@@ -13,55 +13,32 @@ from dataclasses import dataclass, field
 
 from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
-from gpuserve.front.batching.slots import Batch
+from gpuserve.front.batching.slots import Batch, Instance, Places
 
 
 @dataclass(eq=False, slots=True)
-class SequenceInstance:
+class SequenceInstance(Instance):
     """One instance. ``ready`` are the sequences with a request that may run; ``dropped`` are those of which
     it has not been told yet that they are no more. One that is ``retired`` keeps the sequences that it has.
     """
 
-    name: str
-    at_once: int
-    capacity: int
     #: A heap, the lowest first: batches that keep rows stay small.
-    free_seats: list[int]
-    running: int = 0
-    retired: bool = False
+    free_seats: list[int] = field(default_factory=list)
     seated: dict[ActiveSequence, None] = field(default_factory=dict)
     ready: dict[ActiveSequence, None] = field(default_factory=dict)
     dropped: list[int | str] = field(default_factory=list)
 
 
-class SequenceSlots:
+class SequenceSlots(Places[SequenceInstance]):
     """Every instance that is up, ``seats`` sequences at each, and the sequences that wait for a seat."""
 
     def __init__(self, seats: int) -> None:
+        super().__init__()
         self.seats = seats
-        self._instances: dict[str, SequenceInstance] = {}
         #: An ordered set.
         self._backlog: dict[ActiveSequence, None] = {}
-        self._running: dict[int, Batch] = {}
-        self._next_batch_id = 0
 
     # ---- instances ------------------------------------------------------------------------
-
-    @property
-    def instances(self) -> int:
-        return len(self._in_rotation())
-
-    @property
-    def at_once(self) -> int:
-        return sum(one.at_once for one in self._in_rotation())
-
-    @property
-    def room(self) -> int:
-        return sum(one.capacity - one.running for one in self._in_rotation())
-
-    @property
-    def running(self) -> tuple[Batch, ...]:
-        return tuple(self._running.values())
 
     def up(self, name: str, at_once: int, prefetch: int) -> None:
         """Add an instance, which runs ``at_once`` batches and holds ``prefetch`` besides.
@@ -69,31 +46,21 @@ class SequenceSlots:
         Raises:
             ValueError: it is up already.
         """
-        if name in self._instances:
-            raise ValueError(f"instance {name!r} is up already")
-        self._instances[name] = SequenceInstance(name, at_once, at_once + prefetch, list(range(self.seats)))
+        free_seats = list(range(self.seats))
+        self._add(SequenceInstance(name, at_once, at_once + prefetch, free_seats=free_seats))
         self.fill_seats()
-
-    def retire(self, name: str) -> None:
-        """Give an instance no more sequences; nothing where it is not up."""
-        if name in self._instances:
-            self._instances[name].retired = True
 
     def is_idle(self, name: str) -> bool:
         """Whether an instance has neither a sequence nor a batch."""
         instance = self._instances.get(name)
         return instance is None or not (instance.seated or instance.running)
 
-    def _in_rotation(self) -> list[SequenceInstance]:
-        return [one for one in self._instances.values() if not one.retired]
-
     def down(self, name: str) -> list[ActiveSequence]:
         """Take an instance and its batches out; the sequences that were seated there."""
-        instance = self._instances.pop(name, None)
+        instance = self._instances.get(name)
         if instance is None:
             return []
-        for batch_id in [n for n, batch in self._running.items() if batch.instance == name]:
-            del self._running[batch_id]
+        self._remove(name)
         return list(instance.seated)
 
     # ---- seats ----------------------------------------------------------------------------
@@ -105,7 +72,7 @@ class SequenceSlots:
     def fill_seats(self) -> None:
         """Give the sequences of the backlog the seats that are free, each where most are."""
         while self._backlog:
-            instance = max(self._in_rotation(), key=_free_seats, default=None)
+            instance = max(self._by_use, key=lambda one: len(one.free_seats), default=None)
             if instance is None or not instance.free_seats:
                 return
             sequence = next(iter(self._backlog))
@@ -151,8 +118,12 @@ class SequenceSlots:
 
     # ---- batches --------------------------------------------------------------------------
 
-    def with_room(self, among: Collection[str] | None = None) -> Iterator[SequenceInstance]:
-        """The instances, or those of some, that can take a batch and have a sequence that is ready."""
+    def with_room(self) -> list[str]:
+        """The instances that can take a batch and have a sequence that is ready."""
+        return [one.name for one in self.ready()]
+
+    def ready(self, among: Collection[str] | None = None) -> Iterator[SequenceInstance]:
+        """The same of all instances or of some, also of those that are retired."""
         instances = self._instances.values() if among is None else (self._instances[name] for name in among)
         return (one for one in instances if one.ready and one.running < one.capacity)
 
@@ -163,23 +134,13 @@ class SequenceSlots:
         instance.running += 1
         # Moved behind the others: those that have waited longer for a batch come first.
         self._instances[instance.name] = self._instances.pop(instance.name)
+        if not instance.retired:
+            self._by_use.remove(instance)
+            self._by_use.append(instance)
+            self.room -= 1
         dropped, instance.dropped = tuple(instance.dropped), []
         rows = len(requests)  # one each
         batch = Batch(self._next_batch_id, instance.name, requests, rows, False, dropped=dropped, seats=seats)
         self._next_batch_id += 1
         self._running[batch.batch_id] = batch
         return batch
-
-    def release(self, batch_id: int) -> Batch:
-        """Forget a batch that ended.
-
-        Raises:
-            KeyError: no such batch runs: it ended before, or its instance went down.
-        """
-        batch = self._running.pop(batch_id)
-        self._instances[batch.instance].running -= 1
-        return batch
-
-
-def _free_seats(instance: SequenceInstance) -> int:
-    return len(instance.free_seats)

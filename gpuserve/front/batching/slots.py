@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from gpuserve.front.batching.queue import QueuedRequest
 
@@ -43,7 +43,9 @@ class Batch:
 
 
 @dataclass(eq=False, slots=True)
-class _Instance:
+class Instance:
+    """One instance. One that is ``retired`` finishes what it has, and counts for nothing else."""
+
     name: str
     at_once: int
     capacity: int
@@ -66,37 +68,88 @@ class _Instance:
         return self.running / self.capacity
 
 
+InstanceT = TypeVar("InstanceT", bound=Instance)
 _LOAD: Final = operator.attrgetter("load")
 
 
-class InstanceSlots:
-    """Slots for batches on every instance that is up. ``room`` is how many are free. One that is retired
-    finishes its batches and counts for nothing else.
-    """
+class Places(Generic[InstanceT]):
+    """The instances that are up, and the batches on them. ``room`` is how many more they could take."""
 
     def __init__(self) -> None:
-        self._instances: dict[str, _Instance] = {}
-        #: Least recently used first; one that has just come up counts as used.
-        self._by_use: list[_Instance] = []
+        self._instances: dict[str, InstanceT] = {}
+        #: Those that are not retired, least recently used first; one that has just come up counts as used.
+        self._by_use: list[InstanceT] = []
         self._running: dict[int, Batch] = {}
         self._next_batch_id = 0
         self.room = 0
 
     @property
-    def instances(self) -> int:
-        return len(self._by_use)
-
     def names(self) -> list[str]:
-        """The names of the instances that take batches."""
+        """The instances that take batches."""
         return [one.name for one in self._by_use]
 
     @property
     def at_once(self) -> int:
+        """How many batches they run at once."""
         return sum(one.at_once for one in self._by_use)
 
     @property
     def running(self) -> tuple[Batch, ...]:
+        """The batches that have not ended, oldest first."""
         return tuple(self._running.values())
+
+    def _add(self, instance: InstanceT) -> None:
+        if instance.name in self._instances:
+            raise ValueError(f"instance {instance.name!r} is up already")
+        self._instances[instance.name] = instance
+        self._by_use.append(instance)
+        self.room += instance.capacity
+
+    def retire(self, name: str) -> None:
+        """Give an instance nothing new; nothing happens where it is not up."""
+        instance = self._instances.get(name)
+        if instance is not None and not instance.retired:
+            instance.retired = True
+            self._by_use.remove(instance)
+            self.room -= instance.capacity - instance.running
+
+    def is_idle(self, name: str) -> bool:
+        return all(batch.instance != name for batch in self._running.values())
+
+    def with_room(self) -> list[str]:
+        """The instances that can take a batch, the one with the most room first."""
+        return [one.name for one in sorted(self._by_use, key=_LOAD) if one.load < 1]
+
+    def _remove(self, name: str) -> list[Batch]:
+        """Take an instance out that is up; its batches, oldest first."""
+        self.retire(name)
+        del self._instances[name]
+        batches = [batch for batch in self._running.values() if batch.instance == name]
+        for batch in batches:
+            del self._running[batch.batch_id]
+        return batches
+
+    def free_slot(self, batch: Batch) -> None:
+        """Free the slot of a batch whose call is over, though it has not ended."""
+        instance = self._instances[batch.instance]
+        instance.running -= batch.slots
+        if not instance.retired:
+            self.room += batch.slots
+        batch.slots = 0
+
+    def release(self, batch_id: int) -> Batch:
+        """Forget a batch that ended; its slot is free.
+
+        Raises:
+            KeyError: no such batch runs: it ended before, or its instance went down.
+        """
+        batch = self._running.pop(batch_id)
+        self.free_slot(batch)
+        return batch
+
+
+class InstanceSlots(Places[Instance]):
+    """Slots for batches on every instance that is up, any batch on any instance."""
 
     def up(self, name: str, at_once: int, prefetch: int) -> None:
         """Add an instance, which runs ``at_once`` and holds ``prefetch`` besides.
@@ -104,11 +157,7 @@ class InstanceSlots:
         Raises:
             ValueError: it already does.
         """
-        if name in self._instances:
-            raise ValueError(f"instance {name!r} is up already")
-        self._instances[name] = instance = _Instance(name, at_once, at_once + prefetch)
-        self._by_use.append(instance)
-        self.room += instance.capacity
+        self._add(Instance(name, at_once, at_once + prefetch))
 
     def down(self, name: str) -> tuple[list[Batch], list[Batch]]:
         """An instance is gone: the batches that it had begun, and those that it only held, oldest first.
@@ -116,32 +165,13 @@ class InstanceSlots:
         Batches are begun in their order, and those that are computed were. None of either where the instance
         was not up.
         """
-        instance = self._instances.pop(name, None)
+        instance = self._instances.get(name)
         if instance is None:
             return [], []
-        self._take_out(instance)
-        batches = [batch for batch in self._running.values() if batch.instance == name]
-        for batch in batches:
-            del self._running[batch.batch_id]
+        batches = self._remove(name)
         computed = [batch for batch in batches if not batch.slots]
         others = [batch for batch in batches if batch.slots]
         return computed + others[: instance.at_once], others[instance.at_once :]
-
-    def retire(self, name: str) -> None:
-        """Give an instance no more batches; nothing where it is not up."""
-        instance = self._instances.get(name)
-        if instance is not None:
-            self._take_out(instance)
-
-    def is_idle(self, name: str) -> bool:
-        """Whether an instance has no batch at all."""
-        return all(batch.instance != name for batch in self._running.values())
-
-    def _take_out(self, instance: _Instance) -> None:
-        if not instance.retired:
-            instance.retired = True
-            self._by_use.remove(instance)
-            self.room -= instance.capacity - instance.running
 
     def has_room(self, among: Collection[str] | None = None, *, secluded: bool = False) -> bool:
         """Whether one of some instances, or any, can take a batch; ``secluded``: one without company."""
@@ -154,10 +184,6 @@ class InstanceSlots:
         """Whether one of some instances, or any, would run a batch now, and not only hold it."""
         instances = self._by_use if among is None else [self._instances[name] for name in among]
         return any(one.begins_at_once for one in instances)
-
-    def with_room(self) -> list[str]:
-        """The instances that can take a batch, the one with the most room first."""
-        return [one.name for one in sorted(self._by_use, key=_LOAD) if one.load < 1]
 
     def place(
         self,
@@ -186,22 +212,4 @@ class InstanceSlots:
         batch = Batch(self._next_batch_id, taken.name, requests, rows, alone, slots)
         self._next_batch_id += 1
         self._running[batch.batch_id] = batch
-        return batch
-
-    def free_slot(self, batch: Batch) -> None:
-        """Free the slot of a batch whose call is over, though it has not ended."""
-        instance = self._instances[batch.instance]
-        instance.running -= batch.slots
-        if not instance.retired:
-            self.room += batch.slots
-        batch.slots = 0
-
-    def release(self, batch_id: int) -> Batch:
-        """Forget a batch that ended; its slot is free.
-
-        Raises:
-            KeyError: no such batch runs: it ended before, or its instance went down.
-        """
-        batch = self._running.pop(batch_id)
-        self.free_slot(batch)
         return batch

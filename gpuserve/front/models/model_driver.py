@@ -189,7 +189,7 @@ class ModelDriver:
         self.workers.resize(spec)
 
     def stop_accepting(self) -> None:
-        self._scheduler.stop_accepting()
+        self._scheduler.draining = True
 
     def retire(self) -> None:
         """Another driver gets the requests from now on; what this one still answers is not remembered."""
