@@ -1,73 +1,108 @@
-"""What the front needs of whoever answers the requests for a model: its workers' driver, or an ensemble."""
+"""Whoever answers the requests for a model: its workers' driver, or an ensemble."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.batching.interface import SchedulerStatistics
+from gpuserve.front.models.answers import ModelAnswers
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.types import InferRequest
-from gpuserve_worker.memory.arena import Arena, Block
+from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
 
 if TYPE_CHECKING:
     from gpuserve.front.models.model_tracer import ModelTracer
     from gpuserve.front.models.model_workers import ModelWorkers
 
 
-class Driver(Protocol):
-    """One version of a model. Large inputs lie in its ``arena``; ``tracer`` is there while its requests may
-    be traced.
+class Driver(ABC):
+    """One version of a model. Large inputs lie in its ``arena``. ``workers`` run its batches; an ensemble has
+    none.
     """
 
     spec: ModelSpec
     metrics: ModelMetrics
     arena: Arena
-    tracer: ModelTracer | None
+    workers: ModelWorkers | None = None
+    _answers: ModelAnswers
 
     @property
-    def workers(self) -> ModelWorkers | None:
-        """Those who run its batches; an ensemble has none."""
-
-    @property
+    @abstractmethod
     def ready(self) -> bool:
         """Whether it takes requests and can answer them."""
 
     @property
     def was_ready(self) -> bool:
-        """Whether it could once take requests and answer them."""
+        """Whether it could once; of an ensemble, what its models still load is seen by ``ready``."""
+        return self.workers is None or self.workers.were_up
+
+    @property
+    def tracer(self) -> ModelTracer | None:
+        """It is there while requests of the model may be traced."""
+        return self._answers.tracer
+
+    @tracer.setter
+    def tracer(self, tracer: ModelTracer | None) -> None:
+        self._answers.tracer = tracer
+
+    @abstractmethod
+    def statistics(self) -> SchedulerStatistics:
+        """The counts of its requests and batches at this moment."""
 
     @property
     def unfinished(self) -> int:
         """How many requests wait or run."""
-
-    def statistics(self) -> SchedulerStatistics:
-        """The counts of its requests and batches at this moment."""
+        counts = self.statistics()
+        return counts.queued + counts.running_requests
 
     def allocate(self, nbytes: int) -> Block | None:
         """Memory for one large input, to be filled while its bytes arrive; None when there is none."""
+        try:
+            return self.arena.allocate(nbytes)
+        except OutOfMemory:
+            return None
 
     def free(self, blocks: Iterable[Block]) -> None:
         """Take that memory back, of a request that was not submitted."""
+        for block in blocks:
+            block.free()
 
+    @abstractmethod
     def submit(
         self,
         request: InferRequest,
         on_response: OnResponse | None = None,
         on_answer: OnAnswer | None = None,
     ) -> PendingRequest:
-        """Take one request. A ``RequestError`` where it is wrong or refused; its blocks are free then."""
+        """Take one request, whose blocks are the driver's to free from here on; ``on_answer`` takes what
+        became of it, or else its ``answer`` is awaited, and ``take_back()`` gives it up.
+
+        ``on_response`` takes the responses of a decoupled model; any other gives its one as the answer.
+
+        Raises:
+            RequestError: the request is wrong or refused.
+        """
+
+    @abstractmethod
+    def take_back(self, pending: PendingRequest) -> None:
+        """Take a request out of the queue, or drop its result, after its client went away."""
 
     def resize(self, spec: ModelSpec) -> None:
         """Serve the same model with other instances."""
+        self.spec = spec
 
+    @abstractmethod
     def stop_accepting(self) -> None:
         """Refuse new requests; those accepted are still run."""
 
     def retire(self) -> None:
-        """Another driver gets the requests from now on."""
+        """Another driver gets the requests from now on; what this one still answers is not remembered."""
+        self._answers.forget()
 
+    @abstractmethod
     def close(self) -> None:
         """Give everything up; whoever still waits is told."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
@@ -22,6 +21,7 @@ from gpuserve.front.memory.blocks import bring_home
 from gpuserve.front.models.answers import ModelAnswers, RegionUse
 from gpuserve.front.models.batch_runner import BatchRunner, Queueing
 from gpuserve.front.models.instances import Instances
+from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.model_workers import ModelWorkers
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
@@ -29,19 +29,18 @@ from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.statistics import FailureReason as Reason
 from gpuserve.front.v2.types import InferRequest
 from gpuserve.front.v2.validation import check_of
-from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
+from gpuserve_worker.memory.arena import Arena, Block
 from gpuserve_worker.protocol import wire
 
-if TYPE_CHECKING:
-    from gpuserve.front.models.model_tracer import ModelTracer
 
-
-class ModelDriver:
+class ModelDriver(Driver):
     """A model's queue, its workers that are up, and its input arena of ``max_arena_nbytes`` bytes at most.
 
-    It has 14 attributes because all parts of the model at work meet here. ``limiter``: where the server
+    All parts of the model at work meet here. ``limiter``: where the server
     limits rates. ``on_other`` takes what a worker says that is not about its batches.
     """
+
+    workers: ModelWorkers
 
     def __init__(
         self,
@@ -73,41 +72,12 @@ class ModelDriver:
 
     @property
     def ready(self) -> bool:
-        """Whether an instance is up."""
         return bool(self.workers.instances)
-
-    @property
-    def was_ready(self) -> bool:
-        """Whether an instance was up once."""
-        return self.workers.were_up
-
-    @property
-    def unfinished(self) -> int:
-        counts = self._scheduler.statistics()
-        return counts.queued + counts.running_requests
-
-    @property
-    def tracer(self) -> ModelTracer | None:
-        return self._answers.tracer
-
-    @tracer.setter
-    def tracer(self, tracer: ModelTracer | None) -> None:
-        self._answers.tracer = tracer
 
     def statistics(self) -> SchedulerStatistics:
         return self._scheduler.statistics()
 
     # ---- requests -------------------------------------------------------------------------
-
-    def allocate(self, nbytes: int) -> Block | None:
-        try:
-            return self.arena.allocate(nbytes)
-        except OutOfMemory:
-            return None
-
-    def free(self, blocks: Iterable[Block]) -> None:
-        for block in blocks:
-            block.free()
 
     def submit(
         self,
@@ -115,14 +85,6 @@ class ModelDriver:
         on_response: OnResponse | None = None,
         on_answer: OnAnswer | None = None,
     ) -> PendingRequest:
-        """Queue one request; ``on_answer`` takes what became of it, or else its ``answer`` is awaited, and
-        ``take_back()`` gives it up.
-
-        ``on_response`` takes the responses of a decoupled model; any other gives its one as the answer.
-
-        Raises:
-            RequestError: the request is wrong or refused.
-        """
         blocks: Sequence[Block] = ()
         for one in request.inputs:
             if isinstance(one.data, Block):
@@ -161,7 +123,6 @@ class ModelDriver:
         self._runner.pump_soon()
 
     def take_back(self, pending: PendingRequest) -> None:
-        """Take a request out of the queue, or drop its result, after its client went away."""
         if not pending.give_up() or not self._answers.take_back(pending):
             return
         if self._scheduler.cancel(pending):
@@ -185,18 +146,13 @@ class ModelDriver:
     # ---- ending ---------------------------------------------------------------------------
 
     def resize(self, spec: ModelSpec) -> None:
-        self.spec = spec
+        super().resize(spec)
         self.workers.resize(spec)
 
     def stop_accepting(self) -> None:
         self._scheduler.draining = True
 
-    def retire(self) -> None:
-        """Another driver gets the requests from now on; what this one still answers is not remembered."""
-        self._answers.forget()
-
     def close(self) -> None:
-        """Let every worker go and give the arena up; whoever still waits is told."""
         self.workers.close()
         self._runner.close()
         self.arena.close()

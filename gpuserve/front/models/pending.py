@@ -8,7 +8,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
@@ -21,6 +21,7 @@ from gpuserve.front.v2.validation import CheckedRequest
 from gpuserve_worker.memory.arena import Block
 
 if TYPE_CHECKING:
+    from gpuserve.front.models.interface import Driver
     from gpuserve.front.observe.tracing.trace import Trace
 
 logger = logging.getLogger(__name__)
@@ -45,15 +46,6 @@ _WAITING: Final = AnswerState.WAITING
 _ANSWERED: Final = AnswerState.ANSWERED
 
 
-class Submitter(Protocol):
-    """Who queued a request, for its model, and can take it back."""
-
-    spec: ModelSpec
-
-    def take_back(self, pending: PendingRequest) -> None:
-        """Give a request up that nobody waits for any more."""
-
-
 class PendingRequest(QueuedRequest):
     """A request in the scheduler, with its answer to come and the blocks that its body lies in.
 
@@ -65,7 +57,7 @@ class PendingRequest(QueuedRequest):
     """
 
     __slots__ = (
-        "_state", "_submitter", "answer", "blocks", "cache_key", "counted", "on_answer",
+        "_driver", "_state", "answer", "blocks", "cache_key", "counted", "on_answer",
         "on_response", "on_taken_back", "request", "timer", "trace",
     )  # fmt: skip
 
@@ -75,7 +67,7 @@ class PendingRequest(QueuedRequest):
 
     def __init__(
         self,
-        submitter: Submitter,
+        driver: Driver,
         request: InferRequest,
         checked: CheckedRequest,
         blocks: Sequence[Block],
@@ -92,7 +84,7 @@ class PendingRequest(QueuedRequest):
             request.priority,
             request.timeout_s,
         )
-        self._submitter = submitter
+        self._driver = driver
         self._state = _WAITING
         self.request = request
         self.blocks = blocks
@@ -122,7 +114,7 @@ class PendingRequest(QueuedRequest):
     @property
     def spec(self) -> ModelSpec:
         """The model that runs the request."""
-        return self._submitter.spec
+        return self._driver.spec
 
     @property
     def is_over(self) -> bool:
@@ -149,7 +141,7 @@ class PendingRequest(QueuedRequest):
 
     def take_back(self) -> None:
         """Give the request up: nobody waits for the answer any more."""
-        self._submitter.take_back(self)
+        self._driver.take_back(self)
 
     def give_up(self) -> bool:
         """Give it no answer from now on; False: it had one, or was given up before."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, RequestError
@@ -20,22 +20,18 @@ from gpuserve.front.models.ensembles.run import EnsembleRun, Outcome
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.observe.tracing.reception import Reception, inside
+from gpuserve.front.observe.tracing.reception import inside
 from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.statistics import FailureReason
 from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve.front.v2.validation import ModelCheck
-from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
+from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol.tensor import BYTES
-
-if TYPE_CHECKING:
-    from gpuserve.front.models.model_tracer import ModelTracer
-
 
 _NOTHING: Final = SchedulerStatistics(*[0] * len(SchedulerStatistics._fields))
 
 
-class EnsembleDriver:
+class EnsembleDriver(Driver):
     """The requests of an ensemble under way, and the arena of their inputs, which is lent to the workers of
     whatever models read them. ``models`` finds the driver of a model's version.
     """
@@ -51,7 +47,6 @@ class EnsembleDriver:
         self.spec = spec
         self.metrics = metrics
         metrics.device_nbytes = metrics.device_nbytes or 0
-        self.tracer: ModelTracer | None = None
         self._runs: dict[PendingRequest, EnsembleRun] = {}
         self._draining = False
         self._memory = OutputMemory()
@@ -61,16 +56,6 @@ class EnsembleDriver:
         self._members = Members(models, regions)
         self._answers = ModelAnswers(spec, metrics, regions=regions)
         self._is_asking = False
-
-    @property
-    def workers(self) -> None:
-        """None: its steps are run by the workers of other models."""
-        return
-
-    @property
-    def was_ready(self) -> bool:
-        """True: there is nothing to wait for, and what its models still load is seen by ``ready``."""
-        return True
 
     @property
     def ready(self) -> bool:
@@ -83,24 +68,9 @@ class EnsembleDriver:
         finally:
             self._is_asking = False
 
-    @property
-    def unfinished(self) -> int:
-        """How many requests run; none of them waits: their steps do, at their models."""
-        return len(self._runs)
-
     def statistics(self) -> SchedulerStatistics:
         """The count of the requests that run, with nothing else."""
         return _NOTHING._replace(running_requests=len(self._runs))
-
-    def allocate(self, nbytes: int) -> Block | None:
-        try:
-            return self.arena.allocate(nbytes)
-        except OutOfMemory:
-            return None
-
-    def free(self, blocks: Iterable[Block]) -> None:
-        for block in blocks:
-            block.free()
 
     def submit(
         self,
@@ -108,14 +78,6 @@ class EnsembleDriver:
         on_response: OnResponse | None = None,
         on_answer: OnAnswer | None = None,
     ) -> PendingRequest:
-        """Run one request; ``on_answer`` takes what became of it, or else its ``answer`` is awaited, and
-        ``take_back()`` gives it up.
-
-        Its blocks become the driver's to free. ``on_response`` is not called: there is one response.
-
-        Raises:
-            RequestError: the request is wrong or refused.
-        """
         bring_home(request, self.arena)
         try:
             checked = self._check.check(request)
@@ -131,17 +93,14 @@ class EnsembleDriver:
         pending = PendingRequest(self, request, checked, (), retriable=False, on_answer=on_answer)
         pending.enqueued_at = time.monotonic()
         self._answers.expect(pending)
-        run = EnsembleRun(pending, plan, self._members, self._memory, self._on_end, self._trace(pending))
+        reception = None
+        if self.tracer is not None:
+            self.tracer.begin(pending)
+            reception = inside(getattr(pending, "trace", None))
+        run = EnsembleRun(pending, plan, self._members, self._memory, self._on_end, reception)
         self._runs[pending] = run
         run.begin()
         return pending
-
-    def _trace(self, pending: PendingRequest) -> Reception | None:
-        """Begin its trace, if it is to have one; what its steps are traced under."""
-        if self.tracer is None:
-            return None
-        self.tracer.begin(pending)
-        return inside(getattr(pending, "trace", None))
 
     def _check_placements(self, request: InferRequest, plan: EnsemblePlan) -> None:
         """Refuse what a step would have to find in a client's region without knowing how long it is."""
@@ -153,7 +112,6 @@ class EnsembleDriver:
                 )
 
     def take_back(self, pending: PendingRequest) -> None:
-        """Take back the steps of a request whose client went away, or drop its result."""
         if not pending.give_up():
             return
         run = self._runs.pop(pending, None)
@@ -173,15 +131,8 @@ class EnsembleDriver:
 
     # ---- ending ---------------------------------------------------------------------------
 
-    def resize(self, spec: ModelSpec) -> None:
-        """Take another declaration of the same ensemble, which has no instances."""
-        self.spec = spec
-
     def stop_accepting(self) -> None:
         self._draining = True
-
-    def retire(self) -> None:
-        """Another driver gets the requests from now on."""
 
     def close(self) -> None:
         while self._runs:

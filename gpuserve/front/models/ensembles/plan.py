@@ -79,14 +79,6 @@ def _planned(number: int, step: StepSpec, wanted: set[str]) -> PlannedStep:
     return PlannedStep(number, step.model, str(step.version or ""), step.inputs, writes)
 
 
-class PlannedStepState(enum.Enum):
-    """Whether a step of an ensemble waits, runs, or has its answer."""
-
-    WAITING = "WAITING"
-    RUNNING = "RUNNING"
-    DONE = "DONE"
-
-
 class RunState(enum.Enum):
     """Whether a whole request runs, has all of its answers, or was given up."""
 
@@ -95,13 +87,6 @@ class RunState(enum.Enum):
     ENDED = "ENDED"
 
 
-_STEPS: Final = StepTable(
-    "step",
-    {
-        PlannedStepState.WAITING: {PlannedStepState.RUNNING},
-        PlannedStepState.RUNNING: {PlannedStepState.DONE},
-    },
-)
 _RUNS: Final = StepTable("ensemble request", {RunState.RUNNING: {RunState.COMPLETE, RunState.ENDED}})
 
 
@@ -111,39 +96,34 @@ class RunProgress:
     def __init__(self, plan: EnsemblePlan) -> None:
         self.state = RunState.RUNNING
         made = {ours for step in plan.steps for _, ours in step.writes}
-        self._states = dict.fromkeys((step.number for step in plan.steps), PlannedStepState.WAITING)
-        self._steps = plan.steps
-        #: What each step still waits for.
-        self._missing = {step.number: {ours for _, ours in step.reads if ours in made} for step in plan.steps}
+        #: The steps that wait, each with what for.
+        self._waiting = {step: {ours for _, ours in step.reads if ours in made} for step in plan.steps}
+        self._running: set[PlannedStep] = set()
 
     def next_steps(self) -> list[PlannedStep]:
         """The steps that can run now; they count as running from here on."""
-        ready = [step for step in self._steps if self._is_ready(step)]
+        if self.state is not RunState.RUNNING:
+            return []
+        ready = [step for step, missing in self._waiting.items() if not missing]
         for step in ready:
-            self._move(step, PlannedStepState.RUNNING)
+            del self._waiting[step]
+        self._running.update(ready)
         return ready
 
     def done(self, step: PlannedStep) -> None:
-        """Count a step as answered; with the last one the request is complete."""
-        self._move(step, PlannedStepState.DONE)
-        for missing in self._missing.values():
+        """Count a step as answered; with the last one the request is complete.
+
+        Raises:
+            IllegalTransition: it does not run.
+        """
+        if self.state is not RunState.RUNNING or step not in self._running:
+            raise IllegalTransition(f"step {step.number} of a request that is {self.state.name} does not run")
+        self._running.remove(step)
+        for missing in self._waiting.values():
             missing.difference_update(ours for _, ours in step.writes)
-        if all(state is PlannedStepState.DONE for state in self._states.values()):
+        if not (self._running or self._waiting):
             self.state = _RUNS.step(self.state, RunState.COMPLETE)
 
     def end(self) -> None:
         """Give the request up: nothing more is to be done."""
         self.state = _RUNS.step(self.state, RunState.ENDED)
-
-    def state_of(self, step: PlannedStep) -> PlannedStepState:
-        """Whether one step waits, runs, or has its answer."""
-        return self._states[step.number]
-
-    def _is_ready(self, step: PlannedStep) -> bool:
-        waits = self._states[step.number] is PlannedStepState.WAITING and not self._missing[step.number]
-        return waits and self.state is RunState.RUNNING
-
-    def _move(self, step: PlannedStep, state: PlannedStepState) -> None:
-        if self.state is not RunState.RUNNING:
-            raise IllegalTransition(f"the request of step {step.number} is {self.state.name}")
-        self._states[step.number] = _STEPS.step(self._states[step.number], state, step.number)

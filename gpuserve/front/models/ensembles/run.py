@@ -27,8 +27,8 @@ Outcome: TypeAlias = InferResponse | RequestError
 
 
 class EnsembleRun:
-    """One request of an ensemble under way. It has 15 attributes: what it was asked, whom it asks, and what
-    it holds of each step's tensors.
+    """One request of an ensemble under way: what it was asked, whom it asks, and what it holds of each step's
+    tensors.
 
     ``memory`` is that of the request's own blocks, which are this run's to free. ``on_end`` is told what
     became of it, once, unless it was ended from outside. ``reception``: its steps are traced as parts of it.
@@ -44,27 +44,24 @@ class EnsembleRun:
         reception: Reception | None,
     ) -> None:
         self._pending = pending
-        self._request = pending.request
         self._plan = plan
         self._members = members
         self._memory = memory
         self._on_end = on_end
         self._reception = reception
         self._progress = RunProgress(plan)
-        self._began_at = time.monotonic()
         #: By step: what it reads, as far as it is there; and its request, while it runs.
         self._inputs: dict[int, list[InputTensor]] = {step.number: [] for step in plan.steps}
         self._running: dict[int, PendingRequest] = {}
         #: What the answer is made of.
         self._outputs: dict[str, OutputTensor] = {}
-        self._parameters: dict[str, Any] = {}
         self._kept: list[tuple[InferResponse, Holders]] = []
         #: Bytes that steps kept on their devices for others.
         self.device_nbytes = 0
 
     def begin(self) -> None:
         """Send the steps that wait for nothing."""
-        for tensor in self._request.inputs:
+        for tensor in self._pending.request.inputs:
             data = of_request(tensor.data, self._memory, self._plan.readers[tensor.name])
             self._hand_over(tensor.name, tensor.datatype, tensor.shape, data)
         self._go_on()
@@ -99,7 +96,7 @@ class EnsembleRun:
         Raises:
             DeadlineExceeded: the time of the whole request is over.
         """
-        whole = self._request
+        whole = self._pending.request
         timeout_s = self._time_left_s()
         inputs = self._inputs.pop(step.number)
         placements = {
@@ -125,10 +122,10 @@ class EnsembleRun:
         return request
 
     def _time_left_s(self) -> float | None:
-        limit_s = self._request.timeout_s
+        limit_s = self._pending.request.timeout_s
         if limit_s is None:
             return None
-        left_s = self._began_at + limit_s - time.monotonic()
+        left_s = self._pending.enqueued_at + limit_s - time.monotonic()
         if left_s <= 0:
             raise refusals.too_late(self._pending.spec.name, limit_s, was_queued=False)
         return left_s
@@ -163,7 +160,7 @@ class EnsembleRun:
                 holders,
                 self._plan.readers[ours],
                 shared=self._plan.is_shared(ours),
-                placement=self._request.placements.get(ours),
+                placement=self._pending.request.placements.get(ours),
             )
             self._hand_over(ours, output.datatype, output.shape, data)
             if ours in self._plan.outputs:
@@ -172,7 +169,6 @@ class EnsembleRun:
                     ours, output.datatype, output.shape, output.data, output.placed
                 )
         if is_kept:
-            self._parameters.update(response.parameters)
             self._kept.append((response, holders))
         else:
             holders.let_go()
@@ -197,12 +193,15 @@ class EnsembleRun:
             for _, holders in kept:
                 holders.let_go()
 
+        parameters: dict[str, Any] = {}
+        for response, _ in kept:
+            parameters |= response.parameters
         memories = [response.memory for response, _ in kept if response.memory is not None]
         return InferResponse(
             spec.name,
             str(spec.version),
-            self._request.id,
-            self._parameters,
+            self._pending.request.id,
+            parameters,
             [self._outputs[name] for name in self._plan.outputs],
             close,
             Memories(memories),
