@@ -88,8 +88,7 @@ ALLOWED = {
         "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 "
         "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors/grpcio":
-        "gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/exchange "
-        "gpuserve/front/observe/tracing gpuserve/front/service gpuserve/front/v2 gpuserve/settings",
+        "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/exchange gpuserve/settings",
     "gpuserve/front/doors/health":
         "gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
         "gpuserve/front/exchange gpuserve/front/server gpuserve/front/service gpuserve/front/v2",

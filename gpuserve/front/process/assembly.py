@@ -17,7 +17,7 @@ from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.process.transport import Transport
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.service import InferenceService
-from gpuserve.settings.server import GRPCIO, ServerSettings, all_rules
+from gpuserve.settings.server import GRPCIO, NO_COMPRESSION, ServerSettings, all_rules
 from gpuserve.settings.tls import TlsFiles, tls_files
 
 if TYPE_CHECKING:
@@ -58,33 +58,38 @@ def _native(
     tls: TlsFiles | None,
 ) -> NativeTransport:
     """The server's own transport, on listeners by role."""
-    requests, most, policy = AwaitedRequests(), settings.max_request_nbytes, _policy(settings)
+    requests = AwaitedRequests()
     forwarded = _forwarding(settings, settings.http_header_forward_pattern)
-    http = HttpDoor(service, requests, most, policy, forwarded)
-    forwarded = _forwarding(settings, settings.grpc_header_forward_pattern)
-    compression = settings.grpc_response_compression
-    grpc = GrpcDoor(service, requests, most, policy, forwarded, compression)
-    accept = FrontDoor(grpc, http).accept
+    http = HttpDoor(service, requests, settings.max_request_nbytes, _policy(settings), forwarded)
+    accept = FrontDoor(_grpc(service, settings, requests, settings.grpc_response_compression), http).accept
     accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
     return NativeTransport(accepts, requests, tls, settings.max_connection_age_s, _NO_WORK)
 
 
 def _grpc_aio(service: InferenceService, settings: ServerSettings, port: int) -> GrpcAioTransport:
-    """grpc.aio on the gRPC port. Its package is imported only where it is used."""
+    """grpc.aio on the gRPC port, which compresses by itself. Its package is imported only here."""
     from gpuserve.front.doors.grpcio.certificates import GrpcCertificates
     from gpuserve.front.doors.grpcio.transport import GrpcAioTransport
 
     host, tls = settings.host, _tls_on(settings, "grpc")
     return GrpcAioTransport(
-        service,
+        _grpc(service, settings, AwaitedRequests()).accept,
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         settings.max_request_nbytes,
-        _forwarding(settings, settings.grpc_header_forward_pattern),
-        _policy(settings),
         settings.grpc_response_compression,
         None if tls is None else GrpcCertificates(tls),
         settings.max_connection_age_s,
     )
+
+
+def _grpc(
+    service: InferenceService,
+    settings: ServerSettings,
+    requests: AwaitedRequests,
+    compression: str = NO_COMPRESSION,
+) -> GrpcDoor:
+    forwarded = _forwarding(settings, settings.grpc_header_forward_pattern)
+    return GrpcDoor(service, requests, settings.max_request_nbytes, _policy(settings), forwarded, compression)
 
 
 def _policy(settings: ServerSettings) -> Policy:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.memory.blocks import free_body
@@ -51,22 +49,6 @@ class Inference:
         except BaseException:
             self._regions.unpin(request)
             raise
-
-    async def infer(self, request: InferRequest) -> InferResponse:
-        """Run one request.
-
-        Raises:
-            RequestError: see ``submit``; or the request was late, or the callable failed.
-        """
-        pending = self.submit(request)
-        try:
-            response: InferResponse = await pending.answer
-        except asyncio.CancelledError:
-            pending.take_back()
-            raise
-        if request.class_counts:
-            self.classify(response, pending)
-        return response
 
     def classify(self, response: InferResponse, pending: PendingRequest) -> None:
         """Put the classes that the request asks for in the place of its outputs.

@@ -20,9 +20,9 @@ ACCEPT_ENCODING: Final = (b"grpc-accept-encoding", ACCEPTED_ENCODINGS.replace(" 
 OK_HEADERS: Final = [CONTENT_TYPE, ACCEPT_ENCODING]
 OK_TRAILERS: Final = [(b"grpc-status", b"0")]
 #: Has clients that try again wait a moment: by then they know which servers are left. (gRPC proposal A6)
-RETRY_PUSHBACK: Final = ("grpc-retry-pushback-ms", "100")
+RETRY_PUSHBACK: Final = (b"grpc-retry-pushback-ms", b"100")
 #: With it set to "true" the first error of a stream is its status.
-STRICT_ERRORS: Final = "triton_grpc_error"
+STRICT_ERRORS: Final = b"triton_grpc_error"
 #: Codings of responses, the first that a client reads is taken: gzip is one that every client has.
 _PREFERENCE: Final = ("gzip", "deflate")
 _TIMEOUT_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -42,8 +42,10 @@ class CallHead(NamedTuple):
     strict_errors: bool
 
     def limit(self, request: InferRequest) -> None:
-        """Give a request the time limit of its call, where that is shorter than its own."""
-        limit_time(request, self.timeout_s)
+        """Let a request take no longer than its call."""
+        limit_s = self.timeout_s
+        if limit_s is not None and (request.timeout_s is None or limit_s < request.timeout_s):
+            request.timeout_s = limit_s
 
 
 def read_call(head: Head) -> CallHead:
@@ -53,14 +55,8 @@ def read_call(head: Head) -> CallHead:
         encoding_of(headers),
         coding_for(head.headers),
         timeout_s_of(headers),
-        headers.get(STRICT_ERRORS.encode()) == b"true",
+        headers.get(STRICT_ERRORS) == b"true",
     )
-
-
-def limit_time(request: InferRequest, timeout_s: float | None) -> None:
-    """Let a request take no longer than the call that it is in."""
-    if timeout_s is not None and (request.timeout_s is None or timeout_s < request.timeout_s):
-        request.timeout_s = timeout_s
 
 
 def coding_for(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -123,7 +119,7 @@ def status_trailers(error: RequestError) -> list[tuple[bytes, bytes]]:
         (b"grpc-message", grpc_message(str(error))),
     ]
     if isinstance(error, Stopping):
-        trailers.append((RETRY_PUSHBACK[0].encode(), RETRY_PUSHBACK[1].encode()))
+        trailers.append(RETRY_PUSHBACK)
     return trailers
 
 

@@ -1,29 +1,21 @@
-"""The gRPC door on grpc.aio, for users who need grpc's own features, and as the oracle of the
-conformance tests. The same service, codec and RPC table as our own door; only the carrier differs.
+"""The gRPC door on grpc.aio, for users who need grpc's own features, and as the second opinion of the
+conformance tests. The very same door as on our own server; only the carrier differs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Final
 
 import grpc
 
-from gpuserve.front.doors.access.forwarding import HeaderForwarding
-from gpuserve.front.doors.access.restrictions import Policy
-from gpuserve.front.doors.grpc import health, reflection, requests, responses, rpcs
-from gpuserve.front.doors.grpc.framing import PREFIX_NBYTES
-from gpuserve.front.doors.grpc.headers import STRICT_ERRORS, limit_time
-from gpuserve.front.doors.grpc.stream import InferStream
+from gpuserve.front.doors.grpc.calls import Refused
 from gpuserve.front.doors.grpcio.certificates import GrpcCertificates
-from gpuserve.front.doors.grpcio.guard import Guard
-from gpuserve.front.doors.grpcio.status import as_status
+from gpuserve.front.doors.grpcio.exchange import GrpcAioExchange
 from gpuserve.front.exchange.connection import AGE_GRACE_S
-from gpuserve.front.observe.tracing.reception import Reception
-from gpuserve.front.service.service import InferenceService
+from gpuserve.front.exchange.exchange import Accept
 from gpuserve.settings.server import NO_COMPRESSION
 
 #: As grpc numbers them.
@@ -41,17 +33,14 @@ class GrpcAioTransport:
 
     def __init__(
         self,
-        service: InferenceService,
+        accept: Accept,
         address: str,
         max_request_nbytes: int,
-        forwarding: HeaderForwarding | None = None,
-        policy: Policy | None = None,
         compression: str = NO_COMPRESSION,
         certificates: GrpcCertificates | None = None,
         max_connection_age_s: float = 0.0,
     ) -> None:
-        self._methods = _Methods(service, forwarding)
-        self._guard = Guard(self._methods, policy or Policy())
+        self._calls = _Calls(accept)
         self._certificates = certificates
         self._address = address
         # grpc takes a C int; -1 is without a limit.
@@ -72,7 +61,7 @@ class GrpcAioTransport:
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=self._options)
-        self._server.add_generic_rpc_handlers([self._guard])
+        self._server.add_generic_rpc_handlers([self._calls])
         if self._certificates is None:
             self._server.add_insecure_port(self._address)
         else:
@@ -111,128 +100,26 @@ class GrpcAioTransport:
             await asyncio.sleep(_LAST_WORDS_S)
 
 
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Method path -> how it is run. Bodies stay bytes: the codec reads them."""
+class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Every call of whatever method, as a stream of bytes either way: on the wire a unary one is no other."""
 
-    def __init__(self, service: InferenceService, forwarding: HeaderForwarding | None) -> None:
-        self._service = service
-        self._receptions = service.control.trace.receptions
-        self._forwarding = forwarding
+    def __init__(self, accept: Accept) -> None:
+        self._accept = accept
 
     def service(self, handler_call_details: Any) -> Any:
-        """The method of a call; None is answered with UNIMPLEMENTED by grpc."""
-        path = handler_call_details.method
-        if path == rpcs.MODEL_INFER:
-            return grpc.unary_unary_rpc_method_handler(self._infer)
-        if path == rpcs.MODEL_STREAM_INFER:
-            return grpc.stream_stream_rpc_method_handler(self._stream_infer)
-        if path == health.WATCH:
-            return grpc.unary_stream_rpc_method_handler(self._health_watch)
-        if path in reflection.METHODS:
-            return grpc.stream_stream_rpc_method_handler(functools.partial(self._reflection, path))
-        if path not in rpcs.UNARY:
-            return None
+        return grpc.stream_stream_rpc_method_handler(partial(self._serve, handler_call_details.method))
 
-        async def unary(body: bytes, context: Any) -> bytes:
-            async with as_status(context):
-                return await rpcs.answer(path, self._service, body)
-
-        return grpc.unary_unary_rpc_method_handler(unary)
-
-    async def _infer(self, body: bytes, context: Any) -> bytes:
-        headers = list(_headers(context))
-        reception = self._receptions.of(headers)
-        async with as_status(context), _until_sent(reception):
-            request = requests.parse_infer_request(body)
-            request.reception = reception
-            if self._forwarding is not None:
-                self._forwarding.add_to(request, headers)
-            limit_time(request, context.time_remaining())
-            response = await self._service.inference.infer(request)
-            try:
-                return b"".join(responses.encode_infer_response(response))
-            finally:
-                response.close()
-
-    async def _stream_infer(self, bodies: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        # grpc.aio cancels this coroutine when the client goes away or its time is up.
-        metadata, headers = dict(context.invocation_metadata() or ()), list(_headers(context))
-        async with as_status(context):
-            forwarded = None if self._forwarding is None else self._forwarding.parameters(headers)
-        strict_errors = metadata.get(STRICT_ERRORS) == "true"
-        reception = self._receptions.of(headers, stream=True)
-        stream = InferStream(
-            self._service, strict_errors=strict_errors, forwarded=forwarded, reception=reception
-        )
-        reader = asyncio.get_running_loop().create_task(_read_stream(bodies, stream, reception))
+    async def _serve(self, path: str, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """Cancelled by grpc when the client goes away or its time is up."""
+        exchange = GrpcAioExchange(path, context)
+        sink = self._accept(exchange)
+        if isinstance(sink, Refused):
+            sink.take(b"", True)  # nothing of the request is read; here no status is lost by that
+        reading = asyncio.get_running_loop().create_task(exchange.read(messages, sink))
         try:
-            async with as_status(context):
-                async for chunk in stream.chunks():
-                    if reception is not None:
-                        reception.sending()
-                    for message in _messages(chunk):
-                        yield message
-                    if reception is not None:
-                        reception.sent()
+            async for reply in exchange.replies():
+                yield reply
         finally:
-            reader.cancel()
-            stream.cancel()
-            if reception is not None:
-                reception.close()
-
-    async def _health_watch(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
-        # grpc.aio cancels this coroutine when the client goes away; nothing else ends it.
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        async with as_status(context):
-            name = health.service_of(body)
-            async for reply in health.changes(self._service.health, name, gone):
-                yield reply
-
-    async def _reflection(
-        self, path: str, bodies: AsyncIterator[bytes], context: Any
-    ) -> AsyncIterator[bytes]:
-        async with as_status(context):
-            async for reply in reflection.replies(self._service, path, bodies):
-                yield reply
-
-
-@contextlib.asynccontextmanager
-async def _until_sent(reception: Reception | None) -> AsyncIterator[None]:
-    """Note the end of a unary method. grpc.aio sends after it, so the end of that is not seen."""
-    try:
-        yield
-        if reception is not None:
-            reception.sending()
-            reception.sent()
-    finally:
-        if reception is not None:
-            reception.close()
-
-
-async def _read_stream(
-    bodies: AsyncIterator[bytes], stream: InferStream, reception: Reception | None
-) -> None:
-    async for body in bodies:
-        if reception is not None:
-            reception.read()
-        stream.take(body)
-        await stream.wait_for_room()
-        if reception is not None:
-            reception.reading()
-    stream.close_requests()
-
-
-def _headers(context: Any) -> Iterator[tuple[bytes, bytes]]:
-    """The metadata of a call, as the headers that carried it; binary values are in no header we read."""
-    for name, value in context.invocation_metadata() or ():
-        if isinstance(value, str):
-            yield name.encode(), value.encode()
-
-
-def _messages(chunk: bytes) -> Iterator[bytes]:
-    """The messages of a chunk without their framing, which grpc does itself."""
-    position = 0
-    while position < len(chunk):
-        start = position + PREFIX_NBYTES
-        position = start + int.from_bytes(chunk[position + 1 : start])
-        yield chunk[start:position]
+            reading.cancel()
+            exchange.give_up()
+            sink.abandon()
