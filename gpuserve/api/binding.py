@@ -7,11 +7,10 @@ from typing import Any
 
 from gpuserve.api.pickling import described, pickled_source
 from gpuserve.declare.model import ModelConfig, Tensor
-from gpuserve.declare.rules import check_sequences, told_as_config, with_controls
+from gpuserve.declare.rules import check_sequences, told_as_config
 from gpuserve.declare.spec import SHUTDOWN, InstanceSpec, ModelSpec, RateLimiter, check_model_name
-from gpuserve.declare.tensors import array_kind, device_problem, label_specs, tensor_specs
-from gpuserve.declare.warmups import warmups
-from gpuserve.declare.written import batching_of, plain_options, rate_of, sequence_of
+from gpuserve.declare.tensors import array_kind, device_problem
+from gpuserve.declare.written import batching_of, plain_options, rate_of, sequence_of, whole_model
 from gpuserve.devices.names import CPU, check_device_name
 from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
 from gpuserve.options import checked, rows
@@ -46,25 +45,17 @@ def model_spec(
     )
     callables, devices = _paired(_callables(infer_func), _devices(device))
     _check_answers(config, callables)
-    options["array"] = array_kind(config.array, inputs)
-    if problem := device_problem(options["array"], devices):
+    if problem := device_problem(array_kind(config.array, inputs), devices):
         raise BindError(f"device: {problem}")
     options["max_batch_size"], options["batching"], options["queue"] = batching_of(config)
-    input_specs = tensor_specs(inputs, "INPUT", config.array)
-    output_specs = tensor_specs(outputs, "OUTPUT")
-    sequence = sequence_of(config.sequence_batching)
-    if config.prefetch is None:
-        options["prefetch"] = int(any(one != CPU for one in devices))
-    # Some of its responses may have been sent when the worker dies; or the callable's state is lost.
-    options["retry_on_worker_death"] &= not config.decoupled and not sequence.strategy
-    spec = ModelSpec(
-        name=model_name,
-        inputs=input_specs,
-        outputs=output_specs,
-        warmup=with_controls(warmups(config.model_warmup, input_specs, options["max_batch_size"]), sequence),
-        instances=_instances(model_name, callables, devices, isolation, rate_of(config.rate_limiter)),
-        sequence=sequence,
-        labels=label_specs(outputs, output_specs),
+    spec = whole_model(
+        model_name,
+        inputs,
+        outputs,
+        _instances(model_name, callables, devices, isolation, rate_of(config.rate_limiter)),
+        vars(config),
+        config.model_warmup,
+        sequence=sequence_of(config.sequence_batching),
         **options,
     )
     check_sequences(spec)

@@ -8,20 +8,15 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from gpuserve.config.entries.model import (
-    InputEntry,
-    ModelEntry,
-    OutputEntry,
-    TensorEntry,
-    WarmupEntry,
-    WarmupInputEntry,
-)
+from gpuserve.config.entries.model import InputEntry, ModelEntry, OutputEntry
 from gpuserve.config.positions import Path
 from gpuserve.config.rules import Violation
 from gpuserve.declare import ensembles
+from gpuserve.declare.model import RANDOM, ModelWarmup, Tensor, WarmupInput
 from gpuserve.declare.rates import check_rates
-from gpuserve.declare.rules import check_sequences, whole_control, with_controls
+from gpuserve.declare.rules import check_sequences, whole_control
 from gpuserve.declare.spec import (
     NO_RATE,
     NO_SEQUENCES,
@@ -32,33 +27,26 @@ from gpuserve.declare.spec import (
     SequenceBatching,
     StepSpec,
 )
-from gpuserve.declare.tensors import array_of, labels_in, memory_of
-from gpuserve.declare.warmups import FILE, Warmup, check_batch_size, check_input, check_known
-from gpuserve.devices.names import CPU
-from gpuserve.errors import BadModelConfig, BindError, StartupError
+from gpuserve.declare.tensors import labels_from, labels_in, tensor_specs
+from gpuserve.declare.warmups import faults as warmup_faults
+from gpuserve.declare.written import whole_model
+from gpuserve.errors import BadModelConfig, StartupError
 from gpuserve.options import checked, declared, rows
 from gpuserve.settings.server import ServerSettings
-from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 
 
 def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
     """The model that an entry without violations stands for; its files are found from ``base_dir``."""
     given = entry.model_dump()
     options = {name: checked(row, given[name], name) for name, row in rows(ModelSpec).items()}
-    instances = _instances(entry, base_dir)
-    if entry.prefetch is None:
-        options["prefetch"] = int(any(instance.device != CPU for instance in instances))
-    inputs = tensors(entry.inputs, entry.array)
-    sequence = _sequence(entry)
-    options["array"] = array_of(entry.array, [one.memory for one in entry.inputs])
-    options["retry_on_worker_death"] &= not (entry.decoupled or sequence.strategy)
-    return ModelSpec(
-        name=entry.name,
-        inputs=inputs,
-        outputs=tensors(entry.outputs),
-        instances=instances,
-        warmup=with_controls(_warmups(entry, inputs, base_dir), sequence),
-        sequence=sequence,
+    return whole_model(
+        entry.name,
+        _tensors(entry.inputs),
+        _tensors(entry.outputs),
+        _instances(entry, base_dir),
+        given,
+        _warmups(entry, base_dir),
+        sequence=_sequence(entry),
         labels=_label_specs(entry, base_dir),
         steps=tuple(declared(StepSpec, one) for one in (given["ensemble"] or {}).get("steps", ())),
         **options,
@@ -87,16 +75,8 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
     return tuple(instances)
 
 
-def tensors(entries: Sequence[TensorEntry], array: str | None = None) -> tuple[TensorSpec, ...]:
-    """Tensors as they are declared, for a model with this ``array``."""
-    return tuple(_tensor(entry, datatype_of(entry.dtype), array) for entry in entries)
-
-
-def _tensor(entry: TensorEntry, datatype: str, array: str | None) -> TensorSpec:
-    if not isinstance(entry, InputEntry):
-        return TensorSpec(entry.name, datatype, tuple(entry.shape))
-    memory = memory_of(entry.memory, datatype, array)
-    return TensorSpec(entry.name, datatype, tuple(entry.shape), entry.optional, memory)
+def _tensors(entries: Sequence[InputEntry | OutputEntry]) -> list[Tensor]:
+    return [Tensor(**one.model_dump(exclude={"label_filename"})) for one in entries]
 
 
 # ---- what is wrong with one model ---------------------------------------------------------------
@@ -104,7 +84,10 @@ def _tensor(entry: TensorEntry, datatype: str, array: str | None) -> TensorSpec:
 
 def violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violation]:
     """What is wrong with a model whose keys hold by themselves."""
-    yield from _warmup_violations(entry, tensors(entry.inputs), base_dir, path)
+    inputs = tensor_specs(_tensors(entry.inputs), "INPUT", entry.array)
+    for index, one in enumerate(_warmups(entry, base_dir)):
+        for place, text in warmup_faults(one, inputs, entry.max_batch_size):
+            yield Violation((*path, "warmup", index, *place), text)
     yield from _control_violations(entry, path)
     yield from _label_violations(entry, base_dir, path)
 
@@ -163,68 +146,23 @@ def _ensemble_violations(models: Sequence[ModelSpec]) -> Iterator[Violation]:
 # ---- warm-ups -----------------------------------------------------------------------------------
 
 
-def _warmups(entry: ModelEntry, inputs: Sequence[TensorSpec], base_dir: str) -> tuple[Warmup, ...]:
-    """The warm-ups of a model without violations."""
-    return tuple(
-        (
+def _warmups(entry: ModelEntry, base_dir: str) -> list[ModelWarmup]:
+    """The warm-ups, with random values in the inputs that are left out and must be there."""
+    left_out = {one.name: WarmupInput(values=RANDOM) for one in entry.inputs if not one.optional}
+    return [
+        ModelWarmup(
             one.name,
             one.batch_size,
+            left_out | {name: _warmup_input(given, base_dir) for name, given in one.inputs.items()},
             one.count,
-            tuple(_warmup_input(one, spec, base_dir) for spec in _given(one, inputs)),
         )
         for one in entry.warmup
-    )
+    ]
 
 
-def _warmup_violations(
-    entry: ModelEntry, inputs: Sequence[TensorSpec], base_dir: str, path: Path
-) -> Iterator[Violation]:
-    """Every warm-up whose requests the model would refuse, or whose file is not there."""
-    for index, one in enumerate(entry.warmup):
-        where = (*path, "warmup", index)
-        try:
-            check_batch_size(f"warm-up {one.name!r}", one.batch_size, entry.max_batch_size)
-        except BindError as error:
-            yield Violation((*where, "batch_size"), str(error))
-        yield from _warmup_input_violations(one, inputs, base_dir, where)
-
-
-def _warmup_input_violations(
-    one: WarmupEntry, inputs: Sequence[TensorSpec], base_dir: str, where: Path
-) -> Iterator[Violation]:
-    try:
-        check_known(f"warm-up {one.name!r}", one.inputs, inputs)
-    except BindError as error:
-        yield Violation((*where, "inputs"), str(error))
-    for spec in _given(one, inputs):
-        at: Path = (*where, "inputs", spec.name) if spec.name in one.inputs else where
-        text = f"warm-up {one.name!r}: input {spec.name!r}"
-        _, datatype, shape, source, file = _warmup_input(one, spec, base_dir)
-        if -1 in shape:
-            yield Violation(at, f"{text} has no shape, and the model declares {list(spec.shape)}")
-            continue
-        try:
-            check_input(text, spec, datatype, shape)
-        except BindError as error:
-            yield Violation(at, str(error))
-        if source == FILE and not os.path.isfile(file):
-            yield Violation((*at, "file"), f"{text}: there is no file {file}")
-
-
-def _given(one: WarmupEntry, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The inputs that its requests have: all that a request must have, and what it names."""
-    return [spec for spec in inputs if spec.name in one.inputs or not spec.optional]
-
-
-def _warmup_input(
-    one: WarmupEntry, spec: TensorSpec, base_dir: str
-) -> tuple[str, str, tuple[int, ...], str, str]:
-    entry = one.inputs.get(spec.name, WarmupInputEntry())
-    datatype = spec.datatype if entry.dtype is None else datatype_of(entry.dtype)
-    shape = spec.shape if entry.shape is None else tuple(entry.shape)
-    if entry.file is None:
-        return spec.name, datatype, shape, entry.values, ""
-    return spec.name, datatype, shape, FILE, os.path.join(base_dir, entry.file)
+def _warmup_input(given: Any, base_dir: str) -> WarmupInput:
+    file = given.file and os.path.join(base_dir, given.file)
+    return WarmupInput(given.dtype, given.shape, file=file, values=given.values or RANDOM)
 
 
 # ---- labels -------------------------------------------------------------------------------------
@@ -254,7 +192,8 @@ def _label_violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[
         except UnicodeDecodeError:
             yield Violation((*where, "label_filename"), f"output {one.name!r}: the file is no UTF-8")
         except ValueError as error:
-            yield Violation((*where, "label_filename"), f"output {one.name!r}: {error}")
+            key = "labels" if one.labels else "label_filename"
+            yield Violation((*where, key), f"output {one.name!r}: {error}")
 
 
 def _labels(output: OutputEntry, base_dir: str) -> tuple[str, ...]:
@@ -262,9 +201,9 @@ def _labels(output: OutputEntry, base_dir: str) -> tuple[str, ...]:
 
     Raises:
         OSError: there is no such file.
-        ValueError: it is no UTF-8, or too long.
+        ValueError: it is no UTF-8, or they are too many.
     """
     if output.label_filename is None:
-        return tuple(output.labels)
+        return labels_from(output.labels or ())
     with open(os.path.join(base_dir, output.label_filename), encoding="utf-8") as file:
         return labels_in(file.read())

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gpuserve.config.positions import Path
+from gpuserve.declare.model import GPU, MEMORIES
 from gpuserve.declare.rules import batching_faults, is_int, mapping
 from gpuserve.declare.spec import CUPY
-from gpuserve.declare.tensors import GPU, MEMORIES, array_of, device_problem, memory_problem
+from gpuserve.declare.tensors import array_of, device_problem, memory_problem
 from gpuserve.devices.names import CPU
 from gpuserve.settings.access import NO_TOKEN
 from gpuserve.settings.checks import NO_FILE, is_without_file

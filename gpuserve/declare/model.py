@@ -8,32 +8,47 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gpuserve.declare.spec import BatchingSpec, ModelOptions, QueueSpec, RateLimiter, SequenceBatching
-from gpuserve.options import changeable
+from gpuserve.options import changeable, option, required, spelled
+from gpuserve_worker.protocol.tensor import datatype_of
+
+#: What ``memory`` of an input may say.
+CPU: Final = "cpu"
+GPU: Final = "gpu"
+MEMORIES: Final = (CPU, GPU)
+#: Where the values of a warm-up come from.
+ZERO: Final = "zero"
+RANDOM: Final = "random"
+FILE: Final = "file"
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One input or output of a model, as ``bind()`` takes it.
+    """One input or output of a model. One without a name is INPUT_1…, OUTPUT_1… by its position.
 
-    Args:
-        shape: without the batch axis where the model batches; -1 is any size.
-        dtype: a numpy dtype, a scalar type, or a string: "float32", "FP32", "bytes".
-        name: INPUT_1…, OUTPUT_1… by position when left out.
-        optional: a request may leave this input out.
-        labels: names of the classes of an output, by position, for requests that ask for classification.
-        memory: where an input is given to the callable: "gpu", on the GPU of its instance, as an array of the
-            kind that ``ModelConfig.array`` says, or "cpu". None follows from that kind.
+    Inputs alone may be optional or have a ``memory``, "gpu" or "cpu"; outputs alone have labels.
     """
 
-    shape: tuple[int, ...]
-    dtype: Any
-    name: str | None = None
-    optional: bool | None = False
-    labels: Sequence[str] | None = None
-    memory: str | None = None
+    shape: tuple[int, ...] = required(
+        "Shape without the batch axis where the model batches; -1 is any size.", least=-1, examples=([-1],)
+    )
+    dtype: Any = required(
+        'A numpy name (float32), a v2 name (FP32), or "bytes".',
+        read=datatype_of,
+        examples=("float32", "FP32", "bytes"),
+    )
+    name: str | None = option(None, "Name of the tensor.", some=True, needed=True)
+    optional: bool | None = option(False, "Whether a request may leave this input out.")
+    labels: Sequence[str] | None = option(
+        None, "Names of its classes, by position, for requests that ask for classification."
+    )
+    memory: str | None = option(
+        None,
+        "Where the callable is given it: gpu, that of its instance, or cpu; null: as array.",
+        words=MEMORIES,
+    )
 
 
 class TimeoutAction(enum.Enum):
@@ -75,28 +90,39 @@ class DynamicBatcher:
     priority_queue_policy: Mapping[int, QueuePolicy] | None = None
 
 
+@spelled
 @dataclass
 class WarmupInput:
-    """One input of a warm-up request, without the batch axis: zeros, random values, or a ``.npy`` file.
+    """One input of a warm-up request: zeros, random values, or a ``.npy`` file.
 
-    Where several are given, the file comes before zeros, zeros before random values.
+    ``zero_data`` and ``random_data`` are PyTriton's way to say ``values``. Where several are given, the file
+    comes before zeros, zeros before random values.
     """
 
-    dtype: Any
-    shape: tuple[int, ...]
+    dtype: Any = option(None, "null: as the input is declared.", read=datatype_of, nullable=True)
+    shape: Sequence[int] | None = option(
+        None, "Without the batch axis; null: as the input is declared.", least=0
+    )
     zero_data: bool = False
     random_data: bool = False
-    input_data_file: str | None = None
+    file: str | None = option(
+        None, "A .npy file in place of values; relative to this file.", some=True, triton="input_data_file"
+    )
+    values: str | None = option(
+        None, "What it is filled with: zero or random; null: random.", words=(ZERO, RANDOM)
+    )
 
 
 @dataclass
 class ModelWarmup:
-    """A batch that every instance runs ``count`` times before the model is ready."""
+    """A batch that every instance runs before the model is ready."""
 
-    name: str
-    batch_size: int
-    inputs: Mapping[str, WarmupInput]
-    count: int = 1
+    name: str = required("Name in the log.", some=True)
+    batch_size: int = option(1, "Rows; without effect where the model does not batch.", least=1)
+    inputs: Mapping[str, WarmupInput] = option(
+        {}, "Inputs by name; random values in those that are left out."
+    )
+    count: int = option(1, "How many times it runs.", least=1)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from gpuserve.devices.names import CPU, check_device_name
 from gpuserve.devices.placement import ANYWHERE, Placement
 from gpuserve.errors import BindError
 from gpuserve.options import option, required, spelled
@@ -299,6 +300,39 @@ class StepSpec:
         some=True,
         needed=True,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one process takes, for ``gpuserve export``; the server itself holds it to nothing of it."""
+
+    cpus: int = option(1, "Cores that it keeps busy.", least=1)
+    memory_nbytes: int | None = option(
+        None,
+        "Memory of the host: libraries, weights; without tensors of requests. null: assumed.",
+        least=1,
+    )
+    gpu_memory_nbytes: int | None = option(
+        None, "Memory of its GPU; null: not known, and not checked.", least=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """Worker processes of a model on one device, as a file declares them."""
+
+    device: str = option(
+        CPU,
+        "cpu; cuda:0, cuda:1, …; cuda:* for every GPU; or the UUID of a GPU (GPU-…) or of a MIG instance "
+        "(MIG-…).",
+        read=check_device_name,
+        examples=("cpu", "cuda:0", "cuda:*"),
+    )
+    count: int = option(1, "How many processes on this device.", least=1, most=MAX_INSTANCES)
+    rate_limiter: RateLimiter | None = option(
+        None, "What each needs to run, where the server has a rate_limit."
+    )
+    resources: Resources = option(Resources(), "What one process takes, for gpuserve export.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,12 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from gpuserve.declare.model import Tensor
+from gpuserve.declare.model import CPU, GPU, MEMORIES, Tensor
 from gpuserve.declare.spec import CUPY, NUMPY, TORCH, LabelSpec
 from gpuserve.devices import names
 from gpuserve.errors import BindError
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of
 
-CPU: Final = "cpu"
-GPU: Final = "gpu"
-MEMORIES: Final = (CPU, GPU)
 #: As many elements can be classified.
 MAX_LABELS: Final = 1_000_000
 

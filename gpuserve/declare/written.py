@@ -10,15 +10,17 @@ from gpuserve.declare.ensembles import check_ensemble
 from gpuserve.declare.model import (
     DynamicBatcher,
     ModelConfig,
+    ModelWarmup,
     QueuePolicy,
     Step,
     Tensor,
 )
-from gpuserve.declare.rules import check_batching, told_as_config, whole_control
+from gpuserve.declare.rules import check_batching, told_as_config, whole_control, with_controls
 from gpuserve.declare.spec import (
     NO_RATE,
     NO_SEQUENCES,
     BatchingSpec,
+    InstanceSpec,
     ModelSpec,
     PolicySpec,
     QueueSpec,
@@ -27,7 +29,9 @@ from gpuserve.declare.spec import (
     StepSpec,
     check_model_name,
 )
-from gpuserve.declare.tensors import label_specs, tensor_specs
+from gpuserve.declare.tensors import array_kind, label_specs, tensor_specs
+from gpuserve.declare.warmups import warmups
+from gpuserve.devices.names import CPU
 from gpuserve.errors import BadModelConfig
 from gpuserve.options import boolean, checked, declared, integer, rows
 
@@ -127,6 +131,43 @@ def _written(table: type[_Table], given: Any, name: str) -> _Table:
     if isinstance(given, Mapping):
         raise ValueError(f"{name} must be a {_WRITTEN.get(table, table).__name__}, got {given!r:.200}")
     return declared(table, given, f"{name}.", _WRITTEN)
+
+
+def whole_model(
+    name: str,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    instances: tuple[InstanceSpec, ...],
+    given: Mapping[str, Any],
+    warmup: Sequence[ModelWarmup] | None = None,
+    **options: Any,
+) -> ModelSpec:
+    """A model with what follows from its other parts: where ``given`` says nothing of them, the kind of its
+    arrays and its prefetch; its retries, and what tells of sequences in its warm-ups.
+
+    Raises:
+        BindError: any of it cannot be served.
+    """
+    input_specs, output_specs = (
+        tensor_specs(inputs, "INPUT", given["array"]),
+        tensor_specs(outputs, "OUTPUT"),
+    )
+    options["array"] = array_kind(given["array"], inputs)
+    if given["prefetch"] is None:
+        options["prefetch"] = int(any(one.device != CPU for one in instances))
+    sequence: SequenceBatching = options["sequence"]
+    # Some of its responses may have been sent when the worker dies; or the callable's state is lost.
+    options["retry_on_worker_death"] &= not (options["decoupled"] or sequence.strategy)
+    warmed = warmups(warmup, input_specs, options["max_batch_size"])
+    options.setdefault("labels", label_specs(outputs, output_specs))
+    return ModelSpec(
+        name=name,
+        inputs=input_specs,
+        outputs=output_specs,
+        instances=instances,
+        warmup=with_controls(warmed, sequence),
+        **options,
+    )
 
 
 def ensemble_spec(

@@ -31,8 +31,8 @@ class Option:
     empty. ``words`` are the texts that there are. ``triton`` is the name in Triton's model configuration and
     in PyTriton, where it has one; files may have either name. ``nullable``: None, in a file null, stands for
     the default. ``read`` turns what is given into a text, or raises ValueError. A ``secret`` is never
-    printed. Who writes must say a ``needed`` one, even where the field has a default. ``live`` says what a
-    new value is for, where it may change while a server runs.
+    printed. Who writes a file must say a ``needed`` one, even where the field has a default. ``live`` says
+    what a new value is for, where it may change while a server runs. ``examples`` are for editors.
     """
 
     description: str
@@ -46,6 +46,7 @@ class Option:
     secret: bool = False
     needed: bool = False
     live: str = ""
+    examples: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,10 @@ def spelled(table: Any) -> Any:
 
     @functools.wraps(make)
     def init(self: Any, *values: Any, **named: Any) -> None:
-        make(self, *values, **{own.get(name, name): one for name, one in named.items()})
+        usual = {own.get(name, name): one for name, one in named.items()}
+        if len(usual) < len(named):
+            raise TypeError(f"an option of {table.__name__} is given by both of its names")
+        make(self, *values, **usual)
 
     table.__init__ = init
     return table

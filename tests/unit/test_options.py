@@ -17,7 +17,7 @@ from gpuserve.declare.model import DynamicBatcher, QueuePolicy
 from gpuserve.declare.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve.errors import BadModelConfig, ConfigError
 from gpuserve.front.v2.model_config import fill, options_of
-from gpuserve.model import Batching, Policy, Queue
+from gpuserve.model import Batching, ModelWarmup, Policy, Queue, SequenceBatching, WarmupInput
 from gpuserve.options import declared, option, required, rows
 from gpuserve.settings.server import ServerSettings, TraceSettings
 from gpuserve.tune.yaml_edit import with_values
@@ -141,6 +141,15 @@ def test_a_program_may_have_the_names_of_a_file() -> None:
     assert spec.queue == QueueSpec(max_requests=3, policy=policy)
     more = bound(prefetch=2, read_only_inputs=True, retry_on_worker_death=False)
     assert (more.prefetch, more.read_only_inputs, more.retry_on_worker_death) == (2, True, False)
+
+
+def test_a_program_may_have_tritons_names() -> None:
+    old: dict[str, Any] = {"max_sequence_idle_microseconds": 5}
+    assert SequenceBatching(**old) == SequenceBatching(max_sequence_idle_us=5)
+    with pytest.raises(TypeError, match="an option of SequenceBatching is given by both of its names"):
+        SequenceBatching(max_sequence_idle_us=5, **old)
+    warmed = [ModelWarmup("w", inputs={"x": WarmupInput(values="zero")})]
+    assert bound(model_warmup=warmed).warmup == (("w", 1, 1, (("x", "FP32", (1,), "zero", ""),)),)
 
 
 @pytest.mark.parametrize(

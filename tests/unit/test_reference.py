@@ -24,7 +24,7 @@ SECTIONS = {
     "### `server.trace`": "TraceEntry",
     "### `models[]`": "ModelEntry",
     "### `models[].ensemble.steps[]`": "StepEntry",
-    "### `models[].instances[]`": "InstanceEntry",
+    "### `models[].instances[]`": "InstancesEntry",
     "### `models[].instances[].resources`": "ResourcesEntry",
     "### `models[].instances[].rate_limiter`": "RateLimiterEntry",
     "### `models[].inputs[]`": "InputEntry",

@@ -118,9 +118,7 @@ Filled = Annotated[str, Field(min_length=1)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
 CallablePath = Annotated[str, AfterValidator(_callable_path)]
 CallableArguments = Annotated[dict[str, Any], AfterValidator(_plain)]
-Device = Annotated[str, AfterValidator(_device)]
 Dtype = Annotated[str, AfterValidator(_dtype)]
-Dimension = Annotated[int, Field(ge=-1)]
 #: A level of priority as the key of a mapping; keys are text.
 Level = Annotated[str, AfterValidator(_level)]
 
@@ -128,7 +126,11 @@ Level = Annotated[str, AfterValidator(_level)]
 # ---- from tables of options ---------------------------------------------------------------------
 
 #: What reads a text, where a file has its own words for what is wrong.
-_READERS: Final[dict[Any, Any]] = {datatype_of: Dtype, check_model_name: ModelName}
+_READERS: Final[dict[Any, Any]] = {
+    datatype_of: Dtype,
+    check_model_name: ModelName,
+    check_device_name: Annotated[str, AfterValidator(_device)],
+}
 #: Types that are made here, which type checkers need not follow.
 _LITERAL: Final[Any] = Literal
 _LIST: Final[Any] = list
@@ -136,9 +138,9 @@ _DICT: Final[Any] = dict
 
 
 @functools.cache
-def entry_of(table: Any) -> Any:
+def entry_of(table: Any, *left_out: str) -> Any:
     """The mapping of a file that a table of options stands for: a class made of its rows."""
-    fields: dict[str, Any] = {row.name: _field(row) for row in rows(table).values()}
+    fields: dict[str, Any] = {name: _field(row) for name, row in rows(table).items() if name not in left_out}
     name = re.sub(r"(Spec|Settings)?$", "Entry", table.__name__, count=1)
     made = create_model(name, __base__=Entry, __doc__=inspect.getdoc(table), **fields)
     spellings = {row.option.triton: row.name for row in rows(table).values()}
@@ -149,12 +151,14 @@ def entry_of(table: Any) -> Any:
 def _field(row: Row) -> tuple[Any, Any]:
     said = row.option
     annotation: Any = Annotated[_annotation(row.hint, said), Field(**_size(row.hint, said))]
-    if said.nullable or row.has_none:
+    if (said.nullable or row.has_none) and not said.needed:
         annotation = annotation | None
     more: dict[str, Any] = {"description": said.description, "repr": not said.secret}
+    if said.examples:
+        more["examples"] = list(said.examples)
     if row.default is REQUIRED:
         return annotation, Field(**more)
-    if dataclasses.is_dataclass(row.hint):
+    if row.default is not None and dataclasses.is_dataclass(row.hint):
         return annotation, Field(default_factory=entry_of(typing.cast(Any, row.hint)), **more)
     default: Any = list(row.default) if isinstance(row.default, tuple) else row.default
     if key_and_value(row.hint) is not None:

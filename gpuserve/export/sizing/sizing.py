@@ -19,10 +19,9 @@ from gpuserve_worker.protocol.tensor import ITEMSIZE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuserve.config.entries.model import ResourcesEntry
     from gpuserve.config.load import Configuration
     from gpuserve.config.positions import Path
-    from gpuserve.declare.spec import ModelSpec
+    from gpuserve.declare.spec import ModelSpec, Resources
     from gpuserve.export.sizing.options import ExportOptions
     from gpuserve.settings.server import ServerSettings
     from gpuserve_worker.protocol.tensor import TensorSpec
@@ -39,7 +38,7 @@ class InstanceGroup:
     device: str
     count: int
     gpus: tuple[int, ...]
-    resources: ResourcesEntry
+    resources: Resources
 
     @property
     def processes(self) -> int:

@@ -45,7 +45,7 @@ def generate_warmup_requests(model_warmup: ModelWarmup) -> list[Request]:
     from gpuserve_worker.calling.warmup import warmup_batches
 
     given = model_warmup.inputs.items()
-    inputs = tuple(TensorSpec(name, datatype_of(one.dtype), tuple(one.shape)) for name, one in given)
+    inputs = tuple(TensorSpec(name, datatype_of(one.dtype), tuple(one.shape or ())) for name, one in given)
     size = model_warmup.batch_size
     with pytriton_errors():
         declared = warmups([model_warmup], inputs, size)
