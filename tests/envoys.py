@@ -18,7 +18,6 @@ from processes import wait_until
 
 from gpuserve.config.load import load_file
 from gpuserve.export.envoy import bootstrap
-from gpuserve.export.envoy.clusters import endpoints
 from gpuserve.export.envoy.proxy import Proxy
 from gpuserve.export.manifests.yaml_text import render
 from gpuserve.export.sizing.options import ExportOptions
@@ -99,12 +98,12 @@ def free_ports(count: int) -> list[int]:
 def _endpoints(made: Proxy, name: str, servers: Sequence[OperatedServer]) -> dict[str, Any]:
     """As in a cluster, but each server has ports of its own."""
     version = str(time.monotonic())
-    document = endpoints(made, name, [], version)
+    document = bootstrap.endpoints(made, name, [], version)
     for server in servers:
         said = {role: server.addresses.get(name) for role, name in _ROLES.items()}
         ports = {role: int(at.rpartition(":")[2]) for role, at in said.items() if at is not None}
         there = replace(made, ports=ServerPorts(ports, made.ports.tls))
-        one = endpoints(there, name, ["127.0.0.1"], version)
+        one = bootstrap.endpoints(there, name, ["127.0.0.1"], version)
         _pods(document).extend(_pods(one))
     return document
 

@@ -21,7 +21,6 @@ from typing import Final
 from benchmarks.rollout.endpoints import Endpoint
 from gpuserve.config.load import load_file
 from gpuserve.export.envoy import bootstrap
-from gpuserve.export.envoy.clusters import endpoints
 from gpuserve.export.envoy.proxy import Proxy
 from gpuserve.export.manifests.yaml_text import render
 from gpuserve.export.sizing.options import ExportOptions
@@ -64,7 +63,7 @@ class Envoy:
         folder = Path(self._proxy.endpoints_folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name in self._proxy.clusters:
-            document = endpoints(self._proxy, name, [one.address for one in known], version)
+            document = bootstrap.endpoints(self._proxy, name, [one.address for one in known], version)
             fresh = folder.parent / f"{name}.new"
             fresh.write_text(render([document]))
             fresh.rename(folder / f"{name}.yaml")  # Envoy looks when a file is moved

@@ -5,7 +5,8 @@ Pure: plain dicts and text are made of a ``Configuration`` and of ``ExportOption
 
 ===============  ==================================================================================
 ``sizing``       every computed number with its reason; options, ports, and files that pods need
-``manifests``    the objects of Kubernetes, Grafana and Prometheus, and their text as YAML
+``templates``    the manifests, with places to fill
+``manifests``    what the places are filled with, and the text as YAML
 ``envoy``        what balances in front of the pods
 ``checks``       what cannot run in a cluster, told with the key that says so
 ``rendering``    a whole export: checked, computed, and as text by file name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.export.checks import (
@@ -13,17 +13,13 @@ from gpuserve.export.checks import (
 )
 from gpuserve.export.envoy import bootstrap, pods
 from gpuserve.export.envoy.proxy import Proxy
-from gpuserve.export.manifests import kserve, network, workload
-from gpuserve.export.manifests.alerts import rules, scrape_selector
-from gpuserve.export.manifests.components import components, kustomization, kustomization_overlay
-from gpuserve.export.manifests.config_objects import config_object
+from gpuserve.export.manifests import pod
+from gpuserve.export.manifests.alerts import alert_places
 from gpuserve.export.manifests.dashboard import dashboard_text
-from gpuserve.export.manifests.pod import PodParts, in_pod, said
 from gpuserve.export.manifests.yaml_text import render
-from gpuserve.export.sizing.files import bundle
 from gpuserve.export.sizing.options import export_name, problems
-from gpuserve.export.sizing.ports import ServerPorts
 from gpuserve.export.sizing.sizing import gpu_count, instance_groups, sizes
+from gpuserve.export.templates.filling import filled
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
@@ -33,21 +29,51 @@ if TYPE_CHECKING:
 Files = dict[str, str]
 
 
+_BASE: Final = (
+    "config.yaml",
+    "serviceaccount.yaml",
+    "deployment.yaml",
+    "services.yaml",
+    "networkpolicy.yaml",
+    "disruptionbudget.yaml",
+    "autoscaler.yaml",
+)
+#: What changes the base: the files of each component beside its kustomization. Components go together with
+#: each other and with an overlay of a user's own, which overlays do not.
+_COMPONENTS: Final = {
+    "surge": (),
+    "writable-root": (),
+    "daemonset": (),
+    "keda": ("scaledobject.yaml",),
+    "monitoring": ("servicemonitor.yaml", "prometheusrule.yaml", "dashboard.yaml"),
+    "envoy": (
+        "config.yaml",
+        "deployment.yaml",
+        "service.yaml",
+        "networkpolicy.yaml",
+        "disruptionbudget.yaml",
+    ),
+}
+_ONLY_ON_GPU: Final = {"surge", "writable-root"}
+_PROMETHEUS_RULE: Final = "components/monitoring/prometheusrule.yaml"
+
+
 def kubernetes(configuration: Configuration, options: ExportOptions) -> Files:
     """A kustomize base, components that change it, and an overlay for each of them.
 
     Raises:
         ConfigProblems: a key or a flag that no cluster can run.
     """
-    parts = checked_parts(configuration, options)
-    files = {f"base/{name}": render(documents) for name, documents in _base(parts, configuration).items()}
-    resources = [name.removeprefix("base/") for name in files]
-    files["base/kustomization.yaml"] = render([kustomization(resources)])
-    made = components(parts, scaled_models(configuration))
-    made["envoy"] = pods.component(parts, Proxy.of(configuration, options))
-    for name, contents in made.items():
-        files |= {f"components/{name}/{file}": text for file, text in contents.items()}
-        files[f"overlays/{name}/kustomization.yaml"] = render([kustomization_overlay(name)])
+    places = _base_places(configuration, options) | {"resources": list(_BASE)}
+    places |= pods.component_places(Proxy.of(configuration, options), configuration.settings.drain_timeout_s)
+    names = [f"base/{file}" for file in (*_BASE, "kustomization.yaml")]
+    files = {name: render(filled(name, places)) for name in names}
+    for component, others in _COMPONENTS.items():
+        if places["on_gpu"] or component not in _ONLY_ON_GPU:
+            names = [f"components/{component}/{file}" for file in ("kustomization.yaml", *others)]
+            files |= {name: render(filled(name, places)) for name in names}
+            overlay = render(filled("overlay.yaml", {"component": component}))
+            files[f"overlays/{component}/kustomization.yaml"] = overlay
     return files
 
 
@@ -57,17 +83,24 @@ def kubernetes_stream(configuration: Configuration, options: ExportOptions) -> s
     Raises:
         ConfigProblems: a key or a flag that no cluster can run.
     """
-    parts = checked_parts(configuration, options)
-    return render([one for documents in _base(parts, configuration).values() for one in documents])
+    places = _base_places(configuration, options)
+    return render([one for file in _BASE for one in filled(f"base/{file}", places)])
 
 
 def kserve_stream(configuration: Configuration, options: ExportOptions) -> str:
     """ServingRuntime and InferenceService, and the config that they mount.
 
+    KServe in its Standard mode, which has one Deployment a service; Knative lets a pod have one port only. A
+    runtime can set neither the grace period of a pod nor its security context: the service does.
+
     Raises:
         ConfigProblems: a key or a flag that no cluster can run.
     """
-    return render(kserve.objects(checked_parts(configuration, options), scaled_models(configuration)))
+    places = checked_places(configuration, options)
+    labels = {"serving.kserve.io/inferenceservice": places["name"]}
+    # KServe looks for a container of this name.
+    places = pod.with_pod(places, "kserve-container", pod.KSERVE_PORT_NAMES, labels)
+    return render([*filled("base/config.yaml", places), *filled("kserve.yaml", places)])
 
 
 def grafana_text(configuration: Configuration, options: ExportOptions) -> str:
@@ -88,12 +121,14 @@ def alerts_text(configuration: Configuration, options: ExportOptions) -> str:
         ConfigProblems: the metrics page is switched off, or the name is none.
     """
     _refuse(configuration, monitoring_violations(configuration, options))
-    name = export_name(configuration, options)
-    space = {"namespace": options.namespace} if options.namespace else {}
-    on_gpu = gpu_count(instance_groups(configuration, options)) > 0
-    nbytes = configuration.settings.max_arena_nbytes
-    selector = scrape_selector(name, options.namespace)
-    return render([rules({"name": name, **space}, selector, name, max_arena_nbytes=nbytes, on_gpu=on_gpu)])
+    places = alert_places(
+        export_name(configuration, options),
+        options.namespace,
+        labels=None,
+        max_arena_nbytes=configuration.settings.max_arena_nbytes,
+        on_gpu=gpu_count(instance_groups(configuration, options)) > 0,
+    )
+    return render(filled(_PROMETHEUS_RULE, places))
 
 
 def envoy(configuration: Configuration, options: ExportOptions, host: str = "") -> Files:
@@ -106,46 +141,23 @@ def envoy(configuration: Configuration, options: ExportOptions, host: str = "") 
     return bootstrap.files(Proxy.of(configuration, options, host))
 
 
-def checked_parts(configuration: Configuration, options: ExportOptions) -> PodParts:
-    """What the pods are made of.
+def checked_places(configuration: Configuration, options: ExportOptions) -> dict[str, Any]:
+    """What the templates are filled in with.
 
     Raises:
         ConfigProblems: a key or a flag that no cluster can run.
     """
-    configuration = in_pod(configuration)
+    configuration = pod.in_pod(configuration)
     _refuse(configuration, violations(configuration, options))
     computed = sizes(configuration, options)
     groups = instance_groups(configuration, options)
     _refuse(configuration, fit_violations(configuration, options, computed, groups))
-    settings = configuration.settings
-    return PodParts(
-        name=export_name(configuration, options),
-        options=options,
-        settings=settings,
-        sizes=computed,
-        bundle=bundle(configuration),
-        ports=ServerPorts.of(settings, options),
-        said=said(configuration),
-    )
+    return pod.export_places(configuration, options, computed)
 
 
-def scaled_models(configuration: Configuration) -> list[str]:
-    """The models with instances, each once; an ensemble has none, and its steps are here."""
-    return list(dict.fromkeys(model.name for model in configuration.models if model.instances))
-
-
-def _base(parts: PodParts, configuration: Configuration) -> dict[str, list[dict[str, Any]]]:
-    """The objects of the base by file name."""
-    config = config_object(parts.named(parts.config_name), parts.bundle, secret=parts.is_secret)
-    return {
-        "config.yaml": [config],
-        "serviceaccount.yaml": [workload.service_account(parts)],
-        "deployment.yaml": [workload.deployment(parts)],
-        "services.yaml": network.services(parts),
-        "networkpolicy.yaml": [network.network_policy(parts)],
-        "disruptionbudget.yaml": [workload.disruption_budget(parts)],
-        "autoscaler.yaml": [workload.autoscaler(parts, scaled_models(configuration))],
-    }
+def _base_places(configuration: Configuration, options: ExportOptions) -> dict[str, Any]:
+    places = checked_places(configuration, options)
+    return pod.with_pod(places, "gpuserve", pod.PORT_NAMES, places["labels"])
 
 
 def _refuse(configuration: Configuration, found: Any) -> None:

@@ -15,7 +15,6 @@ from manifests import documents
 from tls import Authority
 
 from gpuserve.export.envoy import bootstrap
-from gpuserve.export.envoy.clusters import endpoints
 from gpuserve.export.envoy.proxy import Proxy
 from gpuserve.export.manifests.yaml_text import render
 
@@ -100,7 +99,7 @@ def test_envoy_takes_endpoints_from_files(tmp_path: Path) -> None:
     made = replace(proxy(tmp_path, variant="health port"), endpoints_folder=str(tmp_path / "endpoints"))
     (tmp_path / "endpoints").mkdir()
     for name in made.clusters:
-        text = render([endpoints(made, name, ["127.0.0.2", "127.0.0.3"], "1")])
+        text = render([bootstrap.endpoints(made, name, ["127.0.0.2", "127.0.0.3"], "1")])
         (tmp_path / "endpoints" / f"{name}.yaml").write_text(text)
     validated(tmp_path, made)
     assert {one["type"] for one in clusters(made).values()} == {"EDS"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,6 @@ from manifest_checks import all_violations
 from manifests import DEPLOY, EXAMPLES, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
-from gpuserve.export.envoy.pods import pre_stop
 from gpuserve.export.rendering import kubernetes
 
 ENVOY = str(Path(sys.executable).with_name("envoy"))
@@ -113,6 +113,10 @@ def test_envoy_takes_what_its_pods_have(tmp_path: Path, name: str) -> None:
 def test_the_hook_before_its_end_takes_it_out(tmp_path: Path) -> None:
     with in_front_of(tmp_path / "envoy", written(tmp_path), []) as envoy:
         assert [fetched(envoy.status, path)[0] for path in ("/ready", "/live")] == [200, 200]
-        hook = pre_stop(int(envoy.admin.rpartition(":")[2]), 0)
-        subprocess.run(hook, check=True, stdout=subprocess.DEVNULL)
+        (pod,) = pod_templates([one for one in built(tmp_path) if is_envoys(one)])
+        hook = pod["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        script = hook[-1].replace("127.0.0.1/9901", envoy.admin.replace("localhost:", "127.0.0.1/"))
+        subprocess.run(
+            [*hook[:-1], re.sub(r"sleep \d+", "sleep 0", script)], check=True, stdout=subprocess.DEVNULL
+        )
         assert [fetched(envoy.status, path)[0] for path in ("/ready", "/live")] == [503, 200]

@@ -70,13 +70,16 @@ ALLOWED = {
     "gpuserve/errors": "gpuserve_worker/calling",
     "gpuserve/export":
         "gpuserve/config gpuserve/devices gpuserve/errors gpuserve/export/envoy gpuserve/export/manifests "
-        "gpuserve/export/sizing gpuserve/settings",
+        "gpuserve/export/sizing gpuserve/export/templates gpuserve/settings",
     "gpuserve/export/envoy":
-        "gpuserve/config gpuserve/export/manifests gpuserve/export/sizing gpuserve/settings",
-    "gpuserve/export/manifests": "gpuserve/config gpuserve/export/sizing gpuserve/settings",
+        "gpuserve/config gpuserve/export/manifests gpuserve/export/sizing gpuserve/export/templates "
+        "gpuserve/settings",
+    "gpuserve/export/manifests":
+        "gpuserve/config gpuserve/export/sizing gpuserve/export/templates gpuserve/settings",
     "gpuserve/export/sizing":
         "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/export/templates": "gpuserve/export/sizing",
     "gpuserve/front": "gpuserve/front/process gpuserve/settings",
     "gpuserve/front/batching":
         "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve/states",

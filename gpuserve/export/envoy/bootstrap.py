@@ -2,58 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any, Final
 
-from gpuserve.export.envoy import listeners, tls
-from gpuserve.export.envoy.clusters import cluster
 from gpuserve.export.envoy.proxy import HEAP_NBYTES, Proxy
+from gpuserve.export.manifests.pod import CONNECTION_AGE_S
 from gpuserve.export.manifests.yaml_text import render
-from gpuserve.export.sizing.values import Reasoned, readable
+from gpuserve.export.sizing.ports import HEALTH, HTTP
+from gpuserve.export.sizing.values import readable
+from gpuserve.export.templates.filling import filled
 
 FILE: Final = "envoy.yaml"
-_TRIGGER: Final = "envoy.resource_monitors.fixed_heap"
-_HEAP: Final = "type.googleapis.com/envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig"
+_ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 
 def files(proxy: Proxy) -> dict[str, str]:
-    """Texts by file name: the bootstrap, and with TLS the files that name certificates."""
-    header = (
-        f"Envoy in front of {proxy.name}: balances requests, and repeats those that a dying pod has lost."
-    )
-    made = {FILE: render([bootstrap(proxy)], header)}
-    secrets = tls.secrets(proxy) if proxy.ports.tls else {}
-    return made | {name: render([document]) for name, document in secrets.items()}
+    """Texts by file name: what ``envoy -c`` reads, and with TLS the files that name certificates."""
+    places = _places(proxy)
+    names = (FILE, "certificate.yaml", "authority.yaml") if proxy.ports.tls else (FILE,)
+    return {name: render(filled(f"envoy/{name}", places)) for name in names}
 
 
-def bootstrap(proxy: Proxy) -> dict[str, Any]:
-    """The configuration that ``envoy -c`` reads."""
-    listening = [listeners.listener(proxy, name) for name in proxy.clusters]
-    clusters = [cluster(proxy, name) for name in proxy.clusters]
-    made: dict[str, Any] = {"node": {"id": proxy.name, "cluster": proxy.name}}
-    if proxy.status_port is not None:
-        listening.append(listeners.status_listener(proxy, proxy.status_port))
-    if proxy.admin_port is not None:
-        made["admin"] = Reasoned(listeners.admin(proxy.admin_port), "Only for this pod: it can end Envoy.")
-        clusters.append(listeners.admin_cluster(proxy.admin_port))
-    made["static_resources"] = {"listeners": listening, "clusters": clusters}
-    return made | {"overload_manager": _overload()}
+def endpoints(proxy: Proxy, name: str, addresses: Iterable[str], version: str) -> dict[str, Any]:
+    """What ``CLUSTER.yaml`` in ``endpoints_folder`` holds; Envoy reads it when it is moved there."""
+    resource = {"@type": _ASSIGNMENT, **_load_assignment(proxy, name, addresses)}
+    return {"version_info": version, "resources": [resource]}
 
 
-def _overload() -> dict[str, Any]:
-    monitor = {"@type": _HEAP, "max_heap_size_bytes": HEAP_NBYTES}
-    why = (
-        f"{readable(HEAP_NBYTES)}: a little less than the memory of the container. Near it new requests are "
-        "refused (503), before the kernel ends all of them."
-    )
-    actions = {"shrink_heap": 0.9, "stop_accepting_requests": 0.95}
+def _places(proxy: Proxy) -> dict[str, Any]:
+    health_port = proxy.ports.numbers.get(HEALTH)
+    clusters = [
+        {
+            "cluster": name,
+            "listen_port": port,
+            "tls": name in proxy.ports.tls,
+            "is_http": name == HTTP,
+            "load_assignment": _load_assignment(proxy, name, [proxy.host]),
+        }
+        for name, port in proxy.listen_ports.items()
+    ]
     return {
-        "refresh_interval": "0.25s",
-        "resource_monitors": [{"name": _TRIGGER, "typed_config": Reasoned(monitor, why)}],
-        "actions": [
-            {
-                "name": f"envoy.overload_actions.{name}",
-                "triggers": [{"name": _TRIGGER, "threshold": {"value": share}}],
-            }
-            for name, share in actions.items()
-        ],
+        **{one.name: getattr(proxy, one.name) for one in fields(proxy)},
+        "clusters": clusters,
+        "takes_ipv6": proxy.address == "::",
+        "health_port": health_port,
+        "has_plain_health_port": health_port is not None and bool(proxy.ports.tls),
+        "connection_age_s": CONNECTION_AGE_S,
+        "heap_nbytes": HEAP_NBYTES,
+        "heap_size": readable(HEAP_NBYTES),
     }
+
+
+def _load_assignment(proxy: Proxy, name: str, addresses: Iterable[str]) -> dict[str, Any]:
+    places = {
+        "cluster": name,
+        "pod_port": proxy.ports.numbers[name],
+        "health_port": proxy.ports.numbers.get(HEALTH),
+        "addresses": [{"address": address} for address in addresses],
+    }
+    (made,) = filled("envoy/load_assignment.yaml", places)
+    assignment: dict[str, Any] = made
+    return assignment

@@ -35,7 +35,7 @@ _ENVELOPE_NBYTES: Final = 64 * KIB
 @dataclass(frozen=True, slots=True)
 class Proxy:
     """``host`` is a name with an address for each pod, or ``endpoints_folder`` has a file for each cluster,
-    ``CLUSTER.yaml``, which is replaced when pods come and go (see ``clusters.endpoints``).
+    ``CLUSTER.yaml``, which is replaced when pods come and go (see ``bootstrap.endpoints``).
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""The objects of Kubernetes, Grafana and Prometheus that an export writes."""
+"""What the templates of Kubernetes, Grafana and Prometheus are filled with, and their text as YAML."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpuserve.settings.server import ServerSettings
 
 #: Where the pods have it.
-FOLDER: Final = "/etc/gpuserve"
+_FOLDER: Final = "/etc/gpuserve"
 _HASH_LENGTH: Final = 10
 
 
@@ -25,35 +25,22 @@ def holds_token(settings: ServerSettings) -> bool:
     return settings.access_token is not None or bool(settings.access_rules)
 
 
-def config_name(name: str, bundle: Bundle) -> str:
-    """The name of the object: ``NAME-config-HASH``."""
+def places(name: str, bundle: Bundle, *, secret: bool) -> dict[str, Any]:
+    """The places of the object, which is called ``NAME-config-HASH``, and of its volume."""
     digest = hashlib.sha256()
     for path, content in bundle.contents.items():
         digest.update(f"{len(path)} {path} {len(content)} ".encode() + content)
-    return f"{name}-config-{digest.hexdigest()[:_HASH_LENGTH]}"
-
-
-def config_object(metadata: dict[str, Any], bundle: Bundle, *, secret: bool) -> dict[str, Any]:
-    """The ConfigMap, or the Secret, with the config and its files."""
-    body: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "Secret" if secret else "ConfigMap",
-        "metadata": metadata,
-    }
     texts, others = _split(bundle)
-    if texts:
-        body["stringData" if secret else "data"] = texts
-    if others:
-        body["data" if secret else "binaryData"] = others
-    return body | {"immutable": True}
-
-
-def config_volume(name: str, bundle: Bundle, *, secret: bool) -> dict[str, Any]:
-    """The volume with the config and its files at their paths."""
-    items = [{"key": map_key(path), "path": path} for path in bundle.contents]
-    if secret:
-        return {"name": "config", "secret": {"secretName": name, "items": items}}
-    return {"name": "config", "configMap": {"name": name, "items": items}}
+    parts = {"stringData": texts, "data": others} if secret else {"data": texts, "binaryData": others}
+    return {
+        "is_secret": secret,
+        "config_kind": "Secret" if secret else "ConfigMap",
+        "config_name": f"{name}-config-{digest.hexdigest()[:_HASH_LENGTH]}",
+        "config_data": {key: contents for key, contents in parts.items() if contents},
+        "config_items": [{"key": map_key(path), "path": path} for path in bundle.contents],
+        "config_folder": _FOLDER,
+        "config_file": bundle.config,
+    }
 
 
 def _split(bundle: Bundle) -> tuple[dict[str, str], dict[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from gpuserve.export.sizing.options import ExportOptions
@@ -13,12 +13,6 @@ GRPC: Final = "grpc"
 HTTP: Final = "http"
 METRICS: Final = "metrics"
 HEALTH: Final = "health"
-#: By the name of the grpc service that says the same; the metrics port answers them as well.
-_PATHS: Final = {
-    "startup": "/v2/health/startup",
-    "readiness": "/v2/health/ready",
-    "liveness": "/v2/health/live",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +42,6 @@ class ServerPorts:
         return "kubernetes.io/h2c" if name == GRPC else "http"
 
 
-def container_ports(numbers: dict[str, int]) -> list[dict[str, Any]]:
-    """Ports by name as a container lists them."""
-    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in numbers.items()]
-
-
 def probe_port(ports: ServerPorts) -> str | None:
     """The port that a node asks: that for health, or one without TLS, which a node cannot speak to gRPC.
 
@@ -60,13 +49,3 @@ def probe_port(ports: ServerPorts) -> str | None:
     """
     asked = [HEALTH, *ports.numbers] if HEALTH in ports.numbers else ports.numbers
     return next((name for name in asked if name not in ports.tls), None)
-
-
-def probe_action(ports: ServerPorts, service: str) -> dict[str, Any]:
-    """How a node asks for "startup", "readiness" or "liveness"."""
-    name = probe_port(ports)
-    if name is None:
-        raise ValueError("every port speaks TLS; checks.py refuses that")
-    if name in (GRPC, HEALTH):
-        return {"grpc": {"port": ports.numbers[name], "service": service}}
-    return {"httpGet": {"path": _PATHS[service], "port": name}}
