@@ -29,7 +29,7 @@ from gpuserve_worker.calling.results import only_result, try_result
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.cuda.jobs import Job, Jobs
-from gpuserve_worker.cuda.recovery import Loss, SecondRun, is_out_of_memory
+from gpuserve_worker.cuda.recovery import CudaRecovery, is_out_of_memory
 from gpuserve_worker.memory.regions import RegionError
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
@@ -57,8 +57,9 @@ class CudaLoop:
         self._execution = Execution(model, reporter)
         self._jobs = Jobs(device, self._execution)
         self._reception: LinkReception[Job] = LinkReception(link, model, self._jobs)
-        self._calls = DeviceCalls(model, device, self._execution, self._jobs, reporter)
-        self._loss = Loss(device, model.name, model.context.instance)
+        recovery = CudaRecovery(device, self._execution, model, reporter)
+        self._loss = recovery.loss
+        self._calls = DeviceCalls(model, device, self._execution, self._jobs, recovery)
         self._staging_thread = StagingThread(device, self._reception, self._jobs, self._end)
         self._reply_thread = ReplyThread(device, self._finish_behind, self._end)
         #: Whether a batch was there already when the one before had ended.
@@ -224,13 +225,13 @@ class DeviceCalls:
     """Calls one model's callable, in the loop's own thread."""
 
     def __init__(
-        self, model: Model, device: CudaDevice, execution: Execution, jobs: Jobs, reporter: Reporter
+        self, model: Model, device: CudaDevice, execution: Execution, jobs: Jobs, recovery: CudaRecovery
     ) -> None:
         self._model = model
         self._device = device
         self._execution = execution
         self._jobs = jobs
-        self._second_run = SecondRun(device, execution, model, reporter)
+        self._recovery = recovery
         #: The watch of the batch that was called last.
         self.last_watch: Stopwatch | None = None
 
@@ -262,9 +263,7 @@ class DeviceCalls:
         """The failure of a batch whose inputs could not be had."""
         problem, job.problem = job.problem, None
         assert problem is not None
-        if is_out_of_memory(problem):
-            return self._second_run.no_room(job.run, problem)
-        return self._execution.failure(problem)
+        return self._recovery.failure(problem, job.run) or self._execution.failure(problem)
 
     def _attempt(
         self, job: Job, run: wire.Run, inputs: BatchInputs, *, is_last: bool = False
@@ -284,11 +283,10 @@ class DeviceCalls:
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else
             with suppress(CudaError):
                 self._device.enter()
-            if not is_out_of_memory(error):
-                return self._execution.failure_of_call(error, job.session, inputs)
             was_alone = not self._jobs.leaving and not self._jobs
-            if is_last or not self._second_run.is_possible(run, was_alone=was_alone):
-                return self._second_run.no_room(run, error)
+            if is_last or not self._recovery.is_worth_it(error, run, was_alone=was_alone):
+                known = self._recovery.failure(error, run)
+                return known or self._execution.failure_of_call(error, job.session, inputs)
         return None
 
     def _call(self, batch: Batch) -> Any:
@@ -298,7 +296,7 @@ class DeviceCalls:
         """Run a batch for which there was too little memory once more, when no other takes any."""
         self._jobs.drain()
         try:
-            parts = self._second_run.parts(job.session, job.run)
+            parts = self._recovery.parts(job.session, job.run)
         except (DeviceFailure, RegionError) as error:
             job.problem = error
             return self._refused(job)

@@ -19,18 +19,16 @@ import threading
 from typing import Final
 
 from gpuserve_worker.calling.failure import INTERNAL, DeviceFailure, log_text
-from gpuserve_worker.calling.outputs import BatchAnswers
 from gpuserve_worker.cuda.copies.staging import device_inputs
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BYTES
 from gpuserve_worker.protocol.wire import Run, Split, WireFailure, requests
-from gpuserve_worker.running.device_path import PartCall
 from gpuserve_worker.running.execution import Execution
 from gpuserve_worker.running.model import Model
 from gpuserve_worker.running.session import FrontSession
-from gpuserve_worker.running.splitting import BatchPart, join_answers, split_batch
+from gpuserve_worker.running.splitting import BatchPart, split_batch
 from gpuserve_worker.running.supervision import Reporter
 
 #: (package, class) of the exceptions that mean it, whatever their text says.
@@ -135,8 +133,8 @@ class Loss:
         return f"{self._of} can be used by this process no more, which ends: {self.text}"
 
 
-class SecondRun:
-    """The second runs of one model's batches on its device."""
+class CudaRecovery:
+    """Implements ``Recovery`` on a GPU, for one model."""
 
     def __init__(self, device: CudaDevice, execution: Execution, model: Model, reporter: Reporter) -> None:
         self._device = device
@@ -144,12 +142,16 @@ class SecondRun:
         self._model = model
         self._reporter = reporter
         self._on_device = device_inputs(model.context.inputs)
+        self.loss = Loss(device, model.name, model.context.instance)
 
-    def is_possible(self, run: Run, *, was_alone: bool) -> bool:
-        """Whether a batch may fit when it is run again: it can be cut, or was not ``was_alone`` on the
-        device, and its inputs are as they were.
-        """
-        if was_alone and (len(run.requests) == 1 or not self._model.batching):
+    @property
+    def device_is_lost(self) -> bool:
+        return bool(self.loss.text)
+
+    def is_worth_it(self, error: BaseException, run: Run, *, was_alone: bool) -> bool:
+        if not is_out_of_memory(error) or (
+            was_alone and (len(run.requests) == 1 or not self._model.batching)
+        ):
             return False
         return self._model.read_only_inputs or all(
             name in self._on_device or datatype == BYTES or isinstance(payload, bytes)
@@ -157,11 +159,7 @@ class SecondRun:
         )
 
     def parts(self, session: FrontSession, run: Run) -> list[BatchPart]:
-        """The parts of a batch that is to be run again, with their inputs on their way. Nothing may refer to
-        what it was run with the first time. Raises ``DeviceFailure`` or ``RegionError`` as
-        ``Execution.read_inputs``.
-        """
-        self.free_memory()
+        free_memory(self._device)
         inputs = self._execution.read_inputs(session, run)
         inputs.admit()
         parts = split_batch(run, inputs)
@@ -173,61 +171,24 @@ class SecondRun:
             session.send(Split(run.batch_id))
         return parts
 
-    def free_memory(self) -> None:
-        free_memory(self._device)
-
-    def no_room(self, run: Run, error: BaseException) -> WireFailure:
-        """The failure of a batch, or a part of one, for which there is no room."""
+    def failure(self, error: BaseException, run: Run) -> WireFailure | None:
+        if not is_out_of_memory(error):
+            return None
         rows = _rows(run)
         counted = f"{rows} {'row' if rows == 1 else 'rows'}"
         text = f"The memory of the device does not suffice for {counted} of model {self._model.name!r}"
         self._reporter.error(f"{text}: {log_text(error)}")
         return WireFailure("RESOURCE_EXHAUSTED", text)
 
-
-class CudaRecovery:
-    """Implements ``Recovery`` on a GPU."""
-
-    def __init__(self, device: CudaDevice, execution: Execution, model: Model, reporter: Reporter) -> None:
-        self._execution = execution
-        self._reporter = reporter
-        self._second_run = SecondRun(device, execution, model, reporter)
-        self._loss = Loss(device, model.name, model.context.instance)
-
-    @property
-    def device_is_lost(self) -> bool:
-        return bool(self._loss.text)
-
-    def is_worth_it(self, error: Exception, run: wire.Run, *, was_alone: bool) -> bool:
-        return is_out_of_memory(error) and self._second_run.is_possible(run, was_alone=was_alone)
-
-    async def run_again(
-        self, session: FrontSession, run: wire.Run, call: PartCall
-    ) -> BatchAnswers | WireFailure:
-        parts = self._second_run.parts(session, run)
-        return join_answers(parts, [await self._last_attempt(session, part, call) for part in parts])
-
-    def failure(self, error: BaseException, run: wire.Run) -> WireFailure | None:
-        return self._second_run.no_room(run, error) if is_out_of_memory(error) else None
-
     async def judge(self, failed: wire.Failed, *, was_alone: bool) -> wire.Failed | None:
         was_known = self.device_is_lost
-        if not was_known and not await asyncio.to_thread(self._loss.find):
+        if not was_known and not await asyncio.to_thread(self.loss.find):
             return failed
         if not was_known:
-            self._reporter.error(self._loss.last_words())
-        if was_alone and self._loss.take_blame():
-            return failed._replace(failure=self._loss.failure())
+            self._reporter.error(self.loss.last_words())
+        if was_alone and self.loss.take_blame():
+            return failed._replace(failure=self.loss.failure())
         return None
-
-    async def _last_attempt(
-        self, session: FrontSession, part: BatchPart, call: PartCall
-    ) -> BatchAnswers | WireFailure:
-        try:
-            return await call(part.run, part.inputs)
-        except Exception as error:  # user code may raise anything; its requests fail and nothing else
-            failure = self.failure(error, part.run)
-            return failure or self._execution.failure_of_call(error, session, part.inputs)
 
 
 def _rows(run: Run) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from gpuserve_worker.calling.outputs import BatchAnswers
@@ -20,6 +19,7 @@ from gpuserve_worker.running.batch_inputs import BatchInputs
 from gpuserve_worker.running.execution import Execution, Stopwatch
 from gpuserve_worker.running.model import Model
 from gpuserve_worker.running.session import BatchReply, FrontSession
+from gpuserve_worker.running.splitting import BatchPart, join_answers
 from gpuserve_worker.running.supervision import Reporter
 
 _Ended = TypeVar("_Ended")
@@ -131,9 +131,7 @@ class AsyncExecution:
         except (SystemExit, KeyboardInterrupt):  # which mean the process, and end it
             raise
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else
-            known = self.recovery.failure(error, batch.run)
-            failure = known or self._execution.failure_of_call(error, batch.session, batch.inputs)
-            return wire.Failed(batch_id, failure, False)
+            return wire.Failed(batch_id, self._failure(error, batch, batch.run, batch.inputs), False)
 
     async def _done(self, batch: AsyncBatch, answers: BatchAnswers, watch: Stopwatch) -> BatchReply:
         """The one answer to a batch. While a device brings it, the other batches go on."""
@@ -162,8 +160,8 @@ class AsyncExecution:
             if not self.recovery.is_worth_it(error, batch.run, was_alone=was_alone):
                 raise
         batch.forget_call()
-        call = partial(self._call_part, batch, watch)
-        answers = await self.recovery.run_again(batch.session, batch.run, call)
+        parts = self.recovery.parts(batch.session, batch.run)
+        answers = join_answers(parts, [await self._call_part(batch, watch, part) for part in parts])
         if isinstance(answers, WireFailure):
             raise _Stopped(answers)
         return answers
@@ -177,13 +175,22 @@ class AsyncExecution:
         return self._execution.check(batch.session, result, batch.run, inputs)
 
     async def _call_part(
-        self, batch: AsyncBatch, watch: Stopwatch, run: wire.Run, inputs: BatchInputs
-    ) -> BatchAnswers:
-        """Call the callable on a part of a batch."""
+        self, batch: AsyncBatch, watch: Stopwatch, part: BatchPart
+    ) -> BatchAnswers | WireFailure:
+        run, inputs = part
         given = inputs.batch if self._execution.takes_batch else inputs.batch.as_list()
-        result = await await_only_result(self._model.call(given))
-        watch.returned()
-        return self._execution.check(batch.session, result, run, inputs, apart=True)
+        try:
+            result = await await_only_result(self._model.call(given))
+            watch.returned()
+            return self._execution.check(batch.session, result, run, inputs, apart=True)
+        except Exception as error:  # user code may raise anything; its requests fail and nothing else
+            return self._failure(error, batch, run, inputs)
+
+    def _failure(
+        self, error: BaseException, batch: AsyncBatch, run: wire.Run, inputs: BatchInputs | None
+    ) -> WireFailure:
+        known = self.recovery.failure(error, run)
+        return known or self._execution.failure_of_call(error, batch.session, inputs)
 
     async def _stream(self, batch: AsyncBatch, watch: Stopwatch) -> None:
         inputs = self._read_inputs(batch)

@@ -5,43 +5,23 @@ is a folder that implements these protocols, and a row in ``devices.py``. No dev
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuserve_worker.memory.regions import DeviceRegionOpener
 
 if TYPE_CHECKING:
     from gpuserve_worker.calling.outputs import BatchAnswers, DeviceReader
     from gpuserve_worker.calling.request import Batch
-    from gpuserve_worker.memory.arena import Arena, Mapping, PageLocks
-    from gpuserve_worker.memory.inputs import Inputs, Leases
+    from gpuserve_worker.memory.arena import Arena, PageLocks
     from gpuserve_worker.memory.output_writer import OutputWriter, Written
-    from gpuserve_worker.memory.regions import ClientRegions
     from gpuserve_worker.protocol import wire
     from gpuserve_worker.protocol.link import Link
-    from gpuserve_worker.running.batch_inputs import BatchInputs
     from gpuserve_worker.running.execution import Execution, Stopwatch
     from gpuserve_worker.running.model import Model
     from gpuserve_worker.running.session import FrontSession
+    from gpuserve_worker.running.splitting import BatchPart
     from gpuserve_worker.running.supervision import Reporter
-
-#: Calls the callable on a part of a batch, whose requests are told apart in the answers.
-PartCall: TypeAlias = "Callable[[wire.Run, BatchInputs], Awaitable[BatchAnswers]]"
-#: Sends a message to one front; False where another front has taken the link over.
-Send: TypeAlias = "Callable[[wire.Message], bool]"
-
-
-class FrontMemory(NamedTuple):
-    """The host memory that a worker and one front share: the front's arena (``mapping``), segments of other
-    workers (``loans``), clients' regions, and the worker's own output arena.
-    """
-
-    mapping: Mapping
-    loans: Mapping
-    regions: ClientRegions
-    leases: Leases
-    inputs: Inputs
-    arena: Arena
 
 
 class Arrival(Protocol):
@@ -103,22 +83,25 @@ class DeviceSession(DeviceRegionOpener, Protocol):
 
 
 class Recovery(Protocol):
-    """What an asyncio loop does after a batch has failed."""
+    """What is done after a batch has failed."""
 
     @property
     def device_is_lost(self) -> bool:
         """Whether this process can use its device no more."""
 
-    def is_worth_it(self, error: Exception, run: wire.Run, *, was_alone: bool) -> bool:
-        """Whether a batch that failed with this error may succeed when it is run again."""
+    def is_worth_it(self, error: BaseException, run: wire.Run, *, was_alone: bool) -> bool:
+        """Whether a batch that failed with this error may succeed when it is run again: it can be cut, or was
+        not ``was_alone`` on the device, and its inputs are as they were.
+        """
 
-    async def run_again(
-        self, session: FrontSession, run: wire.Run, call: PartCall
-    ) -> BatchAnswers | wire.WireFailure:
-        """The answers to a batch that is run once more, in parts where it can be cut."""
+    def parts(self, session: FrontSession, run: wire.Run) -> list[BatchPart]:
+        """The parts of a batch that is to be run again, with their inputs on their way. Nothing may refer to
+        what it was run with the first time. Raises ``DeviceFailure`` or ``RegionError`` as
+        ``Execution.read_inputs``.
+        """
 
     def failure(self, error: BaseException, run: wire.Run) -> wire.WireFailure | None:
-        """What a batch fails with where the device is the cause of the error; None where it is not."""
+        """What a batch, or a part of one, fails with where the device is the cause; None where it is not."""
 
     async def judge(self, failed: wire.Failed, *, was_alone: bool) -> wire.Failed | None:
         """What is sent for a batch that failed; None: nothing, since the device is lost."""
@@ -163,8 +146,10 @@ class WorkerDevicePath(Protocol):
     def new_watch(self) -> Stopwatch:
         """The stopwatch of a batch that has just come."""
 
-    def open_session(self, memory: FrontMemory, send: Send) -> DeviceSession | None:
-        """What the device does with the memory of a new front; None on the host."""
+    def open_session(self, front: FrontSession, arena: Arena) -> DeviceSession | None:
+        """What the device does with the memory that is shared with a new front, and with the worker's own
+        output arena; None on the host.
+        """
 
     def enter_beside(self) -> None:
         """Use the device from the calling thread, beside others in which the callable computes."""

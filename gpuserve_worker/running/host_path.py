@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpuserve_worker.calling.outputs import BatchAnswers
+from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.running.device_path import FrontMemory, PartCall, Recovery, Send
+from gpuserve_worker.running.device_path import Recovery
 from gpuserve_worker.running.execution import Execution, Stopwatch
 from gpuserve_worker.running.loop import Loop
 from gpuserve_worker.running.model import Model
 from gpuserve_worker.running.session import FrontSession
+from gpuserve_worker.running.splitting import BatchPart
 from gpuserve_worker.running.supervision import Reporter
 
 
@@ -24,7 +25,7 @@ class HostPath:
     def new_watch(self) -> Stopwatch:
         return Stopwatch()
 
-    def open_session(self, memory: FrontMemory, send: Send) -> None:
+    def open_session(self, front: FrontSession, arena: Arena) -> None:
         return None
 
     def enter_beside(self) -> None:
@@ -45,12 +46,10 @@ class _NoRecovery:
 
     device_is_lost: Final = False
 
-    def is_worth_it(self, error: Exception, run: wire.Run, *, was_alone: bool) -> bool:
+    def is_worth_it(self, error: BaseException, run: wire.Run, *, was_alone: bool) -> bool:
         return False
 
-    async def run_again(
-        self, session: FrontSession, run: wire.Run, call: PartCall
-    ) -> BatchAnswers | wire.WireFailure:
+    def parts(self, session: FrontSession, run: wire.Run) -> list[BatchPart]:
         raise AssertionError("nothing is worth another run on the host")
 
     def failure(self, error: BaseException, run: wire.Run) -> None:

@@ -18,7 +18,6 @@ from gpuserve_worker.memory.output_writer import OutputWriter
 from gpuserve_worker.memory.regions import ClientRegions
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.running.device_path import FrontMemory
 
 if TYPE_CHECKING:
     from gpuserve_worker.running.device_path import WorkerDevicePath
@@ -47,8 +46,7 @@ class FrontSession:
         self._answers = Inputs(*memories, Leases(self._returned), read_only=False)
         # The front bounds what is in flight; this only stops an answer no machine could hold.
         arena = Arena(_machine_nbytes(), self._announce, self._drop, path.page_locks)
-        memory = FrontMemory(self.mapping, self.loans, self.regions, self.leases, self.inputs, arena)
-        self.device = path.open_session(memory, self.send)
+        self.device = path.open_session(self, arena)
         self.writer = OutputWriter(arena, self.regions) if self.device is None else self.device.writer
 
     def take_memory(self, message: wire.Message, fds: list[int]) -> None:

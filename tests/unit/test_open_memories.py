@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from gpuserve_worker.cuda.copies.client_regions import (
     CudaMemoryRegion,
-    OpenMemories,
-    open_region,
+    DeviceRegions,
 )
 from gpuserve_worker.cuda.device.arrays import MemoryLease
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.runtime import CudaError, Runtime
-from gpuserve_worker.memory.regions import RegionError
+from gpuserve_worker.memory.regions import ClientRegions, RegionError
 from gpuserve_worker.protocol.payloads import Place
 
 #: CUDA's allocations lie as far apart here.
@@ -85,10 +84,10 @@ class Library:
         return sum(self.open.values())
 
 
-def memories() -> tuple[Library, CudaDevice, OpenMemories]:
+def memories() -> tuple[Library, DeviceRegions]:
     library = Library()
     device = CudaDevice(Runtime(library, library), 0, 11, 12, 0, lambda _: None)
-    return library, device, OpenMemories(device)
+    return library, DeviceRegions(device, ClientRegions())
 
 
 def handle(number: int) -> bytes:
@@ -96,24 +95,24 @@ def handle(number: int) -> bytes:
 
 
 def test_one_handle_is_opened_once_and_closed_with_its_last_user() -> None:
-    library, device, table = memories()
-    regions = [open_region(device, table, 64, handle(1)) for _ in range(3)]
-    other = open_region(device, table, 64, handle(2))
-    assert (library.opened, library.count, len(table)) == (2, 2, 2)
+    library, table = memories()
+    regions = [table.open(64, handle(1)) for _ in range(3)]
+    other = table.open(64, handle(2))
+    assert (library.opened, library.count, table.any_open) == (2, 2, True)
     for region in regions[:2]:
         region.close()
     assert library.open[STEP] == 1
     regions[2].close()
     assert library.open[STEP] == 0
     other.close()
-    assert (library.count, len(table)) == (0, 0)
-    open_region(device, table, 64, handle(1))
+    assert (library.count, table.any_open) == (0, False)
+    table.open(64, handle(1))
     assert library.opened == 3
 
 
 def test_an_array_over_memory_keeps_it_open_and_the_device_is_waited_for() -> None:
-    library, device, table = memories()
-    region = open_region(device, table, 64, handle(1))
+    library, table = memories()
+    region = table.open(64, handle(1))
     lease: MemoryLease | None = region.lease()
     region.close()
     assert library.count == 1
@@ -121,57 +120,60 @@ def test_an_array_over_memory_keeps_it_open_and_the_device_is_waited_for() -> No
     assert lease is not None
     lease = None
     assert library.calls == [], "nothing of CUDA is called where an array happens to die"
-    open_region(device, table, 64, handle(2)).close()
+    table.open(64, handle(2)).close()
     assert library.open[STEP] == 0
     assert library.calls.index("streamSynchronize") < library.calls.index("ipcCloseMemHandle")
 
 
-@pytest.mark.parametrize("function", ["ipcOpenMemHandle", "pointerGetAttributes", "cuMemGetAddressRange_v2"])
+@pytest.mark.parametrize("function", ["ipcOpenMemHandle", "cuMemGetAddressRange_v2"])
 @pytest.mark.parametrize("status", [INVALID_VALUE, OWN_PROCESS])
 def test_whatever_cuda_refuses_leaves_nothing_open(function: str, status: int) -> None:
-    library, device, table = memories()
+    library, table = memories()
     library.failures[function] = status
     with pytest.raises(RegionError, match="CUDA could not open its handle: ") as caught:
-        open_region(device, table, 64, handle(1))
+        table.open(64, handle(1))
     assert ("PID namespace" in str(caught.value)) is (status == OWN_PROCESS)
-    assert (library.count, len(table)) == (0, 0)
+    assert (library.count, table.any_open) == (0, False)
     library.failures.clear()
-    open_region(device, table, 64, handle(1)).close()
+    table.open(64, handle(1)).close()
     assert library.count == 0
 
 
 def test_a_device_that_cannot_be_used_any_more_is_nothing_for_the_client() -> None:
-    library, device, table = memories()
+    library, table = memories()
     library.failures["ipcOpenMemHandle"] = ILLEGAL_ADDRESS
     with pytest.raises(CudaError):
-        open_region(device, table, 64, handle(1))
+        table.open(64, handle(1))
 
 
 def test_memory_of_another_device_is_refused_and_closed() -> None:
-    library, device, table = memories()
+    library, table = memories()
     library.device_of[STEP] = 1
     with pytest.raises(RegionError, match="on another device"):
-        open_region(device, table, 64, handle(1))
-    assert library.count == 0
+        table.open(64, handle(1))
+    library.failures["pointerGetAttributes"] = INVALID_VALUE  # of one that this process does not see
+    with pytest.raises(RegionError, match="on another device"):
+        table.open(64, handle(1))
+    assert (library.count, table.any_open) == (0, False)
 
 
 def test_more_than_the_allocation_has_is_refused_also_where_it_is_open() -> None:
-    library, device, table = memories()
+    library, table = memories()
     text = f"expected at most {NBYTES} bytes, which its allocation has, got {NBYTES + 1}"
     with pytest.raises(RegionError, match=text):
-        open_region(device, table, NBYTES + 1, handle(1))
+        table.open(NBYTES + 1, handle(1))
     assert library.count == 0
-    region = open_region(device, table, NBYTES, handle(1))
+    region = table.open(NBYTES, handle(1))
     with pytest.raises(RegionError, match=text):
-        open_region(device, table, NBYTES + 1, handle(1))
+        table.open(NBYTES + 1, handle(1))
     assert library.count == 1
     region.close()
     assert library.count == 0
 
 
 def test_places_are_inside_of_the_region() -> None:
-    _, device, table = memories()
-    region = open_region(device, table, 64, handle(3))
+    _, table = memories()
+    region = table.open(64, handle(3))
     assert region.address(Place(1, 60, 4)) == 3 * STEP + 60
     for place in (Place(1, 61, 4), Place(1, -1, 4), Place(1, 0, 65), Place(1, 64, 1)):
         with pytest.raises(ValueError, match="of region 1"):
@@ -183,12 +185,12 @@ def test_places_are_inside_of_the_region() -> None:
 )
 @settings(max_examples=examples(200), deadline=None)
 def test_what_is_open_is_what_somebody_refers_to(events: list[tuple[str, int]]) -> None:
-    library, device, table = memories()
+    library, table = memories()
     regions: list[tuple[int, CudaMemoryRegion]] = []
     leases: list[tuple[int, MemoryLease]] = []
     for event, number in events:
         if event == "open":
-            regions.append((number, open_region(device, table, 64, handle(number))))
+            regions.append((number, table.open(64, handle(number))))
         elif event == "close" and regions:
             regions.pop(number % len(regions))[1].close()
         elif event == "lease" and regions:
@@ -196,7 +198,7 @@ def test_what_is_open_is_what_somebody_refers_to(events: list[tuple[str, int]]) 
             leases.append((of, region.lease()))
         elif event == "die" and leases:
             del leases[number % len(leases)]
-    marker = open_region(device, table, 64, handle(9))  # what has died is noticed by now
+    marker = table.open(64, handle(9))  # what has died is noticed by now
     used = {number for number, _ in (*regions, *leases)} | {9}
     assert {address // STEP for address, count in library.open.items() if count} == used
     assert all(count <= 1 for count in library.open.values())

@@ -1,5 +1,5 @@
-"""Clients' regions of device memory, as a worker sees them: opened by their ``cudaIpcMemHandle_t``, each
-once however many names it has, and closed when nobody refers to it any more.
+"""Clients' regions of device memory, as a worker sees them: opened by ``DeviceRegions``, and closed when
+nobody refers to them any more.
 
 Copies from and to them begin here and are waited for elsewhere. Who registers what is the front's business.
 """
@@ -7,7 +7,6 @@ Copies from and to them begin here and are waited for elsewhere. Who registers w
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,8 +16,9 @@ from typing import Final
 from gpuserve_worker.calling.failure import client_text
 from gpuserve_worker.cuda.device.arrays import MemoryLease
 from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.loans import OpenedMemories, OpenedMemory
 from gpuserve_worker.cuda.device.page_locks import address_of
-from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, CudaError
+from gpuserve_worker.cuda.device.runtime import Copy, CudaError
 from gpuserve_worker.memory.regions import ClientRegions, RegionError, check_inside
 from gpuserve_worker.protocol.payloads import Place
 
@@ -27,108 +27,15 @@ _OWN_OR_UNSEEN: Final = 201
 _NOT_FROM_HERE: Final = "; expected a handle from another process, in a PID namespace that the server sees"
 
 
-class OpenMemory:
-    """Memory of another process, open here: ``nbytes`` of the device from ``address`` to the end of its
-    allocation. ``users`` are the regions and the arrays over them; the last one closes it.
-    ``is_read_in_place``: an array was over it, so the device may be at work on it when nobody refers to it
-    any more.
-    """
-
-    __slots__ = ("address", "handle", "is_read_in_place", "nbytes", "users")
-
-    def __init__(self, handle: bytes, address: int, nbytes: int) -> None:
-        self.handle = handle
-        self.address = address
-        self.nbytes = nbytes
-        self.users = 0
-        self.is_read_in_place = False
-
-
-class OpenMemories:
-    """The handles that are open, one entry for each. Any thread may use it."""
-
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = device
-        self._open: dict[bytes, OpenMemory] = {}
-        self._returned: deque[OpenMemory] = deque()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def open(self, handle: bytes, nbytes: int) -> OpenMemory:
-        """The memory of a handle for one more user, who wants ``nbytes`` of it.
-
-        Raises:
-            CudaError: it cannot be opened.
-            RegionError: it is another device's, or not as large.
-        """
-        with self._lock:
-            self._take_back()
-            memory = self._open.get(handle)
-            if memory is None:
-                memory = self._opened(handle)
-            memory.users += 1
-            if nbytes <= memory.nbytes:
-                return memory
-            self._leave(memory)
-        raise RegionError(f"expected at most {memory.nbytes} bytes, which its allocation has, got {nbytes}")
-
-    def close(self, memory: OpenMemory) -> None:
-        """Let one user go; the last one closes the memory."""
-        with self._lock:
-            self._take_back()
-            self._leave(memory)
-
-    def lease(self, memory: OpenMemory) -> MemoryLease:
-        """A lease that keeps the memory open for as long as it lives."""
-        with self._lock:
-            self._take_back()
-            memory.users += 1
-            memory.is_read_in_place = True
-        return MemoryLease(partial(self._returned.append, memory))  # no lock, and no CUDA
-
-    def _opened(self, handle: bytes) -> OpenMemory:
-        runtime = self._device.runtime
-        self._device.enter()
-        address = runtime.open_memory(handle)
-        try:
-            if runtime.device_of(address) != self._device.number:
-                raise RegionError("its memory is on another device than the one given")
-            start, nbytes = runtime.address_range(address)
-        except BaseException:
-            runtime.close_memory(address)
-            raise
-        memory = self._open[handle] = OpenMemory(handle, address, start + nbytes - address)
-        return memory
-
-    def _take_back(self) -> None:
-        """Let go of memory whose arrays have died since."""
-        while self._returned:
-            self._leave(self._returned.popleft())
-
-    def _leave(self, memory: OpenMemory) -> None:
-        memory.users -= 1
-        if memory.users:
-            return
-        del self._open[memory.handle]
-        runtime = self._device.runtime
-        with suppress(CudaError):  # the device cannot be used any more, which whoever uses it next sees, too
-            self._device.enter()
-            if memory.is_read_in_place:
-                runtime.synchronize_stream(DEFAULT_STREAM)
-            runtime.close_memory(memory.address)
-
-
 class CudaMemoryRegion:
-    """One region: ``nbytes`` of device memory. Made by ``open_region``.
+    """One region: ``nbytes`` of device memory. Made by ``DeviceRegions.open``.
 
     Whoever made the memory may free it or die at any time: CUDA keeps it until it is closed here.
     """
 
-    def __init__(self, device: CudaDevice, memories: OpenMemories, memory: OpenMemory, nbytes: int) -> None:
+    def __init__(self, device: CudaDevice, regions: DeviceRegions, memory: OpenedMemory, nbytes: int) -> None:
         self._device = device
-        self._memories = memories
+        self._regions = regions
         self._memory = memory
         self._nbytes = nbytes
 
@@ -138,7 +45,7 @@ class CudaMemoryRegion:
         return self._memory.address + place.offset
 
     def lease(self) -> MemoryLease:
-        return self._memories.lease(self._memory)
+        return self._regions.lease(self._memory)
 
     def begin_copy(self, place: Place, to: int, stream: int) -> None:
         """Begin to copy a place to memory of the device; raises as ``write``."""
@@ -182,7 +89,7 @@ class CudaMemoryRegion:
         """Do nothing: device memory does not shrink."""
 
     def close(self) -> None:
-        self._memories.close(self._memory)
+        self._regions.close(self._memory)
 
     def _copy(self, to: int, source: int, nbytes: int, kind: Copy, stream: int) -> None:
         if nbytes:
@@ -197,36 +104,58 @@ class DeviceRegions:
     def __init__(self, device: CudaDevice, known: ClientRegions) -> None:
         self._device = device
         self._known = known
-        self._memories = OpenMemories(device)
+        self._memories = OpenedMemories(device.runtime, device.number)
+        #: What arrays were over that have died since.
+        self._returned: deque[OpenedMemory] = deque()
 
     @property
     def any_open(self) -> bool:
         return len(self._memories) > 0
-
-    def open(self, nbytes: int, raw_handle: bytes) -> CudaMemoryRegion:
-        return open_region(self._device, self._memories, nbytes, raw_handle)
 
     def get(self, number: int) -> CudaMemoryRegion | None:
         """The region of that number, if it is open and of device memory."""
         region = self._known.get(number) if self.any_open else None
         return region if isinstance(region, CudaMemoryRegion) else None
 
+    def open(self, nbytes: int, raw_handle: bytes) -> CudaMemoryRegion:
+        """The region of ``nbytes`` behind a handle.
 
-def open_region(device: CudaDevice, memories: OpenMemories, nbytes: int, handle: bytes) -> CudaMemoryRegion:
-    """The region of ``nbytes`` behind a handle.
+        Raises:
+            RegionError: there is no such memory, or no such memory of this device.
+            CudaError: the device cannot be used any more.
+        """
+        self._take_back()
+        try:
+            self._device.enter()
+            memory = self._memories.open(raw_handle, nbytes)
+        except ValueError as error:
+            raise RegionError(str(error)) from None
+        except CudaError as error:
+            if error.is_sticky:
+                raise
+            hint = _NOT_FROM_HERE if error.code == _OWN_OR_UNSEEN else ""
+            raise RegionError(f"CUDA could not open its handle: {client_text(error)}{hint}") from None
+        if not memory.is_here:
+            self.close(memory)
+            raise RegionError("its memory is on another device than the one given")
+        return CudaMemoryRegion(self._device, self, memory, nbytes)
 
-    Raises:
-        RegionError: there is no such memory, or no such memory of this device.
-        CudaError: the device cannot be used any more.
-    """
-    try:
-        memory = memories.open(handle, nbytes)
-    except CudaError as error:
-        if error.is_sticky:
-            raise
-        hint = _NOT_FROM_HERE if error.code == _OWN_OR_UNSEEN else ""
-        raise RegionError(f"CUDA could not open its handle: {client_text(error)}{hint}") from None
-    return CudaMemoryRegion(device, memories, memory, nbytes)
+    def lease(self, memory: OpenedMemory) -> MemoryLease:
+        """A lease that keeps the memory open for as long as it lives."""
+        self._take_back()
+        self._memories.hold(memory)
+        memory.is_read_in_place = True
+        return MemoryLease(partial(self._returned.append, memory))  # no lock, and no CUDA
+
+    def close(self, memory: OpenedMemory) -> None:
+        """Let one region go; the last user closes the memory."""
+        self._take_back()
+        self._memories.let_go(memory)
+
+    def _take_back(self) -> None:
+        with suppress(IndexError):  # another thread may take from it, too
+            while self._returned:
+                self._memories.let_go(self._returned.popleft())
 
 
 def end_reads(device: CudaDevice) -> None:

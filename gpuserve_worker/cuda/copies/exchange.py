@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpuserve_worker.calling.failure import client_text
 from gpuserve_worker.cuda.device.arrays import MemoryLease
 from gpuserve_worker.cuda.device.exports import ExportBlock, ExportedSegment
-from gpuserve_worker.cuda.device.loans import OpenedExport
+from gpuserve_worker.cuda.device.loans import OpenedMemory
 from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.memory.regions import RegionError
 from gpuserve_worker.protocol import wire
@@ -34,7 +34,7 @@ class ExportExchange:
     def __init__(self, device: CudaDevice, send: Callable[[wire.Message], object]) -> None:
         self._device = device
         self._send = send
-        self._lent: dict[int, OpenedExport | str] = {}
+        self._lent: dict[int, OpenedMemory | str] = {}
 
     # ---- the owner's side -----------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class ExportExchange:
         """
         return self._device.returns.lease(self._at(loan), of_batch)
 
-    def _at(self, loan: DeviceLoan) -> OpenedExport:
+    def _at(self, loan: DeviceLoan) -> OpenedMemory:
         opened = self._lent.get(loan.segment)
         if isinstance(opened, str):
             raise ExportGone(f"an output of the step before cannot be read on this device: {opened}")

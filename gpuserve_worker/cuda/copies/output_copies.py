@@ -21,10 +21,10 @@ from gpuserve_worker.cuda.copies.exchange import ExportExchange
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.cuda.device.page_locks import address_of
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, CudaError
-from gpuserve_worker.memory.arena import Block
+from gpuserve_worker.memory.arena import Arena, Block
 from gpuserve_worker.memory.copying import copy_bytes
 from gpuserve_worker.memory.output_writer import Budget, OutputWriter, Written, as_bytes, fill, used_place
-from gpuserve_worker.memory.regions import RegionError
+from gpuserve_worker.memory.regions import ClientRegions, RegionError
 from gpuserve_worker.protocol.payloads import (
     INLINE_NBYTES,
     Exported,
@@ -36,7 +36,6 @@ from gpuserve_worker.protocol.payloads import (
     WireTensor,
     requests_as_tuples,
 )
-from gpuserve_worker.running.device_path import FrontMemory
 
 #: About as long as a thread takes to fall asleep and to be woken up: who asks for so long, and sleeps then,
 #: spends at most twice of what was needed, and small answers are not late.
@@ -114,10 +113,15 @@ class DeviceWriter(OutputWriter):
     """Puts checked outputs, on the device or not, where the front reads them."""
 
     def __init__(
-        self, memory: FrontMemory, device: CudaDevice, regions: DeviceRegions, exchange: ExportExchange
+        self,
+        arena: Arena,
+        regions: ClientRegions,
+        device: CudaDevice,
+        device_regions: DeviceRegions,
+        exchange: ExportExchange,
     ) -> None:
-        super().__init__(memory.arena, memory.regions)
-        self._device_regions = regions
+        super().__init__(arena, regions)
+        self._device_regions = device_regions
         self._exchange = exchange
         #: What was begun to be exported by the one write that is under way.
         self._exported: list[Exported] = []

@@ -121,16 +121,16 @@ class Staging:
 
         Raises: as ``bring``.
         """
-        memory = session.memory
+        front = session.front
         if not self._names:
-            return memory.inputs.arrays(run.batch_id, run.inputs), None
+            return front.inputs.arrays(run.batch_id, run.inputs), None
         ours = [one for one in run.inputs if one[0] in self._names]
         others = tuple([one for one in run.inputs if one[0] not in self._names])
-        arrays: dict[str, Any] = memory.inputs.arrays(run.batch_id, others)
+        arrays: dict[str, Any] = front.inputs.arrays(run.batch_id, others)
         if self._uses_in_place and session.regions.any_open:
             ours = self._use_in_place(ours, arrays, lambda one: self._in_region(one, session.regions))
         if session.exchange.lends:
-            of_batch = memory.leases.grant(run.batch_id)
+            of_batch = front.leases.grant(run.batch_id)
             ours = self._use_in_place(ours, arrays, lambda one: self._lent(one, session.exchange, of_batch))
         if not ours:
             return arrays, None
@@ -313,7 +313,7 @@ class _Copying:
         elif _kind(piece.source) != REGION:
             target[:] = self._view(piece.source)
         elif piece.request is None:
-            self._session.memory.regions.read(Place(*piece.source), target)
+            self._session.front.regions.read(Place(*piece.source), target)
         elif (problem := self._read_part(piece, target)) is not None:
             np.frombuffer(target, np.uint8)[:] = 0
             self._failures[piece.request] = WireFailure("INVALID_ARGUMENT", problem)
@@ -321,7 +321,7 @@ class _Copying:
     def _read_part(self, piece: Piece, target: memoryview) -> str | None:
         """Copy a request's rows from a client's region; why they cannot be had, where they cannot."""
         try:
-            self._session.memory.regions.read(Place(*piece.source), target)
+            self._session.front.regions.read(Place(*piece.source), target)
         except RegionError as error:
             return str(error)
         return problem_of(piece.datatype, 0, target)
@@ -332,8 +332,8 @@ class _Copying:
             device.runtime.copy(to, source, nbytes, Copy.HOST_TO_DEVICE, device.h2d)
 
     def _view(self, source: Any) -> memoryview:
-        shared = self._session.memory
-        memory = shared.loans if _kind(source) == LOAN else shared.mapping
+        front = self._session.front
+        memory = front.loans if _kind(source) == LOAN else front.mapping
         segment, offset, nbytes = source[:3]
         return memory.view(segment, offset, nbytes)
 

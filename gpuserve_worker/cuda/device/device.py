@@ -18,8 +18,8 @@ from typing import Final
 
 from gpuserve_worker.cuda.device.arrays import CudaArrays
 from gpuserve_worker.cuda.device.buffers import Buffers
-from gpuserve_worker.cuda.device.exports import ExportPool
-from gpuserve_worker.cuda.device.loans import OpenedExports, Returns
+from gpuserve_worker.cuda.device.exports import OF_THIS_PROCESS, ExportPool
+from gpuserve_worker.cuda.device.loans import OpenedMemories, Returns
 from gpuserve_worker.cuda.device.page_locks import HostBlocks, LockedSegments
 from gpuserve_worker.cuda.device.runtime import CudaError, Events, Runtime, load_runtime
 
@@ -60,7 +60,7 @@ class CudaDevice:
         self.buffers = Buffers(runtime, retained_nbytes)
         self.host_blocks = HostBlocks(runtime, self.events, self.page_locks)
         self.exports = ExportPool(runtime, retained_nbytes)
-        self.opened = OpenedExports(runtime, number)
+        self.opened = OpenedMemories(runtime, number, OF_THIS_PROCESS)
         self.returns = Returns(runtime, number, self.events, self.opened)
 
     def enter(self) -> None:

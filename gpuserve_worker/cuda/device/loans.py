@@ -1,5 +1,5 @@
-"""What other workers keep on their devices, as a worker sees it that was lent some of it: opened once, read
-in place or copied from, and closed when no array is over it any more.
+"""Memory of devices that other processes made, as a worker sees it: opened by its ``cudaIpcMemHandle_t``,
+once however many use it, and closed with the last of them.
 
 A borrower: whose it is, and who may read what, is the business of ``exports.py`` and the front.
 """
@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final, TypeAlias
 
 from gpuserve_worker.cuda.device.arrays import MemoryLease
-from gpuserve_worker.cuda.device.exports import OF_THIS_PROCESS
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, CudaError, Events, Runtime
 
 #: Of a ``cudaIpcMemHandle_t``.
 _HANDLE_NBYTES: Final = 64
 
 
-class OpenedExport:
-    """A segment of another worker, open here. ``users`` are the fronts that lent it, and the arrays over it;
-    ``is_here`` says that it is on this very device, ``is_own`` that this process made it.
+class OpenedMemory:
+    """Memory of another process, open here: ``nbytes`` of a device from ``address`` to the end of its
+    allocation. ``users`` are who was given it, and the arrays over it; the last one closes it. ``is_here``:
+    it is on this very device; ``is_read_in_place``: work that nobody waited for may still read it.
     """
 
-    __slots__ = ("address", "handle", "is_here", "is_own", "nbytes", "users")
+    __slots__ = ("address", "handle", "is_here", "is_own", "is_read_in_place", "nbytes", "users")
 
     def __init__(self, handle: bytes, address: int, nbytes: int, *, is_own: bool, is_here: bool) -> None:
         self.handle = handle
@@ -33,67 +34,79 @@ class OpenedExport:
         self.nbytes = nbytes
         self.is_own = is_own
         self.is_here = is_here
+        self.is_read_in_place = False
         self.users = 0
 
 
-class OpenedExports:
-    """The segments of others that are open in this process. Any thread may use it, but none that collects."""
+class OpenedMemories:
+    """The handles that are open in this process, each once. ``own`` are those that lead to memory of its own,
+    which CUDA does not open. Any thread may use it, but none that collects.
+    """
 
-    def __init__(self, runtime: Runtime, number: int) -> None:
+    def __init__(self, runtime: Runtime, number: int, own: Mapping[bytes, int] | None = None) -> None:
         self._runtime = runtime
         self._number = number
-        self._open: dict[bytes, OpenedExport] = {}
+        self._own = {} if own is None else own
+        self._open: dict[bytes, OpenedMemory] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, handle: bytes, nbytes: int) -> OpenedExport:
-        """A segment for one more user.
+    def open(self, handle: bytes, nbytes: int) -> OpenedMemory:
+        """The memory of a handle for one more user, who wants ``nbytes`` of it.
 
         Raises:
             CudaError: it cannot be opened: its owner is gone, or this device cannot reach it.
-            ValueError: it is not as large as it was said to be.
+            ValueError: it is not as large.
         """
         with self._lock:
-            opened = self._open.get(handle)
-            if opened is None:
-                opened = self._open[handle] = self._opened(handle, nbytes)
-            opened.users += 1
-            return opened
+            memory = self._open.get(handle)
+            if memory is None:
+                memory = self._open[handle] = self._opened(handle)
+            memory.users += 1
+            if nbytes <= memory.nbytes:
+                return memory
+            self._leave(memory)
+        raise ValueError(f"expected at most {memory.nbytes} bytes, which its allocation has, got {nbytes}")
 
-    def hold(self, opened: OpenedExport) -> None:
-        """Add one more user of an open segment."""
+    def hold(self, memory: OpenedMemory) -> None:
+        """Add one more user of open memory."""
         with self._lock:
-            opened.users += 1
+            memory.users += 1
 
-    def let_go(self, opened: OpenedExport) -> None:
-        """Let one user go; the last one closes the segment. The device is through with it by now."""
+    def let_go(self, memory: OpenedMemory) -> None:
+        """Let one user go; the last one closes the memory."""
         with self._lock:
-            opened.users -= 1
-            if opened.users:
-                return
-            del self._open[opened.handle]
-            if not opened.is_own:
-                with suppress(CudaError):  # whoever uses the device next sees it, too
-                    self._runtime.close_memory(opened.address)
+            self._leave(memory)
 
-    def _opened(self, handle: bytes, nbytes: int) -> OpenedExport:
-        own = OF_THIS_PROCESS.get(handle)
-        if own is not None:
-            return OpenedExport(handle, own, nbytes, is_own=True, is_here=self._is_here(own))
+    def _leave(self, memory: OpenedMemory) -> None:
+        memory.users -= 1
+        if memory.users:
+            return
+        del self._open[memory.handle]
+        if memory.is_own:
+            return
+        with suppress(CudaError):  # the device cannot be used any more, which whoever uses it next sees, too
+            self._runtime.use_device(self._number)
+            if memory.is_read_in_place:
+                self._runtime.synchronize_stream(DEFAULT_STREAM)
+            self._runtime.close_memory(memory.address)
+
+    def _opened(self, handle: bytes) -> OpenedMemory:
         if len(handle) != _HANDLE_NBYTES:
             raise ValueError(f"a handle has {len(handle)} bytes, expected {_HANDLE_NBYTES}")
-        address = self._runtime.open_memory(handle)
+        own = self._own.get(handle)
+        address = self._runtime.open_memory(handle) if own is None else own
         try:
-            start, whole = self._runtime.address_range(address)
-            if start + whole < address + nbytes:
-                raise ValueError(f"an export has {whole} bytes, expected {nbytes}")
+            start, nbytes = self._runtime.address_range(address)
             is_here = self._is_here(address)
         except BaseException:
-            self._runtime.close_memory(address)
+            if own is None:
+                self._runtime.close_memory(address)
             raise
-        return OpenedExport(handle, address, nbytes, is_own=False, is_here=is_here)
+        left = start + nbytes - address
+        return OpenedMemory(handle, address, left, is_own=own is not None, is_here=is_here)
 
     def _is_here(self, address: int) -> bool:
         try:
@@ -105,7 +118,7 @@ class OpenedExports:
 
 
 #: An event of the device, the segment that its work reads, and what the front waits for the end of.
-_Return: TypeAlias = "tuple[int, OpenedExport, object]"
+_Return: TypeAlias = "tuple[int, OpenedMemory, object]"
 
 
 class Returns:
@@ -113,7 +126,7 @@ class Returns:
     go of it. Nothing that is put here makes who puts it wait.
     """
 
-    def __init__(self, runtime: Runtime, number: int, events: Events, opened: OpenedExports) -> None:
+    def __init__(self, runtime: Runtime, number: int, events: Events, opened: OpenedMemories) -> None:
         self._runtime = runtime
         self._number = number
         self._events = events
@@ -122,7 +135,7 @@ class Returns:
         self._queue: queue.SimpleQueue[_Return | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def lease(self, opened: OpenedExport, of_batch: object) -> MemoryLease:
+    def lease(self, opened: OpenedMemory, of_batch: object) -> MemoryLease:
         """What every array over a part of the segment refers to. ``of_batch`` lives until the last of them
         has died, and the device is through with what it does with them. Raises ``CudaError`` where there is
         no event to be had.
@@ -133,7 +146,7 @@ class Returns:
         self._opened.hold(opened)
         return MemoryLease(partial(self.put, self._events.take(), opened, of_batch))
 
-    def put(self, event: int, opened: OpenedExport, of_batch: object) -> None:
+    def put(self, event: int, opened: OpenedMemory, of_batch: object) -> None:
         """Let go of a segment once the device is through with it: its last array has died."""
         with suppress(CudaError):  # which everybody else sees, too; this may be in the middle of any line
             self._runtime.record(event, DEFAULT_STREAM)

@@ -61,10 +61,6 @@ class LockedSegments:
             self._settle()
             self._runtime.page_unlock(address)
 
-    def is_locked(self, memory: memoryview) -> bool:
-        """Whether the whole of a mapping is locked."""
-        return address_of(memory) in self._locked
-
 
 class HostBlock:
     """Memory of our own. ``event`` comes when what was copied from it last is on the device."""

@@ -12,12 +12,12 @@ import functools
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, ParamSpec, TypeVar
+from types import FunctionType
+from typing import Any, Final, TypeVar
 
 from gpuserve_worker.calling.failure import DeviceFailure
 
-_Params = ParamSpec("_Params")
-_Result = TypeVar("_Result")
+_Class = TypeVar("_Class")
 
 #: The stream on which frameworks compute unless told otherwise; others that may block wait for it.
 DEFAULT_STREAM: Final = 0
@@ -63,11 +63,11 @@ class Copy(enum.IntEnum):
     DEVICE_TO_DEVICE = 3
 
 
-def _raising(call: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
+def _raising(call: Callable[..., Any]) -> Callable[..., Any]:
     """The same call with cupy's exceptions as ``CudaError``."""
 
     @functools.wraps(call)
-    def wrapped(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
         except RuntimeError as error:
@@ -79,6 +79,15 @@ def _raising(call: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
     return wrapped
 
 
+def _all_raising(cls: type[_Class]) -> type[_Class]:
+    """The class with ``_raising`` round each of its methods."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and name != "__init__":
+            setattr(cls, name, _raising(method))
+    return cls
+
+
+@_all_raising
 class Runtime:
     """CUDA in this process, one method for each of its calls that is used; so there are more than twenty.
 
@@ -92,16 +101,13 @@ class Runtime:
 
     # ---- the device -----------------------------------------------------------------------
 
-    @_raising
     def device_count(self) -> int:
         return int(self._cuda.getDeviceCount())
 
-    @_raising
     def use_device(self, number: int) -> None:
         """Make a device the current one of the calling thread, and open it where it is not yet."""
         self._cuda.setDevice(number)
 
-    @_raising
     def tolerate_captures(self) -> None:
         """Let the calling thread go on while another one captures work into a graph: otherwise waiting for
         events and allocating fail meanwhile, and spoil the capture.
@@ -113,55 +119,41 @@ class Runtime:
                 status, f"the driver does not let a thread tolerate captures (CUDA error {status})"
             )
 
-    @_raising
     def synchronize(self) -> None:
         """Wait for all work of this process on the device; tells of whatever went wrong in it."""
         self._cuda.deviceSynchronize()
 
-    @_raising
     def memory_nbytes(self) -> tuple[int, int]:
         """Free and total bytes of the device."""
         free, total = self._cuda.memGetInfo()
         return int(free), int(total)
 
-    @_raising
-    def peer_access(self, device: int, peer: int) -> bool:
-        """Whether ``device`` can read the memory of ``peer`` directly."""
-        return bool(self._cuda.deviceCanAccessPeer(device, peer))
-
     # ---- memory ---------------------------------------------------------------------------
 
-    @_raising
     def allocate(self, nbytes: int) -> int:
         """The address of ``nbytes`` of new memory of the device."""
         return int(self._cuda.malloc(nbytes))
 
-    @_raising
     def free(self, address: int) -> None:
         """Free memory of the device; waits for the device's work."""
         self._cuda.free(address)
 
-    @_raising
     def page_lock(self, address: int, nbytes: int) -> None:
         """Lock pages of the host in memory, so that copies from and to them need no staging."""
         self._cuda.hostRegister(address, nbytes, 0)
 
-    @_raising
     def page_unlock(self, address: int) -> None:
         """Unlock pages; ``address`` is as it was locked."""
         self._cuda.hostUnregister(address)
 
-    @_raising
     def copy(self, to: int, source: int, nbytes: int, kind: Copy, stream: int) -> None:
         """Copy after what is in the stream already; returns at once where the host's pages are locked."""
         self._cuda.memcpyAsync(to, source, nbytes, int(kind), stream)
 
-    @_raising
     def clear(self, address: int, nbytes: int, stream: int) -> None:
         """Fill memory of the device with zeros, after what is in the stream already."""
         self._cuda.memsetAsync(address, 0, nbytes, stream)
 
-    @_raising
     def address_range(self, address: int) -> tuple[int, int]:
         """Where the allocation that an address of the device is in begins, and how many bytes it has."""
         base, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
@@ -174,48 +166,38 @@ class Runtime:
             )
         return base.value, nbytes.value
 
-    @_raising
     def device_of(self, address: int) -> int:
         """Which of this process's devices the memory at an address is of."""
         return int(self._cuda.pointerGetAttributes(address).device)
 
     # ---- streams and events ---------------------------------------------------------------
 
-    @_raising
     def create_stream(self) -> int:
         """A stream that neither waits for the default stream nor is waited for by it."""
         return int(self._cuda.streamCreateWithFlags(self._cuda.streamNonBlocking))
 
-    @_raising
     def synchronize_stream(self, stream: int) -> None:
         self._cuda.streamSynchronize(stream)
 
-    @_raising
     def stream_waits(self, stream: int, event: int) -> None:
         """Later work of the stream begins when the event, as last recorded, has come. The host goes on."""
         self._cuda.streamWaitEvent(stream, event)
 
-    @_raising
     def destroy_stream(self, stream: int) -> None:
         """Destroy a stream once its work is done."""
         self._cuda.streamDestroy(stream)
 
-    @_raising
-    def create_event(self, *, timing: bool = False, between_processes: bool = False) -> int:
-        """An event. The host waits for it asleep; one ``between_processes`` keeps no time."""
+    def create_event(self, *, timing: bool = False) -> int:
+        """An event, for which the host waits asleep."""
         flags = self._cuda.eventBlockingSync
-        if between_processes:
-            flags |= self._cuda.eventInterprocess
-        if not timing or between_processes:
+        if not timing:
             flags |= self._cuda.eventDisableTiming
         return int(self._cuda.eventCreateWithFlags(flags))
 
-    @_raising
     def record(self, event: int, stream: int) -> None:
         """Let the event come when all that is in the stream now is done."""
         self._cuda.eventRecord(event, stream)
 
-    @_raising
     def has_come(self, event: int) -> bool:
         """Whether an event has come; raises what went wrong in the work before it."""
         status = int(self._cuda.eventQuery(event))  # which cupy gives, and does not raise
@@ -223,46 +205,30 @@ class Runtime:
             raise self._cuda.CUDARuntimeError(status)
         return status == _SUCCESS
 
-    @_raising
     def wait(self, event: int) -> None:
         """Wait on the host for an event; raises what went wrong in the work before it."""
         self._cuda.eventSynchronize(event)
 
-    @_raising
     def elapsed_ns(self, start: int, end: int) -> int:
         """Nanoseconds between two events with timing that have come."""
         return int(self._cuda.eventElapsedTime(start, end) * 1e6)
 
-    @_raising
     def destroy_event(self, event: int) -> None:
         self._cuda.eventDestroy(event)
 
     # ---- other processes ------------------------------------------------------------------
 
-    @_raising
     def export_memory(self, address: int) -> bytes:
         """The ``cudaIpcMemHandle_t`` (64 bytes) of the whole allocation at this address."""
         return bytes(self._cuda.ipcGetMemHandle(address))
 
-    @_raising
     def open_memory(self, handle: bytes) -> int:
         """The address in this process of the allocation of another one."""
         return int(self._cuda.ipcOpenMemHandle(handle))
 
-    @_raising
     def close_memory(self, address: int) -> None:
         """Close the allocation of another process, which keeps its memory."""
         self._cuda.ipcCloseMemHandle(address)
-
-    @_raising
-    def export_event(self, event: int) -> bytes:
-        """The ``cudaIpcEventHandle_t`` (64 bytes) of an event made for it."""
-        return bytes(self._cuda.ipcGetEventHandle(event))
-
-    @_raising
-    def open_event(self, handle: bytes) -> int:
-        """The event of another process; to be destroyed here as one's own."""
-        return int(self._cuda.ipcOpenEventHandle(handle))
 
 
 class Events:

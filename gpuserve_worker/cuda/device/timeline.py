@@ -52,8 +52,8 @@ class TimedRuntime(Runtime):
             self._copies.append(_Copied(_KINDS[kind], stream, nbytes, issued_ns, start, self._mark(stream)))
             self._write_copies()
 
-    def create_event(self, *, timing: bool = False, between_processes: bool = False) -> int:
-        event = super().create_event(timing=timing, between_processes=between_processes)
+    def create_event(self, *, timing: bool = False) -> int:
+        event = super().create_event(timing=timing)
         if timing:
             with self._lock:
                 self._recorded[event] = self._now_ns(), -1
