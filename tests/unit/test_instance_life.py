@@ -54,7 +54,7 @@ def death(life: InstanceLife, now: float, *, ready_for_s: float | None) -> float
         life.apply(E.LOADED, now)
         now += ready_for_s
     life.apply(E.DIED, now)
-    return life.backoff_s(now)
+    return life.restart_in_s(now)
 
 
 @pytest.mark.parametrize(("before", "event"), LEGAL)
@@ -101,7 +101,7 @@ def test_the_back_off_runs_out() -> None:
     life = InstanceLife("m")
     death(life, 0.0, ready_for_s=0.0)
     death(life, 0.0, ready_for_s=0.0)
-    assert (life.backoff_s(0.25), life.backoff_s(1.0), life.backoff_s(9.0)) == (0.75, 0.0, 0.0)
+    assert (life.restart_in_s(0.25), life.restart_in_s(1.0), life.restart_in_s(9.0)) == (0.75, 0.0, 0.0)
 
 
 def test_restarts_and_was_ready_are_remembered() -> None:

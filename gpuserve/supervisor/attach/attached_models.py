@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from gpuserve.control import messages
 from gpuserve.control.attach import BindRefused, Bound, Replaced, Welcome, WorkerDown, attach_name
+from gpuserve.errors import InvalidArgument
 from gpuserve.supervisor.attach.attached_program import AttachedModel, AttachedProgram
 from gpuserve.supervisor.core.life import LiveInstance
 from gpuserve.supervisor.core.local_listener import LocalListener
@@ -39,7 +40,7 @@ class AttachedModels:
         self._own = own
         self._generations = generations
         self._welcome = Welcome("", {})
-        self._listeners: list[LocalListener] = []
+        self._listener = LocalListener(core.reactor, self._connected, "attach")
         self._programs: list[AttachedProgram] = []
         self._served_by: dict[str, AttachedProgram] = {}
         self._is_closing = False
@@ -50,14 +51,13 @@ class AttachedModels:
         for role in _ROLES:
             port = self._core.listeners.port(role)
             if port is not None:
-                self._listen(port)
+                name = attach_name(os.geteuid(), port)
+                self._listener.open(name, f"programs cannot attach by port {port}")
 
     def take_no_more(self) -> None:
         """Take no program and no model any more; those that are there stay."""
         self._is_closing = True
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
+        self._listener.close()
 
     def end(self) -> None:
         """End the attachments of all programs."""
@@ -71,6 +71,14 @@ class AttachedModels:
         """Whether a program serves a model of that name; case does not tell names apart."""
         return any(name.lower() == one.lower() for one in self._served_by)
 
+    def why_not_ours(self, name: str, does: str) -> InvalidArgument | None:
+        """Make the refusal for whoever wants something done to a program's model; None for any other."""
+        if not self.has(name):
+            return None
+        return InvalidArgument(
+            f"model '{name}' is served by an attached program, and only that program {does} its models"
+        )
+
     def served(self) -> Iterator[tuple[int, AttachedModel]]:
         """Give every model, with the pid of its program."""
         for name, program in self._served_by.items():
@@ -83,16 +91,6 @@ class AttachedModels:
 
     # ---- who comes ------------------------------------------------------------------------
 
-    def _listen(self, port: int) -> None:
-        name = attach_name(os.geteuid(), port)
-        listener = LocalListener(name, self._core.reactor, self._connected, "attach")
-        try:
-            listener.open()
-        except OSError as error:
-            logger.warning("programs cannot attach by port %d: %s", port, error.strerror or error)
-            return
-        self._listeners.append(listener)
-
     def _connected(self, sock: socket.socket) -> None:
         program = AttachedProgram(sock, self._core.reactor, self)
         self._programs.append(program)
@@ -104,26 +102,18 @@ class AttachedModels:
         logger.info("process %d has attached", program.pid)
         return self._welcome
 
-    def model_offered(self, program: AttachedProgram, model: AttachedModel) -> None:
-        """Refuse a model whose name is not to be had, before anything is loaded for it."""
-        self._is_refused(program, model)
-
     def instance_came_up(
         self, program: AttachedProgram, model: AttachedModel, instance: LiveInstance
     ) -> None:
         """Hand an instance to the front; with the last one of a new model its service begins."""
         if model.is_served:
             self._core.front.instance_up(model.generation, instance)
-        elif model.is_complete() and not self._is_refused(program, model):
+        elif model.is_complete() and not self.refuses(program, model):
             self._serve(program, model)
 
     def instance_went_down(self, model: AttachedModel, down: WorkerDown) -> None:
         if model.is_served:
             self._core.front.send(messages.InstanceDown(model.generation, *down[1:]))
-
-    def model_withdrawn(self, program: AttachedProgram, model: AttachedModel) -> None:
-        """Take a model away; whoever waits for it is refused."""
-        self._take_away(program, model.spec.name)
 
     def program_lost(self, program: AttachedProgram, reason: str) -> None:
         level = logging.WARNING if program.models else logging.INFO
@@ -132,13 +122,14 @@ class AttachedModels:
             level, "process %d is not attached any more: %s; with it goes %s", program.pid, reason, names
         )
         for name in list(program.models):
-            self._take_away(program, name)
+            self.take_away(program, name)
         program.close()
         self._programs.remove(program)
 
     # ---- who has which name ---------------------------------------------------------------
 
-    def _is_refused(self, program: AttachedProgram, model: AttachedModel) -> bool:
+    def refuses(self, program: AttachedProgram, model: AttachedModel) -> bool:
+        """Refuse a model whose name is not to be had, and say whether that is so."""
         name = model.spec.name
         if self._is_closing:
             text = f"model {name!r} cannot be served: the server is stopping"
@@ -155,7 +146,7 @@ class AttachedModels:
         before = self._served_by.get(name)
         if before is not None:
             logger.warning("process %d takes model %s over from process %d", program.pid, name, before.pid)
-            self._take_away(before, name)
+            self.take_away(before, name)
             before.tell(Replaced(name))
         self._served_by[name] = program
         model.generation = next(self._generations)
@@ -163,8 +154,8 @@ class AttachedModels:
         logger.info("process %d serves model %s", program.pid, name)
         program.tell(Bound(name))
 
-    def _take_away(self, program: AttachedProgram, name: str) -> None:
-        """Take away a program's model, whether it was served or not yet."""
+    def take_away(self, program: AttachedProgram, name: str) -> None:
+        """Take away a program's model, whether it was served or not yet; whoever waits for it is refused."""
         model = program.models[name]
         if self._served_by.get(name) is program and model.is_served:
             del self._served_by[name]

@@ -1,7 +1,7 @@
 """One program that is attached to this server: its models, and what it says of them.
 
 Its word is checked like that of any peer: what is out of place ends this attachment and nothing else. What
-is done about the models is for ``ProgramEvents`` to decide.
+is done about the models is for ``AttachedModels`` to decide.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gpuserve.control import attach, messages
 from gpuserve.control.attach import AttachEnd, WorkerDown, WorkerUp
@@ -22,6 +22,9 @@ from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.life import LiveInstance
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.wire import WireError
+
+if TYPE_CHECKING:
+    from gpuserve.supervisor.attach.attached_models import AttachedModels
 
 #: What tells of the end of a worker: a process's descriptor, or the eventfd that stands for a thread's.
 _DEATH_FILES = ("anon_inode:[pidfd]", "pidfd:", "anon_inode:[eventfd]")
@@ -85,30 +88,6 @@ class AttachedModel:
         self._up.clear()
 
 
-class ProgramEvents(Protocol):
-    """Who decides what is done for attached programs. Called in the reactor's thread."""
-
-    def program_arrived(self, program: AttachedProgram) -> attach.Welcome:
-        """A program said ``Hello``; return what it is told."""
-
-    def model_offered(self, program: AttachedProgram, model: AttachedModel) -> None:
-        """A program wants to serve a model, whose instances come up later."""
-
-    def instance_came_up(
-        self, program: AttachedProgram, model: AttachedModel, instance: LiveInstance
-    ) -> None:
-        """A worker of a model is loaded."""
-
-    def instance_went_down(self, model: AttachedModel, down: WorkerDown) -> None:
-        """A worker of a model is gone."""
-
-    def model_withdrawn(self, program: AttachedProgram, model: AttachedModel) -> None:
-        """A program serves that model no more."""
-
-    def program_lost(self, program: AttachedProgram, reason: str) -> None:
-        """A program is gone, or said what it must not; its models go with it."""
-
-
 class ProgramState(enum.Enum):
     """Where an attached program stands."""
 
@@ -120,11 +99,11 @@ class ProgramState(enum.Enum):
 class AttachedProgram:
     """One attachment, from ``open()`` to ``close()`` or to ``program_lost``."""
 
-    def __init__(self, sock: socket.socket, reactor: Reactor, events: ProgramEvents) -> None:
+    def __init__(self, sock: socket.socket, reactor: Reactor, served: AttachedModels) -> None:
         self.models: dict[str, AttachedModel] = {}
         self.state = ProgramState.CONNECTED
         self._reactor = reactor
-        self._events = events
+        self._served = served
         #: Without waiting: one program that does not read must not hold up the server.
         self._end = AttachEnd(sock, reactor, self, send_timeout_s=0.0)
         self._taken_over: set[str] = set()
@@ -142,12 +121,10 @@ class AttachedProgram:
         """Send it a message; it may be gone already."""
         self._end.send(message)
 
-    def forget(self, model: str) -> AttachedModel:
+    def forget(self, model: str) -> None:
         """Let the workers of a model go. What the program still says of it does not count."""
         self._taken_over.add(model)
-        forgotten = self.models.pop(model)
-        forgotten.close()
-        return forgotten
+        self.models.pop(model).close()
 
     def end(self, reason: str) -> None:
         """Tell the program why the attachment ends, and end it."""
@@ -162,7 +139,7 @@ class AttachedProgram:
             model.close()
 
     def lost(self, reason: str) -> None:
-        self._events.program_lost(self, reason)
+        self._served.program_lost(self, reason)
 
     def heard(self, message: Any, fds: list[int]) -> None:
         if self.state is ProgramState.CONNECTED:
@@ -172,14 +149,14 @@ class AttachedProgram:
             case attach.BindModel(dict(plain)):
                 self._bind(checked_spec(plain))
             case attach.UnbindModel(str(name)):
-                if (model := self._model(name)) is not None:
-                    self._events.model_withdrawn(self, model)
+                if self._model(name) is not None:
+                    self._served.take_away(self, name)
             case WorkerUp():
                 self._instance_up(message, fds)
             case WorkerDown(str(name), str(instance), str(), float(restart_in_s)) if restart_in_s >= 0.0:
                 if (model := self._model(name)) is not None:
                     model.down(instance, restart_in_s)
-                    self._events.instance_went_down(model, message)
+                    self._served.instance_went_down(model, message)
             case other:
                 raise WireError(f"{type(other).__name__} with fields that do not fit, or out of place")
 
@@ -189,7 +166,7 @@ class AttachedProgram:
             case attach.Hello(int(protocol), int(worker_protocol)):
                 if (protocol, worker_protocol) == ours:
                     self.state = ProgramState.WELCOME
-                    self.tell(self._events.program_arrived(self))
+                    self.tell(self._served.program_arrived(self))
                     return
                 self.tell(attach.Ended("both need the same version of gpuserve"))
                 raise WireError(f"it speaks protocol {(protocol, worker_protocol)}, not {ours}")
@@ -201,7 +178,7 @@ class AttachedProgram:
             raise WireError(f"it binds model {spec.name!r} twice")
         self._taken_over.discard(spec.name)
         model = self.models[spec.name] = AttachedModel(spec)
-        self._events.model_offered(self, model)
+        self._served.refuses(self, model)  # before anything is loaded for it
 
     def _instance_up(self, message: WorkerUp, fds: list[int]) -> None:
         match message:
@@ -218,7 +195,7 @@ class AttachedProgram:
         live = LiveInstance(name, instance, pid, slots, fds[0], fds[1], load_s)
         fds.clear()
         model.up(live)
-        self._events.instance_came_up(self, model, live)
+        self._served.instance_came_up(self, model, live)
 
     def _model(self, name: str) -> AttachedModel | None:
         """Return a model of this program; None where it was taken over or refused, and the messages crossed.

@@ -4,9 +4,10 @@ be served, and what the server is told of them. The attachment itself is in ``at
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from gpuserve.control.attach import BindModel, UnbindModel, WorkerDown, WorkerUp
 from gpuserve.control.reactor import Reactor
@@ -18,27 +19,14 @@ from gpuserve.supervisor.core.server_life import SettingsInForce
 from gpuserve.supervisor.workers.worker_group import WorkerGroup
 from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
 
-
-class AttachedTo(Protocol):
-    """The attachment, as its models see it."""
-
-    def tell(self, message: Any, fds: Sequence[int] = ()) -> None:
-        """Send a message to the server, if it is there. The descriptors stay the caller's."""
-
-    def fail(self, failure: GpuserveError) -> None:
-        """End the attachment by an error."""
-
-    def check_started(self) -> None:
-        """See whether every model is served: one is served now, or gone."""
-
-    def check_stopped(self) -> None:
-        """See whether every worker has stopped: one has, after ``stop()``."""
+if TYPE_CHECKING:
+    from gpuserve.supervisor.attach.attachment import Attachment
 
 
 class BoundModels:
     """Models by name. Owner of their workers: ``kill()`` leaves none. It hears of the workers itself."""
 
-    def __init__(self, reactor: Reactor, models: Sequence[ModelSpec], server: AttachedTo) -> None:
+    def __init__(self, reactor: Reactor, models: Sequence[ModelSpec], server: Attachment) -> None:
         self.specs = {spec.name: spec for spec in models}
         self._server = server
         settings = SettingsInForce(ServerSettings(load_timeout_s=0.0))
@@ -71,8 +59,7 @@ class BoundModels:
         """Note that the server serves a model."""
         if model in self.specs:
             self._bound.add(model)
-            served = self._waiting.pop(model, None)
-            if served is not None:
+            if (served := self._waiting.pop(model, None)) is not None:
                 served.set_result(None)
             self._server.check_started()
 
@@ -140,7 +127,7 @@ class BoundModels:
             self._server.check_stopped()
             return
         model, instance = worker.spec.name, worker.instance.name
-        self._server.tell(WorkerDown(model, instance, reason, worker.restart_in_s()))
+        self._server.tell(WorkerDown(model, instance, reason, worker.life.restart_in_s(time.monotonic())))
         if not worker.life.was_ready and worker.life.state is not InstanceState.STOPPED:
             self._server.tell(UnbindModel(model))
             text = f"model {model!r}: instance {instance} could not be started: {reason}"

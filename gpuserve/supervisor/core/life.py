@@ -15,6 +15,7 @@ clock), and nothing is started here.
 from __future__ import annotations
 
 import enum
+import math
 from typing import Final, NamedTuple
 
 from gpuserve.states import EventTable
@@ -106,11 +107,7 @@ class InstanceLife:
         self._young_deaths = 0
 
     def apply(self, event: LifeEvent, now: float) -> None:
-        """Enter the state that an event at ``now`` leads to, and plan the restart after a death.
-
-        Raises:
-            IllegalTransition: the table has no such step.
-        """
+        """Enter the state that an event at ``now`` leads to, and plan the restart after a death."""
         before = self.state
         self.state = STEPS.after(before, event, self.name)
         if event is LifeEvent.LOADED:
@@ -119,8 +116,10 @@ class InstanceLife:
         elif event is LifeEvent.DIED and self.state is InstanceState.WAITING:
             self._plan_restart(before, now)
 
-    def backoff_s(self, now: float) -> float:
-        """Return the seconds until the next start; 0 when it is due."""
+    def restart_in_s(self, now: float) -> float:
+        """Return the seconds until the next start; 0 when it is due, infinite where none is planned."""
+        if self.state in {InstanceState.STOPPING, InstanceState.STOPPED, InstanceState.FENCED}:
+            return math.inf
         return max(0.0, self.restart_at - now)
 
     def _plan_restart(self, before: InstanceState, now: float) -> None:

@@ -1,4 +1,4 @@
-"""A listener on an abstract AF_UNIX name, and who may come in by it: processes of the same user, and root.
+"""A listener on abstract AF_UNIX names, and who may come in by them: processes of the same user, and root.
 What is said on a connection is for those to know who take it.
 """
 
@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from gpuserve.control.attach import may_attach, peer_credentials
@@ -21,35 +22,30 @@ _RETRY_S: Final = 1.0
 
 
 class LocalListener:
-    """One listener, from ``open()`` to ``close()``. ``on_connected`` is given each connection, which is its
-    own from then on. ``purpose`` is what those who come want, for the log: "attach".
+    """Listens on each name that it is given, until ``close()``. ``on_connected`` gets each connection, which
+    is its own from then on. ``purpose`` is what those who come want, for the log: "attach".
     """
 
-    def __init__(
-        self, name: bytes, reactor: Reactor, on_connected: Callable[[socket.socket], None], purpose: str
-    ) -> None:
-        self._name = name
+    def __init__(self, reactor: Reactor, on_connected: Callable[[socket.socket], None], purpose: str) -> None:
         self._reactor = reactor
         self._on_connected = on_connected
         self._purpose = purpose
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._takes = False
-        self._is_watched = False
+        self._socks: list[socket.socket] = []
+        self._takes = True
 
-    def open(self) -> None:
-        """Take connections from now on.
-
-        Raises:
-            OSError: another process has the name; nothing is left open.
-        """
+    def open(self, name: bytes, otherwise: str) -> None:
+        """Take connections by one more name; where another process has it, ``otherwise`` is logged."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._sock.bind(self._name)
-            self._sock.listen(_BACKLOG)
-            self._sock.setblocking(False)
-        except OSError:
-            self._sock.close()
-            raise
-        self.resume()
+            sock.bind(name)
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            sock.close()
+            logger.warning("%s: %s", otherwise, error.strerror or error)
+            return
+        sock.setblocking(False)
+        self._socks.append(sock)
+        self._watch()
 
     def pause(self) -> None:
         """Let new connections wait in the backlog, until ``resume()``."""
@@ -62,21 +58,23 @@ class LocalListener:
 
     def close(self) -> None:
         self.pause()
-        self._sock.close()
+        for sock in self._socks:
+            sock.close()
+        self._socks.clear()
 
     def _watch(self) -> None:
-        if self._takes and not self._is_watched:
-            self._is_watched = True
-            self._reactor.watch(self._sock.fileno(), self._accept)
+        if self._takes:
+            self._unwatch()
+            for sock in self._socks:
+                self._reactor.watch(sock.fileno(), partial(self._accept, sock))
 
     def _unwatch(self) -> None:
-        if self._is_watched:
-            self._is_watched = False
-            self._reactor.unwatch(self._sock.fileno())
+        for sock in self._socks:
+            self._reactor.unwatch(sock.fileno())
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            sock, _ = self._sock.accept()
+            sock, _ = listener.accept()
         except BlockingIOError:
             return
         except OSError as error:  # out of descriptors: that passes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -172,7 +173,6 @@ class GenerationTable:
         return [one for one in self.of(model) if one.served]
 
     def is_served(self, model: str) -> bool:
-        """Whether requests for a model go to any generation."""
         return bool(self.served(model))
 
     def is_going(self, model: str) -> bool:
@@ -221,12 +221,11 @@ class GenerationTable:
             if (live := worker.live()) is not None:
                 self.front.instance_up(worker.generation, live)
             elif worker.life.state is not InstanceState.LOADING:
-                self.tell_down(
-                    worker, worker.why_lost() or "it died before this front", worker.restart_in_s()
-                )
+                self.tell_down(worker, worker.why_lost() or "it died before this front")
         self.tell_states(*self.names())
 
-    def tell_down(self, worker: WorkerKeeper, reason: str, restart_in_s: float) -> None:
+    def tell_down(self, worker: WorkerKeeper, reason: str) -> None:
         """Tell the front that a worker is gone, and in how many seconds its successor starts."""
+        restart_in_s = worker.life.restart_in_s(time.monotonic())
         name = worker.instance.name
         self.front.send(messages.InstanceDown(worker.generation, name, reason, restart_in_s))

@@ -13,7 +13,6 @@ from gpuserve.errors import (
     AlreadyExists,
     DeviceError,
     GpuserveError,
-    InvalidArgument,
     RequestError,
     Unavailable,
 )
@@ -65,7 +64,7 @@ class LoadRequests:
         Of an ensemble, those models of its steps that are not loaded go first. Without ``again`` one that is
         loaded when it is its turn is answered with ``AlreadyExists``.
         """
-        refusal = self._life.why_not_now() or self._theirs(model, "loads")
+        refusal = self._life.why_not_now() or self._attached.why_not_ours(model, "loads")
         if refusal is not None:
             answer(refusal)
             return
@@ -138,15 +137,11 @@ class LoadRequests:
 
     def unload(self, model: str, answer: ClientAnswer) -> None:
         """Unload every version of a model; one that is not loaded is no error."""
-        refusal = self._life.why_not_now() or self._theirs(model, "unloads")
+        refusal = self._life.why_not_now() or self._attached.why_not_ours(model, "unloads")
         if refusal is not None:
             answer(refusal)
         else:
             self._models.begin(UnloadOperation(model, _to_client(answer)))
-
-    def _theirs(self, model: str, does: str) -> InvalidArgument | None:
-        """Make the refusal for a model of an attached program; None for any other."""
-        return only_its_program(model, does) if self._attached.has(model) else None
 
 
 class _AllLoaded:
@@ -170,10 +165,3 @@ def _to_client(answer: ClientAnswer) -> Answer:
         answer(error if error is None or isinstance(error, RequestError) else Unavailable("Server exiting"))
 
     return answer_client
-
-
-def only_its_program(model: str, does: str) -> InvalidArgument:
-    """Make the refusal for whoever wants something done to a model of an attached program."""
-    return InvalidArgument(
-        f"model '{model}' is served by an attached program, and only that program {does} its models"
-    )

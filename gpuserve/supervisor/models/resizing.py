@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -125,7 +124,7 @@ class ModelResizes:
             self._lost_leaving(generation, worker, reason)
         elif worker.life.state is InstanceState.FENCED:  # as the others on that GPU are
             self._join(generation, worker)
-            self._table.tell_down(worker, reason, math.inf)
+            self._table.tell_down(worker, reason)
         else:
             self._fail(self._courses[generation.spec.name], worker, reason)
         self._go_on(generation)
@@ -172,9 +171,9 @@ class ModelResizes:
             generation.group.discard_coming()
 
     def _lost_leaving(self, generation: Generation, worker: WorkerKeeper, reason: str) -> None:
-        # What it had goes elsewhere, if it died by itself or the front was not in time to let it go.
-        self._table.tell_down(worker, reason, math.inf)
         worker.stop()
+        # What it had goes elsewhere, if it died by itself or the front was not in time to let it go.
+        self._table.tell_down(worker, reason)
         self._forget_stopped(generation, worker)
 
     def _forget_stopped(self, generation: Generation, worker: WorkerKeeper) -> None:

@@ -135,7 +135,7 @@ class ServedModels:
         if self._resizes.has(generation, worker):
             self._resizes.worker_lost(generation, worker, reason)
             return None
-        self.table.tell_down(worker, reason, worker.restart_in_s())
+        self.table.tell_down(worker, reason)
         if worker.life.was_ready or worker.life.state is InstanceState.STOPPED:
             return None
         if worker.life.state is InstanceState.FENCED and not generation.group.is_fenced:

@@ -6,7 +6,6 @@ anything but one question, or nothing, is let go, and no other notices.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -52,31 +51,21 @@ class ControlSocket:
     def __init__(self, reactor: Reactor, ask: AskVerb) -> None:
         self.ask = ask
         self._reactor = reactor
-        self._listeners: list[LocalListener] = []
+        self._listener = LocalListener(reactor, self._connected, "operate the server")
         self._clients: set[ControlClient] = set()
 
     def open(self, ports: Listeners) -> None:
         """Take clients from now on, by a name for each port."""
         for listener in ports.sockets.values():
             address, port = listener.getsockname()[:2]
-            self._listen(ControlName(os.geteuid(), address, port))
+            name = ControlName(os.geteuid(), address, port)
+            self._listener.open(name.encode(), f"the server cannot be operated by {name}")
 
     def close(self) -> None:
         """Close the listeners and the connections of all clients."""
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
+        self._listener.close()
         for client in list(self._clients):
             client.close()
-
-    def _listen(self, name: ControlName) -> None:
-        listener = LocalListener(name.encode(), self._reactor, self._connected, "operate the server")
-        try:
-            listener.open()
-        except OSError as error:
-            logger.warning("the server cannot be operated by %s: %s", name, error.strerror or error)
-            return
-        self._listeners.append(listener)
 
     def _connected(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -84,15 +73,13 @@ class ControlSocket:
         self._clients.add(client)
         client.open()
         if len(self._clients) >= MAX_CLIENTS:
-            for listener in self._listeners:
-                listener.pause()
+            self._listener.pause()
 
     def gone(self, client: ControlClient) -> None:
         """Forget a client that has been closed."""
         self._clients.discard(client)
         if len(self._clients) == MAX_CLIENTS - 1:
-            for listener in self._listeners:
-                listener.resume()
+            self._listener.resume()
 
 
 class ControlClient:
@@ -159,17 +146,12 @@ class ControlClient:
             self._reactor.call_later(ALIVE_PERIOD_S, self._say_alive)
 
     def _say(self, message: Told | Alive | Answered) -> None:
-        if not self._is_closed and not _send(self._sock, message):
-            self.close()
+        if not self._is_closed:
+            try:
+                datagram.send(self._sock, OPERATE.encode(message))
+            except OSError:  # a client that does not read is not waited for
+                self.close()
 
     def _on_ask_timeout(self) -> None:
         if not self._has_asked:
             self.close()
-
-
-def _send(sock: socket.socket, message: Told | Alive | Answered) -> bool:
-    """Send a message, and say whether it left: a client that does not read is not waited for."""
-    with contextlib.suppress(OSError):
-        datagram.send(sock, OPERATE.encode(message))
-        return True
-    return False

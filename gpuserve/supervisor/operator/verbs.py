@@ -6,17 +6,17 @@ Each verb's arguments are checked here before anything is done. What a verb does
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gpuserve.control import operator as operator_arguments
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import AlreadyExists, Code, GpuserveError, InvalidArgument, RequestError, Unavailable
+from gpuserve.errors import AlreadyExists, GpuserveError, InvalidArgument, RequestError, Unavailable
 from gpuserve.placement.instance_counts import instances_by_device
 from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.core.server_core import ServerCore
-from gpuserve.supervisor.models.load_requests import LoadRequests, only_its_program
+from gpuserve.supervisor.models.load_requests import LoadRequests
 from gpuserve.supervisor.models.model_operations import ResizeOperation, failed_version
 from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.quiescence import Quiescence
@@ -101,7 +101,8 @@ class OperatorVerbs:
         self._check_own(model, "unloads")
         self._check_loaded(model)
         tell(f"unloading model {model}")
-        without = sorted({one.name for one in self._models.table.specs() if _has_step(one, model)})
+        specs = self._models.table.specs()
+        without = sorted({one.name for one in specs if any(step.model == model for step in one.steps)})
         rest = f"; without it these cannot run: {', '.join(without)}" if without else ""
         self._loads.unload(model, functools.partial(_answered, f"model '{model}' is unloaded{rest}", answer))
 
@@ -123,8 +124,8 @@ class OperatorVerbs:
     # ---- which models there are -----------------------------------------------------------
 
     def _check_own(self, model: str, does: str) -> None:
-        if self._attached.has(model):
-            raise only_its_program(model, does)
+        if (refusal := self._attached.why_not_ours(model, does)) is not None:
+            raise refusal
 
     def _check_declared(self, model: str) -> None:
         """Refuse a model that is not declared in the file as it is now."""
@@ -133,26 +134,19 @@ class OperatorVerbs:
         except GpuserveError as error:
             raise InvalidArgument(str(error)) from None
         if not found:
-            raise operator_arguments.unknown_model(model, self._known())
+            raise operator_arguments.unknown_model(model, self._models.table.names())
 
     def _check_loaded(self, model: str) -> None:
         """Refuse a model that is neither loaded nor being loaded."""
-        if any(model == one.name for one in self._models.table.specs()):
-            return
-        if model in self._known():
-            raise InvalidArgument(f"model '{model}' is not loaded")
-        raise operator_arguments.unknown_model(model, self._known())
-
-    def _known(self) -> Collection[str]:
-        return self._models.table.names()
+        if not self._models.table.of(model):
+            known = self._models.table.names()
+            if model in known:
+                raise InvalidArgument(f"model '{model}' is not loaded")
+            raise operator_arguments.unknown_model(model, known)
 
 
 def _answered(text: str, answer: AnswerOutcome, error: RequestError | None) -> None:
     answer(VerbOutcome("", text, {}) if error is None else failed(error))
-
-
-def _has_step(ensemble: ModelSpec, model: str) -> bool:
-    return any(step.model == model for step in ensemble.steps)
 
 
 def _not_loaded(spec: ModelSpec, instance: str, reason: str) -> InvalidArgument:
@@ -164,8 +158,7 @@ def _not_reloaded(spec: ModelSpec, instance: str, reason: str) -> InvalidArgumen
 
 
 def _loaded(model: str, answer: AnswerOutcome, error: RequestError | None) -> None:
-    is_there = isinstance(error, AlreadyExists) and error.code is Code.ALREADY_EXISTS
-    if is_there:
+    if isinstance(error, AlreadyExists):
         answer(VerbOutcome("", str(error), {}))
     else:
         _answered(f"model '{model}' is loaded", answer, error)

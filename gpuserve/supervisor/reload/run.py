@@ -15,7 +15,6 @@ from gpuserve.errors import Code, DeviceError, GpuserveError, InvalidArgument, R
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.settings.live import SettingRefusal, key_of
 from gpuserve.supervisor.attach.attached_models import AttachedModels
-from gpuserve.supervisor.models.load_requests import only_its_program
 from gpuserve.supervisor.models.model_operations import (
     Answer,
     LoadOperation,
@@ -124,8 +123,8 @@ class ConfigWork:
 
     def begin(self, action: Action, model: str, specs: Sequence[ModelSpec], answer: Answer) -> None:
         """Begin an action; the versions of the model are to be these."""
-        if self._attached.has(model):
-            answer(only_its_program(model, "loads"))
+        if (refusal := self._attached.why_not_ours(model, "loads")) is not None:
+            answer(refusal)
         elif action is Action.UNLOAD:
             self._models.begin(UnloadOperation(model, answer))
         elif action is Action.SCALE:

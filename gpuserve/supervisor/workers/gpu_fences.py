@@ -114,9 +114,10 @@ class GpuFences:
         for uuid, device, reason in gpus:
             self._lost[uuid] = f"its GPU {device or uuid} is lost: {reason}"
         for worker in list(self._workers()):
-            if worker.gpu_uuid not in self._lost:
+            uuid = worker.instance.placement.gpu_uuid
+            if uuid not in self._lost:
                 worker.release()
-            elif worker.gpu_uuid not in before:
+            elif uuid not in before:
                 worker.fence()
         self.look()
 
@@ -124,7 +125,7 @@ class GpuFences:
 
     def instance_ready(self, worker: WorkerKeeper) -> None:
         """Believe in CUDA again where a worker on a GPU has opened its device: no probe could show more."""
-        if worker.gpu_uuid and self._doubt is Doubt.BROKEN:
+        if worker.instance.placement.gpu_uuid and self._doubt is Doubt.BROKEN:
             self._learn(DoubtEvent.WORKS)
 
     def look(self) -> None:
@@ -136,12 +137,13 @@ class GpuFences:
     def _is_hopeless(self) -> bool:
         by_gpu: dict[str, list[WorkerKeeper]] = {}
         for worker in self._workers():
-            if worker.instance.device != "cpu" and worker.life.state not in _ENDING:
-                by_gpu.setdefault(worker.gpu_uuid or worker.instance.device, []).append(worker)
+            place = worker.instance
+            if place.device != "cpu" and worker.life.state not in _ENDING:
+                by_gpu.setdefault(place.placement.gpu_uuid or place.device, []).append(worker)
         return bool(by_gpu) and all(any(map(_is_hopeless, group)) for group in by_gpu.values())
 
     def _ask(self) -> None:
-        if not self._is_closed and not self._probe.is_asking:
+        if self._doubt is not Doubt.WORKING and not self._is_closed and not self._probe.is_asking:
             self._probe.ask()
             if not self._probe.is_asking:
                 self._reactor.call_later(PROBE_INTERVAL_S, self._ask)
@@ -153,13 +155,9 @@ class GpuFences:
             case Doubt.ASKING_AGAIN:
                 self._reactor.call_later(PROBE_AGAIN_S, self._ask)
             case Doubt.BROKEN:
-                self._reactor.call_later(PROBE_INTERVAL_S, self._ask_if_broken)
+                self._reactor.call_later(PROBE_INTERVAL_S, self._ask)
             case _:
                 self._reactor.call_later(PROBE_INTERVAL_S, self.look)
-
-    def _ask_if_broken(self) -> None:
-        if self._doubt is Doubt.BROKEN:
-            self._ask()
 
     def _learn(self, event: DoubtEvent) -> None:
         worked = self._works

@@ -7,10 +7,10 @@ It does not know the front: what happens is told to a ``WorkerEvents``.
 from __future__ import annotations
 
 import logging
-import math
 import socket
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from gpuserve.control.channel import Channel
@@ -62,8 +62,7 @@ class WorkerKeeper:
     """One instance and its successive workers. ``generation`` is the load of the model that it belongs to.
 
     The front's end of the link to the present worker stays open here, so that a front can die and be replaced
-    without the worker noticing. More than 20 methods: all of them are what may happen to a worker between its
-    start and its end, and each depends on the state.
+    without the worker noticing.
     """
 
     def __init__(
@@ -118,20 +117,10 @@ class WorkerKeeper:
             *names, process.pid, loaded.slots, self._link.fileno(), process.pidfd, loaded.load_s
         )
 
-    def restart_in_s(self) -> float:
-        """Return the seconds until a successor is started; infinite where none is planned."""
-        if self.life.state in {InstanceState.STOPPING, InstanceState.STOPPED, InstanceState.FENCED}:
-            return math.inf
-        return self.life.backoff_s(time.monotonic())
-
-    @property
-    def gpu_uuid(self) -> str:
-        """The UUID of its GPU; "" for none, or where it is not known."""
-        return self.instance.placement.gpu_uuid
-
     def why_lost(self) -> str:
         """Say why its GPU cannot be used; "" where it can."""
-        return self._care.lost_gpus.get(self.gpu_uuid, "") if self.gpu_uuid else ""
+        uuid = self.instance.placement.gpu_uuid
+        return self._care.lost_gpus.get(uuid, "") if uuid else ""
 
     def fence(self) -> None:
         """End its worker because its GPU is lost; there is no successor until ``release()``."""
@@ -143,9 +132,7 @@ class WorkerKeeper:
 
     def release(self) -> None:
         """Start a worker again, if its GPU was lost: it is back."""
-        if self.life.state is InstanceState.FENCED:
-            self._move(LifeEvent.RELEASE)
-            self._start_again()
+        self._start_again(InstanceState.FENCED, LifeEvent.RELEASE)
 
     def stop(self) -> None:
         """Let the worker finish the batch at hand and exit; it has no successor."""
@@ -232,23 +219,20 @@ class WorkerKeeper:
 
     def _on_died(self) -> None:
         assert self._child is not None
-        self._hear_last_messages(self._child)
+        # What the worker said just before it died is still in the socket: LoadFailed, most of all.
+        try:
+            for message in self._child.last_messages():
+                # A worker that said Ready and died at once never was.
+                if not isinstance(message, wire.Ready):
+                    self._heard(message)
+        except (wire.WireError, OSError) as error:
+            logger.error("the worker broke the protocol: %s", error, extra=self._fields)
         exit_reason = self._child.exit_reason()  # which also reaps it
         if self._child.process.exit_status == EXIT_DEVICE:
             self.device_failures += 1
         reason = self._last_words or exit_reason
         self.close()
         self._lost(reason)
-
-    def _hear_last_messages(self, child: KeptChild) -> None:
-        """What the worker said just before it died is still in the socket: LoadFailed, most of all."""
-        try:
-            for message in child.last_messages():
-                # A worker that said Ready and died at once never was.
-                if not isinstance(message, wire.Ready):
-                    self._heard(message)
-        except (wire.WireError, OSError) as error:
-            logger.error("the worker broke the protocol: %s", error, extra=self._fields)
 
     def _lost(self, reason: str) -> None:
         stopping = self.life.state is InstanceState.STOPPING
@@ -258,31 +242,26 @@ class WorkerKeeper:
             reason = why_lost
             logger.warning("ended (%s); it starts again when that is over", reason, extra=self._fields)
         elif not stopping:
-            backoff_s = self.life.backoff_s(time.monotonic())
-            logger.warning("died (%s); next start in %.1f s", reason, backoff_s, extra=self._fields)
-            self._care.reactor.call_later(backoff_s, self._on_due)
+            delay_s = self.life.restart_in_s(time.monotonic())
+            logger.warning("died (%s); next start in %.1f s", reason, delay_s, extra=self._fields)
+            again = partial(self._start_again, InstanceState.WAITING, LifeEvent.DUE)
+            self._care.reactor.call_later(delay_s, again)
         self._care.events.instance_lost(self, reason)
 
-    def _on_due(self) -> None:
-        if self.life.state is not InstanceState.WAITING:
+    def _start_again(self, waiting: InstanceState, event: LifeEvent) -> None:
+        """Start a worker by an event, if the instance still waits for that in this state."""
+        if self.life.state is not waiting:
             return
-        self._move(LifeEvent.DUE)
-        self._start_again()
-
-    def _start_again(self) -> None:
+        self._move(event)
         try:
             self.start()
         except StartupError as error:  # out of processes, memory or descriptors: that passes
             self._lost(str(error))
 
 
-def _is_in_thread(instance: InstanceSpec) -> bool:
-    return "object" in instance.source
-
-
 def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Child, list[socket.socket]]:
     """Start a worker; return it, and our ends of its boot socket and of its link."""
-    if _is_in_thread(instance):
+    if "object" in instance.source:
         return start_thread(name, instance.source)
     environment = instance.placement.environment()
     return spawn("gpuserve_worker", channels=2, environment=environment, relay_output=relay_output)
@@ -290,7 +269,7 @@ def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Chil
 
 def _init(spec: ModelSpec, instance: InstanceSpec) -> wire.Init:
     """Make the message that tells a worker its model. A worker thread has all GPUs of this process."""
-    in_thread, placement = _is_in_thread(instance), instance.placement
+    in_thread, placement = "object" in instance.source, instance.placement
     return wire.Init(
         wire.PROTOCOL,
         spec.name,
