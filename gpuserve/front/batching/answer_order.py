@@ -26,7 +26,6 @@ class AnswerOrder(Generic[R, A]):
         self._expected: OrderedDict[R, list[A]] = OrderedDict()
 
     def expect(self, request: R) -> None:
-        """Remember that a request was accepted, after all that were before."""
         self._expected[request] = []
 
     def answer(self, request: R, answer: A) -> list[tuple[R, A]]:
@@ -50,7 +49,6 @@ class AnswerOrder(Generic[R, A]):
         return own + self._release()
 
     def _release(self) -> list[tuple[R, A]]:
-        """Take the answers out that no earlier request holds up."""
         released: list[tuple[R, A]] = []
         while self._expected:
             request, answers = next(iter(self._expected.items()))

@@ -96,7 +96,6 @@ class DeviceScheduler(Scheduler):
         return min((time for time in times if time is not None), default=None)
 
     def _next_of(self, device: str, now: float, names: Collection[str]) -> Batch | None:
-        """A batch of the requests that must run on a device, for one of these instances that is there."""
         for name in names:
             if self._devices[name] == device:
                 batch = self._bound[device].next_batch(now, name)
@@ -141,7 +140,6 @@ class DeviceScheduler(Scheduler):
     # ---- inside ---------------------------------------------------------------------------
 
     def _of(self, device: str) -> ModelScheduler:
-        """The scheduler of the requests that must run on a device; ``ANY``: of the others."""
         if device == ANY:
             return self._anywhere
         bound = self._bound.get(device)
@@ -151,7 +149,6 @@ class DeviceScheduler(Scheduler):
         return bound
 
     def _waiting(self) -> list[tuple[tuple[bool, Any, float], str]]:
-        """The devices for which requests wait, each with when its turn is."""
         found = []
         for device, bound in self._bound.items():
             first = bound.first()

@@ -121,7 +121,6 @@ class ModelScheduler(Scheduler):
         return queued
 
     def first(self) -> QueuedRequest | None:
-        """The request that goes next; None where none waits."""
         return first_queued(self._queue.retried) or self._former.first(self._queue.waiting)
 
     def expire(self, now: float) -> list[QueuedRequest]:
@@ -247,7 +246,6 @@ class ModelScheduler(Scheduler):
         return again, lost
 
     def put_back(self, requests: Iterable[QueuedRequest]) -> None:
-        """Queue requests again, before all others, whose instance died."""
         again = tuple(requests)
         self._queue.put_back(again)
         self._counts.retried += len(again)

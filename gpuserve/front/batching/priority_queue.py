@@ -56,7 +56,6 @@ class Lanes:
         return self._places
 
     def __bool__(self) -> bool:
-        """Whether any request waits."""
         while self._order:
             key = self._order[0]
             lane = self._lanes[key]

@@ -142,7 +142,6 @@ def advance(requests: Iterable[QueuedRequest], event: RequestEvent) -> None:
 
 
 def illegal(request: QueuedRequest, event: RequestEvent) -> IllegalTransition:
-    """The error of an event that the request's state does not know."""
     source, _ = TRANSITIONS[event]
     return IllegalTransition(
         f"request in state {request.state.name} cannot {event}: only {source.name} allows it"
@@ -161,7 +160,6 @@ class Deadlines:
         self._requests: dict[int, QueuedRequest] = {}
 
     def add(self, request: QueuedRequest, deadline: float) -> None:
-        """Watch a request that is queued."""
         self._requests[request.sequence] = request
         heapq.heappush(self.heap, (deadline, request.sequence))
         if len(self.heap) > 2 * len(self._requests) + _STALE_ALLOWED:
@@ -169,11 +167,9 @@ class Deadlines:
             heapq.heapify(self.heap)
 
     def discard(self, request: QueuedRequest) -> None:
-        """Forget a request that leaves the queue."""
         del self._requests[request.sequence]
 
     def nearest(self) -> float:
-        """The nearest deadline; infinity where there is none."""
         while self.heap:
             deadline, sequence = self.heap[0]
             if sequence in self._requests:
@@ -344,11 +340,9 @@ class RequestQueue(Admission):
 
     @property
     def has_retried(self) -> bool:
-        """Whether a request waits to run a second time."""
         return first_queued(self.retried) is not None
 
     def take_retried(self) -> QueuedRequest | None:
-        """Take the oldest request off that is to run a second time."""
         oldest = first_queued(self.retried)
         if oldest is not None:
             self.retried.popleft()

@@ -37,7 +37,6 @@ class RateLimits:
         self._refused: set[str] = set()
 
     def next_batch(self, now: float) -> Batch | None:
-        """Form one batch for an instance that may run. Call it until it gives None."""
         self._refused.clear()
         if self._scheduler.statistics().queued:
             for name in self._scheduler.with_room():
@@ -89,7 +88,6 @@ class RateLimits:
         return lost
 
     def resize(self, instances: Sequence[InstanceSpec]) -> None:
-        """Let the instances that are new take part in the limits, and come up later."""
         new = [one for one in instances if one.name not in self._rates]
         self._rates |= self._limiter.add(new, self._wake)
 
@@ -100,5 +98,4 @@ class RateLimits:
         self._limiter.withdraw(self._rates[name])
 
     def close(self) -> None:
-        """Take the instances of the model, which are down, out of the limits."""
         self._limiter.remove(self._rates.values())

@@ -112,7 +112,6 @@ class RateLimiter:
         return self._available[resource] - self._taken[resource]
 
     def _count(self) -> None:
-        """How much there is of each resource, after instances have come or gone."""
         most: dict[DeviceResource, int] = {}
         for instance in self._instances:
             for resource, count in instance.needs.items():

@@ -20,7 +20,6 @@ from gpuserve.front.v2.limits import shown
 
 
 def no_stream(model: str) -> RequestError:
-    """The error of a unary call to a decoupled model."""
     return Unimplemented(
         "ModelInfer RPC doesn't support models with decoupled transaction policy: model "
         f"{model!r} gives any number of responses, which ModelStreamInfer carries"
@@ -28,7 +27,6 @@ def no_stream(model: str) -> RequestError:
 
 
 def too_late(model: str, timeout_s: float | None, *, was_queued: bool) -> RequestError:
-    """The error of a request whose own time, in seconds, is over."""
     return DeadlineExceeded(
         f"Request timeout expired: {timeout_s or 0:g} s were given to model {model!r}, and the request was "
         f"still {'queued' if was_queued else 'running'}"
@@ -36,27 +34,22 @@ def too_late(model: str, timeout_s: float | None, *, was_queued: bool) -> Reques
 
 
 def stopping() -> RequestError:
-    """The error of a new request while only what was accepted is still run."""
     return Stopping("Server is stopping, scheduler for model has stopped accepting new inference requests")
 
 
 def waited_too_long(model: str, limit_s: float) -> RequestError:
-    """The error of a request that has waited as long as the model's queue policy lets it."""
     return Unavailable(f"Request timeout expired: model {model!r} lets this request wait {limit_s:g} s")
 
 
 def no_memory(model: str) -> RequestError:
-    """The error of a batch for whose inputs the model's arena has no room."""
     return ResourceExhausted(f"model {model!r} has no memory left for its inputs")
 
 
 def nonsense(model: str) -> RequestError:
-    """The error where what a worker said cannot be an answer."""
     return Internal(f"model {model!r} gave an answer that does not fit its request")
 
 
 def worker_died(model: str, attempts: int) -> RequestError:
-    """The error of a request under which a worker died, for the first or the second time."""
     if attempts > 1:
         return Internal(f"model {model!r}: the worker process died twice while it ran this request")
     return Unavailable(f"model {model!r}: the worker process died while it ran this request")
@@ -71,7 +64,6 @@ def not_started(model: str, sequence: int | str) -> RequestError:
 
 
 def taken_out(model: str, sequence: int | str, reason: RemovalReason) -> RequestError:
-    """The error of a request of a sequence that was taken out, for its own sake or another's."""
     of = f"sequence {_sequence(sequence)} of model {model!r}"
     if reason is RemovalReason.LATE_IN_BACKLOG:
         return Unavailable(
@@ -83,7 +75,6 @@ def taken_out(model: str, sequence: int | str, reason: RemovalReason) -> Request
 
 
 def sequence_lost(model: str, sequence: int | str) -> RequestError:
-    """The error of a sequence whose state was in a worker that died."""
     return Unavailable(
         f"sequence {_sequence(sequence)} of model {model!r} has ended: the worker process that ran it died"
     )
@@ -94,14 +85,12 @@ def _sequence(sequence: int | str) -> str:
 
 
 def several_devices(named: Sequence[str]) -> RequestError:
-    """The error of a request that names memory of more than one device."""
     return InvalidArgument(
         f"the request names shared memory of {' and '.join(named)}, expected regions of one device"
     )
 
 
 def other_device(model: str, device: str, devices: Sequence[str]) -> RequestError:
-    """The error of a request that names memory of a device that the model is not on."""
     return InvalidArgument(
         f"the request names shared memory of {device}, but model {model!r} runs on {', '.join(devices)}: "
         "expected regions of such a device, or of system memory"
@@ -117,7 +106,6 @@ def device_in_sequences(model: str, device: str, devices: Sequence[str]) -> Requ
 
 
 def none_on_device(model: str, device: str) -> RequestError:
-    """The error where no instance is to be had soon on the device whose memory a request names."""
     return Unavailable(f"model {model!r} has no live instance on {device}, whose memory the request names")
 
 
@@ -127,7 +115,6 @@ def no_instance(model: str, fault: str = "") -> RequestError:
 
 
 def retired(model: str) -> RequestError:
-    """The error of a request whose instance was taken away before it, or its sequence, had come to an end."""
     return Unavailable(
         f"model {model!r} was scaled down, and the instance that ran this request did not finish in time"
     )

@@ -13,7 +13,6 @@ from gpuserve.front.batching.slots import InstanceSlots
 
 
 def scheduler_of(spec: ModelSpec) -> Scheduler:
-    """The scheduler of a model: of sequences, of instances on several devices, or of any other."""
     if spec.in_sequences:
         return SequenceScheduler(
             spec.name,

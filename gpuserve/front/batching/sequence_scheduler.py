@@ -51,12 +51,10 @@ class IdleSequences:
         self._new[sequence] = None
 
     def remove(self, sequence: ActiveSequence) -> None:
-        """Forget a sequence that is idle no more, or was not."""
         self._due_at.pop(sequence, None)
         self._new.pop(sequence, None)
 
     def take_due(self, now: float) -> Iterator[ActiveSequence]:
-        """Take out the sequences that have been idle for too long."""
         for sequence in self._new:
             self._due_at[sequence] = now + self._max_idle_s
         self._new.clear()
@@ -192,7 +190,6 @@ class SequenceScheduler(Scheduler):
         self._settle(sequence)
 
     def _give_up(self, requests: list[QueuedRequest], reason: RemovalReason) -> None:
-        """Take requests out that ``expire`` is to give."""
         for request in requests:
             request.removal_reason = reason
         self._cancel_all(requests)
@@ -299,7 +296,6 @@ class SequenceScheduler(Scheduler):
         return self._sequences[request.correlation.id]
 
     def _settle(self, sequence: ActiveSequence) -> None:
-        """Let a sequence go on of which something has gone, or be idle, or end."""
         if not sequence.idle:
             self._slots.note_ready(sequence)
         elif sequence.open:

@@ -51,12 +51,10 @@ class SequenceSlots(Places[SequenceInstance]):
         self.fill_seats()
 
     def is_idle(self, name: str) -> bool:
-        """Whether an instance has neither a sequence nor a batch."""
         instance = self._instances.get(name)
         return instance is None or not (instance.seated or instance.running)
 
     def down(self, name: str) -> list[ActiveSequence]:
-        """Take an instance and its batches out; the sequences that were seated there."""
         instance = self._instances.get(name)
         if instance is None:
             return []
@@ -66,11 +64,9 @@ class SequenceSlots(Places[SequenceInstance]):
     # ---- seats ----------------------------------------------------------------------------
 
     def add(self, sequence: ActiveSequence) -> None:
-        """Put a sequence at the end of the backlog."""
         self._backlog[sequence] = None
 
     def fill_seats(self) -> None:
-        """Give the sequences of the backlog the seats that are free, each where most are."""
         while self._backlog:
             instance = max(self._by_use, key=lambda one: len(one.free_seats), default=None)
             if instance is None or not instance.free_seats:
@@ -109,7 +105,6 @@ class SequenceSlots(Places[SequenceInstance]):
         self.fill_seats()
 
     def _leave(self, sequence: ActiveSequence) -> None:
-        """Free the seat of a sequence, unless its instance is gone."""
         instance = self._instances.get(sequence.instance)
         if instance is not None and sequence in instance.seated:
             del instance.seated[sequence]
@@ -130,7 +125,6 @@ class SequenceSlots(Places[SequenceInstance]):
     def place(
         self, instance: SequenceInstance, requests: list[QueuedRequest], seats: tuple[int, ...]
     ) -> Batch:
-        """Make a batch of requests, one of each of as many sequences, for an instance with room."""
         instance.running += 1
         # Moved behind the others: those that have waited longer for a batch come first.
         self._instances[instance.name] = self._instances.pop(instance.name)

@@ -64,16 +64,13 @@ class ActiveSequence:
 
     @property
     def ready(self) -> bool:
-        """Whether its next request may run now."""
         return bool(self.waiting) and self.running is None and self.state is SequenceState.SEATED
 
     @property
     def idle(self) -> bool:
-        """Whether no request of the sequence waits or runs."""
         return not self.waiting and self.running is None
 
     def join(self, request: QueuedRequest) -> None:
-        """Add a request at the end of the line."""
         self.waiting.append(request)
         self.open = not _ends(request)
 

@@ -31,7 +31,6 @@ class SequenceStrategy(Protocol):
 
 
 def strategy_of(sequence: SequenceBatching, batching: BatchingSpec, max_batch_size: int) -> SequenceStrategy:
-    """The strategy that a model declares."""
     if sequence.strategy == DIRECT:
         least = sequence.minimum_slot_utilization * max(1, max_batch_size)
         return DirectStrategy(batching.max_queue_delay_us / 1e6, least, merges=batching.merge)

@@ -37,7 +37,6 @@ class Batch:
     seats: tuple[int, ...] = ()
 
     def position_of(self, request: QueuedRequest) -> int:
-        """Where a request stands in the batch as its worker has it."""
         position = self.requests.index(request)
         return self.seats[position] if self.seats else position
 
@@ -85,12 +84,10 @@ class Places(Generic[InstanceT]):
 
     @property
     def names(self) -> list[str]:
-        """The instances that take batches."""
         return [one.name for one in self._by_use]
 
     @property
     def at_once(self) -> int:
-        """How many batches they run at once."""
         return sum(one.at_once for one in self._by_use)
 
     @property

@@ -64,7 +64,6 @@ class BatchMessages:
         message: wire.Done | wire.Yield,
         on_gone: Callable[[], None] | None = None,
     ) -> list[Answer]:
-        """What a worker answered, for each request of the batch."""
         try:
             if self._sequences is not None:
                 return self._sequences.scatter(link, batch, message, on_gone)
@@ -101,5 +100,4 @@ def _place_of(one: RegionSlice) -> wire.Place:
 
 
 def region_numbers(requests: Iterable[InferRequest]) -> set[int]:
-    """The numbers of the regions that a worker has to know for these requests."""
     return {one.number for request in requests for one in request.regions}

@@ -97,11 +97,9 @@ class RegisteredRegion:
         return f"cuda:{self.status.device_id}" if self.kind is RegionKind.CUDA else ""
 
     def enter(self, life: RegionLife) -> None:
-        """Go on to the next part of its life; raises ``IllegalTransition`` where that cannot follow."""
         self.life = _LIVES.step(self.life, life, self.number)
 
     def close(self) -> None:
-        """Close the descriptor of its memory."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
@@ -254,7 +252,6 @@ class RegionTable:
                 region.uses += 1
 
     def unpin(self, request: InferRequest) -> None:
-        """Let go of the regions of a request that was pinned."""
         for one in request.regions:
             region = self._by_number.get(one.number)
             if region is not None:  # else the table was closed meanwhile
@@ -322,7 +319,6 @@ class RegionTable:
         raise InvalidArgument(f"{_cuda_failure(name)}, GPUs not supported: no instance runs on a GPU")
 
     async def _open(self, region: RegisteredRegion, link: WorkerLink) -> None:
-        """Have a worker open a region, and wait for its word."""
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._opening[region.number] = link, answer
         self.introduce(link, (region.number,))
@@ -342,7 +338,6 @@ class RegionTable:
             self._drop(region)
 
     def _drop(self, region: RegisteredRegion) -> None:
-        """Forget a region, and have every worker forget it."""
         if self._by_number.get(region.number) is not region:
             return  # the table was closed meanwhile
         self._remove(region)

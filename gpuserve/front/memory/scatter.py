@@ -111,7 +111,6 @@ def scatter(
 
 
 def _parameters(given: tuple[dict[str, Any], ...], count: int) -> tuple[dict[str, Any], ...]:
-    """The parameters of each response, which the callable set."""
     if len(given) != count:
         raise ValueError(f"parameters of {len(given)} responses to {count} requests")
     for one in given:
@@ -178,7 +177,6 @@ def _check_placed(request: InferRequest, outputs: Sequence[OutputTensor]) -> Non
 
 
 def _check_kept(batch: Sequence[Any], per_request: Sequence[_Outputs]) -> None:
-    """An output stays on the device only if that was asked for."""
     for pending, outputs in zip(batch, per_request, strict=True):
         for output in outputs if isinstance(outputs, list) else ():
             if isinstance(output, KeptTensor) and output.name not in pending.request.kept:

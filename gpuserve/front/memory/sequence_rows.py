@@ -39,7 +39,6 @@ class SequenceRows:
         self._spec = spec
 
     def members(self, batch: Batch) -> Sequence[Any]:
-        """The pending requests of a batch in the order of its rows; ``EmptyRow`` where there is none."""
         if not batch.seats:
             return batch.requests
         pending: Mapping[int, Any] = dict(zip(batch.seats, batch.requests, strict=True))

@@ -137,7 +137,6 @@ class ModelAnswers:
             request.regions = ()
 
     def introduce_regions(self, link: WorkerLink, requests: Sequence[InferRequest]) -> None:
-        """Make sure that a worker knows the regions that these requests name."""
         if self._regions is not None:
             self._regions.introduce(link, region_numbers(requests))
 
@@ -147,7 +146,6 @@ class ModelAnswers:
         self.recalls = False
 
     def expect(self, pending: PendingRequest) -> None:
-        """Remember that a request was accepted, after all that were before."""
         if self._order is not None:
             self._order.expect(pending)
 
@@ -168,7 +166,6 @@ class ModelAnswers:
     def finish(
         self, pending: QueuedRequest, answer: Answer, reason: FailureReason = FailureReason.BACKEND
     ) -> None:
-        """Settle a request that is in no batch any more, and give it its answer."""
         assert isinstance(pending, PendingRequest)
         self.settle(pending)
         self.give(pending, answer, reason)

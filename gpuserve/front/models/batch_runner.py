@@ -109,7 +109,6 @@ class BatchRunner:
         link.send(run)
 
     def call_off(self, pending: PendingRequest) -> None:
-        """Tell the worker that runs a request, if one does, that nobody waits for it any more."""
         self._in_flight.call_off(pending)
 
     # ---- answers in -----------------------------------------------------------------------
@@ -186,6 +185,5 @@ class BatchRunner:
         return self._in_flight.lose(link)
 
     def close(self) -> None:
-        """Cancel the timer that was to form batches."""
         if self._wakeup is not None:
             self._wakeup.cancel()

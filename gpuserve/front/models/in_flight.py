@@ -49,7 +49,6 @@ class InFlightBatch:
         self._yields = 0
 
     def count_yield(self) -> int:
-        """Count one more message of responses that has come; how many there are now."""
         self._yields += 1
         return self._yields
 
@@ -71,7 +70,6 @@ class InFlightBatches:
         self._lent: dict[int, tuple[WorkerLink, list[Block]]] = {}
 
     def add(self, flight: InFlightBatch) -> None:
-        """Remember a batch that is sent to its worker."""
         self._flights[flight.batch.batch_id] = flight
 
     def at(self, link: WorkerLink, batch_id: int) -> InFlightBatch:

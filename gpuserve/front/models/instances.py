@@ -30,7 +30,6 @@ class Instances:
         self._due_at: dict[str, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether any instance is up that is not retired."""
         return not self.up.keys() <= self._retired
 
     def __contains__(self, instance: str) -> bool:
@@ -38,7 +37,6 @@ class Instances:
         return instance in self._devices
 
     def in_rotation(self) -> list[str]:
-        """The names of the instances that are up and not retired."""
         return [name for name in self.up if name not in self._retired]
 
     @property
@@ -64,7 +62,6 @@ class Instances:
         return link
 
     def add(self, link: WorkerLink) -> None:
-        """Remember an instance that is up."""
         self._due_at.pop(link.instance, None)
         self._coming.discard(link.instance)
         self._retired.discard(link.instance)  # another that had its name
@@ -86,7 +83,6 @@ class Instances:
         return instance in self.up and self.up[instance].exports.owed > 0
 
     def device_of(self, instance: str) -> str:
-        """The device that an instance is on."""
         return self._devices[instance]
 
     def none_is_due(self, device: str = "") -> bool:
@@ -101,11 +97,9 @@ class Instances:
         )
 
     def announce_segment(self, segment: int, fd: int, nbytes: int) -> None:
-        """Tell every worker of a new segment of the model's arena, of ``nbytes`` bytes."""
         self._tell(Segment(segment, nbytes), [fd])
 
     def announce_drop(self, segment: int) -> None:
-        """Tell every worker that the model's arena gave a segment up."""
         self._tell(DropSegment(segment))
 
     def _tell(self, message: Message, fds: Sequence[int] = ()) -> None:

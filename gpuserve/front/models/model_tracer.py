@@ -66,7 +66,6 @@ class ModelTracer:
         self._follows_callers = follows_callers
 
     def begin(self, pending: PendingRequest) -> None:
-        """Begin the trace of a request that is about to be queued, where it is one that is traced."""
         reception: Reception | None = pending.request.reception
         caller = None if reception is None or reception.stream else reception.root
         if caller is None and not self._chooses(reception):
@@ -91,7 +90,6 @@ class ModelTracer:
         _watch(pending, on_end)
 
     def dispatched(self, batch: Batch) -> None:
-        """Note that a batch goes to a worker."""
         for trace in _traces(batch.requests):
             trace.note("COMPUTE_START")
             trace.instance = batch.instance
@@ -196,7 +194,6 @@ def _note_compute(trace: Trace, done: wire.Done) -> None:
 
 
 def _noting(trace: Trace, on_response: OnResponse) -> OnResponse:
-    """Notes the outputs of each response of a stream, until they are too many."""
     left = MAX_STREAM_NBYTES
 
     def noted(response: InferResponse) -> None:

@@ -56,11 +56,9 @@ class ModelWorkers:
 
     @property
     def on_message(self) -> Callable[[WorkerLink, wire.Message], bool]:
-        """What takes the messages of a worker."""
         return self._runner.on_message
 
     def instance_up(self, link: WorkerLink) -> None:
-        """Add a worker, which may be given batches at once."""
         self.refusal, self.fault = None, ""
         self.were_up = True
         link.open()
@@ -135,7 +133,6 @@ class ModelWorkers:
         self._answers.refuse(self._queueing.scheduler.take_all(), refusal())
 
     def close(self) -> None:
-        """Let every worker go; whoever still waits is told."""
         self._closed = True
         self.refusal = lambda: refusals.ended(self._name, stops=self._queueing.scheduler.draining)
         for instance in list(self.instances.up):

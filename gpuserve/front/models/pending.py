@@ -98,7 +98,6 @@ class PendingRequest(QueuedRequest):
 
     @property
     def correlation(self) -> types.Sequence | None:
-        """The sequence that the request belongs to, if any."""
         return self.request.sequence
 
     @property
@@ -108,17 +107,14 @@ class PendingRequest(QueuedRequest):
 
     @property
     def is_inner(self) -> bool:
-        """Whether the request is a step of an ensemble's request."""
         return self.request.depth > 0
 
     @property
     def spec(self) -> ModelSpec:
-        """The model that runs the request."""
         return self._driver.spec
 
     @property
     def is_over(self) -> bool:
-        """Whether it has its answer, or nobody waits for it."""
         return self.answer.done() if self.on_answer is None else self._state is not _WAITING
 
     @property
@@ -140,7 +136,6 @@ class PendingRequest(QueuedRequest):
             answer.close()
 
     def take_back(self) -> None:
-        """Give the request up: nobody waits for the answer any more."""
         self._driver.take_back(self)
 
     def give_up(self) -> bool:

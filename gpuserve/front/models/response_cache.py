@@ -111,12 +111,10 @@ class ResponseCache:
         self._nbytes += nbytes
 
     def drop_model(self, name: str) -> None:
-        """Forget all responses of a model, which was removed or is about to be another."""
         for key in [key for key in self._entries if key.model == name]:
             self._remove(key)
 
     def statistics(self) -> CacheStatistics:
-        """The counts at this moment."""
         return CacheStatistics(self._hits, self._misses, len(self._entries), self._nbytes)
 
     def _remove(self, key: CacheKey) -> None:

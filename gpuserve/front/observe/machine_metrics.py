@@ -24,7 +24,6 @@ class CpuTime(NamedTuple):
 
 
 def cpu_time(stat: str) -> CpuTime:
-    """Read the first line of ``/proc/stat``."""
     ticks = [int(one) for one in stat.split("\n", 1)[0].split()[1:][:_CPU_COLUMNS]]
     total = sum(ticks)
     return CpuTime(total - sum(ticks[column] for column in _IDLE_COLUMNS), total)

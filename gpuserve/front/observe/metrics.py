@@ -55,7 +55,6 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, ``times`` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
@@ -103,11 +102,9 @@ class InstanceMetrics:
         self.compute.observe(duration_s)
 
     def set_up(self, up: bool) -> None:
-        """Count one worker more in rotation, or one fewer."""
         self.up += 1 if up else -1
 
     def batch_sizes(self) -> Histogram:
-        """A histogram of the rows of every batch, failed or not."""
         sizes = Histogram(BATCH_SIZE_BUCKETS)
         for rows, one in self.executions.items():
             sizes.observe(rows, one.count + one.failures)
@@ -131,7 +128,6 @@ class LatencyWindow:
         self._latest: deque[tuple[float, RequestLatencies]] = deque(maxlen=WINDOW_REQUESTS)
 
     def observe(self, now: float, latencies: RequestLatencies) -> None:
-        """Note the latencies of a request that was answered now."""
         self._latest.append((now, latencies))
 
     def quantiles(self, now: float) -> dict[str, list[float]]:
@@ -265,12 +261,10 @@ class ModelMetrics:
             self.window.observe(time.monotonic(), _latencies(duration_s, duration_s, phases))
 
     def failed(self, code: str, reason: FailureReason, duration_s: float) -> None:
-        """Count a request that was accepted, and failed after ``duration_s``."""
         self.outcomes.failures[code] = self.outcomes.failures.get(code, 0) + 1
         self.statistics.failed(reason, duration_s)
 
     def refused(self, error: RequestError) -> None:
-        """Count a request that was not accepted."""
         reason = "queue_full" if isinstance(error, QueueFull) else "unavailable"
         if error.code is Code.INVALID_ARGUMENT:
             reason = "invalid"
@@ -279,7 +273,6 @@ class ModelMetrics:
             self.statistics.failed(FailureReason.REJECTED, 0.0)
 
     def cancelled(self, duration_s: float) -> None:
-        """Count a request that its client took back after ``duration_s``."""
         self.outcomes.cancellations += 1
         self.statistics.failed(FailureReason.CANCELED, duration_s)
 

@@ -70,11 +70,9 @@ class MetricsPage:
         self._machine: list[Callable[[], Iterable[Family]]] = [CpuMetrics().families, gpus]
 
     def add(self, families: Callable[[], Iterable[Family]]) -> None:
-        """Have these metrics on every page from now on."""
         self._machine.append(families)
 
     def page(self) -> bytes:
-        """The whole page at this moment."""
         return self.render(family for families in self._machine for family in families())
 
     def render(self, machine: Iterable[Family] = ()) -> bytes:

@@ -63,7 +63,6 @@ def page(families: Iterable[Family], *, also_empty: bool = False) -> bytes:
 
 
 def labels_of(one: ModelMetrics) -> dict[str, str]:
-    """The labels of a version of a model."""
     return {"model": one.model, "version": one.version}
 
 

@@ -66,6 +66,5 @@ class Watchers:
         return lambda: self._callbacks.remove(callback)
 
     def changed(self) -> None:
-        """Call everybody back: something changed."""
         for callback in list(self._callbacks):
             callback()

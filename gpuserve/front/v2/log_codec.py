@@ -45,7 +45,6 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def json_body(settings: LogSettings) -> bytes:
-    """The settings of the log as the body of an answer."""
     return compact({_FILE: "", **settings._asdict()}).encode()
 
 
@@ -73,7 +72,6 @@ def parse_message(request: Any) -> dict[str, Any]:
 
 
 def message(settings: LogSettings) -> Any:
-    """The settings of the log as a ``LogSettingsResponse``."""
     response = pb.LogSettingsResponse()
     for name in _BOOLEANS:
         response.settings[name].bool_param = getattr(settings, name)

@@ -71,7 +71,6 @@ def _step(step: StepSpec) -> Any:
 
 
 def model_config_body(config: Any) -> bytes:
-    """The JSON body of the answer of ``/v2/models/{m}/config``."""
     return compact(plain(config)).encode()
 
 
@@ -188,7 +187,6 @@ def options_of(message: Any, table: type) -> dict[str, Any]:
 
 
 def _sequence_batching(spec: ModelSpec) -> Any:
-    """The ``ModelSequenceBatching`` message of a model of sequences."""
     sequence, batching = spec.sequence, spec.batching
     config = pb.ModelSequenceBatching(control_input=[_control(one) for one in sequence.controls])
     fill(config, sequence)
@@ -204,7 +202,6 @@ def _sequence_batching(spec: ModelSpec) -> Any:
 
 
 def _rate_limiter(rate: RateLimiter) -> Any:
-    """The ``ModelRateLimiter`` message of an instance group."""
     resources = []
     for one in rate.resources:
         resource = pb.ModelRateLimiter.Resource(name=one.name, count=one.count)

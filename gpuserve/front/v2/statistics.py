@@ -130,7 +130,6 @@ class Responses:
         self._fates = dict.fromkeys(ResponseFate, (0, 0.0))
 
     def add(self, fate: ResponseFate, infer_s: float, output_s: float) -> None:
-        """Count one response more; times in seconds."""
         count, time_s = self._fates[fate]
         self._fates[fate] = count + 1, time_s + infer_s + output_s
         if fate is ResponseFate.SUCCESS or fate is ResponseFate.FAIL:
@@ -171,7 +170,6 @@ class ModelStatistics:
         return self.instances.setdefault(name, BySize())
 
     def failed(self, reason: FailureReason, duration_s: float) -> None:
-        """A request failed that reached the scheduler so long ago."""
         self.failures[reason] += 1
         self._fail_s += duration_s
 

@@ -17,12 +17,10 @@ _MAX: Final = (1 << 64) - 1
 
 
 def message(entries: Iterable[StatisticsEntry]) -> Any:
-    """The statistics of versions of models as a ``ModelStatisticsResponse``."""
     return pb.ModelStatisticsResponse(model_stats=[_entry(one) for one in entries])
 
 
 def json_body(entries: Iterable[StatisticsEntry]) -> bytes:
-    """The statistics of versions of models as the body of an answer."""
     return compact({"model_stats": [_entry(one) for one in entries]}).encode()
 
 

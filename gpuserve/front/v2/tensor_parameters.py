@@ -88,7 +88,6 @@ def class_count(given: Mapping[str, Any], name: str, kinds: Kinds) -> int:
 
 
 def regions_of(inputs: list[Any], placements: Mapping[str, RegionSlice]) -> tuple[RegionSlice, ...]:
-    """Every place in a region that a request with these inputs and placements names."""
     read = [one.data for one in inputs if type(one.data) is RegionSlice]
     return (*read, *placements.values())
 

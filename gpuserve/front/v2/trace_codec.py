@@ -29,7 +29,6 @@ def parse_json(body: bytes) -> dict[str, list[str] | None]:
 
 
 def json_body(settings: Mapping[str, Sequence[str]]) -> bytes:
-    """The trace settings as the body of an answer."""
     return compact({name: texts if name == _LEVEL else texts[0] for name, texts in settings.items()}).encode()
 
 
@@ -39,7 +38,6 @@ def parse_message(request: Any) -> dict[str, list[str] | None]:
 
 
 def message(settings: Mapping[str, Sequence[str]]) -> Any:
-    """The trace settings as a ``TraceSettingResponse``."""
     response = pb.TraceSettingResponse()
     for name, texts in settings.items():
         response.settings[name].value.extend(texts)

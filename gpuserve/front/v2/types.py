@@ -38,7 +38,6 @@ class RegionSlice:
         return self.nbytes
 
     def again(self) -> RegionSlice:
-        """A slice of the same place, for another request."""
         return RegionSlice(self.region, self.offset, self.nbytes)
 
 
@@ -155,7 +154,6 @@ class InferResponse:
     memory: Any = None
 
     def close(self) -> None:
-        """Give the outputs' memory back."""
         if self.on_close is not None:
             on_close, self.on_close = self.on_close, None
             on_close()

@@ -127,7 +127,6 @@ class ModelCheck:
             raise InvalidArgument(f"{_prefix(request)}{error}") from None
 
     def _check_alone(self, check: _InputCheck, tensor: InputTensor) -> CheckedRequest:
-        """Check the only input of a request, and remember what it came to."""
         checked = check.check_alone(tensor)
         if tensor.datatype not in _LOOKED_AT and len(self._known) < _REMEMBERED:
             self._known[tensor.name, tensor.datatype, tensor.shape] = checked
@@ -259,7 +258,6 @@ class SequenceCheck(ModelCheck):
 
 
 def check_of(spec: ModelSpec) -> ModelCheck:
-    """The check of a model's requests, of sequences or not."""
     return SequenceCheck(spec) if spec.in_sequences else ModelCheck(spec)
 
 
@@ -277,7 +275,6 @@ class _InputCheck:
         self._measured: dict[tuple[int, ...], _Measured] = {}
 
     def check_alone(self, tensor: InputTensor) -> CheckedRequest:
-        """Check the only input of a request."""
         measured = self.measure(tensor)
         if measured.nbytes is None:
             return measured.alone._replace(nbytes=len(tensor.data))

@@ -69,7 +69,6 @@ class EnsembleDriver(Driver):
             self._is_asking = False
 
     def statistics(self) -> SchedulerStatistics:
-        """The count of the requests that run, with nothing else."""
         return _NOTHING._replace(running_requests=len(self._runs))
 
     def submit(

@@ -35,7 +35,6 @@ class Members:
         self._regions = regions
 
     def are_ready(self, steps: Iterable[StepSpec]) -> bool:
-        """Whether each of these steps would find its model ready."""
         try:
             return all(self._models(one.model, str(one.version or "")).ready for one in steps)
         except (NotFound, Unavailable):

@@ -52,7 +52,6 @@ class EnsemblePlan:
         self.steps = tuple(_planned(number, spec.steps[number], wanted) for number in numbers)
 
     def is_shared(self, tensor: str) -> bool:
-        """Whether more than one wants it: steps, or the client."""
         return self.readers[tensor] + (tensor in self.outputs) > 1
 
 
@@ -125,5 +124,4 @@ class RunProgress:
             self.state = _RUNS.step(self.state, RunState.COMPLETE)
 
     def end(self) -> None:
-        """Give the request up: nothing more is to be done."""
         self.state = _RUNS.step(self.state, RunState.ENDED)

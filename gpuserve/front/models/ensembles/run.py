@@ -60,7 +60,6 @@ class EnsembleRun:
         self.device_nbytes = 0
 
     def begin(self) -> None:
-        """Send the steps that wait for nothing."""
         for tensor in self._pending.request.inputs:
             data = of_request(tensor.data, self._memory, self._plan.readers[tensor.name])
             self._hand_over(tensor.name, tensor.datatype, tensor.shape, data)
@@ -146,7 +145,6 @@ class EnsembleRun:
             self._take(step, answer.result())
 
     def _take(self, step: PlannedStep, response: InferResponse) -> None:
-        """Hand the outputs of a step on to those who wait for them."""
         holders = Holders(response.close)
         outputs = {one.name: one for one in response.outputs}
         is_kept = False

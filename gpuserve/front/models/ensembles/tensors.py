@@ -28,7 +28,6 @@ class Holders:
         self._count = 1
 
     def hold(self) -> None:
-        """Count one holder more of the thing."""
         self._count += 1
 
     def let_go(self) -> None:

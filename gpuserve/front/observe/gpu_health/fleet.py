@@ -78,7 +78,6 @@ class GpuFleet:
         gpu.life.heard(report, now)
 
     def hear_xid(self, xid: Xid, now: float) -> None:
-        """Count an error that the driver reported, and judge the GPUs that it is about."""
         for uuid in xid.uuids:
             gpu = self._gpus.get(uuid)
             if gpu is not None:
@@ -111,11 +110,9 @@ class GpuFleet:
         return now - self._heard_at > self._interval_s + PATIENCE_S
 
     def lost(self) -> tuple[LostGpu, ...]:
-        """The GPUs that cannot be used now."""
         return tuple(
             LostGpu(one.uuid, one.device, one.life.reason) for one in self if one.life.state is GpuState.LOST
         )
 
     def states(self) -> Mapping[str, GpuState]:
-        """The state of each GPU, by its UUID."""
         return {one.uuid: one.life.state for one in self}

@@ -81,7 +81,6 @@ class GpuLife:
         self._uncorrected: int | None = None
 
     def heard(self, report: GpuReport, now: float) -> None:
-        """Judge the GPU by what NVML said of it."""
         fault = report.fault or self._memory_fault(report.reading)
         if fault:
             self.fault(fault, now)
@@ -110,7 +109,6 @@ class GpuLife:
         self._apply(GpuEvent.FAULT)
 
     def silent(self) -> None:
-        """Note that NVML does not answer for the GPU."""
         self._good_since = math.inf
         self._apply(GpuEvent.SILENT)
 

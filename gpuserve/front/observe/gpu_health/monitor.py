@@ -46,7 +46,6 @@ class GpuMonitor:
         self._knows_trouble = False
 
     def start(self) -> None:
-        """Start the thread that asks NVML."""
         threading.Thread(target=self._run, name="gpuserve-nvml", daemon=True).start()
 
     def stop(self) -> None:
@@ -110,6 +109,5 @@ class GpuMonitor:
 
 
 def names_of_gpus(load: Callable[[], Any]) -> dict[str, str]:
-    """What an inventory of this machine calls the GPUs, by UUID."""
     gpus = read_machine(Path("/"), load).gpus
     return {one.uuid: one.name for one in visible_devices(gpus, os.environ.get(VARIABLE))}

@@ -66,7 +66,6 @@ class GpuWatch:
         self._timer = loop.call_later(self._interval_s, self._on_time)
 
     def stop(self) -> None:
-        """End the watch without waiting for the driver."""
         if self._monitor is not None:
             self._monitor.stop()
         if self._timer is not None:
@@ -74,7 +73,6 @@ class GpuWatch:
         self._monitor = self._timer = None
 
     def restore(self, lost: Iterable[LostGpu]) -> None:
-        """Take over which GPUs an earlier front knew to be lost."""
         self._told_lost = tuple(lost)
         self._fleet.restore(self._told_lost, time.monotonic())
         self._look_at_changes()
@@ -90,11 +88,9 @@ class GpuWatch:
             self._fleet.call(uuid, device)
 
     def worker_up(self, pid: int, model: str, version: str) -> None:
-        """Note the process of a worker, which may have memory of a GPU."""
         self._workers[pid] = (model, version)
 
     def worker_down(self, pid: int) -> None:
-        """Forget the process of a worker that has ended."""
         self._workers.pop(pid, None)
 
     # ---- questions ------------------------------------------------------------------------
@@ -137,13 +133,11 @@ class GpuWatch:
         }
 
     def families(self) -> list[Family]:
-        """The metrics of all GPUs at this moment."""
         now = time.monotonic()
         self._look(now)
         return list(exposition.gpu_families(self._fleet, self.model_memory(), self._fleet.age_s(now)))
 
     def document(self) -> dict[str, Any]:
-        """All that is known of the GPUs, as the body of ``GET /v2/gpus``."""
         now = time.monotonic()
         stale = self._look(now)
         return exposition.gpus_document(self._fleet, self.model_memory(), self._fleet.age_s(now), stale)
@@ -183,7 +177,6 @@ class GpuWatch:
         return self._fleet.is_stale(now)
 
     def _look_at_changes(self) -> None:
-        """Tell what is new; most of the time nothing is."""
         before, self._states = self._states, self._fleet.states()
         if self._states == before:
             return

@@ -67,7 +67,6 @@ class Reception:
         return TraceParent(traceparent.decode(), tracestate.decode("latin-1"))
 
     def begin(self, trace: Trace) -> None:
-        """A request of this call is traced."""
         trace.note(self._names[0], self._reading_at)
         trace.note(self._names[1], self._read_at)
 
@@ -79,16 +78,13 @@ class Reception:
             self._answered.append(trace)
 
     def reading(self) -> None:
-        """The next part of the call is waited for."""
         if self.stream:
             self._reading_at = time.monotonic_ns()
 
     def read(self) -> None:
-        """A part of the call has come."""
         self._read_at = time.monotonic_ns()
 
     def sending(self) -> None:
-        """Something is about to be written."""
         now = time.monotonic_ns()
         for trace in self._answered:
             trace.moments.setdefault(self._names[2], now)
@@ -108,7 +104,6 @@ class Reception:
             self._give([trace for trace in self._answered if self._names[2] in trace.moments])
 
     def close(self) -> None:
-        """Nothing more is sent."""
         self._closed = True
         self._give(self._answered)
 

@@ -18,7 +18,6 @@ class Sampler:
 
     @property
     def level(self) -> TraceLevel:
-        """What is noted of the requests that are traced."""
         return TraceLevel(self.values.level)
 
     def sample(self, forced: bool = False) -> bool:

@@ -49,11 +49,9 @@ class TraceScopes:
         return self._models.get(model, self._server).sampler
 
     def values(self, model: str = "") -> TraceValues:
-        """The settings that count for a model; "": for the server."""
         return self.sampler(model).values
 
     def is_own(self, model: str) -> bool:
-        """Whether a model has settings of its own."""
         return model in self._models
 
     def update(self, model: str, read: Mapping[str, int | None]) -> None:
@@ -81,12 +79,10 @@ class TraceScopes:
         self._models.pop(model, None)
 
     def to_wire(self) -> dict[str, Any]:
-        """All overrides as plain data, for ``restore``."""
         models = {name: scope.current_overrides() for name, scope in self._models.items()}
         return {"server": self._server.current_overrides(), "models": models}
 
     def restore(self, wire: Mapping[str, Any]) -> None:
-        """Take over the settings that ``to_wire`` gave in another process."""
         overrides: Overrides = dict(wire["server"])
         self._server = _Scope(overrides, self._merged("", overrides))
         self._models = {

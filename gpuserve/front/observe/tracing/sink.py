@@ -46,11 +46,9 @@ class TraceSink:
         self._thread = threading.Thread(target=self._run, name="gpuserve-traces", daemon=True)
 
     def open(self) -> None:
-        """Start the thread that writes."""
         self._thread.start()
 
     def put(self, trace: Trace) -> None:
-        """Have a trace written, or drop it where too many wait."""
         nbytes = trace.nbytes
         with self._changed:
             full = len(self._waiting) >= MAX_TRACES or self._waiting_nbytes + nbytes > MAX_NBYTES

@@ -51,7 +51,6 @@ class TraceParent(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether the caller traces this request itself."""
         return bool(int(self.traceparent.rpartition("-")[2], 16) & 1)
 
 

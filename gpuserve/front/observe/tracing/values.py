@@ -73,7 +73,6 @@ NAMES: Final = {
 
 
 def start_values(start: TraceSettings) -> TraceValues:
-    """The values of the settings that the server was started with."""
     return TraceValues(_level(start.level), start.rate, start.count, start.log_frequency)
 
 
