@@ -24,7 +24,7 @@ from gpuserve.front.models.model_tracer import ModelTracer, trace_ids
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.observe.tracing.sampler import Sampler
+from gpuserve.front.observe.tracing.scopes import Sampler
 from gpuserve.front.observe.tracing.trace import Trace
 from gpuserve.front.observe.tracing.values import TraceLevel, TraceValues
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.errors import ConfigError, InvalidArgument, RequestError, Unimplemented
-from gpuserve.front.observe.tracing.sampler import Sampler
-from gpuserve.front.observe.tracing.scopes import TraceScopes
+from gpuserve.front.observe.tracing.scopes import Sampler, TraceScopes
 from gpuserve.front.observe.tracing.trace import TraceParent
 from gpuserve.front.observe.tracing.values import TraceValues, described, read_changes
 from gpuserve.front.service.service import inference_service

@@ -141,8 +141,7 @@ class ModelScheduler(Scheduler):
     # ---- batches --------------------------------------------------------------------------
 
     def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
-        """Form one batch for the instance with the most room, or for the one named. Call it until it
-        gives None.
+        """Form one batch for the instance with the most room, or for the one named.
 
         None means that nothing is queued, that no instance has room, that it is better to wait, or that
         the time of requests is over and ``expire(now)`` comes first: no request runs after its deadline.
@@ -195,11 +194,6 @@ class ModelScheduler(Scheduler):
         self._slots.free_slot(batch)
 
     def complete(self, batch_id: int) -> Batch:
-        """A batch ended, well or badly: its slot is free and its requests have finished.
-
-        Raises:
-            KeyError: no such batch runs: it ended before, or its instance went down.
-        """
         batch = self._slots.release(batch_id)
         requests, counts = batch.requests, self._counts
         advance(requests, "complete")

@@ -129,11 +129,7 @@ class QueuedRequest:
 
 
 def advance(requests: Iterable[QueuedRequest], event: RequestEvent) -> None:
-    """Take every one of the requests through one event: a whole batch costs one look into the table.
-
-    Raises:
-        IllegalTransition: one of them is not in the state that the event starts from.
-    """
+    """Take every one of the requests through one event: a whole batch costs one look into the table."""
     source, target = TRANSITIONS[event]
     for request in requests:
         if request.state is not source:
@@ -244,11 +240,7 @@ class Admission:
         self._count(request)
 
     def check_room(self, request: QueuedRequest, requests: int, nbytes: int) -> None:
-        """Do nothing where one more request may wait besides so many of so many bytes.
-
-        Raises:
-            QueueFull: it may not.
-        """
+        """Raise QueueFull where no more may wait besides so many requests of so many bytes."""
         if requests >= self._max_requests:
             raise QueueFull(f"Exceeds maximum queue size of {self._max_requests} requests")
         if nbytes + request.nbytes > self._max_nbytes and requests:

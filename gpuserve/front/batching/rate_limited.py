@@ -66,11 +66,6 @@ class RateLimits:
         return self._scheduler.next_wakeup(now, open_to)
 
     def complete(self, batch_id: int) -> Batch:
-        """A batch ended, well or badly, and with it its hold on resources.
-
-        Raises:
-            KeyError: no such batch runs.
-        """
         batch = self._scheduler.complete(batch_id)
         self._limiter.release(self._rates[self._running.pop(batch_id)])
         return batch

@@ -10,6 +10,7 @@ what needs little.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -50,9 +51,9 @@ class RateLimiter:
 
     def add(self, instances: Iterable[InstanceSpec], wake: Callable[[], None]) -> dict[str, InstanceRate]:
         """Instances of a model take part from now on, by name; ``wake`` is called when one may run."""
-        made = {}
-        for one in instances:
-            made[one.name] = InstanceRate(self._needs(one), max(one.rate.priority, 1), wake)
+        made = {
+            one.name: InstanceRate(self._needs(one), max(one.rate.priority, 1), wake) for one in instances
+        }
         self._instances += made.values()
         self._count()
         return made
@@ -99,7 +100,9 @@ class RateLimiter:
 
     def _serve_waiting(self, asking: InstanceRate | None = None) -> None:
         claimed: Counter[DeviceResource] = Counter()
-        for instance in sorted([one for one in self._instances if one.waits], key=_turn):
+        for instance in sorted(
+            [one for one in self._instances if one.waits], key=operator.attrgetter("turn")
+        ):
             if any(self._free(one) - claimed[one] < count for one, count in instance.needs.items()):
                 claimed.update(instance.needs)
                 continue
@@ -118,7 +121,3 @@ class RateLimiter:
                 most[resource] = max(most.get(resource, 0), count)
         limited = {resource: limit_of(resource, self._limits) for resource in most}
         self._available = {one: most[one] if limit is None else limit for one, limit in limited.items()}
-
-
-def _turn(instance: InstanceRate) -> int:
-    return instance.turn

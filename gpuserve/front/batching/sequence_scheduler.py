@@ -162,9 +162,7 @@ class SequenceScheduler(Scheduler):
         return taken
 
     def expire(self, now: float) -> list[QueuedRequest]:
-        """The requests that were taken out since, each with its ``removal_reason``; those that are late go
-        now.
-        """
+        """The requests that were taken out, or are late, each with its ``removal_reason``."""
         self._drop_idle(now)
         while (request := self._queue.first_due(now)) is not None:
             reason = RemovalReason.LATE
@@ -204,9 +202,7 @@ class SequenceScheduler(Scheduler):
     # ---- batches --------------------------------------------------------------------------
 
     def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
-        """Form one batch, for an instance that has waited long or for the one named. Call it until it
-        gives None: nothing is ready, or it is better to wait, or ``expire(now)`` comes first.
-        """
+        """Form one batch; None: nothing is ready, or it is better to wait, or ``expire(now)`` comes first."""
         if not self._queue.requests or self._queue.first_due(now) is not None:
             return None
         for place in self._slots.ready(None if instance is None else (instance,)):
@@ -237,11 +233,6 @@ class SequenceScheduler(Scheduler):
         """The call of a batch is over; the sequences in it go on when it has ended, and not before."""
 
     def complete(self, batch_id: int) -> Batch:
-        """A batch ended, well or badly: its requests have finished, and their sequences may go on.
-
-        Raises:
-            KeyError: no such batch runs: it ended before, or its instance went down.
-        """
         batch = self._slots.release(batch_id)
         advance(batch.requests, "complete")
         for request in batch.requests:

@@ -41,11 +41,6 @@ class SequenceSlots(Places[SequenceInstance]):
     # ---- instances ------------------------------------------------------------------------
 
     def up(self, name: str, at_once: int, prefetch: int) -> None:
-        """Add an instance, which runs ``at_once`` batches and holds ``prefetch`` besides.
-
-        Raises:
-            ValueError: it is up already.
-        """
         free_seats = list(range(self.seats))
         self._add(SequenceInstance(name, at_once, at_once + prefetch, free_seats=free_seats))
         self.fill_seats()

@@ -135,11 +135,7 @@ class Places(Generic[InstanceT]):
         batch.slots = 0
 
     def release(self, batch_id: int) -> Batch:
-        """Forget a batch that ended; its slot is free.
-
-        Raises:
-            KeyError: no such batch runs: it ended before, or its instance went down.
-        """
+        """Forget a batch that ended; KeyError where its instance went down, or it ended before."""
         batch = self._running.pop(batch_id)
         self.free_slot(batch)
         return batch
@@ -149,11 +145,7 @@ class InstanceSlots(Places[Instance]):
     """Slots for batches on every instance that is up, any batch on any instance."""
 
     def up(self, name: str, at_once: int, prefetch: int) -> None:
-        """Add an instance, which runs ``at_once`` and holds ``prefetch`` besides.
-
-        Raises:
-            ValueError: it already does.
-        """
+        """Add an instance, which runs ``at_once`` and holds ``prefetch`` besides."""
         self._add(Instance(name, at_once, at_once + prefetch))
 
     def down(self, name: str) -> tuple[list[Batch], list[Batch]]:

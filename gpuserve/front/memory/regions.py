@@ -277,11 +277,6 @@ class RegionTable:
         return [one for one in self._by_name.values() if one.life is not RegionLife.OPENING]
 
     def _containing(self, one: RegionSlice) -> RegisteredRegion:
-        """The region that a place is in.
-
-        Raises:
-            NotFound, InvalidArgument: there is none, or the place is not all inside.
-        """
         region = self._by_name.get(one.region)
         if region is None or region.life is not RegionLife.REGISTERED:
             raise NotFound(f"Unable to find shared memory region: '{shown(one.region)}'")
@@ -299,12 +294,6 @@ class RegionTable:
         return region
 
     def _link_on(self, device: str, name: str) -> WorkerLink:
-        """A worker that can open a region of a device's memory.
-
-        Raises:
-            InvalidArgument: none ever runs there.
-            Unavailable: none is up now.
-        """
         links = self._links_on(device)
         if links:
             return links[0]

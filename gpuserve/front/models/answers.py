@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
@@ -15,6 +15,7 @@ from gpuserve.front.batching.answer_order import AnswerOrder
 from gpuserve.front.batching.queue import QueuedRequest, RemovalReason
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.batch_messages import region_numbers
+from gpuserve.front.memory.regions import RegionTable
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.in_flight import InFlightBatch
 from gpuserve.front.models.pending import PendingRequest
@@ -29,16 +30,6 @@ if TYPE_CHECKING:
 
 #: A century and a half.
 _MAX_PHASE_NS: Final = (1 << 62) - 1
-
-
-class RegionUse(Protocol):
-    """The regions that clients registered, as those see them who send requests that name some."""
-
-    def introduce(self, link: WorkerLink, numbers: Iterable[int]) -> None:
-        """Make sure that a worker knows these regions."""
-
-    def unpin(self, request: InferRequest) -> None:
-        """Let go of the regions that a request names, which is through with them."""
 
 
 class StreamAccount:
@@ -91,7 +82,7 @@ class ModelAnswers:
         spec: ModelSpec,
         metrics: ModelMetrics,
         cache: ResponseCache | None = None,
-        regions: RegionUse | None = None,
+        regions: RegionTable | None = None,
     ) -> None:
         self._spec = spec
         self._regions = regions

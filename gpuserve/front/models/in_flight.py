@@ -53,9 +53,7 @@ class InFlightBatch:
         return self._yields
 
     def yield_gone(self) -> None:
-        """Count one more message of responses that has left for its clients, and tell the worker now and
-        then.
-        """
+        """Count one more message of responses that has left, and tell the worker now and then."""
         self._gone += 1
         if self._gone >= _CREDIT_YIELDS:
             self.link.send(Credit(self.batch.batch_id, self._gone))
@@ -73,11 +71,7 @@ class InFlightBatches:
         self._flights[flight.batch.batch_id] = flight
 
     def at(self, link: WorkerLink, batch_id: int) -> InFlightBatch:
-        """The batch of that number, which must be at that worker.
-
-        Raises:
-            WireError: it is not.
-        """
+        """The batch of that number; WireError where it is not at that worker."""
         flight = self._flights.get(batch_id)
         if flight is None or flight.link is not link:
             raise _not_there(link, batch_id)

@@ -18,7 +18,8 @@ from gpuserve.front.batching.scheduler_factory import scheduler_of
 from gpuserve.front.links.worker_link import WorkerLink, no_such_message
 from gpuserve.front.memory.batch_messages import BatchMessages
 from gpuserve.front.memory.blocks import bring_home
-from gpuserve.front.models.answers import ModelAnswers, RegionUse
+from gpuserve.front.memory.regions import RegionTable
+from gpuserve.front.models.answers import ModelAnswers
 from gpuserve.front.models.batch_runner import BatchRunner, Queueing
 from gpuserve.front.models.instances import Instances
 from gpuserve.front.models.interface import Driver
@@ -48,7 +49,7 @@ class ModelDriver(Driver):
         max_arena_nbytes: int,
         metrics: ModelMetrics,
         cache: ResponseCache | None = None,
-        regions: RegionUse | None = None,
+        regions: RegionTable | None = None,
         limiter: RateLimiter | None = None,
         on_other: Callable[[WorkerLink, wire.Message], None] = no_such_message,
     ) -> None:

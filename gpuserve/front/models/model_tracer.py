@@ -19,7 +19,7 @@ from gpuserve.front.links.export_memory import KeptTensor, LentExport
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.pending import OnResponse, PendingRequest
 from gpuserve.front.observe.tracing.reception import Deliver, Reception
-from gpuserve.front.observe.tracing.sampler import Sampler
+from gpuserve.front.observe.tracing.scopes import Sampler
 from gpuserve.front.observe.tracing.trace import Trace, TracedTensor
 from gpuserve.front.observe.tracing.values import TraceLevel
 from gpuserve.front.v2.types import InferResponse

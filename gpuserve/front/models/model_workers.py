@@ -46,6 +46,7 @@ class ModelWorkers:
         self._arena = arena
         self._answers = answers
         self._runner = runner
+        self.on_message = runner.on_message
         self._metrics = metrics
         self.refusal: Callable[[], RequestError] | None = None
         #: Why no instance can run, where it is the machine's fault.
@@ -53,10 +54,6 @@ class ModelWorkers:
         #: Whether an instance was up once.
         self.were_up = False
         self._closed = False
-
-    @property
-    def on_message(self) -> Callable[[WorkerLink, wire.Message], bool]:
-        return self._runner.on_message
 
     def instance_up(self, link: WorkerLink) -> None:
         self.refusal, self.fault = None, ""

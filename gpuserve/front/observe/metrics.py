@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from gpuserve.declare.spec import InstanceSpec
 from gpuserve.errors import Code, QueueFull, RequestError
@@ -34,14 +34,6 @@ QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 0.999)
 #: Requests older than this count no more, nor those before the latest so many.
 WINDOW_S: Final = 60.0
 WINDOW_REQUESTS: Final = 8192
-
-
-class Accepted(Protocol):
-    """A request that a scheduler accepted. ``counted`` says that what became of it is in the account."""
-
-    rows: int
-    enqueued_at: float
-    counted: bool
 
 
 class Histogram:
@@ -217,7 +209,7 @@ class ModelMetrics:
         return StatisticsEntry(self.model, self.version, self.statistics, memory_nbytes, gpu_memory_nbytes)
 
     def queued(self, requests: Iterable[Any], now: float) -> None:
-        """Count requests (``Accepted``) that left the queue for a worker at ``now``."""
+        """Count requests (``PendingRequest``) that left the queue for a worker at ``now``."""
         self.queue_duration.observe_all([now - one.enqueued_at for one in requests])
 
     def executed(
@@ -229,7 +221,7 @@ class ModelMetrics:
         requests: Sequence[Any],
         answers: Sequence[object],
     ) -> None:
-        """Count a batch of ``size`` rows that came back well; ``requests`` (``Accepted``) have these answers.
+        """Count a batch of ``size`` rows that came back well; ``requests`` have these answers.
 
         Those with an error are not counted here, nor those whose fate is known already.
         """
@@ -292,7 +284,5 @@ class ModelMetrics:
 
 
 def _latencies(request_s: float, elapsed_s: float, phases: Phases) -> RequestLatencies:
-    """The latencies of a request that was answered ``request_s`` after it came, ``elapsed_s`` of them at a
-    worker.
-    """
+    """Of a request that was answered ``request_s`` after it came, ``elapsed_s`` of them at a worker."""
     return RequestLatencies(request_s * 1e9, (request_s - elapsed_s) * 1e9, *phases)

@@ -23,7 +23,6 @@ from gpuserve.front.v2.types import (
     InferResponse,
     InputTensor,
     OutputTensor,
-    StepRequest,
 )
 from gpuserve_worker.protocol import wire
 
@@ -227,14 +226,14 @@ def _payload(borrower: WorkerLink, response: InferResponse, output: OutputTensor
     return bytes(data)
 
 
-def _request(link: WorkerLink, call: wire.Call) -> StepRequest:
+def _request(link: WorkerLink, call: wire.Call) -> InferRequest:
     inputs = [
         InputTensor(name, datatype, tuple(shape), _data(link, payload))
         for name, datatype, shape, payload in wire.tensors(call.inputs)
     ]
     parameters: dict[str, Any] = dict(call.parameters)
     outputs = tuple(call.requested_outputs)
-    return StepRequest(call.model, call.version, "", parameters, inputs, outputs, call.timeout_s or None)
+    return InferRequest(call.model, call.version, "", parameters, inputs, outputs, call.timeout_s or None)
 
 
 def _data(link: WorkerLink, payload: wire.Payload) -> Data:

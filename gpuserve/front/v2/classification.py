@@ -33,23 +33,17 @@ def classify(
     Raises:
         InvalidArgument: an output has no order, or is too large.
     """
+    batched = spec.max_batch_size > 0
     try:
-        response.outputs = _classified(response, class_counts, spec, member)
+        response.outputs = [
+            top_classes(one, class_counts[one.name], batched, labels_of(one.name, spec, member))
+            if one.name in class_counts
+            else one
+            for one in response.outputs
+        ]
     except InvalidArgument:
         response.close()
         raise
-
-
-def _classified(
-    response: InferResponse, class_counts: Mapping[str, int], spec: ModelSpec, member: Member
-) -> list[OutputTensor]:
-    batched = spec.max_batch_size > 0
-    return [
-        top_classes(one, class_counts[one.name], batched, labels_of(one.name, spec, member))
-        if one.name in class_counts
-        else one
-        for one in response.outputs
-    ]
 
 
 def labels_of(output: str, spec: ModelSpec, member: Member) -> Sequence[str]:

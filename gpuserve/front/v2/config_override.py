@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from google.protobuf import json_format  # type: ignore[import-untyped]
@@ -90,11 +91,7 @@ def _is_without_effect(config: Any, now: Any, field: str) -> bool:
 
 
 def _check_parts(model: str, config: Any, now: Any, field: str) -> None:
-    """Refuse what this server has nothing for inside a field that it has something for.
-
-    Raises:
-        InvalidArgument: there is such a thing, and it is not just as the model has it.
-    """
+    """Refuse what is not as the model has it, where this server has nothing for that part of a field."""
     known = _PARTS.get(field)
     if known is None or _is_without_effect(config, now, field):
         return
@@ -175,12 +172,12 @@ def _plain_readers() -> Iterator[tuple[str, tuple[str, _Reader]]]:
     """The options of a model that are plain values, which clients may change where Triton has them."""
     for name, row in rows(ModelSpec).items():
         if row.option.triton:
-            yield row.option.triton.partition(".")[0], (name, _plain_reader(row.option.triton))
+            field, _, _ = row.option.triton.partition(".")
+            yield field, (name, partial(_plain, row.option.triton))
 
 
-def _plain_reader(path: str) -> _Reader:
-    read = operator.attrgetter(path)
-    return lambda _, config: read(config)
+def _plain(path: str, model: str, config: Any) -> Any:
+    return operator.attrgetter(path)(config)
 
 
 #: Field -> what it changes, and its reader.

@@ -111,22 +111,14 @@ def typed(value: Any, kind: type[T], field: str) -> T:
 
 
 def member(owner: dict[str, Any], key: str, kind: type[T], of: str = "") -> T:
-    """A member that must be there. ``of`` says whose it is: `` of input 'x'``.
-
-    Raises:
-        InvalidArgument: it is missing or of another kind.
-    """
+    """A member that must be there, of this kind. ``of`` says whose it is: `` of input 'x'``."""
     if key not in owner:
         raise InvalidArgument(f"'{key}'{of} is missing in the request")
     return typed(owner[key], kind, f"'{key}'{of}")
 
 
 def unsigned(value: Any, field: str) -> int:
-    """``value``, if it is an integer from 0 to 2^63 - 1.
-
-    Raises:
-        InvalidArgument: it is something else.
-    """
+    """``value``, if it is an integer from 0 to 2^63 - 1, or else InvalidArgument."""
     if type(value) is int and 0 <= value <= MAX_INT64:
         return value
     raise InvalidArgument(

@@ -31,8 +31,10 @@ def shown(text: str) -> str:
 
 def shown_names(names: Iterable[str]) -> str:
     """Names as ``['A','B']``, cut after the first few."""
-    quoted = [f"'{shown(name)}'" for name in names]
-    return _listed(quoted)
+    items = [f"'{shown(name)}'" for name in names]
+    if len(items) > _SHOWN_ITEMS:
+        items = [*items[:_SHOWN_ITEMS], f"… {len(items)} in all"]
+    return f"[{','.join(items)}]"
 
 
 def shown_dim(dim: int) -> str:
@@ -49,11 +51,7 @@ def shown_shape(shape: Sequence[int]) -> str:
 
 
 def check_count(what: str, given: int, most: int, model_name: str) -> None:
-    """Refuse a request that carries more of ``what`` ("inputs", "parameters") than the server reads.
-
-    Raises:
-        InvalidArgument: ``given`` is over ``most``.
-    """
+    """Refuse a request that carries more of ``what`` ("inputs", "parameters") than the server reads."""
     if given > most:
         raise InvalidArgument(
             f"the request for model '{shown(model_name)}' has {given} {what}, expected at most {most}"
@@ -61,20 +59,10 @@ def check_count(what: str, given: int, most: int, model_name: str) -> None:
 
 
 def check_name(what: str, name: str, model_name: str) -> None:
-    """Refuse a name that is longer than any name the server knows.
-
-    Raises:
-        InvalidArgument: it takes more than ``MAX_NAME_NBYTES`` bytes as UTF-8.
-    """
+    """Refuse a name of more than ``MAX_NAME_NBYTES`` bytes as UTF-8: no name that the server knows is."""
     # A character is at most four bytes, so only few names have to be encoded to be measured.
     if len(name) > MAX_NAME_NBYTES // 4 and len(name.encode("utf-8", "replace")) > MAX_NAME_NBYTES:
         raise InvalidArgument(
             f"{what} '{shown(name)}' for model '{shown(model_name)}' is longer than the "
             f"{MAX_NAME_NBYTES} bytes a name may have, got {len(name)} characters"
         )
-
-
-def _listed(items: list[str]) -> str:
-    if len(items) > _SHOWN_ITEMS:
-        items = [*items[:_SHOWN_ITEMS], f"… {len(items)} in all"]
-    return f"[{','.join(items)}]"

@@ -71,9 +71,7 @@ class Executions:
         self.request_input_ns = self.request_infer_ns = self.request_output_ns = 0
 
     def add(self, phases: Phases, requests: int, rows: int, queue_s: float, elapsed_s: float) -> None:
-        """Count one execution more, of so many requests and rows; their times in the queue and since, in
-        seconds.
-        """
+        """Count one execution more; ``queue_s`` and ``elapsed_s`` are sums over its requests."""
         input_ns, infer_ns, output_ns = phases
         self.count += 1
         self.requests += requests

@@ -49,11 +49,8 @@ def _entry(entry: StatisticsEntry) -> dict[str, Any]:
 
 
 def _batch(size: int, executions: Executions) -> dict[str, Any]:
-    durations = {
-        "compute_input": Duration(executions.count, executions.compute_input_ns),
-        "compute_infer": Duration(executions.count, executions.compute_infer_ns),
-        "compute_output": Duration(executions.count, executions.compute_output_ns),
-    }
+    phases = ("compute_input", "compute_infer", "compute_output")
+    durations = {one: Duration(executions.count, getattr(executions, f"{one}_ns")) for one in phases}
     return {"batch_size": size, **_durations(durations)}
 
 

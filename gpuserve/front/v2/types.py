@@ -58,7 +58,7 @@ class InputTensor:
 
 
 class InferRequest:
-    """One inference request: a record, of 14 fields because the protocol has so many.
+    """One inference request: a record, of 16 fields because the protocol has so many.
 
     ``model_version`` is the version as text, "" for the newest. ``outputs`` are the names asked for,
     in order; empty means all. ``timeout_s`` is the client's own limit, None for none; ``priority`` is 0
@@ -71,14 +71,9 @@ class InferRequest:
     """
 
     __slots__ = (
-        "class_counts", "empty_final", "id", "inputs", "model_name", "model_version", "outputs", "parameters",
-        "placements", "priority", "reception", "regions", "sequence", "timeout_s",
+        "class_counts", "depth", "empty_final", "id", "inputs", "kept", "model_name", "model_version",
+        "outputs", "parameters", "placements", "priority", "reception", "regions", "sequence", "timeout_s",
     )  # fmt: skip
-
-    #: Within how many others it is; 0 where it came from outside.
-    depth: int = 0
-    #: The outputs that only other workers read, which may stay on the device of its own.
-    kept: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -110,17 +105,10 @@ class InferRequest:
         self.sequence = sequence
         self.regions = regions
         self.reception: Any = None
-
-
-class StepRequest(InferRequest):
-    """What another request leads to, which was accepted: a step of an ensemble's, or a callable's call."""
-
-    __slots__ = ("depth", "kept")
-
-    def __init__(self, *fields: Any, **more: Any) -> None:
-        super().__init__(*fields, **more)
-        self.depth = 1
-        self.kept = ()
+        #: Within how many others it is; 0 where it came from outside.
+        self.depth = 0
+        #: The outputs that only other workers read, which may stay on the device of its own.
+        self.kept: tuple[str, ...] = ()
 
 
 @dataclass(eq=False, slots=True)

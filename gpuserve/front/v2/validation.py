@@ -222,11 +222,7 @@ class SequenceCheck(ModelCheck):
         self._control = spec.sequence.control(CORRID)
 
     def check(self, request: InferRequest) -> CheckedRequest:
-        """As ``ModelCheck.check``; besides, the request must name its sequence and have one row.
-
-        Raises:
-            InvalidArgument: it does not fit.
-        """
+        """As ``ModelCheck.check``; besides, the request must name its sequence and have one row."""
         if request.sequence is None:
             raise InvalidArgument(
                 f"{_prefix(request)}inference request to model '{self._name}' must specify a non-zero or "

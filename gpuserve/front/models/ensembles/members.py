@@ -18,7 +18,7 @@ from gpuserve.front.models.ensembles.plan import EnsemblePlan, PlannedStep
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.model_workers import ModelWorkers
 from gpuserve.front.models.pending import PendingRequest
-from gpuserve.front.v2.types import StepRequest
+from gpuserve.front.v2.types import InferRequest
 from gpuserve_worker.protocol.tensor import BYTES
 
 #: Ensembles within ensembles. One that comes back to itself, by models that were exchanged, ends here.
@@ -40,7 +40,7 @@ class Members:
         except (NotFound, Unavailable):
             return False
 
-    def submit(self, request: StepRequest) -> PendingRequest:
+    def submit(self, request: InferRequest) -> PendingRequest:
         """Queue one step, whose regions stay until it is through.
 
         Raises:
@@ -60,7 +60,7 @@ class Members:
             self._regions.unpin(request)
             raise
 
-    def _find(self, request: StepRequest) -> Driver:
+    def _find(self, request: InferRequest) -> Driver:
         try:
             driver = self._models(request.model_name, request.model_version)
         except NotFound as error:  # which is no fault of the client's
@@ -125,7 +125,7 @@ def can_read(driver: Driver, name: str) -> bool:
     return name in driver.workers.device_inputs.everywhere
 
 
-def check_readable(driver: Driver, request: StepRequest) -> None:
+def check_readable(driver: Driver, request: InferRequest) -> None:
     """Do nothing where a model can be given the inputs of a step.
 
     Raises:

@@ -19,7 +19,7 @@ from gpuserve.front.models.ensembles.plan import EnsemblePlan, PlannedStep, RunP
 from gpuserve.front.models.ensembles.tensors import Holders, of_request, of_response
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.tracing.reception import Reception
-from gpuserve.front.v2.types import InferResponse, InputTensor, OutputTensor, RegionSlice, StepRequest
+from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor, OutputTensor, RegionSlice
 from gpuserve_worker.memory.arena import Block
 
 #: What became of a request.
@@ -89,7 +89,7 @@ class EnsembleRun:
         self._running[step.number] = pending
         pending.answer.add_done_callback(partial(self._answered, step))
 
-    def _step_request(self, step: PlannedStep) -> StepRequest:
+    def _step_request(self, step: PlannedStep) -> InferRequest:
         """The request of a step, to which its inputs belong from now on.
 
         Raises:
@@ -102,7 +102,7 @@ class EnsembleRun:
             theirs: whole.placements[ours] for theirs, ours in step.writes if ours in whole.placements
         }
         in_regions = [one.data for one in inputs if isinstance(one.data, RegionSlice)]
-        request = StepRequest(
+        request = InferRequest(
             step.model,
             step.version,
             whole.id,

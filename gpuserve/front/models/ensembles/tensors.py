@@ -9,6 +9,7 @@ device read may stay on a device, and are lent alike.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from gpuserve.front.links.export_memory import KeptTensor
 from gpuserve.front.links.output_memory import LentBlock, OutputMemory
@@ -27,8 +28,10 @@ class Holders:
         self._close = close
         self._count = 1
 
-    def hold(self) -> None:
-        self._count += 1
+    def share(self, readers: int, lent: Callable[[Callable[[], None]], Data]) -> list[Data]:
+        """The thing for so many holders more; ``lent`` makes it for one, given what that calls to let go."""
+        self._count += readers
+        return [lent(self.let_go) for _ in range(readers)]
 
     def let_go(self) -> None:
         """Count one holder less; the last closes the thing."""
@@ -42,14 +45,11 @@ def of_request(data: Data, memory: OutputMemory, readers: int) -> list[Data]:
     if not isinstance(data, Block):
         return [data] * readers
     holders, shared = Holders(data.free), readers > 1
-    found: list[Data] = []
-    for _ in range(readers):
-        holders.hold()
-        if isinstance(data, LentBlock):
-            found.append(data.again(holders.let_go, shared=shared))
-        else:
-            place = data.segment, data.offset, data.nbytes
-            found.append(memory.lent(*place, holders.let_go, shared=shared))
+    if isinstance(data, LentBlock):
+        found = holders.share(readers, partial(data.again, shared=shared))
+    else:
+        place = data.segment, data.offset, data.nbytes
+        found = holders.share(readers, partial(memory.lent, *place, shared=shared))
     holders.let_go()
     return found
 
@@ -71,22 +71,15 @@ def of_response(
         assert placement is not None, "an output lies in a region only where that was asked for"
         return [_written(placement, output)] * readers
     if isinstance(output, KeptTensor):
-        kept: list[Data] = []
-        for _ in range(readers):
-            holders.hold()
-            kept.append(output.lent(holders.let_go, shared=shared))
-        return kept
+        return holders.share(readers, partial(output.lent, shared=shared))
     data = output.data
-    if not isinstance(data, memoryview) or len(data) <= INLINE_NBYTES or response.memory is None:
+    place = None
+    if isinstance(data, memoryview) and len(data) > INLINE_NBYTES and response.memory is not None:
+        place = response.memory.locate(data)  # None where its worker has died since
+    if place is None:
         return [bytes(data)] * readers if readers else []
-    place = response.memory.locate(data)
-    if place is None:  # its worker has died since: there is nobody to lend from
-        return [bytes(data)] * readers if readers else []
-    found: list[Data] = []
-    for _ in range(readers):
-        holders.hold()
-        found.append(place.memory.lent(place.segment, place.offset, len(data), holders.let_go, shared=shared))
-    return found
+    lend = partial(place.memory.lent, place.segment, place.offset, len(data), shared=shared)
+    return holders.share(readers, lend)
 
 
 def _written(placement: RegionSlice, output: OutputTensor) -> RegionSlice:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from gpuserve.devices.readings import GpuReading, GpuReport, NvmlRound, Xid
+from gpuserve.devices.readings import GpuReading, NvmlRound, Xid
 from gpuserve.front.observe.gpu_health.health import GpuLife, GpuState
 
 #: A round of questions may take this long beyond its interval before NVML counts as silent.
@@ -67,15 +67,12 @@ class GpuFleet:
         """Take in a round of answers. A GPU that is not in it any more is lost."""
         self._heard_at, self._has_heard = now, True
         for one in report.gpus:
-            self._hear_of(one, now)
+            gpu = self._gpu(one.uuid, one.device, one.product)
+            gpu.reading = one.reading
+            gpu.life.heard(one, now)
         for uuid in self._gpus.keys() - {one.uuid for one in report.gpus}:
             self._gpus[uuid].reading = None
             self._gpus[uuid].life.fault("its driver does not list it any more", now)
-
-    def _hear_of(self, report: GpuReport, now: float) -> None:
-        gpu = self._gpu(report.uuid, report.device, report.product)
-        gpu.reading = report.reading
-        gpu.life.heard(report, now)
 
     def hear_xid(self, xid: Xid, now: float) -> None:
         for uuid in xid.uuids:

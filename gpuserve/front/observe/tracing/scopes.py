@@ -16,23 +16,45 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuserve.errors import InvalidArgument
-from gpuserve.front.observe.tracing.sampler import Sampler
-from gpuserve.front.observe.tracing.values import Overrides, TraceValues, applied, start_values
+from gpuserve.front.observe.tracing.values import Overrides, TraceLevel, TraceValues, applied, start_values
 from gpuserve.settings.server import TraceSettings
 
 
-class _Scope:
-    __slots__ = ("overrides", "sampler")
+class Sampler:
+    """Chooses which requests of one scope of settings are traced: one in so many, and no more than so many.
 
-    def __init__(self, overrides: Overrides, values: TraceValues) -> None:
-        self.overrides = overrides
-        self.sampler = Sampler(values)
+    ``overrides`` are the settings of this scope alone.
+    """
+
+    __slots__ = ("_seen", "overrides", "values")
+
+    def __init__(self, values: TraceValues, overrides: Overrides | None = None) -> None:
+        self.values = values
+        self.overrides = overrides or {}
+        self._seen = 0
+
+    @property
+    def level(self) -> TraceLevel:
+        return TraceLevel(self.values.level)
+
+    def sample(self, forced: bool = False) -> bool:
+        """Whether the next request is traced. ``forced``: its caller traces it, whatever the rate."""
+        values = self.values
+        if not values.level or not values.count or not values.rate:
+            return False
+        if not forced:
+            self._seen += 1
+            if self._seen % values.rate:
+                return False
+        if values.count > 0:
+            self.values = dataclasses.replace(values, count=values.count - 1)
+        return True
 
     def current_overrides(self) -> Overrides:
-        """The settings of this scope alone, with what is left of its count."""
+        """Its overrides, with what is left of its count."""
         if "count" not in self.overrides:
             return self.overrides
-        return self.overrides | {"count": self.sampler.values.count}
+        return self.overrides | {"count": self.values.count}
 
 
 class TraceScopes:
@@ -41,12 +63,12 @@ class TraceScopes:
     def __init__(self, start: TraceSettings) -> None:
         self.start = start
         self._initial = start_values(start)
-        self._server = _Scope({}, self._initial)
-        self._models: dict[str, _Scope] = {}
+        self._server = Sampler(self._initial)
+        self._models: dict[str, Sampler] = {}
 
     def sampler(self, model: str = "") -> Sampler:
         """The sampler of a model's requests; models without settings of their own share the server's."""
-        return self._models.get(model, self._server).sampler
+        return self._models.get(model, self._server)
 
     def values(self, model: str = "") -> TraceValues:
         return self.sampler(model).values
@@ -67,10 +89,10 @@ class TraceScopes:
         if problem is not None:
             raise InvalidArgument(f"Attempting to set invalid trace setting :{problem}")
         if not model:
-            self._server = _Scope(overrides, values)
+            self._server = Sampler(values, overrides)
             self._refresh_models()
         elif overrides:
-            self._models[model] = _Scope(overrides, values)
+            self._models[model] = Sampler(values, overrides)
         else:
             self._models.pop(model, None)
 
@@ -84,16 +106,16 @@ class TraceScopes:
 
     def restore(self, wire: Mapping[str, Any]) -> None:
         overrides: Overrides = dict(wire["server"])
-        self._server = _Scope(overrides, self._merged("", overrides))
+        self._server = Sampler(self._merged("", overrides), overrides)
         self._models = {
-            name: _Scope(dict(own), self._merged(name, own)) for name, own in wire["models"].items()
+            name: Sampler(self._merged(name, own), dict(own)) for name, own in wire["models"].items()
         }
 
     def _refresh_models(self) -> None:
         for name, scope in self._models.items():
             overrides = scope.current_overrides()
-            self._models[name] = _Scope(overrides, self._merged(name, overrides))
+            self._models[name] = Sampler(self._merged(name, overrides), overrides)
 
     def _merged(self, model: str, overrides: Overrides) -> TraceValues:
-        fallback = self._server.sampler.values if model else self._initial
+        fallback = self._server.values if model else self._initial
         return dataclasses.replace(fallback, **overrides)

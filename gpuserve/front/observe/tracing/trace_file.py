@@ -73,11 +73,6 @@ class TraceFileWriter:
         self._next_number = 0
 
     def write(self, traces: list[Trace]) -> None:
-        """Write them in order.
-
-        Raises:
-            OSError: the file cannot be opened or written.
-        """
         for (scope, frequency), group in groupby(traces, attrgetter("scope", "log_frequency")):
             if frequency:
                 for trace in group:
