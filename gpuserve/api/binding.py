@@ -30,11 +30,7 @@ def model_spec(
     on_unrecoverable: str = SHUTDOWN,
     device: str | Sequence[str] = CPU,
 ) -> ModelSpec:
-    """What ``bind()`` was given, as a ``ModelSpec``.
-
-    Raises:
-        BindError: any of it cannot be served.
-    """
+    """What ``bind()`` was given, as a ``ModelSpec``. Raises BindError: any of it cannot be served."""
     check_model_name(model_name)
     if config is not None and not isinstance(config, ModelConfig):
         raise BadModelConfig(f"config must be a ModelConfig, got an object of type {type(config).__name__}")

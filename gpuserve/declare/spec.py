@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from gpuserve.devices.names import CPU, check_device_name
 from gpuserve.devices.placement import ANYWHERE, Placement
 from gpuserve.errors import BindError
-from gpuserve.options import option, required, spelled
+from gpuserve.options import option, rebuilt, required, spelled
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 
 MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -447,60 +448,18 @@ class ModelSpec(ModelOptions):
         """The spec as plain data for another process, without the instances' callables; of their placements
         only the UUID of the GPU.
         """
-        plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        for part in ("batching", "queue", "sequence"):
-            plain[part] = dataclasses.astuple(plain[part])
-        for parts in ("labels", "steps"):
-            plain[parts] = [dataclasses.astuple(one) for one in plain[parts]]
-        plain["instances"] = [
-            (one.name, one.device, dataclasses.astuple(one.rate), one.placement.gpu_uuid)
+        instances = tuple(
+            dataclasses.replace(one, source={}, placement=Placement(one.placement.gpu_uuid))
             for one in self.instances
-        ]
-        return plain
+        )
+        values = dataclasses.astuple(dataclasses.replace(self, instances=instances))
+        names = [one.name for one in dataclasses.fields(self)]
+        return dict(zip(names, values, strict=True))
 
     @classmethod
     def from_wire(cls, plain: dict[str, Any]) -> ModelSpec:
         """The inverse of ``to_wire``; the instances' sources are empty."""
-        return cls(
-            **{
-                **plain,
-                "max_batch_size": plain["max_batch_size"],  # no program may leave these out
-                "inputs": tuple(TensorSpec(*one) for one in plain["inputs"]),
-                "outputs": tuple(TensorSpec(*one) for one in plain["outputs"]),
-                "batching": BatchingSpec(*plain["batching"]),
-                "queue": _queue(*plain["queue"]),
-                "sequence": _sequence(*plain["sequence"]),
-                "labels": tuple(LabelSpec(*one) for one in plain["labels"]),
-                "steps": tuple(_step(*one) for one in plain["steps"]),
-                "instances": tuple(_instance(*one) for one in plain["instances"]),
-            }
-        )
-
-
-def _queue(*plain: Any) -> QueueSpec:
-    values = list(plain)
-    values[-2] = PolicySpec(*values[-2])
-    values[-1] = tuple((level, PolicySpec(*one)) for level, one in values[-1])
-    return QueueSpec(*values)
-
-
-def _sequence(*plain: Any) -> SequenceBatching:
-    values = list(plain)
-    made = (SequenceControl(name, kind, dtype, (*told,)) for name, kind, dtype, told in values[-1])
-    values[-1] = tuple(made)
-    return SequenceBatching(*values)
-
-
-def _step(model: str, version: int, inputs: Iterable[Any], outputs: Iterable[Any]) -> StepSpec:
-    return StepSpec(
-        model,
-        version,
-        tuple((theirs, ours) for theirs, ours in inputs),
-        tuple((theirs, ours) for theirs, ours in outputs),
-    )
-
-
-def _instance(name: str, device: str, rate: Any, gpu_uuid: str) -> InstanceSpec:
-    resources, priority = rate
-    made = RateLimiter(tuple(Resource(*one) for one in resources), priority)
-    return InstanceSpec(name, device, {}, made, Placement(gpu_uuid))
+        hints = typing.get_type_hints(cls)
+        if plain.keys() != hints.keys():
+            raise ValueError(f"other fields than those of a model: {plain.keys() ^ hints.keys()}")
+        return cls(**{name: rebuilt(hints[name], one) for name, one in plain.items()})

@@ -124,11 +124,7 @@ def _tensor_spec(tensor: Tensor, default_name: str, array: str | None) -> Tensor
 
 
 def labels_from(given: Any) -> tuple[str, ...]:
-    """Labels as a program gives them.
-
-    Raises:
-        ValueError: they are no texts, or too many.
-    """
+    """Labels as a program gives them. Raises ValueError: they are no texts, or too many."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ValueError(f"labels must be a list of texts, got {given!r:.100}")
     if len(given) > MAX_LABELS:

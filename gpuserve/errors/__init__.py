@@ -132,21 +132,7 @@ class Internal(RequestError):
     code = Code.INTERNAL
 
 
-_BY_CODE: dict[str, type[RequestError]] = {
-    cls.code.value: cls
-    for cls in (
-        InvalidArgument,
-        NotFound,
-        AlreadyExists,
-        PermissionDenied,
-        Unavailable,
-        ResourceExhausted,
-        DeadlineExceeded,
-        Cancelled,
-        Unimplemented,
-        Internal,
-    )
-}
+_BY_CODE = {one.code.value: one for one in RequestError.__subclasses__()}
 
 
 def request_error(code: str, text: str) -> RequestError:

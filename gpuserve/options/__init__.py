@@ -202,11 +202,7 @@ def _values(table: type, given: Any, where: str, written: Mapping[type, type]) -
 
 
 def checked(row: Row, value: Any, name: str, written: Mapping[type, type] | None = None) -> Any:
-    """The value of an option as its table has it.
-
-    Raises:
-        ValueError: it cannot be.
-    """
+    """The value of an option as its table has it. Raises ValueError: it cannot be."""
     if value is None and row.has_none:
         return None
     if value is None and (row.option.nullable or dataclasses.is_dataclass(type(row.default))):
@@ -285,11 +281,7 @@ def _listed(kind: Any, said: Option, written: Mapping[type, type]) -> str:
 
 
 def integer(name: str, value: Any, least: float | None = 0, most: float | None = None) -> int:
-    """The value, if it is an integer within bounds.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """The value, if it is an integer within bounds. Raises ValueError: it is not."""
     if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
         raise ValueError(f"{name} must be an integer{_bounds(Option('', least))}, got {value!r}")
     if most is not None and value > most:
@@ -298,22 +290,14 @@ def integer(name: str, value: Any, least: float | None = 0, most: float | None =
 
 
 def boolean(name: str, value: Any) -> bool:
-    """The value, if it is True or False.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """The value, if it is True or False. Raises ValueError: it is not."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return value
 
 
 def number(name: str, value: Any, least: float | None = None, most: float | None = None) -> float:
-    """The value, if it is a number within bounds.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """The value, if it is a number within bounds. Raises ValueError: it is not."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (least is not None and value < least) or (most is not None and value > most):
         raise ValueError(f"{name} must be a number{_bounds(Option('', least, most))}, got {value!r}")
@@ -361,3 +345,23 @@ def _shown(said: Option, value: Any) -> str:
 
 def _kind(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
+
+
+# ---- between processes --------------------------------------------------------------------------
+
+
+def rebuilt(kind: Any, plain: Any) -> Any:
+    """A value of that type, of the plain data that ``dataclasses.astuple`` made of one in another process.
+
+    Raises:
+        ValueError, TypeError: there are not as many values as a table or a tuple has.
+    """
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind).values()
+        make: Any = kind
+        return make(*(rebuilt(hint, one) for hint, one in zip(hints, plain, strict=True)))
+    if (each := element(kind)) is not None:
+        return tuple(rebuilt(each, one) for one in plain)
+    if typing.get_origin(kind) is tuple:
+        return tuple(rebuilt(hint, one) for hint, one in zip(typing.get_args(kind), plain, strict=True))
+    return kind(*plain) if hasattr(kind, "_fields") else plain

@@ -71,11 +71,7 @@ class ResourceLimit:
 
 
 def read_transport(name: Any) -> Any:
-    """The name as it is, unless a former server knew it.
-
-    Raises:
-        ValueError: it says what there is instead.
-    """
+    """The name as it is, unless a former server knew it. Raises ValueError: it says what there is instead."""
     if name == _GONE:
         raise ValueError(
             f"transport {_GONE} is gone: leave transport out, or say {NATIVE}, the server's own, which "
@@ -85,21 +81,13 @@ def read_transport(name: Any) -> Any:
 
 
 def read_resource(text: Any) -> str:
-    """A resource as ``ResourceLimit.parse`` takes it.
-
-    Raises:
-        ValueError: it has another form.
-    """
+    """A resource as ``ResourceLimit.parse`` takes it. Raises ValueError: it has another form."""
     ResourceLimit.parse(str(text))
     return str(text)
 
 
 def read_url(url: Any) -> str:
-    """An address of HTTP.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """An address of HTTP. Raises ValueError: it is none."""
     if not isinstance(url, str) or _URL.match(url) is None:
         raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/traces', given {url!r:.200}")
     return url

@@ -47,11 +47,7 @@ class TlsFiles:
     client_ca: str = ""
 
     def stamp(self) -> Stamp:
-        """Something that changes when a file is replaced.
-
-        Raises:
-            OSError: a file is not there.
-        """
+        """Something that changes when a file is replaced. Raises OSError: a file is not there."""
         found = [os.stat(path) for path in (self.certfile, self.keyfile, self.client_ca) if path]
         return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
 

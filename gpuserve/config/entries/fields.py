@@ -42,11 +42,7 @@ def _model_name(name: str) -> str:
 
 
 def split_callable(path: str) -> tuple[str, str]:
-    """``linear.py:Linear`` as ("linear.py", "Linear").
-
-    Raises:
-        ValueError: the path has neither form.
-    """
+    """``linear.py:Linear`` as ("linear.py", "Linear"). Raises ValueError: the path has neither form."""
     found = _CALLABLE.fullmatch(path)
     if found is None:
         raise ValueError(f"expected 'file.py:attribute' or 'package.module:attribute', given {path!r}")
