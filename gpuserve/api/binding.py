@@ -66,10 +66,8 @@ def _arguments(**given: Any) -> dict[str, Any]:
 
 
 def check_new(spec: ModelSpec, bound: Iterable[ModelSpec], *, one_version: bool = False) -> None:
-    """Do nothing if a model of this name and version may join those that are bound.
-
-    Raises:
-        DuplicateModel: it is bound, or with ``one_version`` any version is; case does not tell names apart.
+    """Raise DuplicateModel unless a model of this name and version may join those that are bound: it is
+    bound, or with ``one_version`` any version is; case does not tell names apart.
     """
     for one in bound:
         if one.name.lower() != spec.name.lower():

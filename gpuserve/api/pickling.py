@@ -32,10 +32,8 @@ _WAYS_OUT: Final = (
 
 
 def pickled_source(model_name: str, infer_func: Any) -> dict[str, Any]:
-    """The callable as ``wire.Init.source``: its pickle, and where this program finds its modules.
-
-    Raises:
-        BindError: it cannot be pickled, or is too large to be sent; the text names it and the ways out.
+    """The callable as ``wire.Init.source``: its pickle, and where this program finds its modules. Raises
+    BindError: it cannot be pickled, or is too large to be sent; the text names it and the ways out.
     """
     import cloudpickle  # a server of a config file does without
 

@@ -92,10 +92,8 @@ def load_file(
 def load_data(
     data: Any, name: str, base_dir: str, environ: Mapping[str, str], flags: Sequence[Override] = ()
 ) -> Configuration:
-    """The configuration of plain data in the form of a file; ``name`` stands for it in messages.
-
-    Raises:
-        ConfigProblems: all that is wrong with the data, the variables and the flags.
+    """The configuration of plain data in the form of a file; ``name`` stands for it in messages. Raises
+    ConfigProblems: all that is wrong with the data, the variables and the flags.
     """
     return _resolve(data, Sources(name, None), base_dir, environ, flags, [])
 

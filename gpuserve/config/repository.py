@@ -30,19 +30,14 @@ class FileRepository:
         return self._known
 
     def read(self, model: str) -> Sequence[ModelSpec]:
-        """The versions of a model as the file has them now.
-
-        Raises:
-            ConfigProblems: the file cannot be read, or any of it is wrong.
+        """The versions of a model as the file has them now. Raises ConfigProblems: the file cannot be read,
+        or any of it is wrong.
         """
         return [one for one in self.read_all().models if one.name == model]
 
     def read_all(self) -> Configuration:
-        """All that the file says now.
-
-        Raises:
-            ConfigProblems: the file cannot be read, any of it is wrong, or tracing needs a package that is
-                not there.
+        """All that the file says now. Raises ConfigProblems: the file cannot be read, any of it is wrong, or
+        tracing needs a package that is not there.
         """
         configuration = load_file(self.path, self._environ, self._flags)
         problem = missing(configuration.settings.trace.mode)

@@ -32,21 +32,13 @@ class _Typed(NamedTuple):
 
 
 def check_ensemble(spec: ModelSpec) -> None:
-    """Do nothing if the ensemble holds in itself.
-
-    Raises:
-        BadModelConfig: it does not; the text names the ensemble and the place.
-    """
+    """Raise BadModelConfig unless the ensemble holds in itself; the text names both."""
     for place, text in faults(spec):
         raise BadModelConfig(f"ensemble {spec.name!r}: {_shown(place)}{text}")
 
 
 def check_members(specs: Iterable[ModelSpec]) -> None:
-    """Do nothing if every ensemble among these models fits the others.
-
-    Raises:
-        BadModelConfig: one does not; the text names it and the place.
-    """
+    """Raise BadModelConfig unless every ensemble among these models fits the others."""
     known = by_name(specs)
     for spec in (one for versions in known.values() for one in versions if one.is_ensemble):
         for place, text in member_faults(spec, known):

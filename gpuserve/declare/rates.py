@@ -19,10 +19,8 @@ def limit_of(resource: DeviceResource, limits: Iterable[ResourceLimit]) -> int |
 
 
 def resource_limits(settings: ServerSettings) -> tuple[ResourceLimit, ...] | None:
-    """What the operator says there is of resources; None where rates are not limited.
-
-    Raises:
-        ValueError: one of the limits is written wrongly.
+    """What the operator says there is of resources; None where rates are not limited. Raises ValueError: one
+    of the limits is written wrongly.
     """
     if settings.rate_limit != EXECUTION_COUNT:
         return None
@@ -30,11 +28,8 @@ def resource_limits(settings: ServerSettings) -> tuple[ResourceLimit, ...] | Non
 
 
 def check_rates(specs: Iterable[ModelSpec], settings: ServerSettings) -> None:
-    """Do nothing if every instance of all these models could run.
-
-    Raises:
-        StartupError: there is less of a resource than one of them needs, or it is shared by all devices for
-            one of them and not for another.
+    """Raise StartupError unless every instance of all these models could run: there is less of a resource
+    than one of them needs, or it is shared by all devices for one of them and not for another.
     """
     limits = resource_limits(settings)
     if limits is None:

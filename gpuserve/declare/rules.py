@@ -68,11 +68,7 @@ def is_int(value: Any) -> bool:
 def check_batching(
     max_batch_size: int | None, batching: BatchingSpec, queue: QueueSpec, *, in_tritons_names: bool = False
 ) -> None:
-    """Do nothing if these options go together; ``max_batch_size`` None is not known yet.
-
-    Raises:
-        BadModelConfig: they do not; the text has Triton's names for the options where that is asked for.
-    """
+    """Raise BadModelConfig unless these options go together; ``max_batch_size`` None is not known yet."""
     batches, queued = dataclasses.asdict(batching), dataclasses.asdict(queue)
     batches["preferred_batch_sizes"] = list(batching.preferred_batch_sizes)
     queued["policies"] = dict(queued["policies"])
@@ -159,11 +155,7 @@ def _ordering(queue: Mapping[str, Any]) -> Iterator[DeclarationFault]:
 
 
 def check_sequences(model: ModelSpec) -> None:
-    """Do nothing if the model's other options go with its sequences, if it knows any.
-
-    Raises:
-        BadModelConfig: they do not.
-    """
+    """Raise BadModelConfig unless the model's other options go with its sequences, if it knows any."""
     sequence = model.sequence
     if not sequence.strategy:
         return
@@ -187,21 +179,15 @@ def check_sequences(model: ModelSpec) -> None:
 
 
 def check_declared(sequence: SequenceBatching) -> None:
-    """Do nothing if a spec, which may be of another program, is one that could be declared.
-
-    Raises:
-        ValueError, BadModelConfig: it is not.
-    """
+    """Raise ValueError or BadModelConfig unless a spec of another program could be declared."""
     if sequence != NO_SEQUENCES:
         for one in declared(SequenceBatching, sequence).controls:
             whole_control(one)
 
 
 def whole_control(given: SequenceControl) -> SequenceControl:
-    """A control with its v2 datatype: INT32 where none is named, or UINT64 for the correlation id.
-
-    Raises:
-        BadModelConfig: it cannot be.
+    """A control with its v2 datatype: INT32 where none is named, or UINT64 for the correlation id. Raises
+    BadModelConfig: it cannot be.
     """
     allowed = _CORRID_DTYPES if given.kind == CORRID else _FLAG_DTYPES
     dtype = datatype_of(given.dtype) if given.dtype else allowed[0]

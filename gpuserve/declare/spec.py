@@ -42,10 +42,8 @@ DELAY: Final = "delay"
 
 
 def check_model_name(name: object) -> str:
-    """The name, if a model may have it.
-
-    Raises:
-        BindError: not a string, empty, too long, or with other characters than the allowed ones.
+    """The name, if a model may have it. Raises BindError: not a string, empty, too long, or with other
+    characters than the allowed ones.
     """
     if not isinstance(name, str) or not name:
         raise BindError("Model name cannot be empty")

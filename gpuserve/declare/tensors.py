@@ -68,9 +68,7 @@ def memory_of(memory: str | None, datatype: str, array: str | None) -> str:
 
 def tensor_specs(tensors: Sequence[Tensor], prefix: str, array: str | None = None) -> tuple[TensorSpec, ...]:
     """The declared tensors with names and v2 datatypes. ``prefix`` is INPUT or OUTPUT, ``array`` the model's.
-
-    Raises:
-        BindError: no sequence of tensors, a bad name, dtype, shape or memory, or two tensors of one name.
+    Raises BindError: no sequence of tensors, a bad name, dtype, shape or memory, or two tensors of one name.
     """
     is_list = isinstance(tensors, Sequence) and not isinstance(tensors, str | bytes)
     if not is_list or not all(isinstance(one, Tensor) for one in tensors):
@@ -136,19 +134,15 @@ def labels_from(given: Any) -> tuple[str, ...]:
 
 
 def labels_in(text: str) -> tuple[str, ...]:
-    """The labels in the text of a file: one a line, an end of line at the very end is none.
-
-    Raises:
-        ValueError: too many.
+    """The labels in the text of a file: one a line, an end of line at the very end is none. Raises
+    ValueError: too many.
     """
     return labels_from(text.splitlines())
 
 
 def label_specs(outputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> tuple[LabelSpec, ...]:
-    """The labels of the outputs that have any; ``specs`` is what ``tensor_specs`` made of them.
-
-    Raises:
-        BindError: they are no list of texts.
+    """The labels of the outputs that have any; ``specs`` is what ``tensor_specs`` made of them. Raises
+    BindError: they are no list of texts.
     """
     found = []
     for tensor, spec in zip(outputs, specs, strict=True):

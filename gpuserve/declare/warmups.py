@@ -20,10 +20,8 @@ Warmup: TypeAlias = tuple[str, int, int, tuple[WarmedInput, ...]]
 def warmups(
     declared: Sequence[ModelWarmup] | None, inputs: Sequence[TensorSpec], max_batch_size: int
 ) -> tuple[Warmup, ...]:
-    """The warm-ups of a model with these inputs.
-
-    Raises:
-        BadModelConfig: a value that cannot be, or an input that the model does not declare like this.
+    """The warm-ups of a model with these inputs. Raises BadModelConfig: a value that cannot be, or an input
+    that the model does not declare like this.
     """
     if declared is None:
         return ()

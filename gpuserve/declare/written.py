@@ -42,9 +42,7 @@ _WRITTEN: Final[dict[type, type]] = {PolicySpec: QueuePolicy, StepSpec: Step}
 
 def plain_options(config: ModelConfig) -> dict[str, Any]:
     """The options of ``ModelConfig`` that are options of ``ModelSpec`` by the same name, and plain values.
-
-    Raises:
-        BadModelConfig: a value that cannot be; the text names it.
+    Raises BadModelConfig: a value that cannot be; the text names it.
     """
     given = {one.name: getattr(config, one.name) for one in dataclasses.fields(config)}
     with told_as_config():
@@ -57,9 +55,7 @@ def plain_options(config: ModelConfig) -> dict[str, Any]:
 
 def batching_of(config: ModelConfig) -> tuple[int, BatchingSpec, QueueSpec]:
     """``max_batch_size``, 0 where the model does not batch, when batches are formed, and what may wait.
-
-    Raises:
-        BadModelConfig: a value that cannot be, or values that do not go together.
+    Raises BadModelConfig: a value that cannot be, or values that do not go together.
     """
     with told_as_config():
         queue = QueueSpec() if config.queue is None else declared(QueueSpec, config.queue, "queue.")
@@ -96,20 +92,14 @@ def _batcher(config: ModelConfig, queue: QueueSpec) -> tuple[BatchingSpec, Queue
 def batching_and_queue(
     given: Mapping[str, Any], written: Mapping[type, type] | None = None
 ) -> tuple[BatchingSpec, QueueSpec]:
-    """What the values of a ``DynamicBatcher`` say, under its names for the options.
-
-    Raises:
-        ValueError: a value that cannot be.
+    """What the values of a ``DynamicBatcher`` say, under its names for the options. Raises ValueError: a
+    value that cannot be.
     """
     return declared(BatchingSpec, given, "", written), declared(QueueSpec, given, "", written)
 
 
 def sequence_of(given: Any) -> SequenceBatching:
-    """What ``ModelConfig.sequence_batching`` says.
-
-    Raises:
-        BadModelConfig: a value that cannot be; the text names it.
-    """
+    """What ``ModelConfig.sequence_batching`` says; BadModelConfig names a value that cannot be."""
     if given is None:
         return NO_SEQUENCES
     with told_as_config():
@@ -118,11 +108,7 @@ def sequence_of(given: Any) -> SequenceBatching:
 
 
 def rate_of(given: Any) -> RateLimiter:
-    """What ``ModelConfig.rate_limiter`` says.
-
-    Raises:
-        BadModelConfig: a value that cannot be; the text names it.
-    """
+    """What ``ModelConfig.rate_limiter`` says; BadModelConfig names a value that cannot be."""
     with told_as_config():
         return NO_RATE if given is None else _written(RateLimiter, given, "rate_limiter")
 
@@ -143,10 +129,8 @@ def whole_model(
     **options: Any,
 ) -> ModelSpec:
     """A model with what follows from its other parts: where ``given`` says nothing of them, the kind of its
-    arrays and its prefetch; its retries, and what tells of sequences in its warm-ups.
-
-    Raises:
-        BindError: any of it cannot be served.
+    arrays and its prefetch; its retries, and what tells of sequences in its warm-ups. Raises BindError: any
+    of it cannot be served.
     """
     input_specs, output_specs = (
         tensor_specs(inputs, "INPUT", given["array"]),
@@ -178,10 +162,8 @@ def ensemble_spec(
     version: int,
     max_batch_size: int,
 ) -> ModelSpec:
-    """An ensemble that holds in itself, of the arguments of ``Server.ensemble()``.
-
-    Raises:
-        BindError: any of it cannot be served.
+    """An ensemble that holds in itself, of the arguments of ``Server.ensemble()``. Raises BindError: any of
+    it cannot be served.
     """
     check_model_name(name)
     if any(isinstance(one, Tensor) and one.memory is not None for one in inputs):

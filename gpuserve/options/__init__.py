@@ -352,9 +352,7 @@ def _kind(value: Any) -> str:
 
 def rebuilt(kind: Any, plain: Any) -> Any:
     """A value of that type, of the plain data that ``dataclasses.astuple`` made of one in another process.
-
-    Raises:
-        ValueError, TypeError: there are not as many values as a table or a tuple has.
+    Raises ValueError, TypeError: there are not as many values as a table or a tuple has.
     """
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind).values()

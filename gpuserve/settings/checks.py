@@ -25,10 +25,8 @@ _EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 def checked_settings(settings: ServerSettings) -> ServerSettings:
-    """The settings with lists as tuples and whole paths. No token is in any text.
-
-    Raises:
-        ConfigError: a value cannot be, some do not go together, or a file of TLS cannot be used.
+    """The settings with lists as tuples and whole paths. No token is in any text. Raises ConfigError: a value
+    cannot be, some do not go together, or a file of TLS cannot be used.
     """
     try:
         made = declared(ServerSettings, settings)
@@ -45,10 +43,8 @@ def checked_settings(settings: ServerSettings) -> ServerSettings:
 
 
 def check_trace(settings: TraceSettings) -> None:
-    """Do nothing where a server can be started with these.
-
-    Raises:
-        ConfigError: a value cannot be, or a package is missing.
+    """Raise ConfigError unless a server can be started with these: a value cannot be, or a package is
+    missing.
     """
     try:
         if not isinstance(settings, TraceSettings):

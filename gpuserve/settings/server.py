@@ -55,10 +55,8 @@ class ResourceLimit:
 
     @classmethod
     def parse(cls, text: str) -> ResourceLimit:
-        """``name:count`` or ``name:count:device``, where a number is that of a GPU.
-
-        Raises:
-            ValueError: it has another form; the text says which was expected.
+        """``name:count`` or ``name:count:device``, where a number is that of a GPU. Raises ValueError: it has
+        another form; the text says which was expected.
         """
         name, _, rest = text.partition(":")
         count, _, device = rest.partition(":")

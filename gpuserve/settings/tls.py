@@ -81,10 +81,8 @@ def pairing_problem(certfile: object, keyfile: object, client_ca: object) -> tup
 
 
 def check_tls(settings: ServerSettings) -> None:
-    """Do nothing where TLS is off, or can be served as the settings say.
-
-    Raises:
-        ConfigError: settings that do not go together, or a file that cannot be used.
+    """Raise ConfigError unless TLS is off, or can be served as the settings say: settings that do not go
+    together, or a file that cannot be used.
     """
     problem = pairing_problem(settings.tls_certfile, settings.tls_keyfile, settings.tls_client_ca)
     if problem is not None:
@@ -99,10 +97,8 @@ def check_tls(settings: ServerSettings) -> None:
 
 
 def check_files(files: TlsFiles) -> None:
-    """Do nothing where a server can use the files now.
-
-    Raises:
-        TlsFileError: one is not there, is no PEM, does not fit, or is not valid at this time.
+    """Raise TlsFileError unless a server can use the files now: one is not there, is no PEM, does not fit, or
+    is not valid at this time.
     """
     context = _server_context(files)
     if files.client_ca:
@@ -111,10 +107,8 @@ def check_files(files: TlsFiles) -> None:
 
 
 def certificate_expiry(files: TlsFiles) -> float:
-    """When the certificate expires, or has expired, in seconds since 1970.
-
-    Raises:
-        TlsFileError: a file cannot be used, at whatever time.
+    """When the certificate expires, or has expired, in seconds since 1970. Raises TlsFileError: a file cannot
+    be used, at whatever time.
     """
     import ssl
 

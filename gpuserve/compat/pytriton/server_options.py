@@ -30,10 +30,8 @@ _OFF: Final = "OFF"
 
 
 def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:
-    """The settings that the options mean.
-
-    Raises:
-        PyTritonValidationError: an option is refused; the text says what to use instead.
+    """The settings that the options mean. Raises PyTritonValidationError: an option is refused; the text says
+    what to use instead.
     """
     _refuse(config)
     return ServerSettings(
@@ -136,9 +134,7 @@ def _cache_nbytes(text: str) -> int:
 
 def trace_settings(items: Sequence[str]) -> TraceSettings:
     """The settings that the items mean; what is given twice counts the last time, levels and resource add up.
-
-    Raises:
-        PyTritonValidationError: an item is none of these, or the settings cannot be.
+    Raises PyTritonValidationError: an item is none of these, or the settings cannot be.
     """
     fields: dict[str, Any] = {}
     for item in items:

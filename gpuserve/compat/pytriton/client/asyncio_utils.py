@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
-from gpuserve.client.base import Wait
 from gpuserve.client.config import ClientModelConfig
-from gpuserve.client.failures import model_not_ready, server_not_ready
+from gpuserve.client.failures import server_not_ready
 from gpuserve.compat.pytriton.client.utils import (
     FAILURES,
     ModelState,
+    NotReady,
+    not_ready_of,
     parse_config,
     parse_index,
-    shown,
     state_in,
+    wait_until,
 )
 
 DEFAULT_TIMEOUT_S: Final = 60.0
@@ -45,9 +49,7 @@ async def asyncio_wait_for_server_ready(client: Any, timeout_s: float | None = N
     Raises:
         PyTritonClientTimeoutError: it is not, in that time.
     """
-    wait = await _wait(client.is_server_ready, timeout_s or DEFAULT_TIMEOUT_S)
-    if wait is not None:
-        raise server_not_ready(wait.error)
+    await _wait(client.is_server_ready, timeout_s, server_not_ready)
 
 
 async def asyncio_wait_for_model_status_loaded(
@@ -62,9 +64,7 @@ async def asyncio_wait_for_model_status_loaded(
     async def is_loaded() -> bool:
         return await asyncio_get_model_state(client, model_name, model_version) is ModelState.READY
 
-    wait = await _wait(is_loaded, timeout_s or DEFAULT_TIMEOUT_S)
-    if wait is not None:
-        raise model_not_ready(shown(model_name, model_version), wait.error)
+    await _wait(is_loaded, timeout_s, not_ready_of(model_name, model_version))
 
 
 async def asyncio_wait_for_model_ready(
@@ -75,33 +75,14 @@ async def asyncio_wait_for_model_ready(
     Raises:
         PyTritonClientTimeoutError: it is not, in that time.
     """
-    version = model_version or ""
-    wait = await _wait(client.is_model_ready, timeout_s or DEFAULT_TIMEOUT_S, model_name, version)
-    if wait is not None:
-        raise model_not_ready(shown(model_name, model_version), wait.error)
+    ask = partial(client.is_model_ready, model_name, model_version or "")
+    await _wait(ask, timeout_s, not_ready_of(model_name, model_version))
 
 
-async def _wait(ask: Any, timeout_s: float, *args: Any) -> Wait | None:
-    """Ask until the answer is yes; otherwise the wait that is over."""
-    wait = Wait(timeout_s)
-    failures = _failures()
-    while True:
-        try:
-            if await ask(*args):
-                return None
-            wait.error = None
-        except failures as error:
-            wait.error = error
-        pause_s = wait.pause_s()
-        if pause_s is None:
-            return wait
-        await asyncio.sleep(pause_s)
+async def _wait(ask: Callable[[], Awaitable[bool]], timeout_s: float | None, not_ready: NotReady) -> None:
+    failures: tuple[type[Exception], ...] = FAILURES
+    with suppress(ImportError):  # without it there is no asyncio client over HTTP
+        from aiohttp import ClientError
 
-
-def _failures() -> tuple[type[Exception], ...]:
-    """What a question meets that is not answered."""
-    try:
-        import aiohttp
-    except ImportError:  # then there is no asyncio client over HTTP
-        return FAILURES
-    return (*FAILURES, aiohttp.ClientError)
+        failures += (ClientError,)
+    await wait_until(ask, timeout_s or DEFAULT_TIMEOUT_S, not_ready, asyncio.sleep, failures)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from tritonclient.utils import InferenceServerException
 
@@ -14,6 +15,7 @@ from gpuserve.client.config import ClientModelConfig, parse_model_config
 from gpuserve.client.failures import model_not_ready, server_not_ready
 from gpuserve.client.library import library
 from gpuserve.client.settings import DEFAULT_INFERENCE_TIMEOUT_S
+from gpuserve.client.sync import run
 from gpuserve.client.url import ServerUrl
 
 LATEST_MODEL_VERSION: Final = "<latest>"
@@ -21,6 +23,7 @@ DEFAULT_SERVER_TIMEOUT_S: Final = 60.0
 DEFAULT_MODEL_TIMEOUT_S: Final = 300.0
 #: What a question meets that is not answered.
 FAILURES: Final = (InferenceServerException, OSError)
+NotReady: TypeAlias = Callable[[Exception | None], Exception]
 
 
 class ModelState(enum.Enum):
@@ -79,9 +82,8 @@ def wait_for_server_ready(
     Raises:
         PyTritonClientTimeoutError: it is not, in that time.
     """
-    wait = _wait(client.is_server_ready, timeout_s or DEFAULT_SERVER_TIMEOUT_S, headers=headers)
-    if wait is not None:
-        raise server_not_ready(wait.error)
+    ask = partial(client.is_server_ready, headers=headers)
+    _wait(ask, timeout_s or DEFAULT_SERVER_TIMEOUT_S, server_not_ready)
 
 
 def wait_for_model_ready(
@@ -96,11 +98,8 @@ def wait_for_model_ready(
     Raises:
         PyTritonClientTimeoutError: it is not, in that time.
     """
-    version = model_version or ""
-    timeout_s = timeout_s or DEFAULT_MODEL_TIMEOUT_S
-    wait = _wait(client.is_model_ready, timeout_s, model_name, version, headers=headers)
-    if wait is not None:
-        raise model_not_ready(shown(model_name, model_version), wait.error)
+    ask = partial(client.is_model_ready, model_name, model_version or "", headers=headers)
+    _wait(ask, timeout_s or DEFAULT_MODEL_TIMEOUT_S, not_ready_of(model_name, model_version))
 
 
 def get_model_state(client: Any, model_name: str, model_version: str | None = None) -> ModelState:
@@ -133,9 +132,9 @@ def parse_grpc_response(response: Any) -> dict[tuple[str, str], ModelState]:
 # ---- for asyncio_utils ----------------------------------------------------------------------
 
 
-def shown(model_name: str, model_version: str | None) -> str:
-    """A model as messages name it."""
-    return f"{model_name}/{model_version or LATEST_MODEL_VERSION}"
+def not_ready_of(model_name: str, model_version: str | None) -> NotReady:
+    """What is raised where the wait for a model is over."""
+    return partial(model_not_ready, f"{model_name}/{model_version or LATEST_MODEL_VERSION}")
 
 
 def parse_index(index: Any) -> dict[tuple[str, str], ModelState]:
@@ -161,22 +160,38 @@ def parse_config(answer: Any, model_version: str | None) -> ClientModelConfig:
     return parse_model_config(answer, model_version or "")
 
 
+async def wait_until(
+    ask: Callable[[], Awaitable[bool]],
+    timeout_s: float,
+    not_ready: NotReady,
+    sleep: Callable[[float], Awaitable[None]],
+    failures: tuple[type[Exception], ...],
+) -> None:
+    """Ask until the answer is yes; after ``timeout_s`` seconds raise ``not_ready`` of the last failure."""
+    wait = Wait(timeout_s)
+    while True:
+        try:
+            if await ask():
+                return
+            wait.error = None
+        except failures as error:
+            wait.error = error
+        pause_s = wait.pause_s()
+        if pause_s is None:
+            raise not_ready(wait.error)
+        await sleep(pause_s)
+
+
 def _state(word: str | None) -> ModelState:
     """A server that has just begun to load a model says nothing of it."""
     return ModelState(word) if word else ModelState.LOADING
 
 
-def _wait(ask: Any, timeout_s: float, *args: Any, headers: Any) -> Wait | None:
-    """Ask until the answer is yes; otherwise the wait that is over."""
-    wait = Wait(timeout_s)
-    while True:
-        try:
-            if ask(*args, headers=headers):
-                return None
-            wait.error = None
-        except FAILURES as error:
-            wait.error = error
-        pause_s = wait.pause_s()
-        if pause_s is None:
-            return wait
-        time.sleep(pause_s)
+def _wait(ask: Callable[[], bool], timeout_s: float, not_ready: NotReady) -> None:
+    async def asked() -> bool:
+        return ask()
+
+    async def sleep(pause_s: float) -> None:
+        time.sleep(pause_s)  # noqa: ASYNC251 - no loop runs it
+
+    run(wait_until(asked, timeout_s, not_ready, sleep, FAILURES))
