@@ -11,9 +11,9 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
-from gpuserve.front.exchange.exchange import Ends, Piece, Release, Spoken, Way
+from gpuserve.front.exchange.exchange import Ends, Piece, Release, Spoken
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ GREETING_TIMEOUT_S: Final = 30.0
 #: What a connection has when its age is over may take so long; then it is closed nevertheless.
 AGE_GRACE_S: Final = 3600.0
 
-Speak = Callable[[Way], Spoken]
+Speak: TypeAlias = "Callable[[Connection], Spoken]"
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -51,6 +51,7 @@ class Connection(asyncio.BufferedProtocol):
         age_s: float = math.inf,
     ) -> None:
         self.ends = Ends(None, ("", None), tls=False)
+        #: So much waits to be sent that no more should be made; ``Spoken.drained`` ends it.
         self.full = False
         self._http1 = http1
         self._http2 = http2
@@ -130,7 +131,9 @@ class Connection(asyncio.BufferedProtocol):
         out.append(data)
 
     def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
-        """Send pieces as they are; ``release`` once everything so far is with the kernel, or copied."""
+        """Send pieces, without copying large ones. ``release`` is called once everything so far is with the
+        kernel, or copied; perhaps in this call.
+        """
         self._flush()
         transport = self._transport
         if pieces and not self._mute:
@@ -148,6 +151,7 @@ class Connection(asyncio.BufferedProtocol):
             transport.set_write_buffer_limits(0, 0)
 
     def pause_reading(self) -> None:
+        """Read no more until ``resume_reading``; both may be called any number of times."""
         if self._reading and not self._transport.is_closing():
             self._reading = False
             self._transport.pause_reading()
@@ -165,7 +169,9 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size() + sum(map(len, self._out))
 
     def end_writing(self) -> None:
-        """Nothing more is written; TLS has no way to say so without closing."""
+        """Nothing more is written: the client is told once everything is sent, but over TLS, which has no way
+        to say so without closing. Reading goes on.
+        """
         self._flush()
         if not self._mute and self._transport.can_write_eof() and not self._transport.is_closing():
             self._mute = True
@@ -173,6 +179,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write_eof()
 
     def close(self) -> None:
+        """Close once everything is sent."""
         self._flush()
         self._mute = True
         self._transport.close()
@@ -205,6 +212,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def abort(self) -> None:
+        """Close now, whatever is unsent."""
         self._transport.abort()
 
     def check(self, now: float) -> None:
@@ -219,7 +227,6 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def _greet(self, data: bytes) -> None:
-        """Find out which protocol it is."""
         data = self._greeting + data
         start = data[: len(PREFACE)]
         if start == PREFACE[: len(start)] and len(start) < len(PREFACE):

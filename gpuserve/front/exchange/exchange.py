@@ -162,44 +162,6 @@ class Exchange(Protocol):
 Accept: TypeAlias = Callable[[Exchange], Sink]
 
 
-class Way(Protocol):
-    """The way out of a protocol: its connection."""
-
-    ends: Ends
-
-    def write(self, data: bytes) -> None:
-        """Send, in order; small writes of one turn of the loop leave together."""
-
-    def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
-        """Send pieces as they are, without copying large ones.
-
-        ``release`` is called once everything so far is with the kernel, or copied; perhaps in this call.
-        """
-
-    @property
-    def full(self) -> bool:
-        """Whether so much waits to be sent that no more should be made; ``Spoken.drained`` ends it."""
-
-    def pause_reading(self) -> None:
-        """Read no more until ``resume_reading``; both may be called any number of times."""
-
-    def resume_reading(self) -> None:
-        """Read on, after ``pause_reading``."""
-
-    @property
-    def unsent_nbytes(self) -> int:
-        """How much of what was written is not with the kernel yet."""
-
-    def end_writing(self) -> None:
-        """Nothing more is written: the client is told once everything is sent. Reading goes on."""
-
-    def close(self) -> None:
-        """Close once everything is sent."""
-
-    def abort(self) -> None:
-        """Close now, whatever is unsent."""
-
-
 class Spoken(Protocol):
     """A protocol on one connection. Called in the loop; none of these raises."""
 
@@ -211,7 +173,7 @@ class Spoken(Protocol):
         """What has arrived. A view is valid in the call only."""
 
     def drained(self) -> None:
-        """The way is not full any more."""
+        """The connection is not ``full`` any more."""
 
     def lost(self) -> None:
         """The connection is gone: every sink is abandoned."""
@@ -227,7 +189,7 @@ class Spoken(Protocol):
         """Whether the client has heard of it, or will by the answer that it waits for."""
 
     def shut_down(self) -> None:
-        """Take no new request; the way is closed when those that are there are answered.
+        """Take no new request; the connection is closed when those that are there are answered.
 
         Called until it is closed: what is on its way at the first time is answered as well.
         """

@@ -1,6 +1,6 @@
 """HTTP/1.1 and 1.0 on one connection (RFC 9112): bytes in, one request after the other to ``accept``.
 
-Responses are made in ``http1_exchange``. Reading goes on while a request is answered, so a client that goes
+Responses are made by ``Http1Exchange``. Reading goes on while a request is answered, so a client that goes
 away is noticed at once; what it sends meanwhile is kept for later::
 
           a head is complete        the body is          it is answered
@@ -16,7 +16,8 @@ import enum
 from collections.abc import Sequence
 from typing import Final
 
-from gpuserve.front.exchange.exchange import Accept, Piece, Release, Sink, Way
+from gpuserve.front.exchange.connection import Connection
+from gpuserve.front.exchange.exchange import Accept, Piece, Release, Sink
 from gpuserve.front.exchange.watch import Watch
 from gpuserve.front.server.http1.body import Body, body_of
 from gpuserve.front.server.http1.exchange import JOINED_NBYTES, Http1Exchange, Progress
@@ -87,7 +88,7 @@ class Http1:
     It is one object because all of it, reading, answering, ending, moves the same stage.
     """
 
-    def __init__(self, way: Way, accept: Accept) -> None:
+    def __init__(self, way: Connection, accept: Accept) -> None:
         self.ends = way.ends
         self._way = way
         self._accept = accept
@@ -120,7 +121,6 @@ class Http1:
 
     @property
     def unanswered(self) -> Sequence[str]:
-        """The paths of the requests that are not answered yet."""
         return () if self._exchange is None else (self._exchange.head.path,)
 
     # ---- bytes in -------------------------------------------------------------------------
@@ -287,7 +287,6 @@ class Http1:
         return self._way.full
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client."""
         self._written_nbytes += len(data)
         self._way.write(data)
 
@@ -389,7 +388,6 @@ class Http1:
             self._linger()
 
     def check(self, now: float) -> None:
-        """Close what takes too long."""
         unsent = self._way.unsent_nbytes
         sending = bool(unsent), self._written_nbytes - unsent
         if self._sending_watch.unchanged_s(sending, now) > _SENDING_S and unsent:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gpuserve.front.exchange.exchange import Way
+from gpuserve.front.exchange.connection import Connection
 from gpuserve.front.server.http2 import frames as h2
 from gpuserve.front.server.http2.frames import ConnectionFailed, ErrorCode, FrameType, StreamFailed
 from gpuserve.front.server.http2.output import Output
@@ -60,7 +60,7 @@ class Control:
 
     def __init__(
         self,
-        way: Way,
+        way: Connection,
         output: Output,
         patience: Patience,
         streams: Mapping[int, Stream],

@@ -72,6 +72,14 @@ _GOAWAY: Final = struct.Struct(">II")
 SETTINGS_ACK: Final = HEAD.pack(0, 0, FrameType.SETTINGS, ACK, 0)
 
 
+#: What a setting may be, and the error where it is not.
+_BOUNDS: Final[dict[int, tuple[int, int, ErrorCode]]] = {
+    Setting.ENABLE_PUSH: (0, 1, ErrorCode.PROTOCOL_ERROR),
+    Setting.INITIAL_WINDOW_SIZE: (0, MAX_WINDOW, ErrorCode.FLOW_CONTROL_ERROR),
+    Setting.MAX_FRAME_SIZE: (DEFAULT_FRAME_NBYTES, MAX_FRAME_NBYTES, ErrorCode.PROTOCOL_ERROR),
+}
+
+
 class ConnectionFailed(Exception):
     """The client broke the protocol so that its connection is of no more use."""
 
@@ -90,13 +98,11 @@ class StreamFailed(Exception):
 
 
 def frame(kind: FrameType, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """The bytes of one frame."""
     nbytes = len(payload)
     return HEAD.pack(nbytes >> 16, nbytes & 0xFFFF, kind, flags, stream_id) + payload
 
 
 def settings_frame(settings: dict[Setting, int]) -> bytes:
-    """The frame that tells the client our settings."""
     payload = b"".join(_SETTING.pack(setting, value) for setting, value in settings.items())
     return frame(FrameType.SETTINGS, 0, 0, payload)
 
@@ -137,18 +143,22 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
         raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "a SETTINGS frame ends in the middle of one")
     settings = list(_SETTING.iter_unpack(payload))
     for setting, value in settings:
-        if setting == Setting.ENABLE_PUSH and value > 1:
-            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH is {value}")
-        if setting == Setting.INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
-            raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE is {value}")
-        if setting == Setting.MAX_FRAME_SIZE and not DEFAULT_FRAME_NBYTES <= value <= MAX_FRAME_NBYTES:
-            raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE is {value}")
+        if setting in _BOUNDS:
+            least, most, code = _BOUNDS[setting]
+            if not least <= value <= most:
+                raise ConnectionFailed(code, f"SETTINGS_{Setting(setting).name} is {value}")
     return settings
 
 
-def wrong_size(payload: bytes) -> ConnectionFailed:
-    """The failure of a RST_STREAM or a WINDOW_UPDATE that is not one number."""
-    return ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, f"a frame of 4 bytes has {len(payload)}")
+def number(payload: bytes) -> int:
+    """The number that a RST_STREAM or a WINDOW_UPDATE is, without the reserved bit.
+
+    Raises:
+        ConnectionFailed: it is none.
+    """
+    if len(payload) != _U32.size:
+        raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, f"a frame of 4 bytes has {len(payload)}")
+    return int.from_bytes(payload) & MAX_WINDOW
 
 
 def body_run(
@@ -177,22 +187,8 @@ def body_run(
     return position, ended
 
 
-def unpadded_data(flags: int, payload: bytes) -> bytes:
-    """What a DATA payload holds, without padding.
-
-    Raises:
-        ConnectionFailed: the padding is longer than the payload.
-    """
-    if not flags & PADDED:
-        return payload
-    padding = payload[0] + 1 if payload else 0
-    if not payload or padding > len(payload):
-        raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a DATA frame is shorter than its padding")
-    return payload[1 : len(payload) - padding + 1]
-
-
 def unpadded(flags: int, payload: bytes) -> bytes:
-    """The header block in a HEADERS payload, without padding and priority.
+    """What a DATA or HEADERS payload holds, without padding and priority.
 
     Raises:
         ConnectionFailed: they are longer than the payload.
@@ -203,5 +199,5 @@ def unpadded(flags: int, payload: bytes) -> bytes:
     if flags & PRIORITY:
         start += 5
     if start > end:
-        raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a HEADERS frame is shorter than its padding")
+        raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a frame is shorter than its padding")
     return payload[start:end]

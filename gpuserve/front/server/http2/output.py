@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from gpuserve.front.exchange.exchange import Way
+from gpuserve.front.exchange.connection import Connection
 from gpuserve.front.server.http2.frames import (
     DEFAULT_FRAME_NBYTES,
     DEFAULT_WINDOW,
@@ -45,7 +45,7 @@ class Output:
         "window",
     )
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Connection) -> None:
         self.window = DEFAULT_WINDOW
         #: What a new stream begins with.
         self.stream_window = DEFAULT_WINDOW
@@ -145,7 +145,6 @@ class Output:
             self.small_nbytes = -1  # the next response is not a small one, so it asks for its block
 
     def _send(self, stream: Stream) -> None:
-        """Send what a stream may send in one turn."""
         before = stream.unsent_nbytes
         frames = stream.frames(min(self.window, TURN_NBYTES), self.frame_nbytes)
         self.window -= before - stream.unsent_nbytes

@@ -1,7 +1,7 @@
 """HTTP/2 on one connection (RFC 9113): frames in, streams to ``accept``, and what a client may not do.
 
-Responses are made in ``http2_stream``. A request costs one ``Stream`` here and a look-up: a client sends the
-same header block again and again, and what it decodes to is remembered while the dynamic table is the same.
+Responses are made by ``Stream``. A request costs one here and a look-up: a client sends the same header block
+again and again, and what it decodes to is remembered while the dynamic table is the same.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from gpuserve.front.exchange.exchange import Accept, Head, Piece, Way
+from gpuserve.front.exchange.connection import Connection
+from gpuserve.front.exchange.exchange import Accept, Head, Piece
 from gpuserve.front.server.http2 import frames as h2
 from gpuserve.front.server.http2.blocks import MAX_HEAD_NBYTES, Block, BlockReader
 from gpuserve.front.server.http2.control import Control, Patience
@@ -26,8 +27,6 @@ MAX_CONCURRENT_STREAMS: Final = 4096
 CONNECTION_WINDOW: Final = 64 << 20
 #: What a client may put in one frame. What comes of a DATA frame is used at once; others are kept whole.
 FRAME_NBYTES: Final = 256 << 10
-#: So many acknowledgements wait for such a client.
-_MAX_UNREAD: Final = 1000
 #: Streams that we ended first, of which something may still come.
 _EARLY: Final = 1024
 #: Who cuts a header block into parts this small wants to keep us busy.
@@ -48,7 +47,7 @@ class Http2:
     What is left is the way of frames in, which is read as one.
     """
 
-    def __init__(self, way: Way, accept: Accept) -> None:
+    def __init__(self, way: Connection, accept: Accept) -> None:
         self.way = way
         self.ends = way.ends
         self.output = Output(way)
@@ -76,7 +75,6 @@ class Http2:
 
     @property
     def unanswered(self) -> list[str]:
-        """The paths of the requests that are not answered yet."""
         return [stream.head.path for stream in self._streams.values()]
 
     # ---- bytes in -------------------------------------------------------------------------
@@ -232,8 +230,8 @@ class Http2:
 
     def _on_data(self, stream_id: int, flags: int, payload: bytes) -> None:
         """A DATA frame that is not the usual one: padded, empty, or of no stream that is there."""
-        length, end = len(payload), bool(flags & h2.END_STREAM)
-        self._body(stream_id, h2.unpadded_data(flags, payload), length, end)
+        data = h2.unpadded(flags & h2.PADDED, payload)
+        self._body(stream_id, data, len(payload), bool(flags & h2.END_STREAM))
 
     def _body(self, stream_id: int, data: Piece, length: int, end: bool) -> None:
         """A part of a body; ``length`` is what it takes of the windows."""
@@ -268,8 +266,7 @@ class Http2:
             self._fail_stream(failure)
 
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise h2.wrong_size(payload)
+        h2.number(payload)
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._patience.spend()
@@ -278,9 +275,7 @@ class Http2:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM on stream {stream_id}")
 
     def _on_window_update(self, stream_id: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise h2.wrong_size(payload)
-        nbytes = int.from_bytes(payload) & h2.MAX_WINDOW
+        nbytes = h2.number(payload)
         if not stream_id:
             self.output.grow(nbytes)
             self.output.flush_all()
@@ -334,7 +329,6 @@ class Http2:
             stream.drop()
 
     def announce(self) -> None:
-        """Have the client open no new stream."""
         if self._leaving.staying and not self._over:
             self.way.write(self._leaving.announce())
 
@@ -343,7 +337,6 @@ class Http2:
         return self._draining or self._over
 
     def shut_down(self) -> None:
-        """Have it open none, and close after those that are there."""
         self.announce()
 
     def _on_pong(self, payload: bytes) -> None:
@@ -358,7 +351,6 @@ class Http2:
             self._finish()
 
     def check(self, now: float) -> None:
-        """Close what takes too long."""
         if self._blocks.late and not self._over:
             self._fail(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a header block takes too long"))
         if self._leaving.is_late(now) and not self._over:

@@ -1,6 +1,6 @@
 """One stream of HTTP/2: where it is, what of its body is not used up, and what of its response is not sent.
 
-Flow control is here for the stream and in ``http2_output`` for the connection. No frame is read here.
+Flow control is here for the stream and in ``Output`` for the connection. No frame is read here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,15 @@ _pack: Final = HEAD.pack
 
 
 class State(enum.Enum):
-    """Where a stream is. What is closed is nowhere any more."""
+    """Where a stream is.
+
+    ::
+
+        OPEN ── the request ends ──► HALF_CLOSED_REMOTE ── the response ends ──► CLOSED
+          └──── the response ends ─► HALF_CLOSED_LOCAL ─── the request ends ───► CLOSED
+
+    A reset closes it from anywhere.
+    """
 
     OPEN = "open"
     HALF_CLOSED_REMOTE = "the request is complete"
@@ -44,27 +52,6 @@ class State(enum.Enum):
 
     #: Members are looked up for every request, and Enum's own is a Python function.
     __hash__ = object.__hash__
-
-
-class Event(enum.Enum):
-    """What moves a stream from one state to the next."""
-
-    REQUEST_ENDED = "request ended"
-    RESPONSE_ENDED = "response ended"
-    RESET = "reset"
-
-    __hash__ = object.__hash__
-
-
-_NEXT: Final = {
-    (State.OPEN, Event.REQUEST_ENDED): State.HALF_CLOSED_REMOTE,
-    (State.OPEN, Event.RESPONSE_ENDED): State.HALF_CLOSED_LOCAL,
-    (State.OPEN, Event.RESET): State.CLOSED,
-    (State.HALF_CLOSED_REMOTE, Event.RESPONSE_ENDED): State.CLOSED,
-    (State.HALF_CLOSED_REMOTE, Event.RESET): State.CLOSED,
-    (State.HALF_CLOSED_LOCAL, Event.REQUEST_ENDED): State.CLOSED,
-    (State.HALF_CLOSED_LOCAL, Event.RESET): State.CLOSED,
-}
 
 
 class _Nobody:
@@ -157,10 +144,9 @@ class Stream:
         if self.state is not State.HALF_CLOSED_LOCAL:
             raise StreamFailed(self.id, ErrorCode.STREAM_CLOSED)
         if end:
-            self._move(Event.REQUEST_ENDED)
+            self._close()
 
     def consumed(self, nbytes: int) -> None:
-        """So much of the body is used up."""
         nbytes = min(nbytes, self._held_nbytes)
         self._held_nbytes -= nbytes
         self._connection.credit(nbytes)
@@ -180,7 +166,6 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more can be sent."""
         return self._ending or self.state not in _ANSWERABLE
 
     def answer(
@@ -212,7 +197,7 @@ class Stream:
                     )
                 )
             )
-            self._move(Event.RESPONSE_ENDED)
+            self._close()
             if release is not None:
                 release()
         elif self.state in _ANSWERABLE and not self.started:
@@ -233,7 +218,6 @@ class Stream:
         self._connection.output.flush(self)
 
     def start(self, status: int, headers: Iterable[Header], end: bool = False) -> None:
-        """Begin the response; ``end``: it has no body."""
         if self.state not in _ANSWERABLE:
             return
         self._begin(encode((status_field(status), *headers)), end=end)
@@ -241,7 +225,6 @@ class Stream:
             self.on_ended()
 
     def send(self, data: bytes, end: bool = False) -> None:
-        """The next part of the body."""
         if self.state not in _ANSWERABLE or self._ending:
             return
         if self.head.method != "HEAD":
@@ -250,7 +233,6 @@ class Stream:
         self._connection.output.flush(self)
 
     def finish(self, trailers: Iterable[Header] = ()) -> None:
-        """End the response after its body."""
         if self.state not in _ANSWERABLE or self._ending:
             return
         self._tail = encode(trailers)
@@ -261,7 +243,6 @@ class Stream:
         self.fail(ErrorCode.INTERNAL_ERROR)
 
     async def room(self) -> None:
-        """Wait until there is not too much to be sent."""
         while self.unsent_nbytes > UNSENT_NBYTES and self.state in _ANSWERABLE:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -294,8 +275,10 @@ class Stream:
             self.window -= nbytes
             self.unsent_nbytes -= nbytes
             frames += self._data_frames(piece, nbytes, frame_nbytes)
-        if self._ending and not self.unsent:
-            frames += self._end_frames(frame_nbytes, ended=bool(frames))
+        if self.through and self._tail:
+            frames.append(header_frames(self.id, self._tail, frame_nbytes, end=True))
+        elif self.through and not frames:
+            frames.append(_pack(0, 0, FrameType.DATA, END_STREAM, self.id))
         return frames
 
     def _data_frames(self, piece: Piece, nbytes: int, most_nbytes: int) -> list[Piece]:
@@ -309,18 +292,9 @@ class Stream:
                 frames += (head, piece[start : start + most_nbytes])
                 start += most_nbytes
         left = nbytes - start
-        flags = END_STREAM if self._ends_with_data else 0
+        flags = END_STREAM if self.through and not self._tail else 0
         frames += (_pack(left >> 16, left & 0xFFFF, FrameType.DATA, flags, self.id), piece[start:nbytes])
         return frames
-
-    @property
-    def _ends_with_data(self) -> bool:
-        return self._ending and not self._tail and not self.unsent
-
-    def _end_frames(self, frame_nbytes: int, *, ended: bool) -> list[Piece]:
-        if self._tail:
-            return [header_frames(self.id, self._tail, frame_nbytes, end=True)]
-        return [] if ended else [_pack(0, 0, FrameType.DATA, END_STREAM, self.id)]
 
     @property
     def through(self) -> bool:
@@ -346,9 +320,10 @@ class Stream:
         Where the client may send all of it anyway it is let, and not told to stop: some clients that are
         lose the answer.
         """
-        self._move(Event.RESPONSE_ENDED)
-        if self.state is not State.HALF_CLOSED_LOCAL:
+        if self.state is State.HALF_CLOSED_REMOTE:
+            self._close()
             return
+        self.state = State.HALF_CLOSED_LOCAL
         if self._left_nbytes is not None and self._left_nbytes <= self.receive_window:
             sink, self.sink = self.sink, _NOBODY
             sink.abandon()
@@ -374,18 +349,17 @@ class Stream:
         self.unsent_nbytes = 0
         self._connection.output.drop(self)
         sink = self.sink
-        self._move(Event.RESET)
+        self._close()
         sink.abandon()
         self.wake()
         if (release := self.take_release()) is not None:
             self._connection.way.write_pieces((), release)
 
-    def _move(self, event: Event) -> None:
-        self.state = _NEXT[self.state, event]
-        if self.state is State.CLOSED:
-            held_nbytes, self._held_nbytes = self._held_nbytes, 0
-            self._connection.forget(self, held_nbytes)
-            self.sink = _NOBODY  # the sink refers to the stream: no cycle is left to the garbage collector
+    def _close(self) -> None:
+        self.state = State.CLOSED
+        held_nbytes, self._held_nbytes = self._held_nbytes, 0
+        self._connection.forget(self, held_nbytes)
+        self.sink = _NOBODY  # the sink refers to the stream: no cycle is left to the garbage collector
 
 
 def _encode_head(head: AnswerHead) -> bytes:
