@@ -23,6 +23,7 @@ An endpoint that answers without waiting needs none of this: it is a ``Sink`` it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -49,16 +50,17 @@ class ClientGone(ConnectionResetError):
 class AwaitedRequest:
     """The ``Sink`` of a request that a coroutine serves, and what that coroutine asks.
 
-    ``gone``: the client has left, or the response is through; nothing more comes.
+    ``gone``: the client has left, or the response is through; nothing more comes. ``complete``: nothing of
+    the body is still to come, so ``part`` gives the rest of it, and will not wait.
     """
 
-    __slots__ = ("_body_ended", "_parts", "_reading", "_waiting", "exchange", "gone", "head")
+    __slots__ = ("_parts", "_reading", "_waiting", "complete", "exchange", "gone", "head")
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.head = exchange.head
         self.gone = False
-        self._body_ended = False
+        self.complete = False
         self._parts: deque[bytes] = deque()
         #: What the next part of the body resolves.
         self._reading: asyncio.Future[None] | None = None
@@ -70,7 +72,7 @@ class AwaitedRequest:
     def take(self, data: Piece, end: bool) -> None:
         if data:
             self._parts.append(bytes(data))
-        self._body_ended = end
+        self.complete = end
         self._wake()
 
     def abandon(self) -> None:
@@ -89,7 +91,7 @@ class AwaitedRequest:
             ClientGone: it has not ended, and will not.
         """
         parts = self._parts
-        while not (self.gone or parts or self._body_ended):
+        while not (self.gone or parts or self.complete):
             self._reading = asyncio.get_running_loop().create_future()
             await self._reading
         if self.gone:
@@ -100,11 +102,6 @@ class AwaitedRequest:
         parts.clear()
         self.exchange.consumed(len(data))
         return data
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing of the body is still to come: ``part`` gives the rest of it, and will not wait."""
-        return self._body_ended
 
     async def body(self, max_nbytes: int, refusal: type[RequestError] = ResourceExhausted) -> bytes:
         """The whole body, or what of it was not read by ``part``.
@@ -142,12 +139,8 @@ class AwaitedRequest:
             self._waiting.discard(future)
 
     async def until_gone(self) -> None:
-        """Return once the client has left."""
-        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        try:
-            await self.unless_gone(never)
-        except ClientGone:
-            return
+        with contextlib.suppress(ClientGone):
+            await self.unless_gone(asyncio.get_running_loop().create_future())
 
     def _wake(self) -> None:
         reading, self._reading = self._reading, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 Header: TypeAlias = tuple[bytes, bytes]
 Piece: TypeAlias = bytes | memoryview
@@ -87,17 +87,14 @@ class AnswerHead:
         self.tail = b""
 
 
-class Ends:
+class Ends(NamedTuple):
     """The addresses of a connection: (host, port). On a unix socket ``client`` is None, and ``server`` is
     its path with None for the port.
     """
 
-    __slots__ = ("client", "server", "tls")
-
-    def __init__(self, client: tuple[str, int] | None, server: tuple[str, int | None], tls: bool) -> None:
-        self.client = client
-        self.server = server
-        self.tls = tls
+    client: tuple[str, int] | None
+    server: tuple[str, int | None]
+    tls: bool
 
 
 class Sink(Protocol):

@@ -41,7 +41,6 @@ _TLS_HANDSHAKE_S: Final = 15.0
 #: answers to clients that are slow to read them.
 CLOSE_TIMEOUT_S: Final = 3.0
 _CLOSE_POLL_S: Final = 0.01
-_PROTOCOLS: Final = ["h2", "http/1.1"]
 
 
 class NativeTransport:
@@ -72,30 +71,24 @@ class NativeTransport:
         self.limit_age(max_connection_age_s)
 
     async def start(self) -> None:
-        """Accept connections on every listener."""
         self._servers = await self._listen()
         self._check = self._loop.call_later(self._check_s, self._on_check)
 
     def announce(self) -> None:
-        """Tell the clients of connections that no more requests are taken, once they have heard of it."""
         for connection in list(self._connections):
             connection.announce()
 
     @property
     def n_unaware(self) -> int:
-        """How many connections there are whose clients may not have heard of it."""
         return sum(not connection.aware for connection in self._connections)
 
     @property
     def n_held(self) -> int:
-        """How many requests there are on connections whose clients were told. Who watches health has none,
-        nor who operates the server, and may be waiting for this.
-        """
+        """Who watches health has none, nor who operates the server, and may be waiting for this."""
         held = (path for connection in self._connections for path in connection.held)
         return sum(not path.startswith(self._idle_paths) for path in held)
 
     def limit_age(self, max_age_s: float) -> None:
-        """Connections that are made from now on take requests for so long; 0 is for ever."""
         self._max_age_s = max_age_s or math.inf
         self._check_s = min(_CHECK_S, max(_MIN_CHECK_S, self._max_age_s * _AGE_JITTER / 4))
         if self._check is not None:
@@ -103,18 +96,12 @@ class NativeTransport:
             self._on_check()
 
     async def renew(self) -> None:
-        """Use the files of TLS anew, for connections from now on.
-
-        Raises:
-            OSError, ValueError: they cannot be used; those in use stay.
-        """
         if self._tls is not None:
             former, self._servers = self._servers, await self._listen()
             for server in former:
                 server.close()
 
     async def stop(self) -> None:
-        """Accept no more, finish what is there, and close the connections."""
         await asyncio.sleep(0)  # who has connected meanwhile is accepted: closing would reset the connection
         for server in self._servers:
             server.close()
@@ -156,9 +143,13 @@ class NativeTransport:
     def _made(self, accept: Accept) -> Callable[[], Connection]:
         """What makes the connections of a listener."""
         speaks = partial(Http1, accept=accept), partial(Http2, accept=accept)
-        return lambda: Connection(
-            *speaks, self._buffer, self._connections, self._loop, self._max_age_s * _jitter()
-        )
+
+        def made() -> Connection:
+            # Connections that were made together do not end together.
+            age_s = self._max_age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
+            return Connection(*speaks, self._buffer, self._connections, self._loop, age_s)
+
+        return made
 
     def _on_check(self) -> None:
         self._check = self._loop.call_later(self._check_s, self._on_check)
@@ -170,17 +161,12 @@ class NativeTransport:
             connection.check(now)
 
 
-def _jitter() -> float:
-    """Connections that were made together do not end together."""
-    return random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
-
-
 def _tls_context(files: TlsFiles) -> ssl.SSLContext:
     """What both ends agree on: TLS 1.2 at least, and a certificate of the client's where there is a CA."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(files.certfile, files.keyfile)
-    context.set_alpn_protocols(_PROTOCOLS)
+    context.set_alpn_protocols(["h2", "http/1.1"])
     if files.client_ca:
         context.load_verify_locations(files.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED

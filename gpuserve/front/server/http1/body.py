@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from gpuserve.front.exchange.exchange import Piece
 from gpuserve.front.server.http1.head import CHUNKED, RequestRefused, parse_fields, shown
@@ -18,36 +18,18 @@ _SIZE_LINE_NBYTES: Final = 256
 _TRAILERS_NBYTES: Final = 16 << 10
 
 
-class Body(Protocol):
-    """A body that arrives. ``ended``: all of it has; ``left_nbytes`` is to come, None where nobody knows."""
-
-    ended: bool
-    left_nbytes: int | None
-
-    def cut(self, data: Piece) -> tuple[Piece, Piece]:
-        """What of the data is the body's, and what comes after its end.
-
-        Raises:
-            RequestRefused: it is malformed, or over a limit.
-        """
-
-
-def body_of(nbytes: int) -> Body:
-    """A body of so many bytes, or of chunks where that is ``CHUNKED``."""
-    return ChunkedBody() if nbytes == CHUNKED else SizedBody(nbytes)
-
-
 class SizedBody:
-    """A body whose length is known."""
+    """A body whose length is known. ``left_nbytes`` is to come; ``ended``: all of it has."""
 
     __slots__ = ("ended", "left_nbytes")
 
     def __init__(self, nbytes: int) -> None:
-        self.left_nbytes: int | None = nbytes
+        self.left_nbytes = nbytes
         self.ended = nbytes == 0
 
     def cut(self, data: Piece) -> tuple[Piece, Piece]:
-        left, nbytes = self.left_nbytes or 0, len(data)
+        """What of the data is the body's, and what comes after its end."""
+        left, nbytes = self.left_nbytes, len(data)
         if nbytes < left:
             self.left_nbytes = left - nbytes
             return data, b""
@@ -65,7 +47,7 @@ class Part(enum.Enum):
 
 
 class ChunkedBody:
-    """A body in chunks, and the trailers after it, which are checked and dropped.
+    """A body in chunks, and the trailers after it, which are checked and dropped. ``ended``: all of it is there.
 
     ::
 
@@ -73,11 +55,13 @@ class ChunkedBody:
           └─ 0 ──► TRAILERS ──► ended
     """
 
-    __slots__ = ("_kept", "_left", "_part", "_trailers_nbytes", "ended", "left_nbytes")
+    __slots__ = ("_kept", "_left", "_part", "_trailers_nbytes", "ended")
+
+    #: How much is to come, nobody knows.
+    left_nbytes: Final = 0
 
     def __init__(self) -> None:
         self.ended = False
-        self.left_nbytes: int | None = None
         self._part = Part.SIZE
         #: Of a chunk's data.
         self._left = 0
@@ -86,7 +70,11 @@ class ChunkedBody:
         self._trailers_nbytes = 0
 
     def cut(self, data: Piece) -> tuple[Piece, Piece]:
-        """What comes of several chunks is joined."""
+        """What of the data is the body's, joined, and what comes after its end.
+
+        Raises:
+            RequestRefused: it is malformed, or over a limit.
+        """
         position, nbytes = 0, len(data)
         pieces: list[Piece] = []
         while position < nbytes and not self.ended:
@@ -142,3 +130,12 @@ class ChunkedBody:
             parse_fields((line,))
         else:
             self.ended = True
+
+
+#: A body that arrives.
+Body: TypeAlias = SizedBody | ChunkedBody
+
+
+def body_of(nbytes: int) -> Body:
+    """A body of so many bytes, or of chunks where that is ``CHUNKED``."""
+    return ChunkedBody() if nbytes == CHUNKED else SizedBody(nbytes)

@@ -15,8 +15,6 @@ from gpuserve.front.server.http1.response import (
     KEEP_ALIVE,
     LAST_CHUNK,
     Framing,
-    ResponseHead,
-    chunk,
     date_line,
     head_text,
     response_head,
@@ -61,7 +59,7 @@ class Http1Exchange:
         "_http1",
         "_left_nbytes",
         "_start",
-        "_waiters",
+        "_waiter",
         "ends",
         "head",
         "is_plain",
@@ -80,7 +78,7 @@ class Http1Exchange:
         self.is_plain = is_plain
         self.progress = Progress.AWAITED
         self._http1 = http1
-        self._waiters: list[asyncio.Future[None]] | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     # ---- the response ---------------------------------------------------------------------
 
@@ -120,7 +118,6 @@ class Http1Exchange:
                 self.send(b"", end=True)
 
     def send(self, data: bytes, end: bool = False) -> None:
-        """The next part of the body."""
         if self.progress is Progress.ENDED:
             return
         head = b""
@@ -136,7 +133,6 @@ class Http1Exchange:
             self._end()
 
     def finish(self, trailers: Iterable[Header] = ()) -> None:
-        """End the response after its body; HTTP/1.1 drops the trailers here."""
         self.send(b"", end=True)
 
     def reset(self) -> None:
@@ -154,14 +150,8 @@ class Http1Exchange:
         """The encoded head; ``nbytes`` is the length of the body, where that is known."""
         status, headers = self._start
         keep_alive = not self._http1.closes_after(self.request)
-        head: ResponseHead = response_head(
-            status,
-            headers,
-            self.head.http_version,
-            self.head.method,
-            nbytes=nbytes,
-            keep_alive=keep_alive,
-        )
+        version, method = self.head.http_version, self.head.method
+        head = response_head(status, headers, version, method, nbytes=nbytes, keep_alive=keep_alive)
         self._move(Progress.SENDING)
         self._framing, self._left_nbytes = head.framing, head.nbytes
         if not keep_alive or head.framing is Framing.CLOSED:
@@ -179,7 +169,7 @@ class Http1Exchange:
             case Framing.NONE:
                 return ()
             case Framing.CHUNKED:
-                pieces: tuple[Piece, ...] = chunk(data) if data else ()
+                pieces: tuple[Piece, ...] = (b"%x\r\n" % len(data), data, b"\r\n") if data else ()
                 return (*pieces, LAST_CHUNK) if end else pieces
             case _:
                 return (data,)
@@ -201,25 +191,21 @@ class Http1Exchange:
     # ---- the connection -------------------------------------------------------------------
 
     def consumed(self, nbytes: int) -> None:
-        """So much of the body is used up."""
         if self.progress is not Progress.ENDED:
             self._http1.consumed(nbytes)
 
     async def room(self) -> None:
-        """Wait until there is not too much to be sent."""
-        while self.progress is not Progress.ENDED and self._http1.full:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters = [*(self._waiters or ()), waiter]
-            await waiter
+        while self.progress is not Progress.ENDED and self._http1.way.full:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         if self.progress is Progress.ENDED:
             raise ConnectionResetError("the client is gone")
 
     def wake(self) -> None:
         """Whoever waits for room looks again."""
-        waiters, self._waiters = self._waiters, None
-        for waiter in waiters or ():
-            if not waiter.done():
-                waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def drop(self) -> None:
         """Take nothing more: the client is gone."""

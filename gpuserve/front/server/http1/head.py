@@ -48,29 +48,18 @@ class RequestRefused(Exception):
         self.status = status
 
 
-class RequestHead:
+class RequestHead(NamedTuple):
     """A head, and what it says of its message. Equal bytes may share one.
 
     ``body_nbytes`` is ``CHUNKED`` where chunks tell it. ``is_plain``: the response needs no word about the
     connection, and has a body.
     """
 
-    __slots__ = ("body_nbytes", "expects_continue", "head", "is_plain", "keep_alive")
-
-    def __init__(self, head: Head, body_nbytes: int, keep_alive: bool, expects_continue: bool) -> None:
-        self.head = head
-        self.body_nbytes = body_nbytes
-        self.keep_alive = keep_alive
-        self.expects_continue = expects_continue
-        self.is_plain = keep_alive and head.http_version == "1.1" and head.method != "HEAD"
-
-
-class _Line(NamedTuple):
-    """What the request line says."""
-
-    method: bytes
-    target: bytes
-    version: str
+    head: Head
+    body_nbytes: int
+    keep_alive: bool
+    expects_continue: bool
+    is_plain: bool
 
 
 def parse(text: bytes) -> RequestHead:
@@ -95,7 +84,7 @@ def check_begun(text: bytes) -> None:
     if len(text) > LINE_NBYTES and b"\r\n" not in text[: LINE_NBYTES + 2]:
         raise _line_too_long()
     if len(text) > HEAD_NBYTES:
-        raise _head_too_large()
+        raise RequestRefused(431, f"the request head is over the limit of {HEAD_NBYTES} bytes")
 
 
 def is_as_begun(text: bytearray, judged_nbytes: int) -> bool:
@@ -128,25 +117,32 @@ def _parse(text: bytes) -> RequestHead:
     if len(text) > HEAD_NBYTES:
         check_begun(text)
     first, *lines = text[: -len(BLANK_LINE)].split(b"\r\n")
-    line = _request_line(first)
+    method, target, version = _request_line(first)
     if len(lines) > MAX_FIELDS:
         raise RequestRefused(
             431, f"the request has {len(lines)} header fields, expected at most {MAX_FIELDS}"
         )
     headers = parse_fields(lines)
-    length, body_nbytes = _framing(headers, line.version)
-    target, headers = _resolved(line, headers)
-    _check_host(headers, line.version)
+    length, body_nbytes = _framing(headers, version)
+    target, headers = _resolved(method, target, headers)
+    _check_host(headers, version)
     _check_upgrade(headers)
-    head = Head(line.method.decode("ascii"), target, tuple(headers), line.version, length)
-    expects_continue = body_nbytes != 0 and line.version == "1.1" and _expects_continue(headers)
-    return RequestHead(head, body_nbytes, _keeps_alive(headers, line.version), expects_continue)
+    keep_alive = _keeps_alive(headers, version)
+    expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
+    return RequestHead(
+        Head(method.decode("ascii"), target, tuple(headers), version, length),
+        body_nbytes,
+        keep_alive,
+        expects and body_nbytes != 0 and version == "1.1",
+        keep_alive and version == "1.1" and method != b"HEAD",
+    )
 
 
 _remembered = functools.lru_cache(_REMEMBERED)(_parse)
 
 
-def _request_line(line: bytes) -> _Line:
+def _request_line(line: bytes) -> tuple[bytes, bytes, str]:
+    """The method, the target, and the version as "1.0" or "1.1"."""
     if len(line) > LINE_NBYTES:
         raise _line_too_long()
     found = _REQUEST_LINE.fullmatch(line)
@@ -161,13 +157,12 @@ def _request_line(line: bytes) -> _Line:
         )
     if len(method) > _METHOD_NBYTES or method == b"CONNECT":
         raise RequestRefused(501, f"method {shown(method)} is not served")
-    return _Line(method, target, "1.0" if minor == b"0" else "1.1")
+    return method, target, "1.0" if minor == b"0" else "1.1"
 
 
-def _resolved(line: _Line, headers: list[Header]) -> tuple[bytes, list[Header]]:
+def _resolved(method: bytes, target: bytes, headers: list[Header]) -> tuple[bytes, list[Header]]:
     """The path and query of a target in any of its forms; a whole URL also says the host."""
-    target = line.target
-    if target[0] == 0x2F or (target == b"*" and line.method == b"OPTIONS"):
+    if target[0] == 0x2F or (target == b"*" and method == b"OPTIONS"):
         return target, headers
     found = _ABSOLUTE.fullmatch(target)
     if found is None:
@@ -225,10 +220,6 @@ def _bad_host() -> RequestRefused:
     return RequestRefused(400, "the request must have exactly one valid Host field")
 
 
-def _expects_continue(headers: list[Header]) -> bool:
-    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
-
-
 def _keeps_alive(headers: list[Header], version: str) -> bool:
     said = b",".join([value for name, value in headers if name == b"connection"]).lower()
     options = {option.strip() for option in said.split(b",")}
@@ -246,10 +237,6 @@ def _bad_field(line: bytes) -> RequestRefused:
 
 def _line_too_long() -> RequestRefused:
     return RequestRefused(414, f"the request line is over the limit of {LINE_NBYTES} bytes")
-
-
-def _head_too_large() -> RequestRefused:
-    return RequestRefused(431, f"the request head is over the limit of {HEAD_NBYTES} bytes")
 
 
 def shown(text: bytes) -> str:

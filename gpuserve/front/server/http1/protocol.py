@@ -90,7 +90,7 @@ class Http1:
 
     def __init__(self, way: Connection, accept: Accept) -> None:
         self.ends = way.ends
-        self._way = way
+        self.way = way
         self._accept = accept
         self._stage = Stage.HEAD
         #: The request that is not answered, and where its body goes.
@@ -163,7 +163,7 @@ class Http1:
     def _begin(self, data: Piece) -> Piece:
         """Give the request that the data begins with to its sink; what is left of the data."""
         self._begun_nbytes = 0
-        if self._way.full:
+        if self.way.full:
             return self._keep(data)
         text = data if type(data) is bytes else bytes(data[:_USUAL_HEAD_NBYTES])
         end = text.find(BLANK_LINE) + len(BLANK_LINE)
@@ -211,7 +211,6 @@ class Http1:
         return self._keep(data)
 
     def _begin_body(self, request: RequestHead, *, begun: bool) -> None:
-        """Give the request, whose body has not all come, to its sink."""
         self._enter(Stage.BODY)
         self._body = body_of(request.body_nbytes)
         self._unconsumed_nbytes = self._drained_nbytes = 0
@@ -263,9 +262,9 @@ class Http1:
             self._stage is Stage.BODY and self._unconsumed_nbytes > UNCONSUMED_NBYTES
         )
         if pause and not self._paused:
-            self._way.pause_reading()
+            self.way.pause_reading()
         elif self._paused and not pause:
-            self._way.resume_reading()
+            self.way.resume_reading()
         self._paused = pause
 
     def _refuse(self, error: RequestRefused) -> Piece:
@@ -281,32 +280,26 @@ class Http1:
 
     # ---- for the exchange -----------------------------------------------------------------
 
-    @property
-    def full(self) -> bool:
-        """Whether no more should be made now."""
-        return self._way.full
-
     def write(self, data: bytes) -> None:
         self._written_nbytes += len(data)
-        self._way.write(data)
+        self.way.write(data)
 
     def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> Release | None:
         """Send pieces; gives ``release`` back where they were copied, otherwise it is called in time."""
         nbytes = sum(map(len, pieces))
         self._written_nbytes += nbytes
         if nbytes > JOINED_NBYTES:
-            self._way.write_pieces(pieces, release)
+            self.way.write_pieces(pieces, release)
             return None
         if nbytes:
-            self._way.write(b"".join(pieces))
+            self.way.write(b"".join(pieces))
         return release
 
     def closes_after(self, request: RequestHead) -> bool:
         """Whether the answer of the request is the last of its connection."""
         if self._closing or self._retiring or not request.keep_alive:
             return True
-        left = self._body.left_nbytes or 0
-        return self._stage is Stage.BODY and (self._awaits_continue or left > DRAIN_NBYTES)
+        return self._stage is Stage.BODY and (self._awaits_continue or self._body.left_nbytes > DRAIN_NBYTES)
 
     def close_after(self) -> None:
         """Have the connection closed once its request is answered."""
@@ -338,13 +331,12 @@ class Http1:
         """The answer cannot be completed; not politely: even its end would look like one."""
         self._enter(Stage.CLOSED)
         if politely:
-            self._way.close()
+            self.way.close()
         else:
-            self._way.abort()
+            self.way.abort()
         self._drop_request()
 
     def consumed(self, nbytes: int) -> None:
-        """So much of the body is used up."""
         self._unconsumed_nbytes -= nbytes
         if self._paused:
             self._steer_reading()
@@ -388,17 +380,17 @@ class Http1:
             self._linger()
 
     def check(self, now: float) -> None:
-        unsent = self._way.unsent_nbytes
+        unsent = self.way.unsent_nbytes
         sending = bool(unsent), self._written_nbytes - unsent
         if self._sending_watch.unchanged_s(sending, now) > _SENDING_S and unsent:
-            self._way.abort()
+            self.way.abort()
             self.lost()
             return
         part = self._stage, self._n_requests, bool(self._kept), bool(unsent)
         whole_s = self._whole_watch.unchanged_s(part, now)
         quiet_s = self._quiet_watch.unchanged_s((self._stage, self._n_fed, self._paused), now)
         match self._stage:
-            case Stage.HEAD if self._kept and not self._way.full and whole_s > _HEAD_S:
+            case Stage.HEAD if self._kept and not self.way.full and whole_s > _HEAD_S:
                 self._refuse(RequestRefused(408, "the request head did not come in time"))
             case Stage.HEAD if not (self._kept or unsent) and whole_s > _IDLE_S:
                 self._close()
@@ -423,12 +415,12 @@ class Http1:
         self._enter(Stage.LINGER)
         self._kept.clear()
         self._steer_reading()
-        self._way.end_writing()
+        self.way.end_writing()
 
     def _close(self) -> None:
         self._enter(Stage.CLOSED)
         self._kept.clear()
-        self._way.close()
+        self.way.close()
 
     def _enter(self, stage: Stage) -> None:
         self._stage = _STAGES.step(self._stage, stage)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from email.utils import formatdate
 from typing import Final, NamedTuple
 
-from gpuserve.front.exchange.exchange import AnswerHead, Header, Piece
+from gpuserve.front.exchange.exchange import AnswerHead, Header
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -128,11 +128,6 @@ def refusal(status: int, text: str) -> bytes:
 def with_line(head: bytes, line: bytes) -> bytes:
     """A complete head with one more line."""
     return head[:-2] + line + b"\r\n\r\n"
-
-
-def chunk(data: Piece) -> tuple[bytes, Piece, bytes]:
-    """A chunk, of what is not empty."""
-    return b"%x\r\n" % len(data), data, b"\r\n"
 
 
 @functools.lru_cache(64)

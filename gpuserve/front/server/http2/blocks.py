@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from gpuserve.front.exchange.exchange import Head
+from gpuserve.front.exchange.exchange import Head, Header
 from gpuserve.front.server.http2.frames import (
     END_HEADERS,
     PADDED,
@@ -22,6 +22,8 @@ from gpuserve.front.server.http2.frames import (
 )
 from gpuserve.front.server.http2.head import MalformedHead, check_trailers, request_head
 from gpuserve.front.server.http2.hpack import Decoder, HeadTooLarge, HpackError
+
+T = TypeVar("T")
 
 #: The head of a request, encoded and decoded.
 MAX_HEAD_NBYTES: Final = 64 << 10
@@ -40,7 +42,11 @@ class Block(NamedTuple):
 
 
 class BlockReader:
-    """Reads the blocks, in order. ``heads`` are the ones remembered, by their block."""
+    """Reads the blocks, in order. ``heads`` are the ones remembered, by their block.
+
+    A block that is malformed, too large or does not decode raises ``ConnectionFailed``; one that decodes and
+    is no head, or no trailers, ``StreamFailed``.
+    """
 
     __slots__ = ("_clock", "_decoder", "_since", "heads", "unfinished")
 
@@ -53,11 +59,7 @@ class BlockReader:
         self._since = 0.0
 
     def begin(self, stream_id: int, flags: int, payload: bytes) -> Block | None:
-        """A HEADERS frame; its block, if that is complete.
-
-        Raises:
-            ConnectionFailed: it is shorter than its padding, or the block is too large.
-        """
+        """A HEADERS frame; its block, if that is complete."""
         if flags & (PADDED | PRIORITY):
             payload = unpadded(flags, payload)
         block = _checked(Block(stream_id, flags, payload))
@@ -67,11 +69,7 @@ class BlockReader:
         return None
 
     def go_on(self, stream_id: int, flags: int, payload: bytes) -> Block | None:
-        """A CONTINUATION frame; its block, if that is complete.
-
-        Raises:
-            ConnectionFailed: it continues nothing, or the block is too large.
-        """
+        """A CONTINUATION frame; its block, if that is complete."""
         block = self.unfinished
         if block is None or block.stream_id != stream_id:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of no header block")
@@ -80,49 +78,32 @@ class BlockReader:
         return block if flags & END_HEADERS else None
 
     def head(self, block: Block) -> Head:
-        """The head of a request.
-
-        Raises:
-            ConnectionFailed: the block does not decode.
-            StreamFailed: it is no head.
-        """
+        """The head of a request."""
         revision = self._decoder.revision
-        fields = self._decode(block)
-        changed = self._decoder.revision != revision
-        if changed or len(self.heads) >= _REMEMBERED_HEADS:
-            self.heads.clear()
-        try:
-            head = request_head(fields)
-        except MalformedHead:
-            raise StreamFailed(block.stream_id, ErrorCode.PROTOCOL_ERROR) from None
-        if not changed and len(block.data) <= _REMEMBERED_NBYTES:
+        head = self._read(block, request_head)
+        if self._decoder.revision == revision and len(block.data) <= _REMEMBERED_NBYTES:
+            if len(self.heads) >= _REMEMBERED_HEADS:
+                self.heads.clear()
             self.heads[block.data] = head
         return head
 
     def trailers(self, block: Block) -> None:
-        """Trailers of a request, which say nothing here.
-
-        Raises:
-            ConnectionFailed: the block does not decode.
-            StreamFailed: they are none.
-        """
-        revision = self._decoder.revision
-        fields = self._decode(block)
-        if self._decoder.revision != revision:
-            self.heads.clear()
-        try:
-            check_trailers(fields)
-        except MalformedHead:
-            raise StreamFailed(block.stream_id, ErrorCode.PROTOCOL_ERROR) from None
+        """Check the trailers of a request, which say nothing here."""
+        self._read(block, check_trailers)
 
     @property
     def late(self) -> bool:
-        """Whether a block has taken too long."""
         return self.unfinished is not None and self._clock() - self._since > BLOCK_TIMEOUT_S
 
-    def _decode(self, block: Block) -> list[tuple[bytes, bytes]]:
+    def _read(self, block: Block, read: Callable[[list[Header]], T]) -> T:
+        revision = self._decoder.revision
         try:
-            return self._decoder.decode(block.data)
+            fields = self._decoder.decode(block.data)
+            if self._decoder.revision != revision:
+                self.heads.clear()
+            return read(fields)
+        except MalformedHead:
+            raise StreamFailed(block.stream_id, ErrorCode.PROTOCOL_ERROR) from None
         except HeadTooLarge as error:
             raise ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, str(error)) from None
         except HpackError as error:

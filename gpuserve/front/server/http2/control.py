@@ -36,11 +36,7 @@ class Patience:
         self._since = clock()
 
     def spend(self, n: float = 1) -> None:
-        """So many more of them.
-
-        Raises:
-            ConnectionFailed: they are too many.
-        """
+        """Count so many more of them; ``ConnectionFailed`` where they are too many."""
         self._left -= n
         if self._left < 0:
             now = self._clock()
@@ -53,7 +49,8 @@ class Patience:
 class Control:
     """Takes the control frames of one connection. ``settled``: the client has said its settings.
 
-    ``on_pong`` is told the payload of a PING of ours that the client sent back.
+    A frame that is malformed, or one too many, raises ``ConnectionFailed`` or ``StreamFailed``. ``on_pong``
+    is told the payload of a PING of ours that the client sent back.
     """
 
     __slots__ = ("_on_pong", "_output", "_patience", "_streams", "_way", "n_unread", "settled")
@@ -76,11 +73,6 @@ class Control:
         self._on_pong = on_pong
 
     def on_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
-        """A SETTINGS frame.
-
-        Raises:
-            ConnectionFailed: it is malformed, or there are too many.
-        """
         if stream_id or (flags & h2.ACK and payload):
             code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
             raise ConnectionFailed(code, "a SETTINGS frame on a stream, or an acknowledgement with settings")
@@ -94,11 +86,6 @@ class Control:
         self._output.flush_all()
 
     def on_ping(self, stream_id: int, flags: int, payload: bytes) -> None:
-        """A PING frame.
-
-        Raises:
-            ConnectionFailed: it is malformed.
-        """
         if stream_id or len(payload) != 8:
             code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
             raise ConnectionFailed(code, "a PING frame on a stream, or not of 8 bytes")
@@ -108,11 +95,7 @@ class Control:
             self._acknowledge(h2.frame(FrameType.PING, h2.ACK, 0, payload))
 
     def on_other(self, kind: int, stream_id: int, payload: bytes) -> None:
-        """A PRIORITY, GOAWAY or PUSH_PROMISE frame.
-
-        Raises:
-            ConnectionFailed, StreamFailed: it is malformed, or there are too many.
-        """
+        """A PRIORITY, GOAWAY or PUSH_PROMISE frame."""
         if kind == FrameType.PUSH_PROMISE or (kind == FrameType.GOAWAY and stream_id):
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"a frame that a client does not send: {kind}")
         if kind == FrameType.GOAWAY and len(payload) < 8:

@@ -24,11 +24,7 @@ class MalformedHead(ValueError):
 
 
 def request_head(fields: Iterable[Header]) -> Head:
-    """The head that the fields make.
-
-    Raises:
-        MalformedHead: see there.
-    """
+    """The head that the fields make; ``MalformedHead`` where they make none."""
     pseudo: dict[bytes, bytes] = {}
     headers: list[Header] = []
     for field in fields:
@@ -56,11 +52,7 @@ def _check(field: Header) -> None:
 
 
 def check_trailers(fields: Iterable[Header]) -> None:
-    """What may come after a body.
-
-    Raises:
-        MalformedHead: anything that may not.
-    """
+    """Check what comes after a body; ``MalformedHead`` where it may not."""
     for field in fields:
         _check(field)
 

@@ -210,7 +210,6 @@ def encode(fields: Iterable[Header]) -> bytes:
 
 
 def status_field(status: int) -> Header:
-    """The header field that tells a status."""
     return b":status", b"%d" % status
 
 

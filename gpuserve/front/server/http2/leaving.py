@@ -63,11 +63,9 @@ class Leaving:
 
     @property
     def staying(self) -> bool:
-        """Whether it has not begun."""
         return self._stage is Leave.STAYING
 
     def announce(self) -> bytes:
-        """The frames that begin it."""
         self._enter(Leave.ANNOUNCED)
         return h2.goaway(h2.STREAM_MASK, ErrorCode.NO_ERROR) + h2.frame(FrameType.PING, 0, 0, _PAYLOAD)
 

@@ -31,7 +31,8 @@ class Output:
     """The sending half of a connection. ``window`` is what may still be sent on it.
 
     A stream that its own window holds up is in no queue: whatever a client does to its windows costs no
-    look at the streams that cannot move.
+    look at the streams that cannot move. A window that grows by nothing, or to more than there can be, raises
+    ``ConnectionFailed`` or ``StreamFailed``.
     """
 
     __slots__ = (
@@ -82,7 +83,6 @@ class Output:
                 self._turns[stream] = None
 
     def drop(self, stream: Stream) -> None:
-        """A stream has nothing to send any more."""
         self._turns.pop(stream, None)
         self._ends.pop(stream, None)
 
@@ -94,11 +94,7 @@ class Output:
         return encoded
 
     def grow(self, nbytes: int) -> None:
-        """The client takes so much more on the connection.
-
-        Raises:
-            ConnectionFailed: nothing, or more than there can be.
-        """
+        """The client takes so much more on the connection."""
         if not nbytes:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
         self.window += nbytes
@@ -106,11 +102,7 @@ class Output:
             raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is over 2^31-1")
 
     def grow_stream(self, stream: Stream, nbytes: int) -> None:
-        """The client takes so much more of a stream.
-
-        Raises:
-            StreamFailed: nothing, or more than there can be.
-        """
+        """The client takes so much more of a stream."""
         if not nbytes:
             raise StreamFailed(stream.id, ErrorCode.PROTOCOL_ERROR)
         stream.window += nbytes
@@ -120,11 +112,7 @@ class Output:
             self.flush(stream)
 
     def set_stream_window(self, nbytes: int, streams: Iterable[Stream]) -> None:
-        """What streams begin with; those that are there get the difference.
-
-        Raises:
-            ConnectionFailed: a window grows larger than there can be.
-        """
+        """What streams begin with; those that are there get the difference."""
         difference = nbytes - self.stream_window
         self.stream_window = nbytes
         for stream in streams:
@@ -135,7 +123,6 @@ class Output:
                 self._turns[stream] = None
 
     def set_frame_size(self, nbytes: int) -> None:
-        """What the client takes in one frame."""
         self.frame_nbytes = min(nbytes, _MOST_FRAME_NBYTES)
 
     def set_table_size(self, nbytes: int) -> None:
