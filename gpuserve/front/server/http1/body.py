@@ -47,7 +47,7 @@ class Part(enum.Enum):
 
 
 class ChunkedBody:
-    """A body in chunks, and the trailers after it, which are checked and dropped. ``ended``: all of it is there.
+    """A body in chunks, and the trailers after it, checked and dropped. ``ended``: all of it is there.
 
     ::
 
