@@ -133,7 +133,8 @@ ALLOWED = {
     "gpuserve/front/service":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/links gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/gpu_health "
-        "gpuserve/front/observe/tracing gpuserve/front/v2 gpuserve/settings gpuserve_worker/memory",
+        "gpuserve/front/observe/tracing gpuserve/front/v2 gpuserve/settings gpuserve_worker/memory "
+        "gpuserve_worker/protocol",
     "gpuserve/front/v2":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",

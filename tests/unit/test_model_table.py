@@ -44,7 +44,7 @@ def test_the_highest_version_that_was_ready_is_the_latest() -> None:
     ten.ready = False  # its instances start again: it stays the latest
     table.refresh("m")
     assert table.find("m", "") is ten
-    assert table.metadata("m", "").versions == ("1", "2")
+    assert table.metadata("m", "")["versions"] == ["1", "2"]
     table.serve("m", [])
     assert (table.latest, table.all()) == ({}, [])
 

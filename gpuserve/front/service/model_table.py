@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound, Unavailable
@@ -16,27 +16,16 @@ from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.health import Watchers
 from gpuserve.front.v2.limits import shown
+from gpuserve.front.v2.model_config import model_config
 from gpuserve.front.v2.statistics import StatisticsEntry
 from gpuserve.front.v2.types import IndexEntry
+from gpuserve_worker.protocol.tensor import TensorSpec
 
 PLATFORM: Final = "python"
 ENSEMBLE_PLATFORM: Final = "ensemble"
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,20}")
 _MAX_VERSION: Final = (1 << 63) - 1
-
-
-class VersionMetadata(NamedTuple):
-    """The declaration of a version of a model, with the versions that are ready and Triton's platform."""
-
-    spec: ModelSpec
-    versions: tuple[str, ...]
-    platform: str
-
-    @property
-    def batches(self) -> bool:
-        """Whether every shape has a batch dimension of -1 in front."""
-        return self.spec.max_batch_size > 0
 
 
 class ModelTable:
@@ -172,17 +161,38 @@ class ModelTable:
             f"{unknown} version {number} is not found{_others(sorted(self._versions.get(name, ())))}"
         )
 
-    def metadata(self, name: str, version: str) -> VersionMetadata:
-        """The declaration of a version, the latest where none is named, and the versions that are ready.
+    def metadata(self, name: str, version: str) -> dict[str, Any]:
+        """What the protocol tells of a version, the latest where none is named: the fields of a
+        ``ModelMetadataResponse``. Where the model batches, every shape gets -1 in front.
 
         Raises:
             NotFound, InvalidArgument, Unavailable: see ``find``.
         """
         spec = self.find(name, version).spec
-        versions = () if version else tuple(str(one.spec.version) for one in self.of(name) if one.ready)
-        return VersionMetadata(
-            spec, versions or (str(spec.version),), ENSEMBLE_PLATFORM if spec.is_ensemble else PLATFORM
-        )
+        versions = () if version else [str(one.spec.version) for one in self.of(name) if one.ready]
+        batch = (-1,) if spec.max_batch_size else ()
+
+        def told(tensors: Iterable[TensorSpec]) -> list[dict[str, Any]]:
+            return [
+                {"name": one.name, "datatype": one.datatype, "shape": (*batch, *one.shape)} for one in tensors
+            ]
+
+        return {
+            "name": spec.name,
+            "versions": versions or [str(spec.version)],
+            "platform": ENSEMBLE_PLATFORM if spec.is_ensemble else PLATFORM,
+            "inputs": told(spec.inputs),
+            "outputs": told(spec.outputs),
+        }
+
+    def config(self, name: str, version: str) -> Any:
+        """The ``ModelConfig`` message of a version, the latest where none is named.
+
+        Raises:
+            NotFound, InvalidArgument, Unavailable: see ``find``.
+        """
+        spec = self.find(name, version).spec
+        return model_config(spec, [one.version for one in self.specs(spec.name)])
 
     def statistics(self, name: str, version: str) -> list[StatisticsEntry]:
         """What became of the requests of a model, or of a version of it; of all models where ``name`` is "".

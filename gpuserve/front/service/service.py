@@ -70,6 +70,10 @@ class InferenceService:
     version: str = VERSION
     extensions: tuple[str, ...] = EXTENSIONS
 
+    def metadata(self) -> dict[str, Any]:
+        """What the protocol tells of the server: the fields of a ``ServerMetadataResponse``."""
+        return {"name": self.name, "version": self.version, "extensions": self.extensions}
+
 
 def _say_nothing(_: Any) -> None:
     """The supervisor of a service that has none, as in a test."""

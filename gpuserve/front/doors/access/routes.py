@@ -22,6 +22,11 @@ class Route(NamedTuple):
     model_version: str = ""
     region_name: str = ""
 
+    @property
+    def version(self) -> tuple[str, str]:
+        """The name and the version of the model."""
+        return self.model_name, self.model_version
+
 
 class Refusal(NamedTuple):
     """A request line that leads nowhere: an HTTP status and text, and for 405 the methods allowed."""

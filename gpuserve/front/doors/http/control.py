@@ -5,7 +5,6 @@ regions of shared memory, the settings of tracing and of the log. Part of the HT
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -40,42 +39,38 @@ class ControlEndpoints:
         self._service = service
         self.immediate: dict[Endpoint, Immediate] = {
             Endpoint.TRACE_SETTING: self._trace_setting,
-            Endpoint.LOGGING: self._logging,
+            Endpoint.LOGGING: lambda _: json_answer(log_codec.json_body(service.control.log.settings)),
             Endpoint.SYSTEM_REGION_STATUS: self._system_status,
             Endpoint.SYSTEM_REGION_UNREGISTER: partial(self._unregister, RegionKind.SYSTEM),
             Endpoint.CUDA_REGION_STATUS: self._cuda_status,
             Endpoint.CUDA_REGION_UNREGISTER: partial(self._unregister, RegionKind.CUDA),
         }
         self.awaiting: dict[Endpoint, Awaiting] = {
-            Endpoint.REPOSITORY_INDEX: self._index,
-            Endpoint.REPOSITORY_LOAD: self._load,
-            Endpoint.REPOSITORY_UNLOAD: self._unload,
-            Endpoint.REPOSITORY_NAMED: self._named,
-            Endpoint.SYSTEM_REGION_REGISTER: self._system_register,
-            Endpoint.CUDA_REGION_REGISTER: self._cuda_register,
+            Endpoint.REPOSITORY_INDEX: _reading(_REPOSITORY_NBYTES, self._index),
+            Endpoint.REPOSITORY_LOAD: _reading(_REPOSITORY_NBYTES, self._load),
+            Endpoint.REPOSITORY_UNLOAD: _reading(_REPOSITORY_NBYTES, self._unload),
+            Endpoint.REPOSITORY_NAMED: _reading(_REPOSITORY_NBYTES, self._named),
+            Endpoint.SYSTEM_REGION_REGISTER: _reading(_REGION_NBYTES, self._system_register),
+            Endpoint.CUDA_REGION_REGISTER: _reading(_REGION_NBYTES, self._cuda_register),
             Endpoint.TRACE_UPDATE: self._trace_update,
-            Endpoint.LOGGING_UPDATE: self._logging_update,
+            Endpoint.LOGGING_UPDATE: _reading(_SETTINGS_NBYTES, self._logging_update),
         }
 
     # ---- repository -----------------------------------------------------------------------
 
-    async def _index(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
-        ready_only = asks_for_ready_only(await request.body(_REPOSITORY_NBYTES, InvalidArgument))
-        entries = self._service.models.index(ready_only=ready_only)
-        return json_answer([{key: value for key, value in one._asdict().items() if value} for one in entries])
+    async def _index(self, route: Route, body: bytes) -> Any:
+        entries = self._service.models.index(ready_only=asks_for_ready_only(body))
+        return [{key: value for key, value in one._asdict().items() if value} for one in entries]
 
-    async def _load(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
-        parameters = load_parameters(await request.body(_REPOSITORY_NBYTES, InvalidArgument))
-        await self._service.control.repository.load(route.model_name, parameters)
-        return json_answer(b"")
+    async def _load(self, route: Route, body: bytes) -> Any:
+        await self._service.control.repository.load(route.model_name, load_parameters(body))
+        return b""
 
-    async def _unload(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
-        parameters = _parameters(await request.body(_REPOSITORY_NBYTES, InvalidArgument))
-        await self._service.control.repository.unload(route.model_name, parameters)
-        return json_answer(b"")
+    async def _unload(self, route: Route, body: bytes) -> Any:
+        await self._service.control.repository.unload(route.model_name, _parameters(body))
+        return b""
 
-    async def _named(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
-        await request.body(_REPOSITORY_NBYTES, InvalidArgument)
+    async def _named(self, route: Route, body: bytes) -> Any:
         raise Unimplemented("'repository_name' specification is not supported")
 
     # ---- regions --------------------------------------------------------------------------
@@ -99,21 +94,21 @@ class ControlEndpoints:
         self._service.control.regions.unregister(kind, route.region_name)
         return json_answer(b"")
 
-    async def _system_register(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
-        body = typed(loads(await request.body(_REGION_NBYTES, InvalidArgument)), dict, "the request")
-        key = typed(_field(body, "key"), str, "'key'")
-        offset = unsigned(body.get("offset", 0), "'offset'")
-        nbytes = unsigned(_field(body, "byte_size"), "'byte_size'")
+    async def _system_register(self, route: Route, body: bytes) -> Any:
+        given = typed(loads(body), dict, "the request")
+        key = typed(_field(given, "key"), str, "'key'")
+        offset = unsigned(given.get("offset", 0), "'offset'")
+        nbytes = unsigned(_field(given, "byte_size"), "'byte_size'")
         self._service.control.regions.register_system(route.region_name, key, offset, nbytes)
-        return json_answer(b"")
+        return b""
 
-    async def _cuda_register(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
-        body = typed(loads(await request.body(_REGION_NBYTES, InvalidArgument)), dict, "the request")
-        handle = read_handle(_field(body, "raw_handle"))
-        device_id = unsigned(_field(body, "device_id"), "'device_id'")
-        nbytes = unsigned(_field(body, "byte_size"), "'byte_size'")
+    async def _cuda_register(self, route: Route, body: bytes) -> Any:
+        given = typed(loads(body), dict, "the request")
+        handle = read_handle(_field(given, "raw_handle"))
+        device_id = unsigned(_field(given, "device_id"), "'device_id'")
+        nbytes = unsigned(_field(given, "byte_size"), "'byte_size'")
         await self._service.control.regions.register_cuda(route.region_name, handle, device_id, nbytes)
-        return json_answer(b"")
+        return b""
 
     # ---- settings -------------------------------------------------------------------------
 
@@ -126,12 +121,17 @@ class ControlEndpoints:
         changes = trace_codec.parse_json(await request.body(_SETTINGS_NBYTES, InvalidArgument))
         return json_answer(trace_codec.json_body(trace.update(route.model_name, changes)))
 
-    def _logging(self, route: Route) -> HttpAnswer:
-        return json_answer(log_codec.json_body(self._service.control.log.settings))
+    async def _logging_update(self, route: Route, body: bytes) -> Any:
+        return log_codec.json_body(self._service.control.log.update(log_codec.parse_json(body)))
 
-    async def _logging_update(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
-        changes = log_codec.parse_json(await request.body(_SETTINGS_NBYTES, InvalidArgument))
-        return json_answer(log_codec.json_body(self._service.control.log.update(changes)))
+
+def _reading(max_nbytes: int, answer: Callable[[Route, bytes], Awaitable[Any]]) -> Awaiting:
+    """The endpoint that answers a body with the document of ``answer``."""
+
+    async def read(route: Route, request: AwaitedRequest) -> HttpAnswer:
+        return json_answer(await answer(route, await request.body(max_nbytes, InvalidArgument)))
+
+    return read
 
 
 # ---- bodies -------------------------------------------------------------------------------
@@ -174,10 +174,17 @@ def _load_parameter(key: str, value: Any) -> str | bytes:
         raise InvalidArgument("attempt to access JSON non-string as string")
     if not is_file:
         return value
+    if (content := _base64(value)) is None:
+        raise InvalidArgument("the content of a file in a load request must be a base64 string")
+    return content
+
+
+def _base64(text: str) -> bytes | None:
+    """What a text stands for; None where it is no base64."""
     try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidArgument("the content of a file in a load request must be a base64 string") from None
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return None
 
 
 def _parameters(body: bytes) -> dict[str, Any]:
@@ -198,10 +205,7 @@ def read_handle(raw: Any) -> bytes:
         InvalidArgument: it is none.
     """
     text = typed(_field(typed(raw, dict, "'raw_handle'"), "b64"), str, "'b64' of 'raw_handle'")
-    try:
-        handle = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        handle = b""
+    handle = _base64(text) or b""
     if len(handle) != HANDLE_NBYTES:
         raise InvalidArgument(
             "failed to register CUDA shared memory region: 'raw_handle' must be a valid base64 encoded "

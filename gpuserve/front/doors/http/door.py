@@ -40,8 +40,7 @@ from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Sink
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2 import statistics_codec
-from gpuserve.front.v2.model_config import model_config, model_config_body
-from gpuserve_worker.protocol.tensor import TensorSpec
+from gpuserve.front.v2.model_config import model_config_body
 
 logger = logging.getLogger(__name__)
 
@@ -143,64 +142,34 @@ class InsightEndpoints:
     """The endpoints that tell of the server and its models."""
 
     def __init__(self, service: InferenceService) -> None:
-        self._service = service
+        self._service, models = service, service.models
         self._description = Description(service.name, service.version, admin=service.control.admin.is_open)
         self.immediate: dict[Endpoint, Immediate] = {
-            Endpoint.SERVER_METADATA: self._server_metadata,
+            Endpoint.SERVER_METADATA: lambda _: json_answer(service.metadata()),
             Endpoint.SERVER_LIVE: lambda _: health_answer("live", service.health.live),
             Endpoint.SERVER_READY: lambda _: health_answer("ready", service.health.ready),
             Endpoint.SERVER_STARTED: lambda _: health_answer("started", service.health.started),
-            Endpoint.MODEL_METADATA: self._model_metadata,
+            Endpoint.MODEL_METADATA: lambda route: json_answer(models.metadata(*route.version)),
             Endpoint.MODEL_READY: self._model_ready,
-            Endpoint.MODEL_CONFIG: self._model_config,
-            Endpoint.MODEL_STATISTICS: self._model_statistics,
+            Endpoint.MODEL_CONFIG: lambda route: json_answer(
+                model_config_body(models.config(*route.version))
+            ),
+            Endpoint.MODEL_STATISTICS: lambda route: json_answer(
+                statistics_codec.json_body(models.statistics(*route.version))
+            ),
             Endpoint.GPUS: lambda _: json_answer(service.control.gpus.document()),
             Endpoint.METRICS: lambda _: HttpAnswer(_METRICS, service.metrics_page.page()),
             Endpoint.OPENAPI: self._openapi,
             Endpoint.DOCS: lambda _: HttpAnswer(page().head, page().body),
         }
 
-    def _server_metadata(self, route: Route) -> HttpAnswer:
-        service = self._service
-        return json_answer(
-            {"name": service.name, "version": service.version, "extensions": service.extensions}
-        )
-
-    def _model_metadata(self, route: Route) -> HttpAnswer:
-        found = self._service.models.metadata(route.model_name, route.model_version)
-        return json_answer(
-            {
-                "name": found.spec.name,
-                "versions": found.versions,
-                "platform": found.platform,
-                "inputs": [_tensor_metadata(one, batches=found.batches) for one in found.spec.inputs],
-                "outputs": [_tensor_metadata(one, batches=found.batches) for one in found.spec.outputs],
-            }
-        )
-
     def _model_ready(self, route: Route) -> HttpAnswer:
-        name, version = route.model_name, route.model_version
-        self._service.models.find(name, version)
-        if self._service.health.model_ready(name, version):
+        self._service.models.find(*route.version)
+        if self._service.health.model_ready(*route.version):
             return health_answer("ready", True)
-        why = self._service.health.why_not_ready(name, version)
+        why = self._service.health.why_not_ready(*route.version)
         return json_answer({"error": f"Model version not ready{why and f': {why}'}"}, 400)
-
-    def _model_config(self, route: Route) -> HttpAnswer:
-        spec = self._service.models.find(route.model_name, route.model_version).spec
-        versions = [one.version for one in self._service.models.specs(spec.name)]
-        return json_answer(model_config_body(model_config(spec, versions)))
-
-    def _model_statistics(self, route: Route) -> HttpAnswer:
-        entries = self._service.models.statistics(route.model_name, route.model_version)
-        return json_answer(statistics_codec.json_body(entries))
 
     def _openapi(self, route: Route) -> HttpAnswer:
         described = self._description.body(driver.spec for driver in self._service.models.all())
         return HttpAnswer(_DESCRIPTION, described)
-
-
-def _tensor_metadata(spec: TensorSpec, *, batches: bool) -> dict[str, object]:
-    """A declared tensor, its shape with the dimension of the batch where there is one."""
-    shape = (-1, *spec.shape) if batches else spec.shape
-    return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
