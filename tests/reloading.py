@@ -38,8 +38,8 @@ class Work:
     def is_served(self, name: str) -> bool:
         return name in self.served
 
-    def can_scale(self, specs: Any) -> bool:
-        return self.even
+    def scale_count(self, specs: Any) -> int | None:
+        return 1 if self.even else None
 
     def names_changed(self, names: list[str]) -> None:
         self.names = names

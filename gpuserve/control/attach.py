@@ -38,9 +38,8 @@ from gpuserve_worker.protocol.wire import Vocabulary, WireError
 logger = logging.getLogger(__name__)
 
 
-_DEFAULT_PORTS: Final = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
+DEFAULT_PORTS: Final = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
 _LOCAL_NAMES: Final = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
-_FORMS: Final = "expected localhost:8000, http://localhost:8000 or grpc://localhost:8001"
 _ROOT: Final = 0
 #: Of SO_PEERCRED: the process, the user and the group at the other end.
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -67,26 +66,28 @@ def port_of(url: str) -> int:
     Raises:
         AttachError: the text is not a url of a server, or the server is on another machine.
     """
-    parts = _split(url)
+    parts = server_url(url) if isinstance(url, str) else None
+    if parts is None:
+        raise AttachError(
+            f"expected localhost:8000, http://localhost:8000 or grpc://localhost:8001, given {url!r}"
+        )
     if not _is_here(parts.hostname or ""):
         raise AttachError(
             f"cannot attach to {url!r}: attaching works on one machine only, and {parts.hostname!r} is not "
             "this one"
         )
-    return parts.port or _DEFAULT_PORTS[parts.scheme]
+    return parts.port or DEFAULT_PORTS[parts.scheme]
 
 
-def _split(url: object) -> SplitResult:
-    if not isinstance(url, str):
-        raise AttachError(f"{_FORMS}, given an object of type {type(url).__name__}")
+def server_url(text: str) -> SplitResult | None:
+    """Read the url of a server, which may lack its scheme; None where the text is none."""
     try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        is_good = parts.scheme in _DEFAULT_PORTS and bool(parts.hostname) and parts.port != 0
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        is_good = parts.scheme in DEFAULT_PORTS and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port or an IPv6 address that is none
-        is_good = False
-    if not is_good or parts.path.strip("/") or parts.query or parts.fragment or parts.username:
-        raise AttachError(f"{_FORMS}, given {url!r}")
-    return parts
+        return None
+    more = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+    return parts if is_good and not more else None
 
 
 def _is_here(host: str) -> bool:
@@ -116,9 +117,7 @@ class BindModel(NamedTuple):
 
 
 class WorkerUp(NamedTuple):
-    """A worker is loaded, which took ``load_s``, and takes ``slots`` batches at once. Its link and its pidfd
-    ride beside this.
-    """
+    """A worker is loaded, as ``messages.InstanceUp`` says it; its link and its pidfd ride beside."""
 
     model: str
     instance: str

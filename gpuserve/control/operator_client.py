@@ -15,17 +15,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
-from gpuserve.control.attach import PeerCredentials, may_attach, peer_credentials
+from gpuserve.control.attach import DEFAULT_PORTS, may_attach, peer_credentials, server_url
 from gpuserve.control.operator import OPERATE, PROTOCOL, Alive, Answered, Ask, Told, VerbOutcome
 from gpuserve.errors import ControlError
 from gpuserve_worker.protocol import datagram
 from gpuserve_worker.protocol.wire import WireError
 
-DEFAULT_PORT: Final = 8000
-_SCHEMES: Final = frozenset({"http", "https", "grpc", "grpcs"})
-_FORMS: Final = "--server: expected localhost:8000, 127.0.0.2:8000 or a URL of the server"
 #: In /proc/net/unix: the socket listens.
 _LISTENING: Final = "00010000"
 _COLUMNS: Final = 8
@@ -34,7 +30,6 @@ _UNSPECIFIED: Final = frozenset({"0.0.0.0", "::"})
 _PROC_NET_UNIX: Final = Path("/proc/net/unix")
 #: Seconds and microseconds: a server takes a connection soon, or hangs.
 _CONNECT_TIMEOUT: Final = struct.pack("ll", 5, 0)
-_ROOT: Final = 0
 #: A server that has said nothing for so long hangs: it says so often that it is alive.
 SILENCE_TIMEOUT_S: Final = 15.0
 
@@ -113,7 +108,7 @@ def _found(server: str | None) -> ControlName:
 def _names() -> list[ControlName]:
     """Return the names of this user's servers and of root's."""
     uid, text = os.geteuid(), _PROC_NET_UNIX.read_text("utf-8", "replace")
-    return [one for one in listening_names(text) if uid in {one.uid, _ROOT}]
+    return [one for one in listening_names(text) if may_attach(one.uid, uid)]
 
 
 def _addresses(host: str) -> set[str]:
@@ -171,7 +166,7 @@ def _connected(name: ControlName) -> socket.socket:
         # Python's own timeout would not wait where the backlog is full.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _CONNECT_TIMEOUT)
         sock.connect(name.encode())
-        peer: PeerCredentials = peer_credentials(sock)
+        peer = peer_credentials(sock)
     except OSError as error:
         sock.close()
         raise ControlError(f"the server at {name} cannot be reached: {error.strerror or error}") from None
@@ -227,15 +222,12 @@ def host_and_port(server: str) -> tuple[str, int]:
     """
     if server.isdecimal():  # or else an IPv4 address, written as one number
         server = f"localhost:{server}"
-    try:
-        parts = urlsplit(server if "://" in server else f"http://{server}")
-        host, port = parts.hostname, parts.port
-    except ValueError:  # a port or an IPv6 address that is none
-        host, port = None, None
-        parts = urlsplit("")
-    if not host or port == 0 or parts.scheme not in _SCHEMES or parts.path.strip("/") or parts.query:
-        raise ControlError(f"{_FORMS}, given {server!r}")
-    return host, port or DEFAULT_PORT
+    parts = server_url(server)
+    if parts is None or parts.hostname is None:
+        raise ControlError(
+            f"--server: expected localhost:8000, 127.0.0.2:8000 or a URL of the server, given {server!r}"
+        )
+    return parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]
 
 
 def meant(names: Iterable[ControlName], addresses: Collection[str], port: int) -> list[ControlName]:

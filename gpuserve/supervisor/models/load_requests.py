@@ -27,6 +27,7 @@ from gpuserve.supervisor.models.model_operations import (
     UnloadOperation,
     refused_load,
 )
+from gpuserve.supervisor.models.repository import members
 from gpuserve.supervisor.models.served_models import ServedModels
 
 
@@ -120,20 +121,15 @@ class LoadRequests:
 
     def _missing_members(self, model: str) -> list[str]:
         """Return the models of an ensemble's steps, and of theirs, that are not loaded."""
-        found: dict[str, None] = {}
-        left = [model]
-        while left:
-            new = [one for one in self._members(left.pop()) if one not in found and one != model]
-            found.update(dict.fromkeys(new))
-            left += new
-        return [one for one in found if not self._models.table.is_served(one)]
+        table = self._models.table
 
-    def _members(self, model: str) -> list[str]:
-        try:
-            specs = self._models.table.repository.read(model)
-        except GpuserveError:  # said when it is loaded
-            return []
-        return [step.model for spec in specs for step in spec.steps]
+        def read(name: str) -> Sequence[ModelSpec]:
+            try:
+                return table.repository.read(name)
+            except GpuserveError:  # said when it is loaded
+                return ()
+
+        return [one for one in members(model, read) if one != model and not table.is_served(one)]
 
     def unload(self, model: str, answer: ClientAnswer) -> None:
         """Unload every version of a model; one that is not loaded is no error."""

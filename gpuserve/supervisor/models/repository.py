@@ -5,7 +5,7 @@ The supervisor neither reads files nor knows their format: ``gpuserve serve`` ha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from gpuserve.declare.spec import ModelSpec
@@ -77,3 +77,15 @@ class DeclaredModels:
 def loaded_at_start(models: Iterable[ModelSpec], names: Collection[str] | None) -> list[ModelSpec]:
     """Choose the models whose name is among ``names``; all of them where that is None."""
     return [one for one in models if names is None or one.name in names]
+
+
+def members(model: str, read: Callable[[str], Sequence[ModelSpec] | None]) -> list[str]:
+    """Return the models of an ensemble's steps, and of theirs; ``read`` gives the versions of a model."""
+    found: dict[str, None] = {}
+    left = [model]
+    while left:
+        steps = [step for spec in read(left.pop()) or () for step in spec.steps]
+        new = [step.model for step in steps if step.model not in found]
+        found.update(dict.fromkeys(new))
+        left += new
+    return list(found)

@@ -6,10 +6,10 @@ import dataclasses
 import enum
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.states import StepTable
+from gpuserve.supervisor.models.repository import members
 
 #: The versions of models as a file declares them, by name.
 Declared: TypeAlias = Mapping[str, Sequence[ModelSpec]]
@@ -52,7 +52,7 @@ def actions(before: ConfigModels, now: ConfigModels, is_served: Callable[[str], 
         if action is not None:
             found[name] = action
     loads = [name for name, action in found.items() if action in (Action.LOAD, Action.RELOAD)]
-    for member in sorted(set().union(*(members(name, now.declared) for name in loads))):
+    for member in sorted(set().union(*(members(name, now.declared.get) for name in loads))):
         if not is_served(member):
             found.setdefault(member, Action.LOAD)
     return found
@@ -98,86 +98,52 @@ def even_count(placed: Iterable[ModelSpec]) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def members(model: str, declared: Declared) -> set[str]:
-    """Return the models of an ensemble's steps, and of theirs."""
-    found: set[str] = set()
-    left = [model]
-    while left:
-        new = {step.model for spec in declared.get(left.pop(), ()) for step in spec.steps} - found
-        found |= new
-        left += new
-    return found
-
-
 def needs(found: Mapping[str, Action], before: Declared, now: Declared) -> dict[str, set[str]]:
     """Return for each model the others that must be done first: what an ensemble asks is loaded before it,
     and unloaded after it. Unloads come last.
     """
     unloads = {name for name, action in found.items() if action is Action.UNLOAD}
     loads = found.keys() - unloads
-    needed = {name: members(name, now) & loads - {name} for name in loads}
+    needed = {name: loads.intersection(members(name, now.get)) - {name} for name in loads}
     for name in unloads:
-        needed[name] = {one for one in unloads - {name} if name in members(one, before)}
+        needed[name] = {one for one in unloads - {name} if name in members(one, before.get)}
     return needed
-
-
-class ReloadStepState(enum.Enum):
-    """Where the work on one model stands."""
-
-    WAITING = "WAITING"
-    RUNNING = "RUNNING"
-    DONE = "DONE"
-    FAILED = "FAILED"
-
-
-_STEPS: Final = StepTable(
-    "the work on model",
-    {
-        ReloadStepState.WAITING: {ReloadStepState.RUNNING, ReloadStepState.FAILED},
-        ReloadStepState.RUNNING: {ReloadStepState.DONE, ReloadStepState.FAILED},
-    },
-)
 
 
 class ReloadSteps:
     """The work of one reload: each step once those are done that it needs."""
 
     def __init__(self, needed: Mapping[str, Collection[str]]) -> None:
-        self._needed = needed
-        self._states = dict.fromkeys(needed, ReloadStepState.WAITING)
+        self._waiting = dict(needed)
+        self._running: set[str] = set()
+        self._done: set[str] = set()
 
     @property
     def is_over(self) -> bool:
         """Whether nothing waits or runs."""
-        return not {ReloadStepState.WAITING, ReloadStepState.RUNNING} & set(self._states.values())
+        return not self._waiting and not self._running
 
     def begin(self) -> list[str]:
         """Set the steps running that may begin now, and return them."""
-        ready = [
-            name
-            for name, state in self._states.items()
-            if state is ReloadStepState.WAITING
-            and all(self._is(one, ReloadStepState.DONE) for one in self._needed[name])
-        ]
+        ready = [name for name, needed in self._waiting.items() if self._done.issuperset(needed)]
         for name in ready:
-            self._move(name, ReloadStepState.RUNNING)
+            del self._waiting[name]
+        self._running.update(ready)
         return ready
 
     def done(self, name: str) -> None:
-        """Note that a step went well."""
-        self._move(name, ReloadStepState.DONE)
+        self._running.remove(name)
+        self._done.add(name)
 
     def failed(self, name: str) -> list[tuple[str, str]]:
         """Note that a step failed; return each step that cannot be done now, with the one that it needs."""
-        self._move(name, ReloadStepState.FAILED)
+        self._running.remove(name)
+        return self._without(name)
+
+    def _without(self, name: str) -> list[tuple[str, str]]:
+        """Give up each step that needs one, and those that need it in turn."""
         lost: list[tuple[str, str]] = []
-        for one, needed in self._needed.items():
-            if name in needed and self._is(one, ReloadStepState.WAITING):
-                lost += [(one, name), *self.failed(one)]
+        for one in [one for one, needed in self._waiting.items() if name in needed]:
+            if self._waiting.pop(one, None) is not None:
+                lost += [(one, name), *self._without(one)]
         return lost
-
-    def _is(self, name: str, state: ReloadStepState) -> bool:
-        return self._states[name] is state
-
-    def _move(self, name: str, state: ReloadStepState) -> None:
-        self._states[name] = _STEPS.step(self._states[name], state, name)

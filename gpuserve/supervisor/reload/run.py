@@ -22,6 +22,7 @@ from gpuserve.supervisor.models.model_operations import (
     UnloadOperation,
     failed_version,
 )
+from gpuserve.supervisor.models.repository import members
 from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.reload.changes import (
     Action,
@@ -29,7 +30,6 @@ from gpuserve.supervisor.reload.changes import (
     ReloadSteps,
     actions,
     even_count,
-    members,
     needs,
 )
 
@@ -112,14 +112,14 @@ class ConfigWork:
         """Whether requests for a model go to any of its versions."""
         return self._models.table.is_served(model)
 
-    def can_scale(self, specs: Sequence[ModelSpec]) -> bool:
-        """Whether models of which only the numbers of instances have changed can have these numbers in place,
-        which takes one number for all devices.
+    def scale_count(self, specs: Sequence[ModelSpec]) -> int | None:
+        """Return how many instances on each device models get, of which only the numbers of instances have
+        changed; None where they cannot have these in place, which takes one number for all devices.
         """
         try:
-            return even_count(self._placed(specs)) is not None
+            return even_count(self._placed(specs))
         except RequestError:  # said when it is loaded
-            return False
+            return None
 
     def begin(self, action: Action, model: str, specs: Sequence[ModelSpec], answer: Answer) -> None:
         """Begin an action; the versions of the model are to be these."""
@@ -127,21 +127,12 @@ class ConfigWork:
             answer(refusal)
         elif action is Action.UNLOAD:
             self._models.begin(UnloadOperation(model, answer))
-        elif action is Action.SCALE:
-            self._scale(model, specs, answer)
+        elif action is Action.SCALE and (count := self.scale_count(specs)) is not None:
+            self._models.begin(ResizeOperation(model, answer, count))
         else:
             self._models.begin(
                 LoadOperation(model, answer, lambda: self._placed(specs), failed_version, replaces=True)
             )
-
-    def _scale(self, model: str, specs: Sequence[ModelSpec], answer: Answer) -> None:
-        try:
-            count = even_count(self._placed(specs))
-        except RequestError as error:
-            answer(error)
-            return
-        assert count is not None, "asked by can_scale()"
-        self._models.begin(ResizeOperation(model, answer, count))
 
     def names_changed(self, models: Sequence[str]) -> None:
         """Tell clients what may be loaded now, because the config has other models than before."""
@@ -223,7 +214,7 @@ class ConfigRun:
 
     def _feasible(self, model: str, action: Action) -> Action:
         """Turn a scale into a reload where the numbers of instances cannot be had in place."""
-        if action is Action.SCALE and not self._work.can_scale(self._now.declared[model]):
+        if action is Action.SCALE and self._work.scale_count(self._now.declared[model]) is None:
             return Action.RELOAD
         return action
 
@@ -235,7 +226,7 @@ class ConfigRun:
             users = [
                 one
                 for one in declared
-                if one not in unloads and name in members(one, declared) and self._work.is_served(one)
+                if one not in unloads and name in members(one, declared.get) and self._work.is_served(one)
             ]
             if users:
                 unloads.remove(name)
