@@ -22,7 +22,7 @@ from gpuserve.declare.written import ensemble_spec
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.settings.checks import checked_settings
 from gpuserve.settings.server import ServerSettings
-from gpuserve.supervisor.core.server_life import SilentObserver
+from gpuserve.supervisor.core.server_life import ServerObserver
 from gpuserve.supervisor.supervisor import Supervisor
 
 
@@ -99,7 +99,7 @@ class Server(ModelHost):
 
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
         check_members(models)
-        return Supervisor(self._settings, models, SilentObserver(), relay_output=False, devices=self._devices)
+        return Supervisor(self._settings, models, ServerObserver(), relay_output=False, devices=self._devices)
 
 
 def _check_names(overrides: Mapping[str, Any]) -> None:

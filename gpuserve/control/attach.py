@@ -257,7 +257,6 @@ class AttachEnd:
         self._closed = False
 
     def open(self) -> None:
-        """Listen to the peer from now on."""
         self._reactor.watch(self._channel.fileno(), self._on_readable)
         with contextlib.suppress(OSError):  # of another pid namespace: then its socket has to tell
             self._death_fd = os.pidfd_open(self.peer.pid)

@@ -72,7 +72,6 @@ AnswerOutcome: TypeAlias = Callable[[VerbOutcome], None]
 
 
 def failed(error: RequestError, result: dict[str, Any] | None = None) -> VerbOutcome:
-    """Make an outcome of an error."""
     return VerbOutcome(error.code.value, str(error).rstrip("\n"), result or {})
 
 
@@ -166,7 +165,6 @@ def counts(arguments: Mapping[str, Any]) -> dict[str, int]:
 
 
 def unknown_model(name: str, known: Collection[str]) -> NotFound:
-    """Make the error for a model that does not exist."""
     return NotFound(f"there is no model {_shown(name)}{near(name, known)}")
 
 

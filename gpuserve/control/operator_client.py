@@ -128,7 +128,6 @@ def _addresses(host: str) -> set[str]:
 
 
 def _is_here(family: int, address: Any) -> bool:
-    """Whether an address is one of this machine."""
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         try:
             sock.bind(address)
@@ -138,7 +137,6 @@ def _is_here(family: int, address: Any) -> bool:
 
 
 def _by_process(names: Iterable[ControlName]) -> dict[tuple[int, int], list[ControlName]]:
-    """Group names by the server that listens on them."""
     found: dict[tuple[int, int], list[ControlName]] = defaultdict(list)
     for name in names:
         try:
@@ -187,7 +185,6 @@ class ControlName(NamedTuple):
     port: int
 
     def encode(self) -> bytes:
-        """Return the name as the kernel knows it."""
         return f"\0gpuserve/{self.uid}/control/{self.address}:{self.port}".encode()
 
     def __str__(self) -> str:

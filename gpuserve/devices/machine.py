@@ -43,7 +43,6 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """How a sentence names the GPU: by its UUID or its number."""
         return self.uuid or f"GPU {self.number}"
 
 

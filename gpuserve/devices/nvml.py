@@ -113,7 +113,6 @@ def _memory(nvml: Any, gpu: Any) -> tuple[int | None, int | None]:
 
 
 def _mig_parts(nvml: Any, gpu: Any) -> Iterator[tuple[str, Any]]:
-    """UUID and handle of each MIG instance of a GPU."""
     for number in range(_ask(nvml, lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)), 0)):
         try:
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)
@@ -146,24 +145,26 @@ class _Handle(NamedTuple):
 
 
 class Nvml:
-    """NVML, open. Made by ``open_nvml``.
+    """NVML, open from the start; ``load`` gives the module.
 
     Between two rounds of questions ``next_xid`` waits for errors that the driver reports. What a GPU, a
     driver or a version of the module does not tell is None; a GPU that is gone is a fault; anything else that
     goes wrong is silence.
     """
 
-    def __init__(self, module: Any) -> None:
-        self._nvml = module
-        self._handles: list[_Handle] = []
-        self._events: Any = None
-
-    def open(self) -> None:
+    def __init__(self, load: Callable[[], Any]) -> None:
         """Find the GPUs, and listen for what their driver reports.
 
         Raises:
-            NvmlAbsent, NvmlSilent: they cannot be found.
+            NvmlAbsent: there is none on this machine.
+            NvmlSilent: there is, but it does not work.
         """
+        self._handles: list[_Handle] = []
+        self._events: Any = None
+        try:
+            self._nvml = load()
+        except ImportError:
+            raise NvmlAbsent("nvidia-ml-py is not installed") from None
         try:
             self._nvml.nvmlInit()
             for number in range(self._nvml.nvmlDeviceGetCount()):
@@ -225,7 +226,7 @@ class Nvml:
         try:
             events = nvml.nvmlEventSetCreate()
             kind, listened = nvml.nvmlEventTypeXidCriticalError, 0
-            for whole in self._wholes():
+            for whole in {id(one.whole): one.whole for one in self._handles}.values():
                 if nvml.nvmlDeviceGetSupportedEventTypes(whole) & kind:
                     nvml.nvmlDeviceRegisterEvents(whole, kind, events)
                     listened += 1
@@ -233,10 +234,6 @@ class Nvml:
             return
         if listened:
             self._events = events
-
-    def _wholes(self) -> list[Any]:
-        """Each GPU once, whatever instances it has."""
-        return list({id(one.whole): one.whole for one in self._handles}.values())
 
     def _concerned(self, event: Any) -> tuple[str, ...]:
         """The GPU that an event is about, or its MIG instances: the one that the event names, or all.
@@ -284,7 +281,7 @@ class Nvml:
             energy_j=None if energy_mj is None else energy_mj / 1000,
             ecc_corrected=self._ecc_errors(whole, "CORRECTED"),
             ecc_uncorrected=self._ecc_errors(whole, "UNCORRECTED"),
-            remapped_rows=None if rows is None else _remapped(*rows),
+            remapped_rows=None if rows is None else RemappedRows(*rows[:2], *map(bool, rows[2:])),
             retired_pages_pending=None if pending is None else bool(pending),
             slowdowns=self._slowdowns(whole),
             processes=self._processes(gpu.part),
@@ -334,26 +331,6 @@ class Nvml:
             if code in _UNTOLD:
                 return None
             raise (NvmlGone if code in _GONE else NvmlSilent)(str(error)) from None
-
-
-def open_nvml(load: Callable[[], Any]) -> Nvml:
-    """NVML with the GPUs that there are; ``load`` gives the module.
-
-    Raises:
-        NvmlAbsent: there is none on this machine.
-        NvmlSilent: there is, but it does not work.
-    """
-    try:
-        module = load()
-    except ImportError:
-        raise NvmlAbsent("nvidia-ml-py is not installed") from None
-    opened = Nvml(module)
-    opened.open()
-    return opened
-
-
-def _remapped(corrected: int, uncorrected: int, pending: int, failed: int) -> RemappedRows:
-    return RemappedRows(corrected, uncorrected, bool(pending), bool(failed))
 
 
 def _code(error: Exception) -> int:

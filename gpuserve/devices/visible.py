@@ -25,7 +25,6 @@ class VisibleDevice:
 
     @property
     def name(self) -> str:
-        """The name of the device, such as ``cuda:3``."""
         return gpu_name(self.number)
 
     @property

@@ -12,7 +12,6 @@ from gpuserve.errors import InvalidArgument
 
 
 def instances_by_device(spec: ModelSpec) -> dict[str, int]:
-    """How many instances a model has on each of its devices."""
     return dict(Counter(one.device for one in spec.instances))
 
 

@@ -94,7 +94,6 @@ class ServerEnding:
         self.check_workers_stopped()
 
     def check_workers_stopped(self) -> None:
-        """End, where every worker has stopped."""
         if self._models.table.all_stopped():
             self.now()
 

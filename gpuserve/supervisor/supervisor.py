@@ -2,7 +2,7 @@
 
 ``run()`` is the life of a server, told from top to bottom: open the listeners, start the front and
 the workers, say ready when every model is loaded, then wait; at the end drain the front, stop the
-workers, close the listeners. ``_assembled`` puts the parts of a server together.
+workers, close the listeners. ``_Parts`` puts the parts of a server together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from socket import socket
 from typing import Any, Final
@@ -46,19 +45,29 @@ from gpuserve_worker.protocol.wire import WireError
 BROKEN_DRAIN_TIMEOUT_S: Final = 5.0
 
 
-@dataclass(frozen=True)
 class _Parts:
     """The parts of one server, above its core."""
 
-    gpus: GpuFences
-    models: ServedModels
-    attached: AttachedModels
-    config: ConfigReload
-    loads: LoadRequests
-    operator: OperatorVerbs
-    control: ControlSocket
-    ending: ServerEnding
-    front: FrontKeeper
+    def __init__(
+        self,
+        core: ServerCore,
+        care: WorkerCare,
+        repository: Repository,
+        devices: ServerDevices,
+        source: ConfigSource | None,
+    ) -> None:
+        numbers = itertools.count(1)
+        table = GenerationTable(repository, care, core.front, numbers)
+        self.front = core.front
+        self.gpus = GpuFences(core, care.lost_gpus, table.workers)
+        self.models = models = ServedModels(core, table)
+        self.attached = attached = AttachedModels(core, table.names, numbers)
+        work = ConfigWork(models, attached, devices)
+        self.config = ConfigReload(source, core.life, work, core.front.adjust)
+        self.loads = LoadRequests(core.life, models, attached, devices, self.config.loaded)
+        self.operator = OperatorVerbs(core, models, attached, self.loads, self.config)
+        self.control = ControlSocket(core.reactor, self.operator.ask)
+        self.ending = ServerEnding(core, models, attached, self.operator.quiescence)
 
     def obey(self, message: Any) -> None:
         """Do what the front asks for.
@@ -96,34 +105,6 @@ class _Parts:
         self.operator.quiescence.announce()
 
 
-def _assembled(
-    core: ServerCore,
-    care: WorkerCare,
-    repository: Repository,
-    devices: ServerDevices,
-    source: ConfigSource | None,
-) -> _Parts:
-    numbers = itertools.count(1)
-    table = GenerationTable(repository, care, core.front, numbers)
-    models = ServedModels(core, table)
-    attached = AttachedModels(core, table.names, numbers)
-    work = ConfigWork(models, attached, devices)
-    config = ConfigReload(source, core.life, work, core.front.adjust)
-    loads = LoadRequests(core.life, models, attached, devices, config.loaded)
-    operator = OperatorVerbs(core, models, attached, loads, config)
-    return _Parts(
-        GpuFences(core, care.lost_gpus, table.workers),
-        models,
-        attached,
-        config,
-        loads,
-        operator,
-        ControlSocket(core.reactor, operator.ask),
-        ServerEnding(core, models, attached, operator.quiescence),
-        core.front,
-    )
-
-
 class Supervisor:
     """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``.
 
@@ -152,7 +133,7 @@ class Supervisor:
         self._core = ServerCore(ServerLife(), in_force, reactor, listeners, front)
         self._declared = DeclaredModels(models)
         care = WorkerCare(reactor, self, in_force, relay_output, {})
-        self._parts = _assembled(
+        self._parts = _Parts(
             self._core, care, repository or self._declared, devices or ServerDevices(), config
         )
         for spec in loaded_at_start(models, settings.load_at_start):
@@ -207,7 +188,7 @@ class Supervisor:
 
     def _serve(self) -> None:
         core, parts = self._core, self._parts
-        core.life.begin()
+        core.life.move(ServerState.STARTING)
         try:
             core.listeners.open(core.settings.now)
             parts.control.open(core.listeners)
@@ -269,7 +250,6 @@ class Supervisor:
     # ---- what the front tells -------------------------------------------------------------
 
     def front_started(self) -> None:
-        """Tell a new front all that the one before it knew."""
         self._parts.announce()
         if self.state is ServerState.SERVING:
             self._core.front.send(messages.Serving())

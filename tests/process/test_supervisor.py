@@ -17,7 +17,7 @@ from processes import wait_ended, wait_until
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.errors import StartupError
 from gpuserve.settings.server import ServerSettings
-from gpuserve.supervisor.core.server_life import ServerState, SilentObserver
+from gpuserve.supervisor.core.server_life import ServerObserver, ServerState
 from gpuserve.supervisor.supervisor import Supervisor
 
 PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
@@ -50,7 +50,7 @@ def test_a_process_that_cannot_be_started_again_is_tried_until_it_can(
 
 
 def test_a_defect_ends_the_server_and_whoever_waits_is_told() -> None:
-    class Defective(SilentObserver):
+    class Defective(ServerObserver):
         def server_ready(self, addresses: dict[str, str]) -> None:
             raise ZeroDivisionError
 
@@ -62,7 +62,7 @@ def test_a_defect_ends_the_server_and_whoever_waits_is_told() -> None:
 
 
 def test_a_model_that_is_bound_to_a_server_that_has_ended() -> None:
-    supervisor = Supervisor(ServerSettings(**PORTS), [], SilentObserver(), relay_output=False)
+    supervisor = Supervisor(ServerSettings(**PORTS), [], ServerObserver(), relay_output=False)
     supervisor.request_stop()
     assert supervisor.run() == 0
     server = Server()

@@ -42,7 +42,7 @@ class Asked:
     def __init__(self, file: File | None, *served: str) -> None:
         self.work = Work(*served)
         self.life = ServerLife()
-        self.life.begin()
+        self.life.move(ServerState.STARTING)
         self.adjusted: list[dict[str, Any]] = []
         self.outcomes: list[VerbOutcome] = []
         self.lines: list[str] = []

@@ -160,7 +160,7 @@ ALLOWED = {
         "gpuserve/supervisor/reload gpuserve/supervisor/workers gpuserve_worker/protocol",
     "gpuserve/supervisor/reload":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "
-        "gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models",
+        "gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models",
     "gpuserve/supervisor/workers":
         "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/states "
         "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/running",

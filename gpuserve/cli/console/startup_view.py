@@ -31,7 +31,7 @@ _REFRESHES_PER_SECOND: Final = 8
 _TITLES: Final = {"http": "HTTP", "grpc": "gRPC", "metrics": "metrics", "health": "health"}
 
 
-class LogView:
+class LogView(ServerObserver):
     """A view that writes a log line for each change, and the addresses at the end."""
 
     def __init__(self, show_ready: Callable[[dict[str, str]], None], clock: Callable[[], float]) -> None:
@@ -66,7 +66,7 @@ class _Row:
     seconds: float | None = None  # None while it loads
 
 
-class TableView:
+class TableView(ServerObserver):
     """A view that is a live table until the server is ready, and writes log lines from then on."""
 
     def __init__(self, later: LogView, clock: Callable[[], float]) -> None:

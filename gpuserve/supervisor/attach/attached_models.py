@@ -60,7 +60,6 @@ class AttachedModels:
         self._listener.close()
 
     def end(self) -> None:
-        """End the attachments of all programs."""
         self.take_no_more()
         for program in self._programs:
             program.end("it has been stopped")
@@ -85,7 +84,6 @@ class AttachedModels:
             yield program.pid, program.models[name]
 
     def announce(self) -> None:
-        """Tell a new front of every model."""
         for name, program in self._served_by.items():
             program.models[name].announce(self._core.front)
 

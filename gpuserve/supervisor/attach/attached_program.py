@@ -44,15 +44,12 @@ class AttachedModel:
 
     @property
     def is_served(self) -> bool:
-        """Whether the front knows it."""
         return self.generation > 0
 
     def live(self) -> list[LiveInstance]:
-        """Return the instances that are up."""
         return list(self._up.values())
 
     def is_complete(self) -> bool:
-        """Whether every instance is up."""
         return len(self._up) == len(self.spec.instances)
 
     def up(self, instance: LiveInstance) -> None:
@@ -67,7 +64,6 @@ class AttachedModel:
             _close(self._up.pop(name))
 
     def announce(self, front: FrontKeeper) -> None:
-        """Tell a front of the model and of all its instances."""
         front.send(messages.AddModel(self.generation, self.spec.to_wire(), True, True))
         for instance in self._up.values():
             front.instance_up(self.generation, instance)
@@ -78,7 +74,6 @@ class AttachedModel:
             )
 
     def may_come_up(self, name: str) -> bool:
-        """Whether it has an instance of that name, which is down."""
         return name not in self._up and any(one.name == name for one in self.spec.instances)
 
     def close(self) -> None:
@@ -114,7 +109,6 @@ class AttachedProgram:
         return self._end.peer.pid
 
     def open(self) -> None:
-        """Listen to the program from now on."""
         self._end.open()
 
     def tell(self, message: Any) -> None:
@@ -127,7 +121,6 @@ class AttachedProgram:
         self.models.pop(model).close()
 
     def end(self, reason: str) -> None:
-        """Tell the program why the attachment ends, and end it."""
         self.tell(attach.Ended(reason))
         self.close()
 
@@ -192,7 +185,7 @@ class AttachedProgram:
             raise WireError(f"instance {instance!r} of model {name!r} is up already, or unknown")
         if len(fds) != 2 or not _is_link(fds[0]) or not _tells_of_death(fds[1]):
             raise WireError("WorkerUp came without the link and the pidfd of a worker")
-        live = LiveInstance(name, instance, pid, slots, fds[0], fds[1], load_s)
+        live = LiveInstance(instance, pid, slots, load_s, *fds)
         fds.clear()
         model.up(live)
         self._served.instance_came_up(self, model, live)

@@ -242,7 +242,6 @@ class Attachment:
         self.check_stopped()
 
     def check_stopped(self) -> None:
-        """End, where every worker has stopped."""
         if self._models.are_stopped():
             self._reactor.stop()
 

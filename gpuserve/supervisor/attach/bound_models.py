@@ -56,7 +56,6 @@ class BoundModels:
                 self.give_up(model, error)
 
     def bound(self, model: str) -> None:
-        """Note that the server serves a model."""
         if model in self.specs:
             self._bound.add(model)
             if (served := self._waiting.pop(model, None)) is not None:
@@ -65,7 +64,6 @@ class BoundModels:
 
     @property
     def are_bound(self) -> bool:
-        """Whether the server serves every model."""
         return self.specs.keys() <= self._bound
 
     def give_up(self, model: str, failure: GpuserveError) -> None:
@@ -95,7 +93,6 @@ class BoundModels:
             group.stop()
 
     def are_stopped(self) -> bool:
-        """Whether no worker runs, and none will."""
         return all(group.is_stopped for group in self._groups.values())
 
     def kill(self) -> None:
@@ -105,7 +102,6 @@ class BoundModels:
             group.close()
 
     def fail_waiting(self, error: BaseException) -> None:
-        """Tell whoever waits for a model that it will not be served."""
         for served in self._waiting.values():
             if not served.done():
                 served.set_exception(error)
@@ -115,11 +111,9 @@ class BoundModels:
     def instance_changed(self, worker: WorkerKeeper, phase: str) -> None: ...
 
     def instance_ready(self, worker: WorkerKeeper) -> None:
-        """Give the server the link of a worker that has loaded."""
         live = worker.live()
         assert live is not None
-        up = WorkerUp(live.model, live.name, live.pid, live.slots, live.load_s)
-        self._server.tell(up, [live.link_fd, live.pidfd])
+        self._server.tell(WorkerUp(worker.spec.name, *live[:4]), [live.link_fd, live.pidfd])
 
     def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
         """Tell the server of a dead worker; a model that was never served is given up."""

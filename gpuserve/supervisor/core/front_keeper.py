@@ -78,7 +78,6 @@ class FrontKeeper:
 
     @property
     def restarts(self) -> int:
-        """How many fronts there were before this one."""
         return max(0, self._epoch - 1)
 
     def start(self, events: FrontEvents, obey: Callable[[Any], None]) -> None:
@@ -98,9 +97,7 @@ class FrontKeeper:
             self._child.process.kill()
 
     def instance_up(self, generation: int, instance: LiveInstance) -> None:
-        """Hand a loaded worker to the front."""
-        name, pid, slots, load_s = instance.name, instance.pid, instance.slots, instance.load_s
-        message = messages.InstanceUp(generation, name, pid, slots, load_s)
+        message = messages.InstanceUp(generation, *instance[:4])
         self.send(message, [instance.link_fd, instance.pidfd])
 
     def adjust(self, changes: dict[str, Any]) -> None:

@@ -50,7 +50,6 @@ class KeptChild:
         return True
 
     def stop_listening(self) -> None:
-        """Do not call back for the channel any more."""
         self._reactor.unwatch(self.channel.fileno())
 
     def last_messages(self) -> Iterator[Any]:
@@ -70,7 +69,6 @@ class KeptChild:
         return self._exit_reason
 
     def close(self) -> None:
-        """Reap the child, and close all that belongs to it."""
         self.exit_reason()
         self._reactor.unwatch(self.process.pidfd)
         self.stop_listening()
@@ -92,7 +90,6 @@ class OutputRelay:
         self._rest = b""
 
     def open(self) -> None:
-        """Pass on from now on whatever the child writes."""
         if self._fd is not None:
             self._reactor.watch(self._fd, self._on_readable)
 

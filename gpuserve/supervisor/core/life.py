@@ -82,13 +82,12 @@ class LiveInstance(NamedTuple):
     ``load_s`` seconds to load, and takes ``slots`` batches at once.
     """
 
-    model: str
     name: str
     pid: int
     slots: int
+    load_s: float
     link_fd: int
     pidfd: int
-    load_s: float
 
 
 class InstanceLife:

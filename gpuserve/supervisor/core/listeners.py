@@ -33,12 +33,8 @@ class Listeners:
         Raises:
             StartupError: an address is taken, not allowed, or unknown; nothing stays open.
         """
-        for role, port in (
-            ("http", settings.http_port),
-            ("grpc", settings.grpc_port),
-            ("metrics", settings.metrics_port),
-            ("health", settings.health_port),
-        ):
+        for role in _FORMS:
+            port = getattr(settings, f"{role}_port")
             if port is not None:
                 # grpc.aio takes no descriptor: it binds the port itself, beside a socket of ours
                 # that reserves it and never listens.

@@ -85,7 +85,6 @@ class ChildProcess:
         return f"signal {-status}"
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the process, if it still lives."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
@@ -133,7 +132,6 @@ def spawn(
 def _start(
     command: Sequence[str], fds: Sequence[int], output: int | None, environment: Mapping[str, str] | None
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a process, and open its pidfd."""
     process = subprocess.Popen(
         command,
         pass_fds=fds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gpuserve.errors import Unavailable
 from gpuserve.settings.server import ServerSettings
@@ -24,6 +24,7 @@ class ServerState(enum.Enum):
 STEPS: Final = StepTable(
     "the server",
     {
+        ServerState.STOPPED: {ServerState.STARTING},
         ServerState.STARTING: {ServerState.SERVING, ServerState.STOPPING, ServerState.STOPPED},
         ServerState.SERVING: {ServerState.DRAINING, ServerState.STOPPING},
         ServerState.DRAINING: {ServerState.STOPPING},
@@ -33,21 +34,12 @@ STEPS: Final = StepTable(
 
 
 class ServerLife:
-    """One run of a server, from ``begin()`` to ``end()``."""
+    """Where a server stands; ``end()`` ends each run."""
 
     def __init__(self) -> None:
         self.state = ServerState.STOPPED
 
-    def begin(self) -> None:
-        """Enter STARTING, where a run begins."""
-        self.state = ServerState.STARTING
-
     def move(self, state: ServerState) -> None:
-        """Enter another state.
-
-        Raises:
-            IllegalTransition: the table has no such step.
-        """
         self.state = STEPS.step(self.state, state)
 
     def end(self) -> None:
@@ -75,13 +67,12 @@ class SettingsInForce:
         self.now = settings
 
     def adjust(self, changes: dict[str, Any]) -> None:
-        """Change settings, by name."""
         self.now = dataclasses.replace(self.now, **changes)
 
 
-class ServerObserver(Protocol):
-    """Who shows the start of a server: the CLI's table, a log, a test. Called from the supervisor's own
-    thread; must return at once.
+class ServerObserver:
+    """Who shows the start of a server: the CLI's table, a log, a test; this one shows nothing. Called from
+    the supervisor's own thread; must return at once.
     """
 
     def instance_changed(self, model: str, instance: str, device: str, state: str, phase: str) -> None:
@@ -89,11 +80,3 @@ class ServerObserver(Protocol):
 
     def server_ready(self, addresses: dict[str, str]) -> None:
         """Every model is loaded and the ports answer. Keys are "http", "grpc", "metrics" and "health"."""
-
-
-class SilentObserver:
-    """An observer that shows nothing."""
-
-    def instance_changed(self, model: str, instance: str, device: str, state: str, phase: str) -> None: ...
-
-    def server_ready(self, addresses: dict[str, str]) -> None: ...

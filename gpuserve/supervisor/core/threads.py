@@ -58,7 +58,6 @@ class WorkerThread:
 
     @property
     def pid(self) -> int:
-        """The process that the thread is in."""
         return os.getpid()
 
     def start(self) -> None:

@@ -78,7 +78,6 @@ class Generation:
 
     @property
     def is_going(self) -> bool:
-        """Whether it is on its way out."""
         return self.state in {GenerationState.RETIRING, GenerationState.STOPPING}
 
 
@@ -140,7 +139,6 @@ class GenerationTable:
         return generation.number in self._generations
 
     def get(self, number: int) -> Generation | None:
-        """Return the generation of that number, if there is one."""
         return self._generations.get(number)
 
     def add(self, spec: ModelSpec, *, served: bool) -> Generation:
@@ -151,7 +149,6 @@ class GenerationTable:
         return generation
 
     def remove(self, generation: Generation) -> None:
-        """Forget a generation, whose workers have stopped."""
         del self._generations[generation.number]
 
     def drop(self, generations: Iterable[Generation]) -> None:
@@ -165,18 +162,15 @@ class GenerationTable:
     # ---- questions ------------------------------------------------------------------------
 
     def of(self, model: str) -> list[Generation]:
-        """Return all generations of a model."""
         return [one for one in self if one.spec.name == model]
 
     def served(self, model: str) -> list[Generation]:
-        """Return the generations of a model that its requests go to."""
         return [one for one in self.of(model) if one.served]
 
     def is_served(self, model: str) -> bool:
         return bool(self.served(model))
 
     def is_going(self, model: str) -> bool:
-        """Whether any generation of a model is on its way out."""
         return any(one.is_going for one in self.of(model))
 
     def names(self) -> Collection[str]:
@@ -188,7 +182,6 @@ class GenerationTable:
         return [one.spec for one in self]
 
     def all_loaded(self) -> bool:
-        """Whether no generation is still loading."""
         return all(one.state is not GenerationState.LOADING for one in self)
 
     def all_stopped(self) -> bool:
@@ -196,7 +189,6 @@ class GenerationTable:
         return all(one.group.is_stopped for one in self)
 
     def workers(self) -> Iterator[WorkerKeeper]:
-        """Give every worker of every generation."""
         for generation in self:
             yield from generation.group.all
 

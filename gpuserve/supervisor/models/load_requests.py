@@ -120,7 +120,6 @@ class LoadRequests:
             raise failure(specs[0], "", str(error)) from None
 
     def _missing_members(self, model: str) -> list[str]:
-        """Return the models of an ensemble's steps, and of theirs, that are not loaded."""
         table = self._models.table
 
         def read(name: str) -> Sequence[ModelSpec]:

@@ -72,7 +72,6 @@ class Operations:
         return len(queue) == 1
 
     def running(self, model: str) -> ModelOperation | None:
-        """Return the operation at work on a model."""
         queue = self._queues.get(model)
         return queue[0] if queue else None
 
@@ -93,7 +92,6 @@ class Operations:
         return following if following is self.running(operation.model) else None
 
     def take_all(self) -> Iterator[ModelOperation]:
-        """Take every operation out of its queue."""
         queues, self._queues = self._queues, {}
         for queue in queues.values():
             yield from queue

@@ -1,12 +1,5 @@
 """Whether the server is in service: an operator takes it out, lets it finish what it has, and puts it back.
 
-::
-
-                drain                  nothing waits or runs
-    IN_SERVICE ───────► LEAVING ──────────────────────────────► OUT_OF_SERVICE
-        ▲                 │                                          │  drain
-        └───── undo ──────┴────────────────── undo ──────────────────┘ ──────► LEAVING
-
 Out of service is not ready; whatever comes is still served. The end of the server is another matter
 (``ending.py``).
 """
@@ -102,21 +95,18 @@ class Quiescence:
         logger.info("out of service%s", later)
         tell(f"not ready from now on{later}")
         self._core.front.send(Quiesce(ticket, timeout_s, lame_duck_s))
-        self._core.reactor.call_later(
-            lame_duck_s + timeout_s + ANSWER_TIMEOUT_S, lambda: self._expire(ticket)
-        )
+        late = VerbOutcome(Code.DEADLINE_EXCEEDED.value, "the front process has not said that it is drained")
+        delay_s = lame_duck_s + timeout_s + ANSWER_TIMEOUT_S
+        self._core.reactor.call_later(delay_s, lambda: self._answer(ticket, late))
 
     def quiesced(self, said: Quiesced) -> None:
         """Answer a drain by what the front said of it."""
-        drain = self._drains.pop(said.ticket, None)
-        if drain is None:
+        if (drain := self._drains.get(said.ticket)) is None:
             return
+        outcome = VerbOutcome("", "out of service; nothing waits or runs", {"unfinished": 0})
         if said.unfinished or not said.is_quiet:
-            drain.answer(_unfinished(said.unfinished, drain.timeout_s))
-        else:
-            drain.answer(VerbOutcome("", "out of service; nothing waits or runs", {"unfinished": 0}))
-        if not self._drains:
-            self._move(QuiescenceState.OUT_OF_SERVICE)
+            outcome = _unfinished(said.unfinished, drain.timeout_s)
+        self._answer(said.ticket, outcome)
 
     def resume(self, answer: AnswerOutcome) -> None:
         """Go into service again; whoever waits for a drain is told so."""
@@ -131,11 +121,11 @@ class Quiescence:
             drain.answer(VerbOutcome(Code.CANCELLED.value, "the drain was undone", {}))
         answer(VerbOutcome("", "in service again", {}))
 
-    def _expire(self, ticket: int) -> None:
+    def _answer(self, ticket: int, outcome: VerbOutcome) -> None:
+        """Answer a drain; out of service is what the last one leaves."""
         drain = self._drains.pop(ticket, None)
         if drain is not None:
-            text = "the front process has not said that it is drained"
-            drain.answer(VerbOutcome(Code.DEADLINE_EXCEEDED.value, text, {}))
+            drain.answer(outcome)
             if not self._drains:
                 self._move(QuiescenceState.OUT_OF_SERVICE)
 

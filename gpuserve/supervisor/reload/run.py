@@ -59,7 +59,6 @@ class ConfigReport:
         self._tell = tell
 
     def setting(self, name: str, line: str) -> None:
-        """Note that a setting has another value."""
         self.result[_SETTINGS].append(key_of(name))
         self._changed(line)
 
@@ -69,22 +68,18 @@ class ConfigReport:
         logger.warning(_LINE, refusal.text)
 
     def done(self, action: Action, model: str) -> None:
-        """Note that a model is now as the file says."""
         self.result[action.value].append(model)
         self._changed(_SENTENCES[action].format(model))
 
     def failed(self, model: str, text: str) -> None:
-        """Note that a model stays as it was, and why."""
         self.result[_FAILED].append({"model": model, "text": text})
         logger.error(_LINE, f"model {model}: {text}")
 
     def unchanged(self) -> None:
-        """Log that there was nothing to do."""
         logger.info(_LINE, NOTHING)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was done, and nothing refused."""
         return not any(self.result.values())
 
     def outcome(self) -> VerbOutcome:
@@ -109,7 +104,6 @@ class ConfigWork:
         self._devices = devices
 
     def is_served(self, model: str) -> bool:
-        """Whether requests for a model go to any of its versions."""
         return self._models.table.is_served(model)
 
     def scale_count(self, specs: Sequence[ModelSpec]) -> int | None:
@@ -158,11 +152,9 @@ class AppliedModels:
         self._wanted = set(models.wanted)
 
     def snapshot(self) -> ConfigModels:
-        """Return what is applied at this moment."""
         return ConfigModels(dict(self._declared), frozenset(self._wanted))
 
     def loaded(self, model: str, specs: Sequence[ModelSpec]) -> None:
-        """Note that a model was loaded with these declarations."""
         self._declared[model] = tuple(specs)
 
     def settled(self, model: str, now: ConfigModels) -> None:
@@ -200,7 +192,6 @@ class ConfigRun:
         self._then: Callable[[], None] = on_end
 
     def begin(self) -> None:
-        """Find out what has to be done, and begin with it."""
         before = self._applied.snapshot()
         found = actions(before, self._now, self._work.is_served)
         self._actions = {name: self._feasible(name, action) for name, action in found.items()}

@@ -100,7 +100,6 @@ class GpuFences:
         self._tell_cuda_state()
 
     def close(self) -> None:
-        """Try CUDA no more, because the server ends."""
         self._is_closed = True
         self._probe.close()
 
@@ -195,7 +194,6 @@ class CudaProbe:
 
     @property
     def is_asking(self) -> bool:
-        """Whether an answer is to come."""
         return self._process is not None
 
     def ask(self) -> None:

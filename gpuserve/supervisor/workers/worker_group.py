@@ -54,7 +54,6 @@ class WorkerGroup:
 
     @property
     def all(self) -> list[WorkerKeeper]:
-        """All workers: those of the model, and those that come or leave."""
         return [*self.workers, *self.coming, *self.leaving]
 
     def add(self, instances: Iterable[InstanceSpec]) -> None:
@@ -62,23 +61,21 @@ class WorkerGroup:
         self.coming += self._new(instances)
 
     def join(self, worker: WorkerKeeper) -> None:
-        """Count a worker that was coming among those of the model."""
         self.coming.remove(worker)
         self.workers.append(worker)
 
     def leave(self, worker: WorkerKeeper) -> None:
-        """Count a worker of the model among those that leave."""
         self.workers.remove(worker)
         self.leaving.append(worker)
 
     def forget(self, worker: WorkerKeeper) -> None:
-        """Drop a worker that has left and stopped."""
         self.leaving.remove(worker)
 
     def discard_coming(self) -> None:
         """End and reap every worker that was coming, here and now."""
         coming, self.coming = self.coming, []
-        _discard(coming)
+        for worker in coming:
+            worker.discard()
 
     # ---- all of them ----------------------------------------------------------------------
 
@@ -89,7 +86,6 @@ class WorkerGroup:
         return states <= {InstanceState.READY, InstanceState.FENCED} and states != {InstanceState.FENCED}
 
     def down(self) -> set[str]:
-        """Return the names of the instances that are not ready."""
         return {one.instance.name for one in self.workers if one.life.state is not InstanceState.READY}
 
     @property
@@ -117,11 +113,5 @@ class WorkerGroup:
 
     def discard(self) -> None:
         """End and reap every worker, here and now: a second attempt may use the same names at once."""
-        _discard(self.all)
-
-
-def _discard(workers: Iterable[WorkerKeeper]) -> None:
-    for worker in workers:
-        worker.stop()
-        worker.kill()
-        worker.close()
+        for worker in self.all:
+            worker.discard()

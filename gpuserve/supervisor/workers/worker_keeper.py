@@ -84,7 +84,6 @@ class WorkerKeeper:
 
     @property
     def process(self) -> Child | None:
-        """The present worker; None where there is none."""
         return None if self._child is None else self._child.process
 
     def start(self) -> None:
@@ -112,10 +111,8 @@ class WorkerKeeper:
         if self.life.state is not InstanceState.READY or self._link is None or self._child is None:
             return None
         process, loaded = self._child.process, self._loaded
-        names = (self.spec.name, self.instance.name)
-        return LiveInstance(
-            *names, process.pid, loaded.slots, self._link.fileno(), process.pidfd, loaded.load_s
-        )
+        fds = (self._link.fileno(), process.pidfd)
+        return LiveInstance(self.instance.name, process.pid, loaded.slots, loaded.load_s, *fds)
 
     def why_lost(self) -> str:
         """Say why its GPU cannot be used; "" where it can."""
@@ -142,7 +139,6 @@ class WorkerKeeper:
         self._tell(wire.Stop())
 
     def kill(self) -> None:
-        """Kill the worker, if there is one."""
         if self._child is not None:
             self._child.process.kill()
 
@@ -154,6 +150,12 @@ class WorkerKeeper:
         assert self._link is not None
         self._link.close()
         self._child = self._link = None
+
+    def discard(self) -> None:
+        """End and reap the worker, here and now; it has no successor."""
+        self.stop()
+        self.kill()
+        self.close()
 
     def _tell(self, message: wire.Message) -> None:
         if self._child is not None and not self._child.send(message):
@@ -189,7 +191,7 @@ class WorkerKeeper:
                 self.device_failures = 0
                 self._move(LifeEvent.LOADED)
                 self._care.events.instance_ready(self)
-            case wire.Ready() if self.life.state is InstanceState.STOPPING:
+            case wire.Ready() | wire.Unrecoverable() if self.life.state is InstanceState.STOPPING:
                 pass  # it crossed our Stop
             case wire.LoadFailed(str(text), str(traceback)):
                 self._last_words = text
@@ -198,8 +200,6 @@ class WorkerKeeper:
                 self._last_words = f"its callable cannot go on: {text}"
                 _log(logging.ERROR, self._last_words, "", self._fields)
                 self._care.events.instance_unrecoverable(self, text)
-            case wire.Unrecoverable() if self.life.state is InstanceState.STOPPING:
-                pass  # it ends anyway
             case wire.Log(int(level), str(text), str(traceback)):
                 _log(level, text, traceback, self._fields)
             case _:
@@ -260,7 +260,6 @@ class WorkerKeeper:
 
 
 def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Child, list[socket.socket]]:
-    """Start a worker; return it, and our ends of its boot socket and of its link."""
     if "object" in instance.source:
         return start_thread(name, instance.source)
     environment = instance.placement.environment()

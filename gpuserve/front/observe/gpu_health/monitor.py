@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gpuserve.devices.inventory import load_nvml, read_machine
 from gpuserve.devices.names import VARIABLE
-from gpuserve.devices.nvml import Nvml, NvmlAbsent, NvmlSilent, open_nvml
+from gpuserve.devices.nvml import Nvml, NvmlAbsent, NvmlSilent
 from gpuserve.devices.readings import GpuNews, NvmlAbsence
 from gpuserve.devices.visible import visible_devices
 
@@ -66,7 +66,7 @@ class GpuMonitor:
             NvmlAbsent: there is none.
         """
         try:
-            nvml = open_nvml(self._load)
+            nvml = Nvml(self._load)
             if self._names is None:
                 self._names = names_of_gpus(self._load)
         except NvmlSilent as silent:
