@@ -7,7 +7,7 @@ machine has, and what a callable does, is for ``cli/console/preflight.py`` and f
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from gpuserve.config.entries.fields import nearest, split_callable
 from gpuserve.config.messages import ConfigProblems, Origin, Problem, dotted, sentence, without_token
 from gpuserve.config.positions import Document, Path
 from gpuserve.config.precedence import Override
+from gpuserve.declare.rules import mapping
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.options import declared
 from gpuserve.settings.server import ServerSettings
@@ -131,7 +132,11 @@ def _resolve(
         ]
     if problems or entries is None:
         raise ConfigProblems(sorted(problems, key=_reading_order))
-    settings = _with_tls_paths(declared(ServerSettings, entries.server.model_dump()), base_dir, overrides)
+
+    def folder_of(key: str) -> str:  # a path of the file is one from its folder, others are from here
+        return base_dir if precedence.override_of(("server", key), overrides) is None else os.getcwd()
+
+    settings = with_whole_paths(declared(ServerSettings, entries.server.model_dump()), folder_of)
     specs = tuple(models.model_spec(entry, base_dir) for entry in entries.models)
     configuration = Configuration(settings, specs, entries, sources, base_dir)
     if problems := _bad_together(configuration, served_here=served_here):
@@ -160,36 +165,20 @@ def _bad_together(configuration: Configuration, *, served_here: bool) -> list[Pr
         "retry_on_worker_death" in one.model_fields_set and one.retry_on_worker_death for one in entries
     ]
     found = [*models.violations_together(configuration.models, retried, configuration.settings)]
-    found += _bad_tls_file(configuration.settings) if served_here else ()
-    return [configuration.sources.problem(path, text) for path, text in found]
-
-
-def _with_tls_paths(settings: ServerSettings, base_dir: str, overrides: Sequence[Override]) -> ServerSettings:
-    """The settings with whole paths. A path of the file is one from its folder, others are from here."""
-
-    def folder_of(key: str) -> str:
-        return base_dir if precedence.override_of(("server", key), overrides) is None else os.getcwd()
-
-    return with_whole_paths(settings, folder_of)
-
-
-def _bad_tls_file(settings: ServerSettings) -> Iterator[rules.Violation]:
-    """The first file of TLS that cannot be used."""
-    files = tls_files(settings)
-    if files is None:
-        return
+    files = tls_files(configuration.settings) if served_here else None
     try:
-        check_files(files)
+        if files is not None:
+            check_files(files)
     except TlsFileError as error:
-        yield rules.Violation(("server", error.key), f"{error.key}: {error}")
+        found.append(rules.Violation(("server", error.key), f"{error.key}: {error}"))
+    return [configuration.sources.problem(path, text) for path, text in found]
 
 
 def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
     """Callables of the form ``file.py:attribute`` whose file is not there."""
     problems = []
-    listed = data.get("models") if isinstance(data, dict) else None
-    for index, model in enumerate(listed if isinstance(listed, list) else ()):
-        path = model.get("callable") if isinstance(model, dict) else None
+    for index, model in rules.entries(mapping(data).get("models")):
+        path = model.get("callable")
         try:
             place, _ = split_callable(path) if isinstance(path, str) else ("", "")
         except ValueError:
@@ -202,9 +191,8 @@ def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
 
 def _model_names(data: Any) -> list[str]:
     """The models' names as far as they can be read; the list keeps its positions."""
-    listed = data.get("models") if isinstance(data, dict) else None
-    entries = listed if isinstance(listed, list) else []
-    names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
+    listed = mapping(data).get("models")
+    names = [mapping(entry).get("name") for entry in (listed if isinstance(listed, list) else ())]
     return [name if isinstance(name, str) else "" for name in names]
 
 

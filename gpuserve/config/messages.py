@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from gpuserve.config.positions import Path, Span
 from gpuserve.errors import ConfigError
@@ -112,28 +112,23 @@ def describe(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _literals(context: Mapping[str, Any]) -> str:
-    return f"one of {context['expected']}"
-
-
-#: pydantic's error type -> what was expected.
-_EXPECTED: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "int_type": lambda _: "an integer",
-    "int_from_float": lambda _: "an integer",
-    "int_parsing_size": lambda _: "an integer of at most 64 bits",
-    "float_type": lambda _: "a number",
-    "finite_number": lambda _: "a finite number",
-    "string_type": lambda _: "a string",
-    "bool_type": lambda _: "true or false",
-    "list_type": lambda _: "a list",
-    "dict_type": lambda _: "a mapping",
-    "model_type": lambda _: "a mapping",
-    "greater_than": lambda context: f"a number greater than {context['gt']}",
-    "greater_than_equal": lambda context: f"a number of at least {context['ge']}",
-    "less_than_equal": lambda context: f"a number of at most {context['le']}",
-    "too_short": lambda context: "at least one entry",
-    "string_too_short": lambda context: "a string that is not empty",
-    "literal_error": _literals,
+#: pydantic's error type -> what was expected, with the fields of its context.
+_EXPECTED: Final = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer of at most 64 bits",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than_equal": "a number of at most {le}",
+    "too_short": "at least one entry",
+    "string_too_short": "a string that is not empty",
+    "literal_error": "one of {expected}",
 }
 
 
@@ -154,10 +149,8 @@ def sentence(record: Mapping[str, Any], known_keys: Sequence[str], nearest: Call
         return f"missing key {path[-1]!r} {_inside(path)}"
     if kind == "value_error":
         return f"{dotted(path)}: {context['error']}"
-    expected = _EXPECTED[kind](context) if kind in _EXPECTED else None
-    if expected is None:
-        return f"{dotted(path)}: {record['msg']}, given {describe(record['input'])}"
-    return f"{dotted(path)}: expected {expected}, given {describe(record['input'])}"
+    told = f"expected {_EXPECTED[kind].format(**context)}" if kind in _EXPECTED else record["msg"]
+    return f"{dotted(path)}: {told}, given {describe(record['input'])}"
 
 
 def _inside(path: Path) -> str:

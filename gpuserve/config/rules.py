@@ -43,9 +43,10 @@ def violations(data: Any) -> Iterator[Violation]:
     """Every broken rule of a whole configuration."""
     server = mapping(mapping(data).get("server"))
     yield from _ports(server)
-    yield from _access(server)
-    yield from _tls(server)
-    yield from _trace(mapping(server.get("trace")))
+    yield from _access_and_tls(server)
+    trace, defaults = mapping(server.get("trace")), TraceSettings()
+    if is_without_file(*(trace.get(key, getattr(defaults, key)) for key in ("mode", "level", "file"))):
+        yield Violation(("server", "trace"), NO_FILE)
     models = entries(mapping(data).get("models"))
     yield from _repeated_models(models)
     yield from _load_at_start(server, models)
@@ -128,23 +129,12 @@ def _load_at_start(
             yield Violation(path, f"load_at_start names {name!r}, which is no model of this file")
 
 
-def _access(server: Mapping[str, Any]) -> Iterator[Violation]:
+def _access_and_tls(server: Mapping[str, Any]) -> Iterator[Violation]:
     if server.get("restricted_endpoints") and server.get("access_token") is None:
         yield Violation(("server", "restricted_endpoints"), NO_TOKEN)
-
-
-def _tls(server: Mapping[str, Any]) -> Iterator[Violation]:
-    problem = pairing_problem(*(server.get(key) for key in FILE_KEYS))
-    if problem is not None:
+    if problem := pairing_problem(*(server.get(key) for key in FILE_KEYS)):
         key, text = problem
         yield Violation(("server", key), text)
-
-
-def _trace(trace: Mapping[str, Any]) -> Iterator[Violation]:
-    defaults = TraceSettings()
-    given = [trace.get(key, getattr(defaults, key)) for key in ("mode", "level", "file")]
-    if is_without_file(*given):
-        yield Violation(("server", "trace"), NO_FILE)
 
 
 def _answers(model: dict[str, Any], path: Path) -> Iterator[Violation]:

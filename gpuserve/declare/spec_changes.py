@@ -87,18 +87,13 @@ def _option(spec: ModelSpec, name: str, value: Any) -> ModelSpec:
 def _inputs(spec: ModelSpec, value: Any) -> ModelSpec:
     """Inputs that the model has already are given to the callable where they were before."""
     before = {one.name: one.memory for one in spec.inputs}
-    inputs = tuple(_placed(one, before.get(one.name), spec.array) for one in _tensors(value))
+    inputs = tuple(
+        one
+        if one.datatype == BYTES
+        else one._replace(memory=memory_of(before.get(one.name), one.datatype, spec.array))
+        for one in _tensors(value)
+    )
     return dataclasses.replace(spec, inputs=inputs)
-
-
-def _placed(tensor: TensorSpec, memory: str | None, array: str) -> TensorSpec:
-    if tensor.datatype == BYTES:
-        return tensor
-    return tensor._replace(memory=memory_of(memory, tensor.datatype, array))
-
-
-def _outputs(spec: ModelSpec, value: Any) -> ModelSpec:
-    return dataclasses.replace(spec, outputs=_tensors(value))
 
 
 def _tensors(value: Sequence[Any]) -> tuple[TensorSpec, ...]:
@@ -144,17 +139,17 @@ def _instance_groups(spec: ModelSpec, value: Sequence[Any]) -> ModelSpec:
 
 def _numbered(devices: Sequence[str], alike: Sequence[InstanceSpec]) -> tuple[InstanceSpec, ...]:
     """Instances like these on the devices, numbered per device as in a config file."""
-    instances: list[InstanceSpec] = []
-    for device, one in zip(devices, alike, strict=True):
-        number = sum(device == earlier.device for earlier in instances)
-        name = f"{device}#{number}"
-        instances.append(dataclasses.replace(one, name=name, device=device, placement=ANYWHERE))
-    return tuple(instances)
+    return tuple(
+        dataclasses.replace(
+            one, name=f"{device}#{devices[:index].count(device)}", device=device, placement=ANYWHERE
+        )
+        for index, (device, one) in enumerate(zip(devices, alike, strict=True))
+    )
 
 
 _CHANGES: Final[dict[str, Callable[[ModelSpec, Any], ModelSpec]]] = {
     "input": _inputs,
-    "output": _outputs,
+    "output": lambda spec, value: dataclasses.replace(spec, outputs=_tensors(value)),
     "dynamic_batching": _dynamic_batching,
     "instance_group": _instance_groups,
 }

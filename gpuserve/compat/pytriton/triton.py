@@ -133,14 +133,7 @@ class TritonBase(abc.ABC):
         isolation: Any = os.environ.get(ISOLATION_VARIABLE) or "thread"
         with pytriton_errors():
             self._host.bind(
-                model_name,
-                infer_func,
-                inputs,
-                outputs,
-                model_version,
-                config,
-                strict,
-                isolation=isolation,
+                model_name, infer_func, inputs, outputs, model_version, config, strict, isolation=isolation
             )
 
     @abc.abstractmethod

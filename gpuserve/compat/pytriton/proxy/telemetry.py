@@ -55,10 +55,4 @@ def parse_trace_config(trace_config: Sequence[str]) -> Any:
     )
 
 
-def build_proxy_tracer_from_triton_config(trace_config: Sequence[str]) -> Any:
-    """Refused, as ``parse_trace_config`` is.
-
-    Raises:
-        PyTritonValidationError: always.
-    """
-    return parse_trace_config(trace_config)
+build_proxy_tracer_from_triton_config = parse_trace_config
