@@ -41,29 +41,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DynamicBatcher": "gpuserve.declare.model",
-    "ModelCallError": "gpuserve_worker.calling.calls",
-    "ModelConfig": "gpuserve.declare.model",
-    "RateLimiter": "gpuserve.declare.spec",
-    "Request": "gpuserve_worker.calling.request",
-    "Resource": "gpuserve.declare.spec",
-    "Response": "gpuserve_worker.calling.response",
-    "SequenceBatching": "gpuserve.declare.spec",
-    "SequenceControl": "gpuserve.declare.spec",
-    "Server": "gpuserve.api.server",
-    "Step": "gpuserve.declare.model",
-    "Tensor": "gpuserve.declare.model",
-    "UnrecoverableError": "gpuserve_worker.calling.failure",
-    "current_model": "gpuserve_worker.calling.context",
+    "gpuserve.api.server": ("Server",),
+    "gpuserve.declare.model": ("DynamicBatcher", "ModelConfig", "Step", "Tensor"),
+    "gpuserve.declare.spec": ("RateLimiter", "Resource", "SequenceBatching", "SequenceControl"),
+    "gpuserve_worker.calling.calls": ("ModelCallError",),
+    "gpuserve_worker.calling.context": ("current_model",),
+    "gpuserve_worker.calling.failure": ("UnrecoverableError",),
+    "gpuserve_worker.calling.request": ("Request",),
+    "gpuserve_worker.calling.response": ("Response",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 

@@ -122,9 +122,8 @@ def _put_back(groups: Sequence[Group], answers: Sequence[Any], count: int) -> li
     responses: list[Any] = [None] * count
     for group, answer in zip(groups, answers, strict=True):
         if not isinstance(answer, Sequence) or len(answer) != len(group):
-            given = (
-                len(answer) if isinstance(answer, Sequence) else f"an object of type {type(answer).__name__}"
-            )
+            kind = f"an object of type {type(answer).__name__}"
+            given = len(answer) if isinstance(answer, Sequence) else kind
             raise BatchError(
                 f"The function below @group_by_keys was given {len(group)} requests and must answer with a "
                 f"list of as many responses, but answered with {given}"
@@ -189,17 +188,14 @@ def _part(group: Group, answer: Any) -> SomeRows:
     """The answer of a generator to one group of rows."""
     if isinstance(answer, SomeRows):  # of another @group_by_values below
         return SomeRows(answer.arrays, [group[position] for position in answer.positions])
-    outputs = _outputs(answer, len(group))
-    return SomeRows(outputs, group)
+    return SomeRows(_outputs(answer, len(group)), group)
 
 
 def _outputs(answer: Any, rows: int) -> dict[str, Any]:
     model = model_or_none()
     outputs = named(answer, [one.name for one in model.outputs] if model is not None else ())
     check_rows(outputs, rows)
-    return {
-        name: value if library_of(value) != "numpy" else np.asarray(value) for name, value in outputs.items()
-    }
+    return {name: np.asarray(one) if library_of(one) == "numpy" else one for name, one in outputs.items()}
 
 
 def _joined(groups: Sequence[Group], answers: Sequence[Any], pad_fn: PadFunction | None) -> dict[str, Any]:

@@ -231,7 +231,8 @@ def _elements(
     if value is None and written:  # PyTriton's way to say that there are none
         value = ()
     some = "non-empty " if said.some else ""
-    wanted = f"{name} must be a {some}list of {_listed(kind, said, written)}, got {_shown(said, value)}"
+    shown = "something else" if said.secret else f"{value!r:.200}"
+    wanted = f"{name} must be a {some}list of {_listed(kind, said, written)}, got {shown}"
     if not isinstance(value, Sequence) or isinstance(value, str) or (said.some and not value):
         raise ValueError(wanted)
     if dataclasses.is_dataclass(kind):
@@ -313,16 +314,13 @@ def _text(said: Option, name: str, value: Any) -> str:
     if isinstance(value, enum.Enum):  # PyTriton's TimeoutAction
         value = str(value.value).lower()
     if said.words and value not in said.words:
-        raise ValueError(f"{name} must be {_any_word(said)}, got {value!r:.200}")
+        words = " or ".join(map(repr, said.words))
+        if said.nullable or len(said.words) != 2:
+            words = f"one of {', '.join(map(repr, said.words))}{' or None' if said.nullable else ''}"
+        raise ValueError(f"{name} must be {words}, got {value!r:.200}")
     if not isinstance(value, str) or (said.some and not value):
         raise ValueError(f"{name} must be a {'non-empty ' if said.some else ''}string, got {value!r:.200}")
     return value
-
-
-def _any_word(said: Option) -> str:
-    if len(said.words) == 2 and not said.nullable:
-        return " or ".join(map(repr, said.words))
-    return f"one of {', '.join(map(repr, said.words))}{' or None' if said.nullable else ''}"
 
 
 _SCALARS: Final[dict[Any, Callable[[Option, str, Any], Any]]] = {
@@ -337,10 +335,6 @@ def _bounds(said: Option) -> str:
     if said.least is not None and said.most is not None:
         return f" from {said.least} to {said.most}"
     return "" if said.least is None else f" of at least {said.least}"
-
-
-def _shown(said: Option, value: Any) -> str:
-    return "something else" if said.secret else f"{value!r:.200}"
 
 
 def _kind(value: Any) -> str:

@@ -51,8 +51,12 @@ def change(before: ServerSettings, given: ServerSettings) -> SettingsChange:
         if name in live and (before.transport == NATIVE or name not in _NATIVE_ALONE):
             changed[name] = new
         else:
-            transport = before.transport if name in live else ""
-            refused.append(_refusal(name, transport, old, new))
+            text = f"{key_of(name)}: cannot change while the server runs"
+            if name in live:  # its transport is to blame
+                text += f" with transport {before.transport}"
+            if name not in _SECRET:
+                text += f": {shown(old)} stays, the file says {shown(new)}"
+            refused.append(SettingRefusal(key_of(name), text))
     return SettingsChange(dataclasses.replace(before, **changed), tuple(changed), tuple(refused))
 
 
@@ -66,13 +70,3 @@ def described(name: str, before: ServerSettings, now: ServerSettings) -> str:
 def shown(value: Any) -> str:
     """The value of a setting as JSON, for messages."""
     return json.dumps(value, default=repr)
-
-
-def _refusal(name: str, transport: str, stays: Any, given: Any) -> SettingRefusal:
-    """``transport``: the one that is to blame, if it is."""
-    text = f"{key_of(name)}: cannot change while the server runs"
-    if transport:
-        text += f" with transport {transport}"
-    if name not in _SECRET:
-        text += f": {shown(stays)} stays, the file says {shown(given)}"
-    return SettingRefusal(key_of(name), text)

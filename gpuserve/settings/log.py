@@ -44,12 +44,10 @@ class LogSettings(NamedTuple):
 
     def lets_through(self, level: int) -> bool:
         """Whether records of a level of ``logging`` are logged."""
-        if level >= logging.CRITICAL:
-            return True
-        if level >= logging.ERROR:
-            return self.log_error
-        if level >= logging.WARNING:
-            return self.log_warning
-        if level >= logging.INFO:
-            return self.log_info
-        return self.log_verbose_level > 0
+        switches = (
+            (logging.CRITICAL, True),
+            (logging.ERROR, self.log_error),
+            (logging.WARNING, self.log_warning),
+            (logging.INFO, self.log_info),
+        )
+        return next((on for least, on in switches if level >= least), self.log_verbose_level > 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gpuserve.compat.pytriton import constants
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
 from gpuserve.compat.pytriton.security import TritonSecurityConfig
 from gpuserve.compat.pytriton.triton_config import OptionMeaning, TritonConfig, meaning_of
@@ -13,11 +12,7 @@ from gpuserve.errors import ConfigError
 from gpuserve.settings.checks import check_trace
 from gpuserve.settings.server import ServerSettings, TraceSettings
 
-_PORTS: Final = {
-    "http": constants.DEFAULT_HTTP_PORT,
-    "grpc": constants.DEFAULT_GRPC_PORT,
-    "metrics": constants.DEFAULT_METRICS_PORT,
-}
+_ROLES: Final = ("http", "grpc", "metrics")
 _LOCAL_CACHE: Final = "local"
 #: The items of ``trace_config``, which are those of Triton's ``--trace-config``: ``level=TIMESTAMPS``,
 #: ``mode=opentelemetry``, ``triton,file=trace.json``, ``opentelemetry,resource=service.name=name`` and so on.
@@ -33,14 +28,20 @@ def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> Ser
     """The settings that the options mean. Raises PyTritonValidationError: an option is refused; the text says
     what to use instead.
     """
-    _refuse(config)
+    for name, value in _given(config, OptionMeaning.REFUSED):
+        if value:
+            raise PyTritonValidationError(
+                f"TritonConfig.{name} is not supported by gpuserve: {meaning_of(name).text}"
+            )
+    named_alike = {meaning_of(name).text: value for name, value in _given(config, OptionMeaning.SETTING)}
+    cache_nbytes = sum(_cache_nbytes(one) for one in config.cache_config or ())
     return ServerSettings(
-        **_named_alike(config),
+        **named_alike,
         **_ports(config),
         **_host(config),
-        **_log_level(config),
-        **_cache(config),
         **_tls(config),
+        log_level="debug" if config.log_verbose else "info",
+        response_cache_nbytes=cache_nbytes,
         trace=trace_settings(config.trace_config or ()),
         restricted_endpoints=tuple(security.restricted_endpoints or ()),
         access_token=security.access_token,
@@ -60,40 +61,22 @@ def _given(config: TritonConfig, fate: OptionMeaning) -> list[tuple[str, Any]]:
     ]
 
 
-def _refuse(config: TritonConfig) -> None:
-    for name, value in _given(config, OptionMeaning.REFUSED):
-        if value:
-            raise PyTritonValidationError(
-                f"TritonConfig.{name} is not supported by gpuserve: {meaning_of(name).text}"
-            )
-
-
-def _named_alike(config: TritonConfig) -> dict[str, Any]:
-    return {meaning_of(name).text: value for name, value in _given(config, OptionMeaning.SETTING)}
-
-
 def _ports(config: TritonConfig) -> dict[str, Any]:
-    ports: dict[str, Any] = {}
-    for role, default in _PORTS.items():
-        given = getattr(config, f"{role}_port")
-        is_off = getattr(config, f"allow_{role}") is False
-        ports[f"{role}_port"] = None if is_off else default if given is None else given
-    return ports
+    """Ports that are given, and None for those that are not allowed; the defaults are ours."""
+    ports = {f"{role}_port": getattr(config, f"{role}_port") for role in _ROLES}
+    given = {key: port for key, port in ports.items() if port is not None}
+    return given | {f"{role}_port": None for role in _ROLES if getattr(config, f"allow_{role}") is False}
 
 
 def _host(config: TritonConfig) -> dict[str, Any]:
     """One address for every port: the one that is given for any."""
-    given = {getattr(config, f"{role}_address") for role in _PORTS} - {None, ""}
+    given = {getattr(config, f"{role}_address") for role in _ROLES} - {None, ""}
     if len(given) > 1:
         raise PyTritonValidationError(
             "TritonConfig.http_address, grpc_address and metrics_address must be the same: gpuserve listens "
             f"on one address, given {' and '.join(sorted(given))}"
         )
     return {"host": given.pop()} if given else {}
-
-
-def _log_level(config: TritonConfig) -> dict[str, Any]:
-    return {"log_level": "debug"} if config.log_verbose else {}
 
 
 def _tls(config: TritonConfig) -> dict[str, Any]:
@@ -109,11 +92,6 @@ def _tls(config: TritonConfig) -> dict[str, Any]:
             f"TritonConfig.grpc_use_ssl and grpc_use_ssl_mutual need {' and '.join(missing)}"
         )
     return {"tls_ports": ("grpc",), **{key: str(getattr(config, name)) for key, name in files.items()}}
-
-
-def _cache(config: TritonConfig) -> dict[str, Any]:
-    nbytes = sum(_cache_nbytes(one) for one in config.cache_config or ())
-    return {"response_cache_nbytes": nbytes} if nbytes else {}
 
 
 def _cache_nbytes(text: str) -> int:

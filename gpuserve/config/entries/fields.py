@@ -49,11 +49,6 @@ def split_callable(path: str) -> tuple[str, str]:
     return found["place"], found["name"]
 
 
-def _callable_path(path: str) -> str:
-    split_callable(path)
-    return path
-
-
 def _device(device: str) -> str:
     try:
         return check_device_name(device)
@@ -112,7 +107,7 @@ class Entry(BaseModel):
 
 Filled = Annotated[str, Field(min_length=1)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
-CallablePath = Annotated[str, AfterValidator(_callable_path)]
+CallablePath = Annotated[str, AfterValidator(lambda path: ":".join(split_callable(path)))]
 CallableArguments = Annotated[dict[str, Any], AfterValidator(_plain)]
 Dtype = Annotated[str, AfterValidator(_dtype)]
 #: A level of priority as the key of a mapping; keys are text.
