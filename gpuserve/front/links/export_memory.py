@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gpuserve.front.links.output_memory import LentBlock, LentSegment
 from gpuserve.front.v2.types import OutputTensor
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from gpuserve.front.links.worker_link import WorkerLink
 
 logger = logging.getLogger(__name__)
-
-_NO_VIEW: Final = b""
 
 
 class _DeviceSegment(LentSegment):
@@ -121,7 +119,6 @@ class Exports:
         self._expected[number] = owner
 
     def forget(self, borrower: WorkerLink) -> None:
-        """Forget what a worker could read that is gone."""
         self._reached.pop(borrower, None)
 
     def close(self) -> None:
@@ -134,9 +131,8 @@ class Exports:
         if not self._is_started:
             self._is_started = True
             self._link.send(StartExports())
-        for segment in self._segments.values():
-            segment.number_for(borrower)
-            return
+        if self._segments:
+            next(iter(self._segments.values())).number_for(borrower)
 
     def _answered(self, borrower: WorkerLink, problem: str) -> None:
         if problem and self._reached.get(borrower, True):
@@ -158,13 +154,12 @@ class KeptTensor(OutputTensor):
     def __init__(
         self, name: str, datatype: str, shape: tuple[int, ...], segment: _DeviceSegment, place: Exported
     ) -> None:
-        super().__init__(name, datatype, shape, _NO_VIEW)
+        super().__init__(name, datatype, shape, b"")
         self._segment = segment
         self._place = place
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has on the device."""
         return self._place.nbytes
 
     def lent(self, on_free: Callable[[], None], *, shared: bool) -> LentExport:
@@ -180,7 +175,7 @@ class LentExport(LentBlock):
     def __init__(
         self, lender: _DeviceSegment, place: Exported, on_free: Callable[[], None], *, shared: bool
     ) -> None:
-        super().__init__(lender, place.segment, place.offset, memoryview(_NO_VIEW), on_free, shared=shared)
+        super().__init__(lender, place.segment, place.offset, memoryview(b""), on_free, shared=shared)
         self.nbytes = place.nbytes
 
 

@@ -51,11 +51,9 @@ class LentSegment(ABC):
         """A place in it, as another worker will know it; ``in_place``: nobody minds what it does to it."""
 
     def hold(self) -> None:
-        """Count one block more in it that is on its way to somebody."""
         self._holders += 1
 
     def let_go(self) -> None:
-        """Count one block less on its way: it was read."""
         self._holders -= 1
         self._close_if_unused()
 
@@ -74,7 +72,6 @@ class LentSegment(ABC):
         self._close()
 
     def _forget(self, borrower: WorkerLink) -> None:
-        """Forget a worker that is gone."""
         self._lent.pop(borrower, None)
 
     @abstractmethod

@@ -102,7 +102,6 @@ class WorkerLink:
         return next(self._loans)
 
     def close(self) -> None:
-        """Let go of the link and of the worker's memory."""
         if self._closed:
             return
         self._closed = True

@@ -105,7 +105,6 @@ class Generations:
             self._spawn(self._retire(number, timeout_s))
 
     async def _retire(self, generation: int, timeout_s: float) -> None:
-        """Let a generation finish what it has."""
         driver = self._drivers.get(generation)
         await _wait(lambda: driver is None or not driver.unfinished, time.monotonic() + timeout_s)
         self.remove(messages.RemoveModel(generation))
@@ -122,7 +121,6 @@ class Generations:
         driver.close()
 
     def close(self) -> None:
-        """Refuse whatever is not finished."""
         for driver in list(self._drivers.values()):
             driver.close()
 
@@ -189,7 +187,6 @@ class Generations:
             self._service.models.refresh(driver.spec.name)
 
     def retire_instance(self, message: messages.RetireInstance) -> None:
-        """Let an instance finish what it has, and go."""
         driver = self._of_workers.get(message.generation)
         # Which link is meant is known now: what comes under that name later is another instance.
         link = None if driver is None else driver.workers.instances.up.get(message.instance)
@@ -221,7 +218,6 @@ class Generations:
             self._calls.refuse_stuck(driver)
 
     def _on_other(self, link: WorkerLink, message: wire.Message) -> None:
-        """Pass on what a worker says that is not about its batches."""
         match message:
             case wire.RegionOpened(region, problem):
                 self._service.control.regions.opened(link, region, problem)

@@ -26,8 +26,6 @@ from gpuserve.front.v2.types import (
 )
 from gpuserve_worker.protocol import wire
 
-#: Answers up to this size travel in the message.
-_INLINE_NBYTES: Final = wire.INLINE_NBYTES
 #: A worker may return late what an earlier front lent it: the numbers of that are not given out again.
 _LEASES_OF_A_FRONT: Final = 1 << 32
 
@@ -97,14 +95,15 @@ class ModelCalls:
         request = _request(caller.link, call)
         # What a model accepted before a drain is finished and may ask; not so a thread that only goes on.
         request.depth = int(caller.driver.unfinished > 0)
-        on_response = partial(self._pass_on, caller, call.call_id) if call.stream else None
+        # Responses of a stream are held to the end of their leases, so that streams have credit.
+        pass_on = partial(_answer, caller, call.call_id, final=False, held=True) if call.stream else None
         try:
             if call.waits and self._is_of_itself(caller, call):
                 self._check_not_stuck(caller, call, request)
-            pending = self._service.inference.submit(request, on_response)
+            pending = self._service.inference.submit(request, pass_on)
         except RequestError as error:
             caller.stuck.discard(call.call_id)
-            _fail(caller.link, call.call_id, error)
+            _end(caller.link, call.call_id, error)
             return
         caller.pending[call.call_id] = pending
         pending.answer.add_done_callback(lambda _: self._answered(caller, call, pending))
@@ -147,7 +146,7 @@ class ModelCalls:
                 if (pending := caller.pending.pop(call_id, None)) is not None:
                     pending.take_back()
                 caller.stuck.discard(call_id)
-                _fail(caller.link, call_id, _all_stuck(driver.spec.name, len(callers)))
+                _end(caller.link, call_id, _all_stuck(driver.spec.name, len(callers)))
 
     def _in_rotation(self, driver: ModelDriver) -> list[_Caller]:
         names = driver.workers.instances.in_rotation()
@@ -159,25 +158,22 @@ class ModelCalls:
         if pending is not None:
             pending.take_back()
             # The thread that waited for it may still be waiting for a message.
-            caller.link.send(wire.Answer(call_id, 0, None, {}, None, True))
-
-    def _pass_on(self, caller: _Caller, call_id: int, response: InferResponse) -> None:
-        """One response of a stream, which is held to the end of its lease, so that streams have credit."""
-        _answer(caller, call_id, response, final=False, held=True)
+            _end(caller.link, call_id)
 
     def _answered(self, caller: _Caller, call: wire.Call, pending: PendingRequest) -> None:
         caller.stuck.discard(call.call_id)
         if caller.pending.pop(call.call_id, None) is None:  # called off, or its worker is gone
-            if not pending.answer.cancelled() and pending.answer.exception() is None:
-                _close(pending.answer.result())
+            is_there = not pending.answer.cancelled() and pending.answer.exception() is None
+            if is_there and (response := pending.answer.result()) is not None:
+                response.close()
             return
         error = pending.answer.exception()
         if isinstance(error, RequestError):
-            _fail(caller.link, call.call_id, error)
+            _end(caller.link, call.call_id, error)
         elif error is not None:
             raise error
         elif (response := pending.answer.result()) is None:
-            caller.link.send(wire.Answer(call.call_id, 0, None, {}, None, True))
+            _end(caller.link, call.call_id)
         else:
             _answer(caller, call.call_id, response, final=True, held=False)
 
@@ -189,13 +185,8 @@ def _all_stuck(model: str, count: int) -> Unavailable:
     )
 
 
-def _close(response: InferResponse | None) -> None:
-    if response is not None:
-        response.close()
-
-
-def _fail(link: WorkerLink, call_id: int, error: RequestError) -> None:
-    failure = wire.WireFailure(error.code.value, str(error))
+def _end(link: WorkerLink, call_id: int, error: RequestError | None = None) -> None:
+    failure = None if error is None else wire.WireFailure(error.code.value, str(error))
     link.send(wire.Answer(call_id, 0, None, {}, failure, True))
 
 
@@ -218,7 +209,7 @@ def _tensors(borrower: WorkerLink, response: InferResponse) -> tuple[tuple[wire.
 
 def _payload(borrower: WorkerLink, response: InferResponse, output: OutputTensor) -> wire.Payload:
     data, memory = output.data, response.memory
-    if memory is not None and isinstance(data, memoryview) and len(data) > _INLINE_NBYTES:
+    if memory is not None and isinstance(data, memoryview) and len(data) > wire.INLINE_NBYTES:
         place = memory.locate(data)
         if place is not None:
             loan: wire.Loan = place.memory.lend(place.segment, place.offset, len(data), borrower)

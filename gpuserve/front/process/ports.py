@@ -22,7 +22,7 @@ Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class Ports:
-    """The transports of a front; none before ``open``."""
+    """The transports of a front, none before ``open``; what they are asked is in ``Transport``."""
 
     def __init__(self, service: InferenceService, settings: ServerSettings, spawn: Spawn) -> None:
         self._service = service
@@ -48,27 +48,22 @@ class Ports:
             self._spawn(certificates.run())
 
     async def close(self) -> None:
-        """Accept no more, and close the connections."""
         for transport in self._transports:
             await transport.stop()
 
     def announce(self) -> None:
-        """Tell the clients of all connections, also new ones, that these take no more requests."""
         for transport in self._transports:
             transport.announce()
 
     @property
     def n_unaware(self) -> int:
-        """How many connections there are whose clients may not have heard of it."""
         return sum(one.n_unaware for one in self._transports)
 
     @property
     def n_held(self) -> int:
-        """How many requests there are on connections whose clients were told."""
         return sum(one.n_held for one in self._transports)
 
     def limit_age(self, max_age_s: float) -> None:
-        """Let connections that are made from now on take requests for so long; 0 is for ever."""
         for transport in self._transports:
             transport.limit_age(max_age_s)
 

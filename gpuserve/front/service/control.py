@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 Say: TypeAlias = Callable[[tuple[Any, ...]], None]
 
 EXPLICIT: Final = "explicit"
-NOT_ALLOWED: Final = "explicit model load / unload is not allowed if polling is enabled"
 _FILE: Final = "file:"
 
 
@@ -152,7 +151,7 @@ class RepositoryControl:
 
     def _check_allowed(self, model: str) -> None:
         if self.mode != EXPLICIT:
-            raise Unavailable(NOT_ALLOWED)
+            raise Unavailable("explicit model load / unload is not allowed if polling is enabled")
         if not model:
             raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
         if "/" in model or "\\" in model or ".." in model:

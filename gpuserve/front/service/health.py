@@ -90,7 +90,6 @@ class ServerHealth:
         return self._gpus.why_lost([one.placement.gpu_uuid for one in spec.instances])
 
     def of(self, service: str) -> bool | None:
-        """The answer of ``grpc.health.v1`` for a service name; None where there is no such service."""
         return self.report().of(service)
 
     def report(self) -> HealthReport:
@@ -105,12 +104,10 @@ class ServerHealth:
     # ---- what changes it ------------------------------------------------------------------
 
     def serving(self) -> None:
-        """Note that every model of the start is loaded."""
         self.started = True
         self._watchers.changed()
 
     def cuda_state(self, works: bool) -> None:
-        """Note whether a new process can use CUDA."""
         self._gpus.cuda_works = works
         self._watchers.changed()
 
@@ -136,5 +133,4 @@ class ServerHealth:
         self._watchers.changed()
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after anything changed that health may depend on. Call the result to end it."""
         return self._watchers.watch(callback)

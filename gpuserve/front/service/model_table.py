@@ -123,7 +123,6 @@ class ModelTable:
         return [driver for driver in self.all() if driver.spec.name not in self._attached]
 
     def names(self) -> set[str]:
-        """The names of all models, loaded or not."""
         return self._versions.keys() | self._states.keys()
 
     def devices(self) -> set[str]:

@@ -75,13 +75,9 @@ class InferenceService:
         return {"name": self.name, "version": self.version, "extensions": self.extensions}
 
 
-def _say_nothing(_: Any) -> None:
-    """The supervisor of a service that has none, as in a test."""
-
-
 def inference_service(
     settings: ServerSettings,
-    say: Say = _say_nothing,
+    say: Say = lambda _: None,
     *,
     epoch: int = 1,
     links: DeviceLinks | None = None,

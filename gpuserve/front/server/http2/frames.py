@@ -150,15 +150,9 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
     return settings
 
 
-def number(payload: bytes) -> int:
-    """The number that a RST_STREAM or a WINDOW_UPDATE is, without the reserved bit.
-
-    Raises:
-        ConnectionFailed: it is none.
-    """
-    if len(payload) != _U32.size:
-        raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, f"a frame of 4 bytes has {len(payload)}")
-    return int.from_bytes(payload) & MAX_WINDOW
+def wrong_size(payload: bytes) -> ConnectionFailed:
+    """The failure of a RST_STREAM or a WINDOW_UPDATE that is not one number."""
+    return ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, f"a frame of 4 bytes has {len(payload)}")
 
 
 def body_run(

@@ -266,7 +266,8 @@ class Http2:
             self._fail_stream(failure)
 
     def _on_reset(self, stream_id: int, payload: bytes) -> None:
-        h2.number(payload)
+        if len(payload) != 4:
+            raise h2.wrong_size(payload)
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._patience.spend()
@@ -275,7 +276,9 @@ class Http2:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM on stream {stream_id}")
 
     def _on_window_update(self, stream_id: int, payload: bytes) -> None:
-        nbytes = h2.number(payload)
+        if len(payload) != 4:
+            raise h2.wrong_size(payload)
+        nbytes = int.from_bytes(payload) & h2.MAX_WINDOW
         if not stream_id:
             self.output.grow(nbytes)
             self.output.flush_all()
