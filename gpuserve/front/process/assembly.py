@@ -14,7 +14,7 @@ from gpuserve.front.doors.grpc.health import WATCH
 from gpuserve.front.doors.health.port import HealthPort
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.process.transport import Transport
+from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import GRPCIO, NO_COMPRESSION, ServerSettings, all_rules

@@ -10,9 +10,9 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
+from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.process import assembly
 from gpuserve.front.process.certificates import CertificateWatch
-from gpuserve.front.process.transport import Transport
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import GRPCIO, ServerSettings
 from gpuserve.settings.tls import tls_files

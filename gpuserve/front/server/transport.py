@@ -16,6 +16,7 @@ from typing import Any, Final
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.connection import READ_NBYTES, Connection
 from gpuserve.front.exchange.exchange import Accept
+from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.server.http1.protocol import Http1
 from gpuserve.front.server.http2.protocol import Http2
 from gpuserve.settings.tls import TlsFiles
@@ -43,7 +44,7 @@ CLOSE_TIMEOUT_S: Final = 3.0
 _CLOSE_POLL_S: Final = 0.01
 
 
-class NativeTransport:
+class NativeTransport(Transport):
     """HTTP/1.1, HTTP/2 and gRPC on every listener, in the loop of the front.
 
     ``listeners`` are descriptors, each with what accepts its requests. They are closed by ``stop``, which

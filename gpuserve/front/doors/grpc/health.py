@@ -1,4 +1,4 @@
-"""``grpc.health.v1``: Check and Watch, of whatever source of health, without a package for two messages."""
+"""``grpc.health.v1``: Check and Watch, of whatever source of health."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from gpuserve.errors import InvalidArgument, NotFound, Stopping
-from gpuserve.front.doors.grpc.framing import frame, unary_message
+from gpuserve.errors import NotFound, Stopping
+from gpuserve.front.doors.grpc.calls import small_message
+from gpuserve.front.doors.grpc.framing import frame
 from gpuserve.front.doors.grpc.headers import OK_HEADERS, CallHead
+from gpuserve.front.doors.grpc.requests import decode
+from gpuserve.front.doors.grpc.schema import schema
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.v2.health import HealthSource
 
 CHECK: Final = "/grpc.health.v1.Health/Check"
 WATCH: Final = "/grpc.health.v1.Health/Watch"
-#: No request is longer than the name of a service.
-MAX_REQUEST_NBYTES: Final = 1 << 20
+_REQUEST: Final = "grpc.health.v1.HealthCheckRequest"
 #: ``HealthCheckResponse`` with SERVICE_UNKNOWN, which only ``Watch`` sends.
 _SERVICE_UNKNOWN: Final = b"\x08\x03"
 
@@ -31,7 +33,7 @@ def check(source: HealthSource, body: bytes) -> bytes:
     Raises:
         InvalidArgument, NotFound: the message is none, or names no service.
     """
-    name = service_of(body)
+    name = decode(schema().message(_REQUEST), body).service
     serving = source.of(name)
     if serving is None:
         raise NotFound(f"no service {name[:128]!r} to check the health of")
@@ -44,8 +46,8 @@ async def serve_watch(source: HealthSource, call: CallHead, request: AwaitedRequ
     Raises:
         RequestError: the status that the call is to end with; Stopping at the end of the server.
     """
-    body = await request.body(MAX_REQUEST_NBYTES)
-    name = service_of(bytes(unary_message(body, MAX_REQUEST_NBYTES, call.encoding)))
+    body = await small_message(call, request)
+    name = decode(schema().message(_REQUEST), body).service
     exchange = request.exchange
     exchange.start(200, OK_HEADERS)
     gone = asyncio.ensure_future(request.until_gone())
@@ -55,24 +57,6 @@ async def serve_watch(source: HealthSource, call: CallHead, request: AwaitedRequ
             await exchange.room()
     finally:
         gone.cancel()
-
-
-def service_of(body: bytes) -> str:
-    """The one field of a ``HealthCheckRequest`` (1: service), without a package for two messages.
-
-    Raises:
-        InvalidArgument: the bytes are none.
-    """
-    name, position = b"", 0
-    while position < len(body):
-        if body[position] != 0x0A:
-            raise InvalidArgument("the request body is not a HealthCheckRequest")
-        length, position = _varint(body, position + 1)
-        name = body[position : position + length]
-        if len(name) < length:
-            raise InvalidArgument("the request body is not a HealthCheckRequest: it is truncated")
-        position += length
-    return name.decode("utf-8", "replace")
 
 
 async def changes(source: HealthSource, name: str, gone: asyncio.Future[None]) -> AsyncIterator[bytes]:
@@ -106,15 +90,3 @@ async def _either(changed: asyncio.Event, gone: asyncio.Future[None]) -> None:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
-
-
-def _varint(body: bytes, position: int) -> tuple[int, int]:
-    number = shift = 0
-    while position < len(body) and shift < 64:
-        byte = body[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-        shift += 7
-    raise InvalidArgument("the request body is not a HealthCheckRequest: its protobuf encoding is malformed")

@@ -16,6 +16,7 @@ from gpuserve.front.doors.grpcio.certificates import GrpcCertificates
 from gpuserve.front.doors.grpcio.exchange import GrpcAioExchange
 from gpuserve.front.exchange.connection import AGE_GRACE_S
 from gpuserve.front.exchange.exchange import Accept
+from gpuserve.front.exchange.transport import Transport
 from gpuserve.settings.server import NO_COMPRESSION
 
 #: As grpc numbers them.
@@ -28,8 +29,11 @@ _MAX_INT: Final = (1 << 31) - 1
 _LAST_WORDS_S: Final = 0.1
 
 
-class GrpcAioTransport:
-    """A ``grpc.aio`` server on one address. Runs in the front's event loop."""
+class GrpcAioTransport(Transport):
+    """A ``grpc.aio`` server on one address, in the front's event loop.
+
+    grpc tells its clients when it is shut down, not before, and connections keep the age they were made with.
+    """
 
     def __init__(
         self,
@@ -68,24 +72,7 @@ class GrpcAioTransport:
             self._server.add_secure_port(self._address, self._certificates.credentials())
         await self._server.start()
 
-    def announce(self) -> None:
-        """grpc tells its clients when it is shut down, not before."""
-
-    @property
-    def n_unaware(self) -> int:
-        """No client is told, so there is none that has not heard of it."""
-        return 0
-
-    @property
-    def n_held(self) -> int:
-        """It is not known which connection has which."""
-        return 0
-
-    def limit_age(self, max_age_s: float) -> None:
-        """Its connections keep what they were made with."""
-
     async def renew(self) -> None:
-        """Use the files of TLS anew, for connections from now on."""
         if self._certificates is not None:
             self._certificates.renew()
 

@@ -26,6 +26,7 @@ from gpuserve.front.doors.health.view import HealthView
 from gpuserve.front.doors.http.answers import HttpAnswer, Reply, health_answer, refused
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
 from gpuserve.front.exchange.exchange import Exchange, Sink
+from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.health import HealthReport
@@ -38,8 +39,11 @@ logger = logging.getLogger(__name__)
 _TURN_S: Final = 1.0
 
 
-class HealthPort:
-    """The transport of the health port. Made, started and stopped in the front's loop."""
+class HealthPort(Transport):
+    """The transport of the health port. Made, started and stopped in the front's loop.
+
+    Probes go on until the end, nobody waits for more than one, and there is no TLS.
+    """
 
     def __init__(self, service: InferenceService, listener_fd: int) -> None:
         self._service = service
@@ -63,23 +67,6 @@ class HealthPort:
         await asyncio.wait({self._listening, self._ended}, return_when=asyncio.FIRST_COMPLETED)
         if self._ended.done():
             self._ended.result()
-
-    @property
-    def n_held(self) -> int:
-        return 0  # nobody waits for more than a probe
-
-    def limit_age(self, max_age_s: float) -> None:
-        pass  # connections keep the age that they were made with
-
-    async def renew(self) -> None:
-        pass  # there is no TLS here
-
-    def announce(self) -> None:
-        pass  # probes go on until the end
-
-    @property
-    def n_unaware(self) -> int:
-        return 0  # nobody has to be told
 
     async def stop(self) -> None:
         """Close the connections and end the thread."""

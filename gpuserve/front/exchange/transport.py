@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import abc
 
 
-class Transport(Protocol):
-    """A server of the endpoint."""
+class Transport(abc.ABC):
+    """A server of the endpoint. What one cannot do, or need not, is as it is here."""
 
+    @abc.abstractmethod
     async def start(self) -> None:
         """Accept connections; returns once it does."""
 
+    @abc.abstractmethod
     async def stop(self) -> None:
         """Accept no more, and close the connections."""
 
-    def announce(self) -> None:
+    def announce(self) -> None:  # noqa: B027
         """Have clients told that their connections take no more requests: those that come before they have
         heard of it are still served. May be called again, for connections made since.
         """
@@ -22,17 +24,17 @@ class Transport(Protocol):
     @property
     def n_unaware(self) -> int:
         """How many connections there are whose clients may not have heard of it."""
+        return 0
 
     @property
     def n_held(self) -> int:
         """How many requests there are on connections whose clients were told; who watches health has none."""
+        return 0
 
-    def limit_age(self, max_age_s: float) -> None:
-        """Connections that are made from now on take requests for so long; 0 is for ever. Not every
-        transport can.
-        """
+    def limit_age(self, max_age_s: float) -> None:  # noqa: B027
+        """Connections that are made from now on take requests for so long; 0 is for ever."""
 
-    async def renew(self) -> None:
+    async def renew(self) -> None:  # noqa: B027
         """Use the files of TLS anew, for connections from now on.
 
         Raises:
