@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
-from gpuserve.errors import Internal, RequestError
-
-logger = logging.getLogger(__name__)
+from gpuserve.errors import RequestError
+from gpuserve.front.doors.access.failures import error_to_tell
 
 #: From this size on; below, the way to a thread and back costs more than the work.
 THREAD_NBYTES: Final = 16 << 10
@@ -37,8 +35,5 @@ def off_loop(nbytes: int, work: Callable[[], T], then: Callable[[T | RequestErro
 def _result_of(work: Callable[[], T]) -> T | RequestError:
     try:
         return work()
-    except RequestError as error:
-        return error
-    except Exception:
-        logger.exception("defect while compressing or decompressing a body")
-        return Internal("internal error of the server")
+    except Exception as error:
+        return error_to_tell(error, "compressing or decompressing a body")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, TypeAlias
 
-from gpuserve.errors import Internal, RequestError
+from gpuserve.errors import RequestError
+from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.grpc.framing import PREFIX_NBYTES, Unframer, frame, unary_message
 from gpuserve.front.doors.grpc.headers import OK, CallHead, refuse
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.exchange.exchange import Exchange, Piece
-
-logger = logging.getLogger(__name__)
 
 #: No message of a small call is longer than a few names.
 MAX_SMALL_NBYTES: Final = 1 << 20
@@ -30,13 +28,9 @@ async def serve(method: Method, call: CallHead, request: AwaitedRequest) -> None
     """Run a method; what goes wrong is the status of its call."""
     try:
         await method(call, request)
-    except RequestError as error:
-        refuse(request.exchange, error)
     except Exception as error:
-        if request.gone and isinstance(error, OSError):
-            return
-        logger.exception("defect while serving %s", request.head.path[:256])
-        refuse(request.exchange, Internal("internal error of the server"))
+        if not (request.gone and isinstance(error, OSError)):
+            refuse(request.exchange, error_to_tell(error, f"serving {request.head.path}"))
 
 
 async def small_message(call: CallHead, request: AwaitedRequest) -> bytes:

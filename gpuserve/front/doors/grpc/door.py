@@ -8,12 +8,12 @@ the service, and convert back. The status travels in trailers, or, where no mess
 from __future__ import annotations
 
 import asyncio
-import logging
 from functools import partial
 from typing import Final
 
-from gpuserve.errors import DeadlineExceeded, Internal, InvalidArgument, RequestError
+from gpuserve.errors import DeadlineExceeded, InvalidArgument
 from gpuserve.front.doors.access.endpoints import METHODS, Access
+from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.offload import offload
 from gpuserve.front.doors.access.peers import address_of, is_local
@@ -38,8 +38,6 @@ from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Sink
 from gpuserve.front.observe.tracing.reception import Reception
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import NO_COMPRESSION
-
-logger = logging.getLogger(__name__)
 
 #: Their requests need not end before they are refused.
 _STREAMS: Final = frozenset({rpcs.MODEL_STREAM_INFER, *reflection.METHODS})
@@ -231,8 +229,5 @@ class StreamingInference:
             stream.cancel()
         except ClientGone:
             stream.cancel()
-        except RequestError as error:
-            stream.fail(error)
-        except Exception:
-            logger.exception("defect while reading a stream")
-            stream.fail(Internal("internal error of the server"))
+        except Exception as error:
+            stream.fail(error_to_tell(error, "reading a stream"))

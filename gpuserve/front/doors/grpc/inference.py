@@ -6,11 +6,11 @@ Only zlib's work on large messages leaves the event loop, and comes back by a ca
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import Final
 
 from gpuserve.errors import Internal, RequestError
+from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.offload import off_loop
 from gpuserve.front.doors.grpc import requests, responses
@@ -32,8 +32,6 @@ from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve_worker.memory.arena import Block
-
-logger = logging.getLogger(__name__)
 
 #: Messages from this size on are copied into the arena part by part.
 INGEST_NBYTES: Final = 64 << 10
@@ -108,10 +106,8 @@ class InferCall:
                 self._collect(data)
             if end:
                 self._finish()
-        except RequestError as error:
+        except Exception as error:
             self._refuse(error)
-        except Exception:
-            self._refuse_defect()
 
     def abandon(self) -> None:
         self._through = True
@@ -161,10 +157,8 @@ class InferCall:
         try:
             if not self._through:
                 self._submit(requests.parse_infer_request(message))
-        except RequestError as error:
+        except Exception as error:
             self._refuse(error)
-        except Exception:
-            self._refuse_defect()
 
     def _allocate(self, model_name: str, nbytes: int) -> Block | None:
         version = "" if self._scanner is None else self._scanner.model_version
@@ -194,13 +188,9 @@ class InferCall:
             if pending.request.class_counts:
                 self._shared.inference.classify(answer, pending)
             pieces = responses.encode_infer_response(answer, framed=True)
-        except RequestError as error:
+        except Exception as error:
             answer.close()
             self._refuse(error)
-            return
-        except Exception:
-            answer.close()
-            self._refuse_defect()
             return
         self._pending = None  # which refers to this call: nothing is left to the garbage collector
         nbytes = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
@@ -233,8 +223,9 @@ class InferCall:
         reception.sent()
         reception.close()
 
-    def _refuse(self, error: RequestError) -> None:
-        """Answer with a status alone."""
+    def _refuse(self, error: Exception) -> None:
+        """Answer with a status alone, unless there was an answer."""
+        told = error_to_tell(error, f"serving {self._exchange.head.path}")
         if self._through:
             return
         self._through = True
@@ -242,14 +233,10 @@ class InferCall:
         self._drop_blocks()
         if self._reception is not None:
             self._reception.sending()
-        refuse(self._exchange, error)
+        refuse(self._exchange, told)
         if self._reception is not None:
             self._reception.sent()
             self._reception.close()
-
-    def _refuse_defect(self) -> None:
-        logger.exception("defect while serving %s", self._exchange.head.path)
-        self._refuse(Internal("internal error of the server"))
 
     def _drop_blocks(self) -> None:
         """Free what a message that did not become a request was placed in."""

@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import Code, Internal, RequestError, ResourceExhausted
+from gpuserve.errors import Code, RequestError, ResourceExhausted
+from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.doors.http import encoding
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Header, Piece
 from gpuserve.front.v2.json_values import compact
 from gpuserve.front.v2.status import STATUS
-
-logger = logging.getLogger(__name__)
 
 _JSON_TYPE: Final = (b"content-type", b"application/json")
 JSON_OK: Final = AnswerHead(200, (_JSON_TYPE,))
@@ -67,11 +65,6 @@ def forbidden(error: RequestError) -> HttpAnswer:
     return json_answer(error_body(str(error)), 403)
 
 
-def defect() -> HttpAnswer:
-    """The answer to a request that met a mistake of ours."""
-    return failure(Internal("internal error of the server"))
-
-
 def error_body(text: str, details: Mapping[str, Any] | None = None) -> bytes:
     """The body of an error; the text, and the details, are for the client."""
     return compact({"error": text, **(details or {})}).encode()
@@ -113,9 +106,6 @@ class Reply:
             return
         try:
             answer = self._answer()
-        except RequestError as error:
-            answer = failure(error)
-        except Exception:
-            logger.exception("defect while serving %s", self._exchange.head.path[:256])
-            answer = defect()
+        except Exception as error:
+            answer = failure(error_to_tell(error, f"serving {self._exchange.head.path}"))
         answer.send(self._exchange)

@@ -8,13 +8,12 @@ here.
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import Final
 
-from gpuserve.errors import RequestError
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
+from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.peers import address_of, is_local
 from gpuserve.front.doors.access.restrictions import Policy, Verdict
@@ -24,7 +23,6 @@ from gpuserve.front.doors.http.answers import (
     JSON_OK,
     HttpAnswer,
     Reply,
-    defect,
     failure,
     forbidden,
     health_answer,
@@ -41,8 +39,6 @@ from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Sink
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2 import statistics_codec
 from gpuserve.front.v2.model_config import model_config_body
-
-logger = logging.getLogger(__name__)
 
 _METRICS: Final = AnswerHead(200, ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),))
 _DESCRIPTION: Final = AnswerHead(200, (*JSON_OK.headers, NOSNIFF))
@@ -127,13 +123,10 @@ async def _serve(endpoint: Awaiting, route: Route, request: AwaitedRequest) -> N
     """Have an endpoint that awaits answer a request."""
     try:
         answer = await endpoint(route, request)
-    except RequestError as error:
-        answer = failure(error)
     except Exception as error:
         if request.gone and isinstance(error, OSError):
             return
-        logger.exception("defect while serving %s", request.head.path[:256])
-        answer = defect()
+        answer = failure(error_to_tell(error, f"serving {request.head.path}"))
     if answer is not None:
         answer.send(request.exchange)
 

@@ -6,13 +6,13 @@ Only zlib's work on large bodies leaves the event loop, and comes back by a call
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import Final, NamedTuple
 
 from gpuserve.errors import Internal, RequestError, Unimplemented
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
+from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.offload import off_loop
 from gpuserve.front.doors.access.routes import Route
@@ -27,8 +27,6 @@ from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.types import InferRequest, InferResponse
-
-logger = logging.getLogger(__name__)
 
 _NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 
@@ -138,18 +136,17 @@ class InferPost:
                 self._parse(bytes(data))
             else:
                 self._scan(data, end, content_length)
-        except RequestError as error:
+        except Exception as error:
             self.refuse(error)
-        except Exception:
-            self._refuse_defect()
 
-    def refuse(self, error: RequestError) -> None:
+    def refuse(self, error: Exception) -> None:
         """Answer with an error, unless there was an answer."""
+        told = error_to_tell(error, f"serving {self._exchange.head.path}")
         if not self._through:
             self._through = True
             self._pending = None
             self._drop_blocks()
-            self._send(*failure(error))
+            self._send(*failure(told))
 
     def _parse(self, body: bytes) -> None:
         """Read a small body that has come in one part."""
@@ -199,12 +196,9 @@ class InferPost:
             if pending.request.class_counts:
                 self._door.service.inference.classify(answer, pending)
             head, pieces, nbytes = codec.encode_infer_response(answer, self._form)
-        except RequestError as error:
+        except Exception as error:
             answer.close()
             self.refuse(error)
-        except Exception:
-            answer.close()
-            self._refuse_defect()
         else:
             self._pending = None
             coding = self._asked.answer_coding
@@ -235,10 +229,6 @@ class InferPost:
             send()
         else:
             self._reception.send(send)
-
-    def _refuse_defect(self) -> None:
-        logger.exception("defect while serving %s", self._exchange.head.path[:256])
-        self.refuse(Internal("internal error of the server"))
 
     def _drop_blocks(self) -> None:
         """Free what a body that did not become a request was placed in."""
