@@ -121,8 +121,7 @@ class Fleet:
             unpacker.feed(data)
             for one in unpacker:
                 self._inbox.put_nowait((index, messages.unpacked(one)))
-        text = "a process of the load generator ended"
-        self._inbox.put_nowait((index, LoaderFailed(text)))
+        self._inbox.put_nowait((index, LoaderFailed("a process of the load generator ended")))
 
     async def _end(self) -> None:
         for process in self._processes:

@@ -54,25 +54,21 @@ class LevelSession:
         self.results: list[LevelResult] = []
 
     async def run(self, fleet: Fleet, until: Callable[[Sequence[LevelResult]], bool]) -> None:
-        """Measure everything, or until there are results enough.
+        """Start the fleet and measure everything, or until there are results enough.
 
         Raises:
             BenchError: the server cannot be loaded.
         """
-        for position, level in enumerate(self._plan.levels):
-            self._observer.level_started(level, position, len(self._plan.levels))
-            result = await self.measure(fleet, level)
-            self.results.append(result)
-            self._observer.level_ended(result)
-            if until(self.results):
-                return
+        async with fleet:
+            for position, level in enumerate(self._plan.levels):
+                self._observer.level_started(level, position, len(self._plan.levels))
+                result = await self._measure(fleet, level)
+                self.results.append(result)
+                self._observer.level_ended(result)
+                if until(self.results):
+                    return
 
-    async def measure(self, fleet: Fleet, level: LoadLevel) -> LevelResult:
-        """One level.
-
-        Raises:
-            BenchError: the server cannot be loaded.
-        """
+    async def _measure(self, fleet: Fleet, level: LoadLevel) -> LevelResult:
         fleet.start(level)
         await fleet.gather(LevelStarted)
         await _pass(fleet, self._plan.warmup_s)
@@ -172,15 +168,10 @@ def measure(
         interrupted = False
         fleet = Fleet(setup(run.target, model, requests, run.plan), run.plan, run.target.url.protocol)
         try:
-            asyncio.run(_run(fleet, session, until))
+            asyncio.run(session.run(fleet, until))
         except KeyboardInterrupt:
             interrupted = True
         return BenchOutcome(tuple(session.results), interrupted)
-
-
-async def _run(fleet: Fleet, session: LevelSession, until: Callable[[Sequence[LevelResult]], bool]) -> None:
-    async with fleet:
-        await session.run(fleet, until)
 
 
 def _most_in_flight(plan: LoadPlan) -> int:

@@ -135,9 +135,8 @@ class Tuning:
     def _measured(self, settings: Settings, observer: BenchObserver) -> list[Point]:
         subject = self.subject
         values = {**self.others, **subject.values(settings)}
-        configuration_of(
-            subject.config, values.items()
-        )  # what contradicts the file needs no server to say so
+        # What contradicts the file needs no server to say so.
+        configuration_of(subject.config, values.items())
         with trial_server(subject.config, values, subject.protocol) as url:
             target = Target(url, subject.name)
             outcome = measure(BenchRun(target, subject.data, subject.plan), observer, self._is_enough)

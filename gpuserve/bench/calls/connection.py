@@ -13,6 +13,7 @@ from typing import Final, cast
 from gpuserve.bench.calls.call import LOST, CallProtocol, ProtocolBroken
 from gpuserve.bench.calls.load import LoadGenerator
 from gpuserve.bench.calls.messages import Encryption, LoaderSetup
+from gpuserve.bench.plan.errors import reason
 
 _RETRY_S: Final = 0.1
 _CONNECT_TIMEOUT_S: Final = 10.0
@@ -135,7 +136,7 @@ class LoadConnection(asyncio.Protocol):
                 await self.open()
                 return
             except OSError as error:
-                self._load.cannot_connect(_reason(error))
+                self._load.cannot_connect(reason(error))
                 await asyncio.sleep(_RETRY_S)
 
 
@@ -165,8 +166,3 @@ def tls_context(tls: Encryption | None, *, http2: bool) -> ssl.SSLContext | None
     if http2:
         context.set_alpn_protocols(["h2"])
     return context
-
-
-def _reason(error: OSError) -> str:
-    """What the system says of an error, in lower case and without the address."""
-    return (error.strerror or str(error) or type(error).__name__).lower()

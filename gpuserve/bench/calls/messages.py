@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgpack
 
@@ -117,20 +117,7 @@ LoaderMessage: TypeAlias = (
     | LevelDone
     | LoaderFailed
 )
-_TYPES: dict[str, type[Any]] = {
-    one.__name__: one
-    for one in (
-        LoaderSetup,
-        StartLevel,
-        MeasureLevel,
-        StopLevel,
-        LoaderReady,
-        LevelStarted,
-        LevelCounted,
-        LevelDone,
-        LoaderFailed,
-    )
-}
+_TYPES: dict[str, type[Any]] = {one.__name__: one for one in get_args(LoaderMessage)}
 
 
 def packed(message: LoaderMessage) -> bytes:

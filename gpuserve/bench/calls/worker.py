@@ -34,6 +34,7 @@ from gpuserve.bench.calls.messages import (
     StartLevel,
     StopLevel,
 )
+from gpuserve.bench.plan.errors import reason
 from gpuserve.bench.plan.plan import Arrivals, due_times
 
 _CLOCK_MONOTONIC: Final = 1
@@ -130,7 +131,7 @@ class Worker:
         try:
             await self._connect(start.connections)
         except OSError as error:
-            tell(LoaderFailed((error.strerror or str(error) or type(error).__name__).lower()))
+            tell(LoaderFailed(reason(error)))
             return
         now = time.monotonic()
         if start.rate_per_s:
@@ -147,7 +148,10 @@ class Worker:
         surplus, self._connections = self._connections[count:], self._connections[:count]
         for one in surplus:
             await one.close()
-        missing = [self._connection() for _ in range(count - len(self._connections))]
+        missing = [
+            LoadConnection(self._setup, self._context, self._load, self._calls, self._by_calls)
+            for _ in range(count - len(self._connections))
+        ]
         self._connections += missing
         for at in range(0, len(missing), _OPENING_AT_ONCE):
             async with asyncio.TaskGroup() as group:
@@ -155,9 +159,6 @@ class Worker:
             for task in opening:
                 if (error := task.result()) is not None:
                     raise error
-
-    def _connection(self) -> LoadConnection:
-        return LoadConnection(self._setup, self._context, self._load, self._calls, self._by_calls)
 
     def _calls(self) -> CallProtocol:
         setup = self._setup
@@ -258,7 +259,7 @@ async def _main() -> None:
         try:
             worker = Worker(setup)
         except OSError as error:
-            tell(LoaderFailed(f"TLS: {(error.strerror or str(error)).lower()}"))
+            tell(LoaderFailed(f"TLS: {reason(error)}"))
             return
         await worker.run(inbox.queue)
     finally:

@@ -20,6 +20,11 @@ class BenchOptionError(BenchError):
         return f"{self.option}: {self.args[0]}"
 
 
+def reason(error: Exception) -> str:
+    """What the system says of an error, in lower case and without the address."""
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
+
 class MissingPackage(BenchError):
     """A package of the extra ``bench`` is not installed."""
 

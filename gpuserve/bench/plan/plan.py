@@ -51,9 +51,7 @@ class LoadLevel:
     value: float
 
     def __str__(self) -> str:
-        if self.kind is LoadKind.RATE:
-            return f"{self.value:g}/s"
-        return f"{self.value:g}"
+        return f"{self.value:g}/s" if self.kind is LoadKind.RATE else f"{self.value:g}"
 
     def share(self, part: int, parts: int) -> LoadLevel:
         """The level for one of several processes that share this one."""
@@ -71,11 +69,9 @@ def parse_levels(kind: LoadKind, text: str) -> tuple[LoadLevel, ...]:
     """
     option = f"--{kind.value}"
     try:
-        values = tuple(_range(text) if ":" in text else map(float, text.split(",")))
-    except ValueError as error:
-        raise BenchOptionError(
-            option, f"{error.args[0] if _is_ours(error) else _FORM}, given {text!r}"
-        ) from None
+        values = tuple(_range(option, text) if ":" in text else map(float, text.split(",")))
+    except ValueError:
+        raise BenchOptionError(option, f"{_FORM}, given {text!r}") from None
     if any(not 0 < value < 1e9 for value in values):
         raise BenchOptionError(option, f"levels are above 0 and below a billion, given {text!r}")
     if kind is LoadKind.CONCURRENCY and any(value != int(value) for value in values):
@@ -83,28 +79,21 @@ def parse_levels(kind: LoadKind, text: str) -> tuple[LoadLevel, ...]:
     return tuple(LoadLevel(kind, value) for value in values)
 
 
-class _RangeError(ValueError):
-    """A range that has the right form and is wrong."""
-
-
-def _is_ours(error: ValueError) -> bool:
-    return isinstance(error, _RangeError)
-
-
-def _range(text: str) -> Iterator[float]:
+def _range(option: str, text: str) -> Iterator[float]:
     """``first:last``, ``first:last:step`` or ``first:last:xfactor``; the last belongs to it if it is met."""
     first, last, step = (text if text.count(":") > 1 else f"{text}:1").split(":")
     value, end = float(first), float(last)
     grows = step.startswith("x")
     by = float(step[1:] if grows else step)
     if end < value or (grows and (by <= 1 or value <= 0)) or (not grows and by <= 0):
-        raise _RangeError("a range goes up: its last level is not below the first, and its step leads there")
+        form = "a range goes up: its last level is not below the first, and its step leads there"
+        raise BenchOptionError(option, f"{form}, given {text!r}")
     for _ in range(_MAX_LEVELS):
         yield value
         value = value * by if grows else value + by
         if value > end * (1 + 1e-9):
             return
-    raise _RangeError(f"a range has at most {_MAX_LEVELS} levels")
+    raise BenchOptionError(option, f"a range has at most {_MAX_LEVELS} levels, given {text!r}")
 
 
 _CALLS_A_CONNECTION = 32
@@ -155,12 +144,10 @@ def check_times(duration_s: float, warmup_s: float) -> None:
     Raises:
         BenchOptionError: a level has no duration, or a warm-up ends before it began.
     """
-    for option, given_s, fits in (
-        ("--duration", duration_s, duration_s > 0),
-        ("--warmup", warmup_s, warmup_s >= 0),
-    ):
-        if not fits:
-            raise BenchOptionError(option, f"expected seconds, given {given_s:g}")
+    if not duration_s > 0:
+        raise BenchOptionError("--duration", f"expected seconds, given {duration_s:g}")
+    if not warmup_s >= 0:
+        raise BenchOptionError("--warmup", f"expected seconds, given {warmup_s:g}")
 
 
 def default_processes(cores: int) -> int:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.bench.plan.errors import BenchOptionError, reason
 from gpuserve.bench.reports.latencies import histogram_type
 from gpuserve.bench.reports.plots import plots, require_matplotlib
 from gpuserve.bench.reports.report import BenchReport, to_json
@@ -60,8 +60,7 @@ def write(path: str, report: BenchReport, baseline: BenchReport | None) -> None:
         with open(path, "w", encoding="utf-8", newline="") as file:
             file.write(text)
     except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise BenchOptionError(OPTION, f"{path} cannot be written: {reason}") from None
+        raise BenchOptionError(OPTION, f"{path} cannot be written: {reason(error)}") from None
 
 
 def markdown(report: BenchReport, baseline: BenchReport | None) -> str:

@@ -42,7 +42,7 @@ class BenchReport:
 
 def to_json(report: BenchReport) -> str:
     """The report as JSON, with its histograms."""
-    return json.dumps({"format": _FORMAT} | dataclasses.asdict(report), indent=1, default=_plain) + "\n"
+    return json.dumps({"format": _FORMAT} | dataclasses.asdict(report), indent=1, default=_kind) + "\n"
 
 
 def from_json(text: str, option: str) -> BenchReport:
@@ -61,10 +61,8 @@ def from_json(text: str, option: str) -> BenchReport:
         raise BenchOptionError(option, "expected a .json report of gpuserve bench") from None
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, LoadKind):
-        return value.value
-    raise TypeError(type(value))
+def _kind(kind: LoadKind) -> str:
+    return kind.value
 
 
 def _level_result(fields: dict[str, Any]) -> LevelResult:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.bench.calls.connection import tls_context
-from gpuserve.bench.plan.errors import BenchError, BenchOptionError
+from gpuserve.bench.plan.errors import BenchError, BenchOptionError, reason
 from gpuserve.bench.server.model_metadata import TargetModel, TensorMetadata
 from gpuserve.bench.server.payloads import HttpRequest
 from gpuserve.bench.server.server_time import ServerTotals, totals
@@ -172,8 +172,8 @@ class GrpcControl(ServerControl):
                 request, timeout=timeout_s, metadata=self._target.headers, wait_for_ready=False
             )
         except grpc.RpcError as error:
-            if (reason := _unreachable(str(error.details()))) is not None:
-                raise BenchError(f"{self._target.url} cannot be reached: {reason}") from None
+            if (why := _unreachable(str(error.details()))) is not None:
+                raise BenchError(f"{self._target.url} cannot be reached: {why}") from None
             said = f"{error.code().name}: {error.details()}"
             raise BenchError(f"{self._target.url} answers {method} with {said}") from None
 
@@ -209,8 +209,7 @@ def _read(option: str, path: str) -> bytes | None:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise BenchOptionError(option, f"{path} cannot be read: {reason}") from None
+        raise BenchOptionError(option, f"{path} cannot be read: {reason(error)}") from None
 
 
 class HttpControl(ServerControl):
@@ -223,9 +222,7 @@ class HttpControl(ServerControl):
         try:
             context = tls_context(target.tls, http2=False)
         except OSError as error:
-            raise BenchError(
-                f"the files of TLS cannot be used: {(error.strerror or str(error)).lower()}"
-            ) from None
+            raise BenchError(f"the files of TLS cannot be used: {reason(error)}") from None
         at = target.url.host, target.url.port
         self._connection: http.client.HTTPConnection
         if context is None:
@@ -281,8 +278,7 @@ class HttpControl(ServerControl):
             answer = self._connection.getresponse()
             content = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise BenchError(f"{self._target.url} cannot be reached: {reason.lower()}") from None
+            raise BenchError(f"{self._target.url} cannot be reached: {reason(error)}") from None
         finally:  # the server may close one that idles
             self._connection.close()
         if answer.status != 200:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.bench.plan.errors import BenchOptionError, reason
 from gpuserve.bench.server.model_metadata import TargetModel, TensorMetadata
 from gpuserve_worker.protocol.tensor import BYTES, encode_bytes, numpy_dtype
 
@@ -164,8 +164,7 @@ def read_requests(path: str) -> list[dict[str, Any]]:
         with open(path, encoding="utf-8") as file:
             document = json.load(file)
     except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise BenchOptionError(OPTION, f"{os.path.basename(path)} cannot be read: {reason}") from None
+        raise BenchOptionError(OPTION, f"{os.path.basename(path)} cannot be read: {reason(error)}") from None
     except ValueError:
         form = "an .npz file of plain arrays" if path.endswith(".npz") else "JSON"
         raise BenchOptionError(OPTION, f"{os.path.basename(path)} is not {form}") from None

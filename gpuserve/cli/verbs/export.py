@@ -95,10 +95,7 @@ def _with_pod_options(verb: Callable[..., None]) -> Callable[..., None]:
     defaults = {one.name: one.default for one in fields(ExportOptions)}
     options = [
         inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=defaults.get(name),
-            annotation=annotation,
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation
         )
         for name, annotation in _OPTIONS.items()
     ]
@@ -139,13 +136,12 @@ def kubernetes(config: Config, out: Out = None, **flags: Any) -> None:
       gpuserve export kubernetes config.yaml --image my/models:1 > cluster.yaml
     """
     from gpuserve.export import rendering
-    from gpuserve.export.output import to_stdout
 
     options, configuration = _export_options(flags), _load(config)
     if out is None:
-        to_stdout(rendering.kubernetes_stream(configuration, options))
+        _put(out, {"": rendering.kubernetes_stream(configuration, options)})
     else:
-        _write(out, rendering.kubernetes(configuration, options))
+        _put(out, rendering.kubernetes(configuration, options))
 
 
 @_with_pod_options
@@ -158,7 +154,7 @@ def kserve(config: Config, out: Out = None, **flags: Any) -> None:
     from gpuserve.export import rendering
 
     options = _export_options(flags)
-    _put(out, "kserve.yaml", rendering.kserve_stream(_load(config), options))
+    _put(out, {"kserve.yaml": rendering.kserve_stream(_load(config), options)})
 
 
 def envoy(
@@ -179,17 +175,12 @@ def envoy(
       gpuserve export envoy config.yaml --host models.example --out /etc/envoy
     """
     from gpuserve.export import rendering
-    from gpuserve.export.output import to_stdout
-    from gpuserve.export.sizing.options import ExportOptions
 
     options = ExportOptions(name=name, namespace=namespace, tls_secret=tls_secret)
     files = rendering.envoy(_load(config), options, host)
-    if out is not None:
-        _write(out, files)
-    elif len(files) > 1:
+    if out is None and len(files) > 1:
         raise typer.BadParameter("expected a folder: with TLS there are several files", param_hint="--out")
-    else:
-        to_stdout(*files.values())
+    _put(out, files)
 
 
 def grafana(config: Config, name: Name = "", out: Out = None) -> None:
@@ -199,9 +190,8 @@ def grafana(config: Config, name: Name = "", out: Out = None) -> None:
       gpuserve export grafana config.yaml > dashboard.json
     """
     from gpuserve.export import rendering
-    from gpuserve.export.sizing.options import ExportOptions
 
-    _put(out, "dashboard.json", rendering.grafana_text(_load(config), ExportOptions(name=name)))
+    _put(out, {"dashboard.json": rendering.grafana_text(_load(config), ExportOptions(name=name))})
 
 
 def alerts(config: Config, name: Name = "", namespace: Namespace = "", out: Out = None) -> None:
@@ -211,10 +201,9 @@ def alerts(config: Config, name: Name = "", namespace: Namespace = "", out: Out 
       gpuserve export alerts config.yaml --namespace models > alerts.yaml
     """
     from gpuserve.export import rendering
-    from gpuserve.export.sizing.options import ExportOptions
 
     options = ExportOptions(name=name, namespace=namespace)
-    _put(out, "alerts.yaml", rendering.alerts_text(_load(config), options))
+    _put(out, {"alerts.yaml": rendering.alerts_text(_load(config), options)})
 
 
 def _load(config: str) -> Configuration:
@@ -223,17 +212,12 @@ def _load(config: str) -> Configuration:
     return load_file(config, {}, served_here=False)
 
 
-def _put(out: str | None, name: str, text: str) -> None:
-    from gpuserve.export.output import to_stdout
+def _put(out: str | None, files: Files) -> None:
+    """Write the files below a folder, or the only one to stdout."""
+    from gpuserve.export.output import to_stdout, write
 
     if out is None:
-        to_stdout(text)
-    else:
-        _write(out, {name: text})
-
-
-def _write(out: str, files: Files) -> None:
-    from gpuserve.export.output import write
-
+        to_stdout(*files.values())
+        return
     write(out, files)
     sys.stderr.write(f"{len(files)} file{'s' if len(files) > 1 else ''} in {out}\n")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -42,10 +41,6 @@ def run_program(
 
     Options before PROGRAM are of this command, those behind it the program's, and so is the exit status.
     """
-    _execute(["-m", program] if as_module else [program], arguments or (), isolation)
-
-
-def _execute(program: Sequence[str], arguments: Sequence[str], isolation: str | None) -> NoReturn:
     from gpuserve.compat.pytriton.alias import make_importable
 
     environment = dict(os.environ)
@@ -56,7 +51,7 @@ def _execute(program: Sequence[str], arguments: Sequence[str], isolation: str | 
                 f"expected thread or process, given {isolation!r}", param_hint="--isolation"
             )
         environment["GPUSERVE_ISOLATION"] = isolation
-    command = [sys.executable, *program, *arguments]
+    command = [sys.executable, *(["-m"] if as_module else []), program, *(arguments or ())]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, command, environment)

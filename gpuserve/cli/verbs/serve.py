@@ -79,23 +79,19 @@ def serve(
 
     model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
     server_flags = server_options.overrides(flags)
-    raise typer.Exit(_serve_target(target, model_flags, server_flags, context.obj))
+    configuration, repository = _load(target, model_flags, server_flags)
+    raise typer.Exit(serve_configuration(configuration, repository, context.obj))
 
 
-def _serve_target(
-    target: str, model_flags: CallableFlags, server: Sequence[Override], front: EarlyFront | None
-) -> int:
-    """Serve what the target says, and return the exit status."""
-    configuration = _load(target, model_flags, server)
-    return serve_configuration(configuration, _repository(configuration, target, server), front)
-
-
-def _load(target: str, model_flags: CallableFlags, server: Sequence[Override]) -> Configuration:
+def _load(
+    target: str, model_flags: CallableFlags, server: Sequence[Override]
+) -> tuple[Configuration, FileRepository | None]:
+    """Return the configuration, and where models are loaded from later on: nowhere for a callable."""
     from gpuserve.cli.console.callable_target import is_callable_path, load_callable
     from gpuserve.config.load import load_file
 
     if is_callable_path(target):
-        return load_callable(target, model_flags, server, os.environ)
+        return load_callable(target, model_flags, server, os.environ), None
     if not os.path.exists(target) and not target.endswith(_CONFIG_SUFFIXES):
         raise typer.BadParameter(
             f"expected a config file or a callable such as model.py:predict, given {target!r}",
@@ -107,19 +103,10 @@ def _load(target: str, model_flags: CallableFlags, server: Sequence[Override]) -
             f"the models of {target} are described in the file",
             param_hint="TARGET",
         )
-    return load_file(target, os.environ, server)
-
-
-def _repository(
-    configuration: Configuration, target: str, server: Sequence[Override]
-) -> FileRepository | None:
-    """Return where models are loaded from later on; None for a callable, which stays what it is."""
-    from gpuserve.cli.console.callable_target import is_callable_path
     from gpuserve.config.repository import FileRepository
 
-    if is_callable_path(target):
-        return None
-    return FileRepository(target, os.environ, server, configuration)
+    configuration = load_file(target, os.environ, server)
+    return configuration, FileRepository(target, os.environ, server, configuration)
 
 
 def serve_configuration(

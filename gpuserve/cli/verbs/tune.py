@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuserve.bench.plan.errors import BenchOptionError
+from gpuserve.bench.plan.errors import BenchOptionError, reason
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.cli.console.options import option
 from gpuserve.cli.verbs.bench import exit_with
@@ -206,5 +206,5 @@ def _write(given: dict[str, Any], chosen: dict[Path, int]) -> None:
         with open(given["output"], "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise BenchOptionError("--output", f"{given['output']} cannot be written: {reason}") from None
+        text = f"{given['output']} cannot be written: {reason(error)}"
+        raise BenchOptionError("--output", text) from None

@@ -7,7 +7,6 @@ requests and answers may take at one time by the limits of the configuration. As
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -48,15 +47,18 @@ class InstanceGroup:
 
 def instance_groups(configuration: Configuration, options: ExportOptions) -> list[InstanceGroup]:
     """Every entry of ``instances``; ``cuda:*`` stands for the GPUs of a node."""
-    return list(_groups(configuration, options))
-
-
-def _groups(configuration: Configuration, options: ExportOptions) -> Iterator[InstanceGroup]:
-    for index, model in enumerate(configuration.entries.models):
-        for position, entry in enumerate(model.instances if model.ensemble is None else ()):
-            path: Path = ("models", index, "instances", position)
-            gpus = _gpu_numbers(entry.device, options.gpus_per_node or 1)
-            yield InstanceGroup(index, path, entry.device, entry.count, gpus, entry.resources)
+    return [
+        InstanceGroup(
+            index,
+            ("models", index, "instances", position),
+            entry.device,
+            entry.count,
+            _gpu_numbers(entry.device, options.gpus_per_node or 1),
+            entry.resources,
+        )
+        for index, model in enumerate(configuration.entries.models)
+        for position, entry in enumerate(model.instances if model.ensemble is None else ())
+    ]
 
 
 def _gpu_numbers(device: str, every: int) -> tuple[int, ...]:
