@@ -27,8 +27,6 @@ from gpuserve.settings.version import VERSION
 if TYPE_CHECKING:
     from gpuserve.supervisor.core.processes import EarlyFront
 
-_SETTINGS = {"help_option_names": ["-h", "--help"]}
-
 _EXAMPLES = """Examples:
   gpuserve serve config.yaml
   gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
@@ -49,7 +47,7 @@ def build_app() -> typer.Typer:
         name="gpuserve",
         help=f"Serve Python inference callables over gRPC and HTTP.\n\n{_EXAMPLES}",
         epilog=help_text(),
-        context_settings=_SETTINGS,
+        context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )

@@ -12,7 +12,6 @@ import posixpath
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from gpuserve.config.messages import dotted
 from gpuserve.devices.names import EVERY_GPU, is_uuid, number_of
 from gpuserve.export.manifests.pod import WORKING_FOLDER
 from gpuserve.export.sizing.options import (
@@ -35,7 +34,6 @@ from gpuserve.export.sizing.values import readable
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
-    from gpuserve.config.positions import Path
     from gpuserve.export.sizing.options import ExportOptions
     from gpuserve.export.sizing.sizing import Sizes
     from gpuserve.settings.server import ServerSettings
@@ -51,8 +49,7 @@ def monitoring_violations(configuration: Configuration, options: ExportOptions) 
     """For exports that start no pod: alerts and dashboards."""
     yield from _name(configuration, options)
     if configuration.settings.metrics_port is None:
-        text = "server.metrics_port: null switches off the metrics page, which an export needs"
-        yield Finding(("server", "metrics_port"), text)
+        yield Finding(("server", "metrics_port"), "null switches off the metrics page, which an export needs")
 
 
 def balancer_violations(
@@ -92,23 +89,19 @@ def _name(configuration: Configuration, options: ExportOptions) -> Iterator[Find
     if options.name:
         yield of_flag("--name", f"{shown(name)} is no DNS label: {LABEL_FORM}")
         return
-    text = (
-        f"models[0].name: the objects of the cluster would be called {shown(name)}, which is no DNS label "
-        f"({LABEL_FORM}); give them a name with --name"
-    )
-    yield Finding(("models", 0, "name"), text)
+    text = f"the objects of the cluster would be called {shown(name)}, which is no DNS label ({LABEL_FORM})"
+    yield Finding(("models", 0, "name"), f"{text}; give them a name with --name")
 
 
 def _label_values(configuration: Configuration) -> Iterator[Finding]:
     names = [model.name for model in configuration.models]
     for name in model_names(configuration):
         if not is_label_value(name):
-            index = names.index(name)
             text = (
-                f"models[{index}].name: {shown(name)} cannot be the value of a label, by which the "
-                "autoscaler finds its metrics: at most 63 characters, a letter or digit first and last"
+                f"{shown(name)} cannot be the value of a label, by which the autoscaler finds its metrics: "
+                "at most 63 characters, a letter or digit first and last"
             )
-            yield Finding(("models", index, "name"), text)
+            yield Finding(("models", names.index(name), "name"), text)
 
 
 def _network(configuration: Configuration, options: ExportOptions) -> Iterator[Finding]:
@@ -116,27 +109,21 @@ def _network(configuration: Configuration, options: ExportOptions) -> Iterator[F
     yield from _reach(settings)
     is_served = settings.http_port is not None or settings.grpc_port is not None
     if is_served and probe_port(ServerPorts.of(settings, options)) is None:
-        text = (
-            "server.tls_ports: the node asks for health without TLS, and every port speaks TLS; give a "
-            "server.health_port"
-        )
+        text = "the node asks for health without TLS, and every port speaks TLS; give a server.health_port"
         yield Finding(("server", "tls_ports"), text)
     if settings.health_port is None and (key := _health_restriction(settings)):
-        text = f"server.{key}: the node asks for health without a token; give a server.health_port"
+        text = "the node asks for health without a token; give a server.health_port"
         yield Finding(("server", key), text)
 
 
 def _reach(settings: ServerSettings) -> Iterator[Finding]:
     for key in _PORT_KEYS:
         if getattr(settings, key) == 0:
-            text = f"server.{key}: 0 picks a free port, and a Service needs a fixed one"
-            yield Finding(("server", key), text)
+            yield Finding(("server", key), "0 picks a free port, and a Service needs a fixed one")
     if settings.http_port is None and settings.grpc_port is None:
-        yield Finding(
-            ("server", "http_port"), "server.http_port: neither HTTP nor gRPC is served; nobody could ask"
-        )
+        yield Finding(("server", "http_port"), "neither HTTP nor gRPC is served; nobody could ask")
     if not _is_every_address(settings.host):
-        text = f"server.host: {settings.host!r} is not reached from outside a pod; expected 0.0.0.0 or '::'"
+        text = f"{settings.host!r} is not reached from outside a pod; expected 0.0.0.0 or '::'"
         yield Finding(("server", "host"), text)
 
 
@@ -159,25 +146,21 @@ def _times(settings: ServerSettings) -> Iterator[Finding]:
     for key in _TIME_KEYS:
         given = getattr(settings, key)
         if given > _LONGEST_S:
-            text = f"server.{key}: a pod can be given at most {_LONGEST_S} s of it, and this is {given:g}"
+            text = f"a pod can be given at most {_LONGEST_S} s of it, and this is {given:g}"
             yield Finding(("server", key), text)
 
 
 def _devices(configuration: Configuration, options: ExportOptions) -> Iterator[Finding]:
     for index, model in enumerate(configuration.entries.models):
         for position, entry in enumerate(model.instances if model.ensemble is None else ()):
-            path: Path = ("models", index, "instances", position, "device")
-            text = _device_problem(entry.device, options)
-            if text:
-                yield Finding(path, f"models[{index}].instances[{position}].device: {text}")
+            if text := _device_problem(entry.device, options):
+                yield Finding(("models", index, "instances", position, "device"), text)
 
 
 def _device_problem(device: str, options: ExportOptions) -> str:
     """Why no pod can have this device; "" where one can."""
     if is_uuid(device):
-        slices = (
-            f"; for MIG slices also --gpu-resource {'nvidia.com/mig-1g.10gb'}" if device[0] == "M" else ""
-        )
+        slices = "; for MIG slices also --gpu-resource nvidia.com/mig-1g.10gb" if device[0] == "M" else ""
         return f"{device!r} is one GPU of one machine, and a pod runs on any: write cuda:0{slices}"
     if device == EVERY_GPU and options.gpus_per_node is None:
         return "how many GPUs 'cuda:*' stands for depends on the node: give --gpus-per-node"
@@ -189,12 +172,8 @@ def _device_problem(device: str, options: ExportOptions) -> str:
 
 def _trace_file(configuration: Configuration) -> Iterator[Finding]:
     file = configuration.settings.trace.file
-    if not file:
-        return
-    if not posixpath.normpath(posixpath.join(WORKING_FOLDER, file)).startswith(_WRITABLE):
-        text = (
-            f"server.trace.file: {file!r} cannot be written in a pod, its root is read only; write into /tmp"
-        )
+    if file and not posixpath.normpath(posixpath.join(WORKING_FOLDER, file)).startswith(_WRITABLE):
+        text = f"{file!r} cannot be written in a pod, its root is read only; write into /tmp"
         yield Finding(("server", "trace", "file"), text)
 
 
@@ -204,8 +183,8 @@ def _node_memory(options: ExportOptions, computed: Sizes) -> Iterator[Finding]:
         return
     largest = max(computed.parts, key=lambda part: part.nbytes)
     text = (
-        f"{dotted(largest.path)}: a pod may take {readable(computed.memory_nbytes)} of memory, and a node "
-        f"has {readable(there_is)} (--node-memory): {readable(largest.nbytes)} of it is {largest.name}"
+        f"a pod may take {readable(computed.memory_nbytes)} of memory, and a node has {readable(there_is)} "
+        f"(--node-memory): {readable(largest.nbytes)} of it is {largest.name}"
     )
     yield Finding(largest.path, text)
 
@@ -214,12 +193,11 @@ def _node_cpus(options: ExportOptions, computed: Sizes, groups: list[InstanceGro
     if options.node_cpus is None or computed.cpus.value <= options.node_cpus:
         return
     largest = max(groups, key=lambda group: group.processes * group.resources.cpus)
-    path: Path = (*largest.path, "resources", "cpus")
     text = (
-        f"{dotted(path)}: a pod takes {computed.cpus.value} cores, and a node has {options.node_cpus} "
-        f"(--node-cpus): {largest.processes} x {largest.resources.cpus} of them are of these instances"
+        f"a pod takes {computed.cpus.value} cores, and a node has {options.node_cpus} (--node-cpus): "
+        f"{largest.processes} x {largest.resources.cpus} of them are of these instances"
     )
-    yield Finding(path, text)
+    yield Finding((*largest.path, "resources", "cpus"), text)
 
 
 def _gpu_memory(
@@ -235,10 +213,9 @@ def _gpu_memory(
                 f"{configuration.models[group.model].name} {readable(nbytes)}" for group, nbytes in taken
             )
             what = "a slice" if options.gpu_resource != GPU_RESOURCE else "a GPU"
-            path: Path = (*last.path, "resources", "gpu_memory_nbytes")
             text = (
-                f"{dotted(path)}: cuda:{number} would hold {readable(total)} ({names}), and {what} has "
+                f"cuda:{number} would hold {readable(total)} ({names}), and {what} has "
                 f"{readable(options.gpu_memory_nbytes)} (--gpu-memory)"
             )
-            yield Finding(path, text)
+            yield Finding((*last.path, "resources", "gpu_memory_nbytes"), text)
             return  # the next GPU has the same models

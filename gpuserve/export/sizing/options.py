@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from gpuserve.config.messages import Origin, Problem
+from gpuserve.config.messages import Origin, Problem, dotted
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
@@ -102,7 +102,7 @@ def export_name(configuration: Configuration, options: ExportOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong with a key, or with a ``flag`` of the command line."""
+    """Something wrong with the key at ``path``, or with a ``flag`` of the command line."""
 
     path: Path
     text: str
@@ -119,7 +119,7 @@ def problems(configuration: Configuration, found: Iterator[Finding]) -> list[Pro
     return [
         Problem(one.flag, one.text, Origin.FLAG)
         if one.flag
-        else configuration.sources.problem(one.path, one.text)
+        else configuration.sources.problem(one.path, f"{dotted(one.path)}: {one.text}")
         for one in found
     ]
 
