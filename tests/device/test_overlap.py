@@ -55,6 +55,7 @@ def throughput(address: str, name: str) -> float:
     return BATCHES / (time.perf_counter() - began)
 
 
+@pytest.mark.thorough  # it takes times, which other tests beside it spoil
 def test_copies_overlap_the_callable(
     stand_in: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

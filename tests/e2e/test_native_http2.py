@@ -269,7 +269,7 @@ def test_clients_that_leave_in_the_middle(server: OperatedServer, leave: str) ->
                     elif leave == "half":
                         one.socket.shutdown(socket.SHUT_WR)
                         one.read_to_the_end()
-    wait_until(lambda: n_sockets(server) == before, "their connections are closed", TIMEOUT_S)
+    wait_until(lambda: n_sockets(server) <= before, "their connections are closed", TIMEOUT_S)
 
 
 def test_a_greeting_in_parts_and_connections_without_one(server: OperatedServer) -> None:

@@ -139,7 +139,7 @@ def test_a_client_that_leaves_while_its_answer_is_sent(
             assert client.stdout is not None
             assert len(client.stdout.read(100_000)) == 100_000
             client.kill()
-    wait_until(lambda: n_sockets(server) == before, "its connections are closed", TIMEOUT_S)
+    wait_until(lambda: n_sockets(server) <= before, "its connections are closed", TIMEOUT_S)
 
 
 def test_a_grpc_client_that_leaves_in_the_middle_of_a_message(server: OperatedServer) -> None:
