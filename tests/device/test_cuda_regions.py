@@ -346,6 +346,7 @@ def test_the_handle_of_memory_that_is_gone(client: Any, shared_gpu_machine: GpuM
     assert texts(client) == {}
 
 
+@pytest.mark.thorough
 def test_an_exporter_that_ends_spoils_nothing_but_its_own(
     client: Any, exporter: Exporter, shared_gpu_machine: GpuMachine | RealMachine
 ) -> None:

@@ -202,6 +202,7 @@ def open_gate(server: Asked) -> None:
     (server.directory / "shut").unlink()
 
 
+@pytest.mark.thorough
 def test_the_owner_dies_while_its_tensor_is_read(server: Asked) -> None:
     call = held(server, 3)
     os.kill(server.worker("owner"), signal.SIGKILL)
@@ -212,6 +213,7 @@ def test_the_owner_dies_while_its_tensor_is_read(server: Asked) -> None:
     server.wait_acquainted("held", 5, 12)
 
 
+@pytest.mark.thorough
 def test_the_reader_dies(server: Asked) -> None:
     call = held(server, 3)
     os.kill(server.worker("pid"), signal.SIGKILL)
@@ -222,6 +224,7 @@ def test_the_reader_dies(server: Asked) -> None:
     server.wait_acquainted("held", 5, 12)
 
 
+@pytest.mark.thorough
 def test_the_front_dies(server: Asked) -> None:
     call = held(server, 3)
     front = server.front

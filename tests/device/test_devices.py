@@ -290,6 +290,7 @@ def test_the_list_in_full(two_gpus: GpuMachine, monkeypatch: pytest.MonkeyPatch)
     assert (facts["gpus"][1]["device"], facts["gpus"][2]["mig_mode"]) == (None, True)
 
 
+@pytest.mark.thorough
 def test_the_list_with_a_config(
     two_gpus: GpuMachine, tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +376,7 @@ def test_a_driver_that_hangs_ends_the_start(
     assert "the NVIDIA driver did not answer within 5 s, so it cannot be told which GPUs there are" in err
 
 
+@pytest.mark.thorough
 def test_a_library_that_is_missing_is_told_before_the_start(
     stand_in: GpuMachine, tmp_path: Path, views: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def test_mig_instances_are_watched_each_and_fail_with_their_gpu(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_with_all_gpus_lost_the_model_says_why_and_liveness_is_for_a_fresh_process_to_say(
     server: Watched, two_gpus: GpuMachine
 ) -> None:
@@ -231,6 +232,7 @@ def test_a_new_front_knows_what_the_last_one_knew(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_model_is_loaded_without_the_gpu_that_is_lost_and_refused_without_any(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_request_that_was_seen_before_is_answered_from_memory(cached: Server) 
     assert metric(cached, "gpuserve_cache_misses_total", "counts") == 2
 
 
+@pytest.mark.thorough
 def test_parameters_make_another_request(cached: Server) -> None:
     one = np.ones((1, 1), np.float32)
     assert infer(cached, "counts", {"seed": 1}, INPUT_1=one)["OUTPUT_1"].tolist() == [[1]]
@@ -115,6 +116,7 @@ def running(server: Server) -> float:
     return metric(server, "gpuserve_running_requests", "model")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("preserve", "order"), [(True, [1, 2]), (False, [2, 1])])
 def test_answers_may_be_kept_in_the_order_of_their_requests(preserve: bool, order: list[float]) -> None:
     batcher = DynamicBatcher(preserve_ordering=preserve)

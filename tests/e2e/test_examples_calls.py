@@ -112,6 +112,7 @@ def test_images_come_and_go_through_shared_memory() -> None:
     assert float(faster.split()[0]) > 1.2
 
 
+@pytest.mark.thorough
 def test_every_instance_answers() -> None:
     with serving(*program("multi_instance"), "--instances", "2") as server:
         lines = run_client("multi_instance", server, "--requests", "40")
@@ -131,6 +132,7 @@ def test_a_model_learns_while_it_is_asked() -> None:
     assert right[5] > 90  # what it learnt stays in the server
 
 
+@pytest.mark.thorough
 def test_a_header_over_http_reaches_the_model() -> None:
     with serving(*serve("parameters_and_headers")) as server:
         answer = json.loads(curl("parameters_and_headers", server))
@@ -153,6 +155,7 @@ def test_a_header_goes_before_a_parameter_of_its_name(protocol: str) -> None:
     assert without["greeting"].tolist() == [b"Hello, Ada (somebody)"]
 
 
+@pytest.mark.thorough
 def test_text_that_is_not_utf_8_does_not_fail_what_is_beside_it() -> None:
     texts = np.array([[b"one two"], [b"\xff"]], dtype=object)
     with (

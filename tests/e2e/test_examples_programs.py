@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 from client_server import free_port
+from exploring import variants
 from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
 from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client, serve
@@ -58,7 +59,7 @@ def is_served(model: str, server: Addresses) -> bool:
         return bool(client.is_model_ready(model))
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", variants(signal.SIGTERM, signal.SIGKILL))
 def test_models_of_other_programs_come_and_go(end: signal.Signals) -> None:
     all_three, without_kelvin = printed("remote"), printed("remote", 1)
     with serving(*program("remote")) as server, joined("rankine", server):

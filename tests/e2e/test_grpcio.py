@@ -299,6 +299,7 @@ def test_a_stream_without_requests(pair: Pair) -> None:
 # ---- access, compression, TLS -------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_access_rules(tmp_path: Path) -> None:
     rules = [{"groups": ["inference", "metadata"], "token": TOKEN}]
     token = [("triton-grpc-protocol-triton-access-token", TOKEN)]
@@ -315,11 +316,13 @@ def test_access_rules(tmp_path: Path) -> None:
         pair.assert_same(SERVICE + "ServerLive", b"")
 
 
+@pytest.mark.thorough
 def test_compressed_answers(tmp_path: Path) -> None:
     with both(tmp_path, grpc_response_compression="low") as addresses, channels(addresses) as pair:
         pair.assert_same(INFER, infer(nbytes=65536))
 
 
+@pytest.mark.thorough
 def test_tls_with_a_certificate_of_the_client(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     server, client = authority.issue("server"), authority.issue("client")
@@ -372,6 +375,7 @@ def _until(server: OperatedServer) -> None:
     wait_until(lambda: server.process.poll() is not None, "the server ends", TIMEOUT_S)
 
 
+@pytest.mark.thorough
 def test_the_end_is_told_on_open_calls(tmp_path: Path) -> None:
     ours, theirs = (ended(tmp_path / transport, transport) for transport in ("native", "grpcio"))
     assert ours == theirs

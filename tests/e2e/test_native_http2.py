@@ -207,6 +207,7 @@ def test_floods_of_a_client_that_does_not_read(server: OperatedServer, flood: by
             assert_answered(other, 1)
 
 
+@pytest.mark.thorough
 def test_floods_of_refused_calls_that_are_not_read(server: OperatedServer) -> None:
     refused = framed(message("nobody" * 20).SerializeToString())
     before = rss_nbytes(server.front)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from exploring import variants
 from processes import wait_until
 from serving import GPUSERVE
 from tritonclient.utils import InferenceServerException
@@ -109,13 +110,13 @@ def test_instances(ports: dict[str, int]) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("flags", [(), ("--isolation", "process")])
+@pytest.mark.parametrize("flags", variants((), ("--isolation", "process")))
 def test_coroutines(ports: dict[str, int], flags: tuple[str, ...]) -> None:
     answers = "[[0, 0], [2, 2], [4, 4]]"
     assert run("asynchronous.py", ports, *flags) == [f"Double {answers}", f"OneByOne {answers}"] * 2
 
 
-@pytest.mark.parametrize("flags", [(), ("--isolation", "process")])
+@pytest.mark.parametrize("flags", variants((), ("--isolation", "process")))
 def test_streams(ports: dict[str, int], flags: tuple[str, ...]) -> None:
     *streams, refused = run("streaming.py", ports, *flags)
     assert streams == ["[[0], [1], [2]]", "[[[0], [0]], [[1], [1]]]", "[[b'streams'], [b'of'], [b'words']]"]
@@ -181,21 +182,22 @@ def test_questions_by_a_tritonclient(ports: dict[str, int]) -> None:
     assert printed == ["False None", "True", *asked, *asked]
 
 
+@pytest.mark.thorough
 def test_a_server_in_a_thread(ports: dict[str, int]) -> None:
     negative = "{'values': array([-1.], dtype=float32)}"
     assert run("in_thread.py", ports) == [negative, negative, "True True", "[False, False] False"]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("flags", [(), ("--isolation", "process")])
+@pytest.mark.parametrize("flags", variants((), ("--isolation", "process")))
 def test_children_of_the_program_find_pytriton(ports: dict[str, int], flags: tuple[str, ...]) -> None:
     (printed,) = run("spawns.py", ports, *flags)
     assert printed.startswith("[-1.0] QueuePolicy(timeout_action=<TimeoutAction.REJECT")
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("flags", [(), ("--isolation", "process")])
+@pytest.mark.parametrize("number", variants(signal.SIGINT, signal.SIGTERM))
+@pytest.mark.parametrize("flags", variants((), ("--isolation", "process")))
 def test_tritonclient_asks_until_the_program_is_stopped(
     ports: dict[str, int], number: int, flags: tuple[str, ...]
 ) -> None:
@@ -226,7 +228,7 @@ def test_endpoints_that_change_the_server_need_a_token(ports: dict[str, int]) ->
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("flags", [(), ("--isolation", "process")])
+@pytest.mark.parametrize("flags", variants((), ("--isolation", "process")))
 def test_a_model_that_cannot_go_on_ends_the_program(ports: dict[str, int], flags: tuple[str, ...]) -> None:
     with serving("unrecoverable.py", "Breaks", ports, *flags) as process:
         given = grpcclient.InferInput("values", [1, 1], "FP32")

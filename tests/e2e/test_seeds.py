@@ -182,8 +182,10 @@ with Triton() as triton:
 
 @pytest.mark.parametrize(
     ("command", "imports"),
-    [([sys.executable], IMPORTS), ([GPUSERVE, "run"], PYTRITON_IMPORTS)],
-    ids=["gpuserve", "pytriton"],
+    [
+        pytest.param([sys.executable], IMPORTS, id="gpuserve", marks=pytest.mark.thorough),
+        pytest.param([GPUSERVE, "run"], PYTRITON_IMPORTS, id="pytriton"),
+    ],
 )
 @pytest.mark.parametrize(
     ("program", "printed"),
@@ -196,9 +198,12 @@ with Triton() as triton:
             MULTIPLE_INSTANCES,
             ["(3, 30)"],
             id="multiple instances",
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("torch") is None, reason="needs PyTorch: pip install torch"
-            ),
+            marks=[
+                pytest.mark.thorough,
+                pytest.mark.skipif(
+                    importlib.util.find_spec("torch") is None, reason="needs PyTorch: pip install torch"
+                ),
+            ],
         ),
         pytest.param(CALLABLES, ["[3.0]", "[1.0] [2.0]", "[[6.0]]"], id="callables"),
     ],

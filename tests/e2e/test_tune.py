@@ -43,6 +43,7 @@ def tune(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_a_search(config: Path, tmp_path: Path) -> None:
     best = tmp_path / "best.yaml"
     axes = ("--max-batch-sizes", "2,8", "--delays-us", "0", "--instances", "1", "--prefetch", "0")

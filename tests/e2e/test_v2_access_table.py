@@ -256,6 +256,7 @@ def test_remote_control_and_nothing_else_is_opened(tmp_path: Any) -> None:
         assert http_status(addresses.http, Endpoint.ADMIN_STATUS, ELSEWHERE)[0] == 403
 
 
+@pytest.mark.thorough
 def test_the_admin_api_is_opened_by_its_own_token_or_word(tmp_path: Any) -> None:
     rule = {"groups": ["admin"], "token": TOKEN}
     with serve(tmp_path, access_rules=[rule]) as addresses:

@@ -64,6 +64,7 @@ def test_a_client_that_leaves_ends_nothing(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_front_that_dies_takes_the_connection_and_not_the_operation(tmp_path: Path) -> None:
     with operated(tmp_path) as (server, fifo):
         reload = Reload(server)

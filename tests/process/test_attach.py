@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from bound import FLOATS_IN_AND_OUT, ask, free_server
+from exploring import variants
 from operated import LARGE, InBackground, OperatedServer, Orders, config, model
 from processes import children, command_line, measured, wait_ended, wait_until
 
@@ -180,6 +181,7 @@ def test_a_killed_program_leaves_at_once_and_may_come_back(operated: OperatedSer
     assert operated.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_body_that_arrives_while_its_model_goes_is_answered(
     operated: OperatedServer, orders: Orders
 ) -> None:
@@ -213,6 +215,7 @@ def test_a_child_that_the_program_forked_does_not_keep_its_models(
         os.kill(orders.child(), signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_programs_that_come_and_go_leave_no_descriptors(operated: OperatedServer, orders: Orders) -> None:
     def descriptors() -> int:
         """Of the supervisor and the front; connections of clients are closed a moment after their answer."""
@@ -264,7 +267,7 @@ def test_a_new_front_has_the_attached_models_without_a_load(operated: OperatedSe
     assert operated.end() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", variants(signal.SIGKILL, signal.SIGTERM))
 def test_an_attached_program_notices_the_end_of_the_server(
     tmp_path: Path, orders: Orders, number: signal.Signals
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_model_that_cannot_be_loaded_is_not_bound(server: Server) -> None:
         assert ask(server, "m", 1.0) == [2.0]
 
 
+@pytest.mark.thorough
 def test_several_instances_and_threads_and_large_tensors(server: Server) -> None:
     lock = threading.Lock()
 
@@ -150,6 +151,7 @@ def test_a_server_that_comes_up_later_is_waited_for() -> None:
             assert attached.addresses == server.addresses
 
 
+@pytest.mark.thorough
 def test_two_servers_on_one_machine(server: Server) -> None:
     with free_server() as other:
         other.run()

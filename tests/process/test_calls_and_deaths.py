@@ -136,6 +136,7 @@ def test_a_call_that_is_given_up_in_an_event_loop_of_its_own_does_not_hold_the_c
         assert operated.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_request_that_was_accepted_may_ask_while_the_server_drains(tmp_path: Path) -> None:
     fifo = tmp_path / "gate"
     os.mkfifo(fifo)

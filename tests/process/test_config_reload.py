@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from config_operator import Operator, fifo, kill_front, operated
+from exploring import variants
 from operated import TIMEOUT_S, OperatedServer
 from processes import wait_until
 from repositories import Traffic, clients_are_closed, entry, write
@@ -52,6 +53,7 @@ def test_no_request_is_lost_by_reloads(tmp_path: Path, times: int) -> None:
         assert operator.client().infer("same").pid == same
 
 
+@pytest.mark.thorough
 def test_a_version_that_fails_to_load_leaves_what_serves_and_is_tried_again(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.touch()
@@ -114,6 +116,7 @@ def test_models_come_and_go(tmp_path: Path) -> None:
         operator.wait_said("config reload: nothing has changed")
 
 
+@pytest.mark.thorough
 def test_an_ensemble_and_its_models_change_together(tmp_path: Path) -> None:
     with operated(tmp_path, entry("a", 1.0), ensemble("e", "a")) as operator:
         with Traffic(operator.client(), "e") as traffic:
@@ -152,6 +155,7 @@ def test_what_clients_have_unloaded_or_loaded_is_left_to_them(tmp_path: Path) ->
 # ---- when it comes ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_signal_at_the_start_is_remembered(tmp_path: Path) -> None:
     gate = fifo(tmp_path, "gate")
     path = tmp_path / "config.yaml"
@@ -173,6 +177,7 @@ def test_a_signal_at_the_start_is_remembered(tmp_path: Path) -> None:
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_signal_while_it_reloads_is_one_more_reload(tmp_path: Path) -> None:
     gate = fifo(tmp_path, "gate")
     with operated(tmp_path, entry("m", 1.0)) as operator:
@@ -189,7 +194,7 @@ def test_a_signal_while_it_reloads_is_one_more_reload(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_server_that_is_stopped_while_it_reloads(tmp_path: Path, number: signal.Signals) -> None:
     gate = fifo(tmp_path, "gate")
     path = tmp_path / "config.yaml"

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from exploring import variants
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
 from processes import measured, wait_ended, wait_until
 
@@ -162,6 +163,7 @@ def test_a_drain_that_takes_too_long_tells_those_who_wait(tmp_path: Path, orders
         assert any("3 requests were not finished" in one["msg"] for one in server.messages())
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_during_the_drain(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))) as server:
         server.wait_ready()
@@ -177,6 +179,7 @@ def test_a_worker_that_dies_during_the_drain(tmp_path: Path, orders: Orders) -> 
         assert server.process.wait(TIMEOUT_S) == 0
 
 
+@pytest.mark.thorough
 def test_a_front_that_dies_during_the_drain_is_not_started_again(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))) as server:
         server.wait_ready()
@@ -194,7 +197,7 @@ def test_a_front_that_dies_during_the_drain_is_not_started_again(tmp_path: Path,
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_signal_while_a_model_loads(tmp_path: Path, orders: Orders, number: signal.Signals) -> None:
     orders.shut()
     with OperatedServer(config(tmp_path, model("m", orders, "load_slowly"))) as server:
@@ -248,7 +251,7 @@ def test_a_program_with_a_server_in_it_that_is_killed(tmp_path: Path) -> None:
         assert not wait_ended(family, GONE_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_program_that_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     with program(tmp_path) as server:
         server.wait_ready()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from exploring import variants
 from operated import TIMEOUT_S, OperatedServer, Orders, config, model
 from serving import FREE_PORTS, GPUSERVE
 
@@ -47,6 +48,7 @@ def test_a_model_that_does_not_load_ends_with_3_and_its_traceback_is_in_the_log(
     assert not any(one["msg"].startswith("ready: ") for one in server.messages())
 
 
+@pytest.mark.thorough
 def test_the_traceback_is_in_a_text_log_too(tmp_path: Path, orders: Orders) -> None:
     code, log = text_log(config(tmp_path, model("m", orders, "load_fails")))
     assert code == 3
@@ -90,7 +92,7 @@ def test_a_model_that_takes_too_long_to_load(tmp_path: Path, orders: Orders) -> 
     assert server.messages()[-1]["msg"].endswith("could not be started: not loaded within 0.5 s")
 
 
-@pytest.mark.parametrize("role", ["http", "grpc", "metrics"])
+@pytest.mark.parametrize("role", variants("http", "grpc", "metrics"))
 def test_a_port_that_is_taken(tmp_path: Path, orders: Orders, taken: int, role: str) -> None:
     ports = {"http": "0", "grpc": "0", "metrics": "0", role: str(taken)}
     flags = [part for name, port in ports.items() for part in (f"--{name}-port", port)]
@@ -121,6 +123,7 @@ def test_a_wrong_config_and_a_wrong_command_line(tmp_path: Path, orders: Orders)
     assert run.returncode == 2
 
 
+@pytest.mark.thorough
 def test_whoever_read_the_log_may_go_away(tmp_path: Path, orders: Orders) -> None:
     file = config(tmp_path, model("m", orders, "Rude"))
     with subprocess.Popen(

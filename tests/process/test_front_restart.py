@@ -112,6 +112,7 @@ def test_fronts_that_die_in_a_row_under_traffic(tmp_path: Path, orders: Orders) 
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_front_and_a_worker_that_die_together(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))) as server:
         server.wait_ready()
@@ -137,6 +138,7 @@ def test_a_front_that_dies_while_models_load_is_replaced(tmp_path: Path, orders:
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_front_that_is_killed_before_it_ever_accepted_is_tried_once_more(
     tmp_path: Path, orders: Orders
 ) -> None:
@@ -148,6 +150,7 @@ def test_a_front_that_is_killed_before_it_ever_accepted_is_tried_once_more(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_front_that_is_killed_twice_before_it_ever_accepted_is_a_failure_of_the_start(
     tmp_path: Path, orders: Orders
 ) -> None:

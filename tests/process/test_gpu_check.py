@@ -102,6 +102,7 @@ def _check(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_the_check_runs_on_the_stand_in_and_writes_its_report(tmp_path: Path) -> None:
     done = _check("--stand-in", "--only", "profile", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exploring import variants
 from operated import LARGE, OperatedServer, Orders, config, model
 from processes import command_line, measured, wait_ended, wait_until
 
@@ -39,6 +40,7 @@ def test_a_block_is_free_again_when_the_callable_lets_go_of_it(tmp_path: Path, o
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_blocks_that_a_dead_worker_kept_are_free_again(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))) as server:
         server.wait_ready()
@@ -51,6 +53,7 @@ def test_blocks_that_a_dead_worker_kept_are_free_again(tmp_path: Path, orders: O
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_new_front_has_no_part_in_what_was_kept_from_the_old_one(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders, "Keeper"))) as server:
         server.wait_ready()
@@ -65,7 +68,7 @@ def test_a_new_front_has_no_part_in_what_was_kept_from_the_old_one(tmp_path: Pat
         assert server.end() == 0
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", variants(1, 3))
 def test_the_retry_of_a_callable_that_writes_to_its_input_sees_the_original(
     tmp_path: Path, orders: Orders, rows: int
 ) -> None:
@@ -106,7 +109,7 @@ def test_user_code_that_does_what_it_likes_with_its_process(tmp_path: Path, orde
     assert any("a warning of the user's" in one["msg"] for one in server.messages())
 
 
-@pytest.mark.parametrize("target", ["Parent", "Forker"])
+@pytest.mark.parametrize("target", variants("Parent", "Forker"))
 def test_a_child_that_outlives_its_worker_hides_no_death(tmp_path: Path, orders: Orders, target: str) -> None:
     with OperatedServer(config(tmp_path, model("m", orders, target))) as server:
         server.wait_ready()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from exploring import variants
 from http2_peer import NO_ERROR, data
 from http2_wire import Wire
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
@@ -173,7 +174,7 @@ def test_a_stream_without_an_answer_ends_so_that_it_may_be_repeated(tmp_path: Pa
         assert server.process.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_second_signal_does_not_wait(tmp_path: Path, orders: Orders, number: signal.Signals) -> None:
     with leaving(tmp_path, orders, lame_duck_s=60) as server:
         server.wait_ready()

@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+from exploring import variants
 from models.mortal import POISON
 from operated import LARGE, InBackground, OperatedServer, Orders, config, model
 from processes import measured, wait_until
 
-DEATHS = ["SIGKILL", "segfault", "exit", "abort"]
+DEATHS = variants("SIGKILL", "segfault", "exit", "abort")
 #: Times on a loaded machine are not times: the figures are printed, the bounds are generous.
 SLACK = 4.0
 
@@ -144,6 +145,7 @@ def test_a_body_that_lies_in_the_arena_is_retried_only_if_nobody_could_write_to_
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_one_that_dies_again_and_again_waits_longer_each_time(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))) as server:
         server.wait_ready()
@@ -187,6 +189,7 @@ def test_a_model_that_will_not_load_again_refuses_at_once_and_leaves_others_alon
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_stopped_worker_goes_on_when_it_is_continued(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders))) as server:
         server.wait_ready()

@@ -17,6 +17,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from commands import ask, ask_and_hear, gpuserve, status
+from exploring import variants
 from http2_peer import NO_ERROR
 from http2_wire import Wire
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
@@ -230,6 +231,7 @@ def test_a_drain_that_is_undone_is_told_so(tmp_path: Path, orders: Orders) -> No
         assert health(server) == READY
 
 
+@pytest.mark.thorough
 def test_a_front_that_dies_while_the_server_is_drained(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
@@ -244,6 +246,7 @@ def test_a_front_that_dies_while_the_server_is_drained(tmp_path: Path, orders: O
         assert health(server) == READY
 
 
+@pytest.mark.thorough
 def test_a_front_that_dies_while_it_drains(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()
@@ -259,7 +262,7 @@ def test_a_front_that_dies_while_it_drains(tmp_path: Path, orders: Orders) -> No
         orders.open()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_drained_server_ends_as_ever(tmp_path: Path, orders: Orders, number: signal.Signals) -> None:
     with operated(tmp_path, orders) as server:
         server.wait_ready()

@@ -197,6 +197,7 @@ def test_an_ensemble_brings_its_models_and_has_no_instances(tmp_path: Path) -> N
         assert gone.text == "model 'm' is unloaded; without it these cannot run: both"
 
 
+@pytest.mark.thorough
 def test_models_that_a_program_has_bound() -> None:
     with free_server() as server:
         server.bind("m", lambda requests: [{"OUTPUT_1": 2 * one["INPUT_1"]} for one in requests],

@@ -163,6 +163,7 @@ def test_a_front_that_hangs_is_not_waited_for(tmp_path: Path, orders: Orders) ->
         assert status(server.addresses["HTTP"])["server"]["front"]["restarts"] == 1
 
 
+@pytest.mark.thorough
 def test_a_server_of_a_program_and_one_that_is_attached_to_it() -> None:
     with free_server(attachable=True) as server:
         server.bind("own", double, **FLOATS_IN_AND_OUT)
@@ -181,6 +182,7 @@ def test_a_server_of_a_program_and_one_that_is_attached_to_it() -> None:
         assert status(at)["server"]["config"] == ""
 
 
+@pytest.mark.thorough
 def test_it_works_where_programs_cannot_attach() -> None:
     with free_server(attachable=False) as server:
         server.bind("m", double, **FLOATS_IN_AND_OUT)
@@ -232,6 +234,7 @@ def test_several_servers_are_listed(shared: OperatedServer, tmp_path: Path, orde
         assert f"(process {other.pid})" in found.stderr
 
 
+@pytest.mark.thorough
 def test_one_port_on_two_addresses_is_two_servers(tmp_path: Path, orders: Orders) -> None:
     addresses = "127.0.0.31", "127.0.0.32"
     first = tmp_path / "first"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exploring import variants
 from operated import InBackground, OperatedServer
 from processes import wait_ended, wait_until
 from repositories import Client, Traffic, clients_are_closed, entry, write
@@ -58,6 +59,7 @@ def test_no_request_is_lost_by_reloads(tmp_path: Path) -> None:
         assert server.metric("gpuserve_worker_up", model="m") == 1
 
 
+@pytest.mark.thorough
 def test_the_metrics_show_no_instance_of_old_as_one_that_is_down(tmp_path: Path) -> None:
     three, one = [{"device": "cpu", "count": 3}], [{"device": "cpu", "count": 1}]
     with operated(tmp_path, entry("m", 1.0, instances=three)) as server:
@@ -93,6 +95,7 @@ def test_a_load_that_fails_leaves_what_serves(tmp_path: Path) -> None:
         assert control.infer("m").pid != pid
 
 
+@pytest.mark.thorough
 def test_of_several_versions_one_that_fails_lets_none_in(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.touch()
@@ -188,6 +191,7 @@ def test_many_clients_load_and_unload_one_model(tmp_path: Path) -> None:
 # ---- while things break -------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_load_goes_on_without_the_front_that_asked_for_it(tmp_path: Path) -> None:
     gate = fifo(tmp_path, "gate")
     with operated(tmp_path, entry("m", 1.0)) as server:
@@ -208,6 +212,7 @@ def test_a_load_goes_on_without_the_front_that_asked_for_it(tmp_path: Path) -> N
         wait_until(lambda: len(server.workers) == 1, "the old worker is ended")
 
 
+@pytest.mark.thorough
 def test_a_front_that_dies_while_a_model_is_unloaded(tmp_path: Path) -> None:
     run = fifo(tmp_path, "run")
     with operated(tmp_path, entry("m", 1.0, run_fifo=str(run))) as server:
@@ -226,6 +231,7 @@ def test_a_front_that_dies_while_a_model_is_unloaded(tmp_path: Path) -> None:
         assert server.workers == []
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_while_it_finishes_is_replaced_for_that(tmp_path: Path) -> None:
     run = fifo(tmp_path, "run")
     with operated(tmp_path, entry("m", 1.0, run_fifo=str(run))) as server:
@@ -242,7 +248,7 @@ def test_a_worker_that_dies_while_it_finishes_is_replaced_for_that(tmp_path: Pat
         unloading.result()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", variants(signal.SIGTERM, signal.SIGINT))
 def test_a_server_that_is_stopped_while_a_model_loads(tmp_path: Path, number: signal.Signals) -> None:
     gate = fifo(tmp_path, "gate")
     path = write(tmp_path / "config.yaml", entry("m", 1.0), host="127.0.0.1")

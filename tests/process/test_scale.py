@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from exploring import variants
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 from steady_load import SteadyLoad
@@ -139,7 +140,7 @@ def test_what_runs_is_finished_before_its_worker_ends(tmp_path: Path, orders: Or
         assert server.end() == 0
 
 
-@pytest.mark.parametrize("retries", [True, False])
+@pytest.mark.parametrize("retries", variants(True, False))
 def test_what_does_not_finish_in_time(tmp_path: Path, orders: Orders, retries: bool) -> None:
     entry = model("m", orders, retry_on_worker_death=retries, **one_by_one_on(2))
     with started(tmp_path, entry, drain_timeout_s=0.3) as server:
@@ -163,6 +164,7 @@ def test_what_does_not_finish_in_time(tmp_path: Path, orders: Orders, retries: b
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_on_its_way_out_is_not_started_again(tmp_path: Path, orders: Orders) -> None:
     with started(tmp_path, model("m", orders, **one_by_one_on(2))) as server:
         server.wait_ready()
@@ -194,6 +196,7 @@ def instances_of(server: OperatedServer) -> list[dict[str, Any]]:
     return instances
 
 
+@pytest.mark.thorough
 def test_a_front_that_dies_while_a_model_grows(tmp_path: Path, orders: Orders) -> None:
     with started(tmp_path, model("m", orders, "load_slowly"), min_ready_instances=3) as server:
         server.wait_ready()
@@ -213,6 +216,7 @@ def test_a_front_that_dies_while_a_model_grows(tmp_path: Path, orders: Orders) -
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_front_that_dies_while_a_model_shrinks(tmp_path: Path, orders: Orders) -> None:
     with started(tmp_path, model("m", orders, **one_by_one_on(3))) as server:
         server.wait_ready()
@@ -244,6 +248,7 @@ def replace_front(server: OperatedServer) -> None:
     wait_until(lambda: server.status("/v2/health/ready") == 200, "it serves")
 
 
+@pytest.mark.thorough
 def test_a_server_that_scales_up_is_ready_all_the_time(tmp_path: Path, orders: Orders) -> None:
     with (
         started(tmp_path, model("m", orders), min_ready_instances=4) as server,
@@ -284,6 +289,7 @@ def test_a_front_that_hears_late_of_an_instance_that_left_and_came_back(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_one_that_is_down_goes_before_one_that_serves(tmp_path: Path, orders: Orders) -> None:
     with started(tmp_path, model("m", orders, "load_slowly", **on(2))) as server:
         server.wait_ready()
@@ -301,6 +307,7 @@ def test_one_that_is_down_goes_before_one_that_serves(tmp_path: Path, orders: Or
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_being_loaded_is_scaled_after_that(tmp_path: Path, orders: Orders) -> None:
     entry = model("m", orders, "load_slowly")
     with started(tmp_path, entry, model_control="explicit", load_at_start=[]) as server:

@@ -70,6 +70,7 @@ def test_sequences_are_finished_where_they_are(tmp_path: Path) -> None:
         assert more["pid"] != new["pid"], "a new instance has more free seats"
 
 
+@pytest.mark.thorough
 def test_a_sequence_that_says_no_more_is_waited_for_its_idle_time(tmp_path: Path) -> None:
     with of_sequences(tmp_path, idle_us=200_000) as server:
         begin(server)
@@ -77,6 +78,7 @@ def test_a_sequence_that_says_no_more_is_waited_for_its_idle_time(tmp_path: Path
         assert len(server.workers) == 1
 
 
+@pytest.mark.thorough
 def test_a_sequence_that_goes_on_for_too_long_is_ended(tmp_path: Path) -> None:
     with of_sequences(tmp_path, drain_timeout_s=0.3) as server:
         begin(server)

@@ -78,6 +78,7 @@ def test_other_models_finish_and_its_own_queue_is_refused_at_once(tmp_path: Path
         assert server.process.wait(TIMEOUT_S) == 6
 
 
+@pytest.mark.thorough
 def test_other_models_that_do_not_finish_hold_it_up_no_longer_than_the_drain_time(
     tmp_path: Path, orders: Orders
 ) -> None:
@@ -126,6 +127,7 @@ def test_serve_raises_and_the_server_is_not_alive(isolation: Literal["process", 
         assert not server.is_alive()
 
 
+@pytest.mark.thorough
 def test_serve_raises_what_ended_the_server_before() -> None:
     with free_server() as server:
         server.bind("m", broken, **FLOATS_IN_AND_OUT)

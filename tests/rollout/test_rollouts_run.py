@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from exploring import variants
 from processes import command_line, descendants, wait_ended, wait_until
 from serving import REPOSITORY
 
@@ -55,7 +56,7 @@ def harness(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", variants(signal.SIGKILL, signal.SIGTERM))
 def test_no_pod_outlives_the_one_who_started_it(harness: subprocess.Popen[str], number: int) -> None:
     def processes() -> list[int]:
         return [pid for pid in descendants(harness.pid) if "gpuserve" in command_line(pid)]

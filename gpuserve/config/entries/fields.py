@@ -99,7 +99,12 @@ class Entry(BaseModel):
     """A mapping of the file: unknown keys are errors, and no type is coerced into another."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,
     )
     #: Triton's and PyTriton's names for keys that have another here.
     spellings: typing.ClassVar[Mapping[str, str]] = {}
