@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuserve.declare.ensembles import faults, member_faults
 from gpuserve.declare.spec import ModelSpec, StepSpec
-from gpuserve.front.models.ensembles.plan import EnsemblePlan, Plans, RunProgress, RunState
+from gpuserve.front.models.ensembles.plan import EnsemblePlan, RunProgress, RunState, plans_of
 from gpuserve.states import IllegalTransition
 
 KNOWN = {name: [spec] for name, spec in MEMBERS.items()}
@@ -103,10 +103,10 @@ def test_a_tensor_for_two_is_shared() -> None:
 
 
 def test_outputs_that_nobody_wants_are_not_asked_for() -> None:
-    plans = Plans(spec(step("m12", "x", "a b"), step("m11", "a", "y"), outputs="y"))
-    first, _ = plans.plan(()).steps
+    plan = plans_of(spec(step("m12", "x", "a b"), step("m11", "a", "y"), outputs="y"))
+    first, _ = plan(()).steps
     assert first.writes == (("o0", "a"),)
-    assert plans.plan(()) is plans.plan(())
+    assert plan(()) is plan(())
 
 
 @pytest.mark.parametrize(

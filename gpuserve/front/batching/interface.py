@@ -24,23 +24,23 @@ class SchedulerStatistics(NamedTuple):
     ones ended with their worker. ``retried`` counts second runs, not requests that ended.
     """
 
-    queued: int
-    queued_rows: int
-    queued_nbytes: int
-    running_batches: int
-    running_requests: int
-    computing_requests: int
-    computing_rows: int
-    instances: int
-    slots: int
-    room: int
-    accepted: int
-    finished: int
-    rejected: int
-    cancelled: int
-    expired: int
-    retried: int
-    lost: int
+    queued: int = 0
+    queued_rows: int = 0
+    queued_nbytes: int = 0
+    running_batches: int = 0
+    running_requests: int = 0
+    computing_requests: int = 0
+    computing_rows: int = 0
+    instances: int = 0
+    slots: int = 0
+    room: int = 0
+    accepted: int = 0
+    finished: int = 0
+    rejected: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    retried: int = 0
+    lost: int = 0
     sequences: int = 0
     seats: int = 0
 

@@ -25,7 +25,7 @@ import math
 import operator
 import sys
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol, TypeAlias
 
@@ -178,19 +178,13 @@ class Deadlines:
         return None if self.nearest() > now else self._requests[self.heap[0][1]]
 
 
-class WaitingRequests(Protocol):
+class WaitingRequests(Sized, Iterable[QueuedRequest], Protocol):
     """Places of requests, the next one first; some of those requests may not wait any more. A ``deque``
     in order of arrival is one.
     """
 
-    def __len__(self) -> int:
-        """How many places there are."""
-
     def __getitem__(self, index: int, /) -> QueuedRequest:
         """The request at a place; the first is 0."""
-
-    def __iter__(self) -> Iterator[QueuedRequest]:
-        """Give the requests that wait, the next one first."""
 
     def append(self, request: QueuedRequest, /) -> None:
         """Put a new request behind all that go before it."""

@@ -77,10 +77,8 @@ class RegionStatus(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class RegisteredRegion:
-    """One region. ``message`` makes it known to a worker; ``fd`` rides beside it, None for CUDA.
-
-    ``uses`` counts the places in it that
-    requests under way name.
+    """One region. ``message`` makes it known to a worker; ``fd`` rides beside it, None for CUDA. ``uses``
+    counts the places in it that requests under way name.
     """
 
     kind: RegionKind
@@ -196,11 +194,10 @@ class RegionTable:
             InvalidArgument: it is of the other kind.
         """
         if not name:
-            return [one.status for one in self._listed() if one.kind is kind]
+            return [one.status for one in self._listed(kind)]
         region = self._by_name.get(name)
         if region is None or region.life is RegionLife.OPENING:
-            word = "system" if kind is RegionKind.SYSTEM else "cuda"
-            raise NotFound(f"Unable to find {word} shared memory region: '{shown(name)}'")
+            raise NotFound(f"Unable to find {kind.value.lower()} shared memory region: '{shown(name)}'")
         _check_kind(region, kind)
         return [region.status]
 
@@ -216,9 +213,7 @@ class RegionTable:
         if region is not None:
             _check_kind(region, kind)
         chosen = [region] if region is not None else []
-        if not name:
-            chosen = [one for one in self._listed() if one.kind is kind]
-        for one in chosen:
+        for one in chosen if name else self._listed(kind):
             if one.life is RegionLife.REGISTERED:
                 one.enter(RegionLife.LEAVING)
                 self._drop_if_unused(one)
@@ -273,8 +268,9 @@ class RegionTable:
 
     # ---- inside ---------------------------------------------------------------------------
 
-    def _listed(self) -> list[RegisteredRegion]:
-        return [one for one in self._by_name.values() if one.life is not RegionLife.OPENING]
+    def _listed(self, kind: RegionKind) -> list[RegisteredRegion]:
+        of_kind = [one for one in self._by_name.values() if one.kind is kind]
+        return [one for one in of_kind if one.life is not RegionLife.OPENING]
 
     def _containing(self, one: RegionSlice) -> RegisteredRegion:
         region = self._by_name.get(one.region)
@@ -350,7 +346,7 @@ class RegionTable:
 
 def _check_new(name: str, kind: RegionKind, registered: Collection[str]) -> None:
     if not name:
-        word = "system" if kind is RegionKind.SYSTEM else "cuda"
+        word = kind.value.lower()
         raise InvalidArgument(f"'region name' is necessary to register {word} shared memory region")
     if len(name.encode("utf-8", "replace")) > MAX_NAME_NBYTES:
         raise InvalidArgument(

@@ -46,13 +46,10 @@ class StreamAccount:
 
     def responded(self, position: int, pending: PendingRequest, came_at: float, *, failed: bool) -> None:
         """Count a response that came then and is with its door; a ``failed`` one ends its request."""
-        output_s = time.monotonic() - came_at
-        if failed:
-            self._add(position, ResponseFate.FAIL, came_at, output_s)
-            return
-        if self._indices[position] == 0:
+        if self._indices[position] == 0 and not failed:
             self._metrics.first_response.observe((came_at - pending.enqueued_at) * 1000)
-        self._add(position, ResponseFate.SUCCESS, came_at, output_s)
+        fate = ResponseFate.FAIL if failed else ResponseFate.SUCCESS
+        self._add(position, fate, came_at, time.monotonic() - came_at)
 
     def ended(self, requests: Sequence[PendingRequest], *, failed: bool) -> None:
         """Count what the end of the batch was to each request; told before its requests are counted."""

@@ -100,7 +100,9 @@ class BatchRunner:
             self._queueing.source.complete(batch.batch_id)
             self._answers.refuse(batch.requests, refusals.no_memory(self._spec.name))
             return
-        self._in_flight.add(InFlightBatch(batch, link, gathered.blocks, gathered.in_place, now))
+        self._in_flight.add(
+            InFlightBatch(batch, batch.requests, link, gathered.blocks, gathered.in_place, now)
+        )
         self._metrics.queued(batch.requests, now)
         if self._answers.tracer is not None:
             self._answers.tracer.dispatched(batch)
@@ -147,11 +149,12 @@ class BatchRunner:
             self._answers.tracer.computed(flight.batch, done)
         # The worker gets its next batch before anybody is answered.
         self._pump()
-        answers: Sequence[Answer] = [None] * len(flight.requests)
-        if not self._spec.decoupled:
-            answers = self._messages.unpack(link, flight.batch, done)
+        answers: Sequence[Answer]
         if self._spec.decoupled:
+            answers = [None] * len(flight.requests)
             self._answers.end_streams(flight, failed=False)
+        else:
+            answers = self._messages.unpack(link, flight.batch, done)
         # Requests are counted before they are given their answers.
         batch = flight.batch
         self._metrics.executed(batch.instance, batch.rows, flight.sent_at, phases, batch.requests, answers)

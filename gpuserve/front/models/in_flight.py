@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.front.batching.slots import Batch
@@ -26,27 +27,22 @@ if TYPE_CHECKING:
 _CREDIT_YIELDS: Final = YIELD_WINDOW // 4
 
 
+@dataclass(eq=False, slots=True)
 class InFlightBatch:
-    """A batch at a worker since ``sent_at``, with the pending ``requests`` of it. ``blocks`` are the batch's
+    """A batch at a worker since ``sent_at``, with the ``PendingRequest`` objects of it. ``blocks`` are the batch's
     own; with ``in_place`` the worker sees the body of its one request, whose blocks stay the request's.
     ``account`` is there once a stream had a response.
     """
 
-    __slots__ = ("_gone", "_yields", "account", "batch", "blocks", "in_place", "link", "requests", "sent_at")
-
-    def __init__(
-        self, batch: Batch, link: WorkerLink, blocks: list[Block], in_place: bool, sent_at: float
-    ) -> None:
-        self.batch = batch
-        requests: list[Any] = batch.requests
-        self.requests: list[PendingRequest] = requests
-        self.link = link
-        self.blocks = blocks
-        self.in_place = in_place
-        self.sent_at = sent_at
-        self.account: StreamAccount | None = None
-        self._gone = 0
-        self._yields = 0
+    batch: Batch
+    requests: list[Any]
+    link: WorkerLink
+    blocks: list[Block]
+    in_place: bool
+    sent_at: float
+    account: StreamAccount | None = None
+    _gone: int = 0
+    _yields: int = 0
 
     def count_yield(self) -> int:
         self._yields += 1

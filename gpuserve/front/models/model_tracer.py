@@ -83,11 +83,7 @@ class ModelTracer:
                 pending.on_response = _noting(trace, pending.on_response)
         pending.trace = trace
         trace.note("QUEUE_START")
-
-        def on_end(answer: Answer, *, taken_back: bool = False) -> None:
-            self._end(trace, caller, reception, answer, taken_back)
-
-        _watch(pending, on_end)
+        _watch(pending, partial(self._end, trace, caller, reception))
 
     def dispatched(self, batch: Batch) -> None:
         for trace in _traces(batch.requests):
@@ -129,7 +125,8 @@ class ModelTracer:
         caller: Trace | None,
         reception: Reception | None,
         answer: Answer,
-        taken_back: bool,
+        *,
+        taken_back: bool = False,
     ) -> None:
         if "COMPUTE_START" in trace.moments and "COMPUTE_END" not in trace.moments:
             trace.note("COMPUTE_END")  # it failed, or was given up

@@ -7,10 +7,11 @@ Only what succeeded is ever given to it.
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor, OutputTensor, RegionSlice
+from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor, RegionSlice
 from gpuserve_worker.memory.arena import Block
 
 _DIGEST_NBYTES: Final = 16
@@ -55,7 +56,7 @@ def cache_key(model_name: str, version: int, request: InferRequest) -> CacheKey:
     ``version`` is the one that is served, whatever the request calls it. The inputs' memory is read where
     it lies: the key is made before the request runs, since a callable may write to its inputs.
     """
-    inputs = sorted(request.inputs, key=_name)
+    inputs = sorted(request.inputs, key=operator.attrgetter("name"))
     described = [(one.name, one.datatype, one.shape, len(one.data)) for one in inputs]
     parameters = sorted(request.parameters.items())
     # repr() tells 1, 1.0, True and "1" apart, and no text in it can look like more than one.
@@ -66,10 +67,6 @@ def cache_key(model_name: str, version: int, request: InferRequest) -> CacheKey:
         assert not isinstance(one.data, RegionSlice), "what is in a region is not known here"
         digest.update(one.data.view if isinstance(one.data, Block) else one.data)
     return CacheKey(model_name, digest.digest())
-
-
-def _name(tensor: InputTensor) -> str:
-    return tensor.name
 
 
 class ResponseCache:

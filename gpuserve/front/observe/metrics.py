@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gpuserve.declare.spec import InstanceSpec
@@ -72,21 +73,19 @@ class Histogram:
         return pairs
 
 
+@dataclass(eq=False, slots=True)
 class InstanceMetrics:
     """One instance: its batches, whether it is up, and how long (s) its callable took to load. ``oom_splits``
     are the batches that were run in two halves because the memory of its device did not suffice.
     """
 
-    __slots__ = ("compute", "executions", "load_s", "oom_splits", "restarts", "up")
-
-    def __init__(self, executions: BySize) -> None:
-        self.executions = executions
-        self.compute = Histogram(DURATION_BUCKETS)
-        self.restarts = 0
-        self.oom_splits = 0
-        self.load_s = 0.0
-        #: How many workers of this name are in rotation: two while one is replaced by another.
-        self.up = 0
+    executions: BySize
+    compute: Histogram = field(default_factory=lambda: Histogram(DURATION_BUCKETS))
+    restarts: int = 0
+    oom_splits: int = 0
+    load_s: float = 0.0
+    #: How many workers of this name are in rotation: two while one is replaced by another.
+    up: int = 0
 
     def batch_failed(self, rows: int, duration_s: float) -> None:
         """Count a batch that failed as a whole; ``ModelMetrics.failed`` counts each of its requests."""

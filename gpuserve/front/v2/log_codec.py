@@ -21,6 +21,8 @@ _VERBOSE: Final = "log_verbose_level"
 _FORMAT: Final = "log_format"
 _FORMATS: Final = frozenset({DEFAULT, ISO8601})
 _MAX_VERBOSE: Final = (1 << 32) - 1
+#: In which field of a message a setting is that is no boolean, and how Triton calls its type.
+_FIELDS: Final = {_VERBOSE: ("uint32_param", "int32"), _FORMAT: ("string_param", "string")}
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -37,11 +39,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     given = {name: value for name, value in document.items() if value is not None}
     if _FILE in given:
         raise Unimplemented(_NO_FILE)
-    changes: dict[str, Any] = {}
-    for name in (*_BOOLEANS, _VERBOSE, _FORMAT):
-        if name in given:
-            changes[name] = _json_value(name, given[name])
-    return changes
+    return {name: _json_value(name, given[name]) for name in LogSettings._fields if name in given}
 
 
 def json_body(settings: LogSettings) -> bytes:
@@ -58,17 +56,7 @@ def parse_message(request: Any) -> dict[str, Any]:
     given = {name: one for name, one in request.settings.items() if one.WhichOneof("parameter_choice")}
     if _FILE in given:
         raise Unimplemented(_NO_FILE)
-    changes: dict[str, Any] = {}
-    for name in _BOOLEANS:
-        if name in given:
-            changes[name] = _message_value(name, given[name], "bool_param", "boolean")
-    if _VERBOSE in given:
-        changes[_VERBOSE] = _message_value(_VERBOSE, given[_VERBOSE], "uint32_param", "int32")
-    if _FORMAT in given:
-        changes[_FORMAT] = _message_value(_FORMAT, given[_FORMAT], "string_param", "string")
-        if changes[_FORMAT] not in _FORMATS:
-            raise InvalidArgument(f"invalid argument for log_format, got: {shown(changes[_FORMAT])}")
-    return changes
+    return {name: _message_value(name, given[name]) for name in LogSettings._fields if name in given}
 
 
 def message(settings: LogSettings) -> Any:
@@ -99,7 +87,11 @@ def _wrong_json(name: str, expected: str, value: Any) -> InvalidArgument:
     return InvalidArgument(f"Unable to parse '{name}': expected {expected}, got: {shown(compact(value))}")
 
 
-def _message_value(name: str, one: Any, field: str, kind: str) -> Any:
+def _message_value(name: str, one: Any) -> Any:
+    field, kind = _FIELDS.get(name, ("bool_param", "boolean"))
     if one.WhichOneof("parameter_choice") != field:
         raise InvalidArgument(f"expect {kind} for '{name}'")
-    return getattr(one, field)
+    value = getattr(one, field)
+    if name == _FORMAT and value not in _FORMATS:
+        raise InvalidArgument(f"invalid argument for log_format, got: {shown(value)}")
+    return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, RequestError
@@ -15,7 +14,7 @@ from gpuserve.front.memory.blocks import bring_home, free_body
 from gpuserve.front.memory.regions import RegionTable
 from gpuserve.front.models.answers import ModelAnswers
 from gpuserve.front.models.ensembles.members import Members
-from gpuserve.front.models.ensembles.plan import EnsemblePlan, Plans
+from gpuserve.front.models.ensembles.plan import EnsemblePlan, plans_of
 from gpuserve.front.models.ensembles.run import EnsembleRun, Outcome
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
@@ -27,8 +26,6 @@ from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve.front.v2.validation import ModelCheck
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol.tensor import BYTES
-
-_NOTHING: Final = SchedulerStatistics(*[0] * len(SchedulerStatistics._fields))
 
 
 class EnsembleDriver(Driver):
@@ -52,7 +49,7 @@ class EnsembleDriver(Driver):
         self._memory = OutputMemory()
         self.arena = Arena(max_arena_nbytes, self._memory.attach, self._memory.detach)
         self._check = ModelCheck(spec)
-        self._plans = Plans(spec)
+        self._plan = plans_of(spec)
         self._members = Members(models, regions)
         self._answers = ModelAnswers(spec, metrics, regions=regions)
         self._is_asking = False
@@ -69,7 +66,7 @@ class EnsembleDriver(Driver):
             self._is_asking = False
 
     def statistics(self) -> SchedulerStatistics:
-        return _NOTHING._replace(running_requests=len(self._runs))
+        return SchedulerStatistics(running_requests=len(self._runs))
 
     def submit(
         self,
@@ -80,7 +77,7 @@ class EnsembleDriver(Driver):
         bring_home(request, self.arena)
         try:
             checked = self._check.check(request)
-            plan = self._plans.plan(request.outputs)
+            plan = self._plan(request.outputs)
             if request.placements:
                 self._check_placements(request, plan)
             if self._draining and not request.depth:

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
 from gpuserve.declare.ensembles import needed_steps
 from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.states import IllegalTransition, StepTable
-
-#: Lists of outputs that are remembered.
-_REMEMBERED: Final = 1024
 
 
 class PlannedStep(NamedTuple):
@@ -44,33 +42,20 @@ class EnsemblePlan:
     """
 
     def __init__(self, spec: ModelSpec, outputs: Sequence[str]) -> None:
-        self.outputs = tuple(outputs)
-        numbers = needed_steps(spec.steps, outputs)
+        self.outputs = tuple(outputs) or tuple(one.name for one in spec.outputs)
+        numbers = needed_steps(spec.steps, self.outputs)
         read = [ours for number in numbers for _, ours in spec.steps[number].inputs]
         self.readers = Counter(read)
-        wanted = {*outputs, *read}
+        wanted = {*self.outputs, *read}
         self.steps = tuple(_planned(number, spec.steps[number], wanted) for number in numbers)
 
     def is_shared(self, tensor: str) -> bool:
         return self.readers[tensor] + (tensor in self.outputs) > 1
 
 
-class Plans:
-    """The plans of one ensemble, by the outputs that are asked for."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self._spec = spec
-        self._all = tuple(one.name for one in spec.outputs)
-        self._known: dict[tuple[str, ...], EnsemblePlan] = {}
-
-    def plan(self, outputs: tuple[str, ...]) -> EnsemblePlan:
-        """The plan for these outputs, which the ensemble has; none named is all of them."""
-        known = self._known.get(outputs)
-        if known is None:
-            known = EnsemblePlan(self._spec, outputs or self._all)
-            if len(self._known) < _REMEMBERED:
-                self._known[outputs] = known
-        return known
+def plans_of(spec: ModelSpec) -> Callable[[tuple[str, ...]], EnsemblePlan]:
+    """The plans of one ensemble, by the outputs that are asked for; none named is all of them."""
+    return lru_cache(maxsize=1024)(partial(EnsemblePlan, spec))
 
 
 def _planned(number: int, step: StepSpec, wanted: set[str]) -> PlannedStep:

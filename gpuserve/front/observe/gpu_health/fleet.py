@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gpuserve.devices.readings import GpuReading, NvmlRound, Xid
@@ -24,17 +25,17 @@ class LostGpu(NamedTuple):
     reason: str
 
 
+@dataclass(eq=False, slots=True)
 class WatchedGpu:
     """One GPU. ``reading`` is the last one, and None where it is lost or NVML is silent about it."""
 
-    def __init__(self, uuid: str, device: str, product: str, life: GpuLife) -> None:
-        self.uuid = uuid
-        self.device = device
-        self.product = product
-        self.life = life
-        self.reading: GpuReading | None = None
-        #: How often each Xid came.
-        self.xids: Counter[int] = Counter()
+    uuid: str
+    device: str
+    product: str
+    life: GpuLife
+    reading: GpuReading | None = None
+    #: How often each Xid came.
+    xids: Counter[int] = field(default_factory=Counter)
 
 
 class GpuFleet:
