@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuserve.declare.spec import BatchingSpec, QueueSpec
+from gpuserve.declare.spec import BatchingSpec, ModelSpec, QueueSpec
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.slots import Batch
 
 US = 1e-6
+
+
+def model_spec(**options: Any) -> ModelSpec:
+    """A model with these options and no tensors."""
+    return ModelSpec("m", (), (), **options)
 
 
 class Watchable(QueuedRequest):
@@ -35,11 +40,13 @@ class Model:
         retry_on_death: bool = True,
     ) -> None:
         self.scheduler = ModelScheduler(
-            max_batch_size=max_batch_size,
-            batching=BatchingSpec(delay_us, preferred, merge),
-            queue=QueueSpec(max_requests, max_nbytes),
-            prefetch=prefetch,
-            retry_on_death=retry_on_death,
+            model_spec(
+                max_batch_size=max_batch_size,
+                batching=BatchingSpec(delay_us, preferred, merge),
+                queue=QueueSpec(max_requests, max_nbytes),
+                prefetch=prefetch,
+                retry_on_worker_death=retry_on_death,
+            )
         )
         for number in range(instances):
             self.scheduler.instance_up(f"i{number}")

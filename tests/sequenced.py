@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from scheduled import model_spec
+
 from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceBatching
 from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
@@ -50,12 +52,13 @@ class Sequenced:
         prefetch: int = 0,
     ) -> None:
         self.scheduler = SequenceScheduler(
-            "m",
-            max_batch_size=max_batch_size,
-            sequence=sequence or SequenceBatching(strategy, max_sequence_idle_us=1000),
-            batching=batching or BatchingSpec(),
-            queue=QueueSpec(max_requests, 0),
-            prefetch=prefetch,
+            model_spec(
+                max_batch_size=max_batch_size,
+                sequence=sequence or SequenceBatching(strategy, max_sequence_idle_us=1000),
+                batching=batching or BatchingSpec(),
+                queue=QueueSpec(max_requests, 0),
+                prefetch=prefetch,
+            )
         )
         for number in range(instances):
             self.scheduler.instance_up(f"i{number}")

@@ -15,6 +15,7 @@ from exploring import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduled import model_spec
 
 from gpuserve.declare.spec import BatchingSpec, QueueSpec
 from gpuserve.errors import DeadlineExceeded, QueueFull
@@ -78,11 +79,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prefetch = prefetch
         self.retry_on_death = data.draw(st.booleans())
         self.scheduler = ModelScheduler(
-            max_batch_size=max_batch_size,
-            batching=self.batching,
-            queue=self.queue,
-            prefetch=prefetch,
-            retry_on_death=self.retry_on_death,
+            model_spec(
+                max_batch_size=max_batch_size,
+                batching=self.batching,
+                queue=self.queue,
+                prefetch=prefetch,
+                retry_on_worker_death=self.retry_on_death,
+            )
         )
         self.now = 0.0
         self.submitted: list[QueuedRequest] = []

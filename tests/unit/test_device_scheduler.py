@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from device_requests import BoundRequest
+from scheduled import model_spec
 
 from gpuserve.declare.spec import (
     BatchingSpec,
@@ -30,12 +31,14 @@ def scheduler(
 ) -> DeviceScheduler:
     made = DeviceScheduler(
         lambda slots: ModelScheduler(
-            max_batch_size=max_batch_size,
-            batching=BatchingSpec(max_queue_delay_us=delay_us),
-            queue=queue or QueueSpec(),
-            prefetch=prefetch,
-            retry_on_death=True,
-            slots=slots,
+            model_spec(
+                max_batch_size=max_batch_size,
+                batching=BatchingSpec(max_queue_delay_us=delay_us),
+                queue=queue or QueueSpec(),
+                prefetch=prefetch,
+                retry_on_worker_death=True,
+            ),
+            slots,
         )
     )
     for name in up:

@@ -11,6 +11,7 @@ from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduled import model_spec
 
 from gpuserve.declare.spec import BatchingSpec, QueueSpec
 from gpuserve.errors import QueueFull
@@ -36,12 +37,14 @@ class DeviceMachine(RuleBasedStateMachine):
     def start(self, max_batch_size: int, prefetch: int, up: set[str]) -> None:
         self.scheduler = DeviceScheduler(
             lambda slots: ModelScheduler(
-                max_batch_size=max_batch_size,
-                batching=BatchingSpec(),
-                queue=QueueSpec(max_requests=MAX_REQUESTS),
-                prefetch=prefetch,
-                retry_on_death=True,
-                slots=slots,
+                model_spec(
+                    max_batch_size=max_batch_size,
+                    batching=BatchingSpec(),
+                    queue=QueueSpec(max_requests=MAX_REQUESTS),
+                    prefetch=prefetch,
+                    retry_on_worker_death=True,
+                ),
+                slots,
             )
         )
         self.capacity = 1 + prefetch
@@ -163,9 +166,9 @@ def test_where_no_request_names_a_device_it_is_the_scheduler_that_all_models_hav
 ) -> None:
     queue, batching = QueueSpec(max_requests=5), BatchingSpec(max_queue_delay_us=delay_us)
     options: dict[str, Any] = {"max_batch_size": max_batch_size, "batching": batching, "queue": queue}
-    options |= {"prefetch": prefetch, "retry_on_death": True}
-    several = DeviceScheduler(lambda slots: ModelScheduler(slots=slots, **options))
-    both: list[Scheduler] = [ModelScheduler(**options), several]
+    options |= {"prefetch": prefetch, "retry_on_worker_death": True}
+    several = DeviceScheduler(lambda slots: ModelScheduler(model_spec(**options), slots))
+    both: list[Scheduler] = [ModelScheduler(model_spec(**options)), several]
     seen = [_play(scheduler, events) for scheduler in both]
     assert seen[0] == seen[1]
     assert both[0].statistics() == both[1].statistics()

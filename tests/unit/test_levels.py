@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from scheduled import model_spec
 
 from gpuserve.declare.spec import BatchingSpec, PolicySpec, QueueSpec
 from gpuserve.errors import Code, DeadlineExceeded, QueueFull
@@ -38,11 +39,13 @@ class Model:
     ) -> None:
         default = default if levels else 0
         self.scheduler = ModelScheduler(
-            max_batch_size=max_batch_size,
-            batching=BatchingSpec(delay_us),
-            queue=QueueSpec(max_requests, 0, levels, default, policy, policies),
-            prefetch=0,
-            retry_on_death=True,
+            model_spec(
+                max_batch_size=max_batch_size,
+                batching=BatchingSpec(delay_us),
+                queue=QueueSpec(max_requests, 0, levels, default, policy, policies),
+                prefetch=0,
+                retry_on_worker_death=True,
+            )
         )
         self.at_us = 0
         if ready:

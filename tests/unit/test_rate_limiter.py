@@ -8,6 +8,7 @@ import pytest
 from exploring import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduled import model_spec
 
 from gpuserve import Server
 from gpuserve.declare.rates import check_rates, resource_limits
@@ -184,11 +185,13 @@ class Model:
     def __init__(self, limiter: RateLimiter, name: str, *rates: Rate, delay_us: int = 0) -> None:
         self.woken = 0
         self.scheduler = ModelScheduler(
-            max_batch_size=4,
-            batching=BatchingSpec(delay_us),
-            queue=QueueSpec(),
-            prefetch=0,
-            retry_on_death=False,
+            model_spec(
+                max_batch_size=4,
+                batching=BatchingSpec(delay_us),
+                queue=QueueSpec(),
+                prefetch=0,
+                retry_on_worker_death=False,
+            )
         )
         self.batches = RateLimits(self.scheduler, spec(name, *rates).instances, limiter, self.wake)
         for number in range(len(rates)):

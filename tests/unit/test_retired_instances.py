@@ -10,7 +10,7 @@ from exploring import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
-from scheduled import Model
+from scheduled import Model, model_spec
 from sequenced import Sequenced, ids
 from test_batcher_properties import INSTANCES, SchedulerMachine
 from test_device_scheduler_properties import DEVICES, DeviceMachine
@@ -237,7 +237,13 @@ def limited(
     rate = Rate((Resource("R", 1),))
     instances = [InstanceSpec(f"cpu#{number}", "cpu", {}, rate) for number in range(count)]
     scheduler = ModelScheduler(
-        max_batch_size=0, batching=BatchingSpec(), queue=QueueSpec(), prefetch=0, retry_on_death=True
+        model_spec(
+            max_batch_size=0,
+            batching=BatchingSpec(),
+            queue=QueueSpec(),
+            prefetch=0,
+            retry_on_worker_death=True,
+        )
     )
     limiter = RateLimiter(ResourceLimit.parse(one) for one in limits)
     made = RateLimits(scheduler, instances[:1], limiter, lambda: None)

@@ -10,6 +10,7 @@ from exploring import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduled import model_spec
 from sequenced import US, SequencedRequest, ids
 
 from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceBatching, SequenceControl
@@ -45,12 +46,13 @@ class SequenceMachine(RuleBasedStateMachine):
             data.draw(st.sampled_from([(), READY])),
         )
         self.scheduler = SequenceScheduler(
-            "m",
-            max_batch_size=max_batch_size,
-            sequence=self.sequence,
-            batching=BatchingSpec(delay_us, merge=data.draw(st.sampled_from([True, True, True, False]))),
-            queue=QueueSpec(0, 0),
-            prefetch=self.prefetch,
+            model_spec(
+                max_batch_size=max_batch_size,
+                sequence=self.sequence,
+                batching=BatchingSpec(delay_us, merge=data.draw(st.sampled_from([True, True, True, False]))),
+                queue=QueueSpec(0, 0),
+                prefetch=self.prefetch,
+            )
         )
         self.now = 0.0
         self.up: set[str] = set()

@@ -12,9 +12,8 @@ What the driver does after every event, and when the time of ``next_wakeup`` has
         send(batch)
     wake_at(scheduler.next_wakeup(now))
 
-A batch is formed only when an instance has room (late binding). So it is as large as the backlog allows,
-and no request stands behind another on a busy instance while an idle one could take it. When requests
-may wait for others is the dynamic batcher of Triton; ``BatchFormer`` says it in full.
+A batch is formed only when an instance has room (late binding). When requests may wait for others is the
+dynamic batcher of Triton; ``BatchFormer`` says it in full.
 
 Every request that was accepted is in exactly one place, at any time::
 
@@ -27,7 +26,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from gpuserve.declare.spec import BatchingSpec, QueueSpec
+from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import QueueFull, RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.batch_former import BatchFormer
@@ -43,30 +42,17 @@ _BEFORE_EVER: Final = -math.inf
 class ModelScheduler(Scheduler):
     """The queue of one model over all of its instances; also a part of ``DeviceScheduler``.
 
-    Args:
-        max_batch_size: the most rows a batch may have; 0 for a model that does not batch. No request is
-            ever cut, and one of more rows must not come here.
-        prefetch: how many batches an instance may hold besides those it runs. Only what cannot grow by
-            waiting is held: a full batch, or a request that is not merged.
-        retry_on_death: whether a request may run again when a worker died under it.
-        slots: the instances, where they are not only this scheduler's.
+    No request is ever cut, and one of more rows than ``max_batch_size`` must not come here. What an instance
+    holds besides the batches it runs (``prefetch``) cannot grow by waiting: it is full, or one request that
+    is not merged. ``slots`` are the instances, where they are not only this scheduler's.
     """
 
-    def __init__(
-        self,
-        *,
-        max_batch_size: int,
-        batching: BatchingSpec,
-        queue: QueueSpec,
-        prefetch: int,
-        retry_on_death: bool,
-        slots: InstanceSlots | None = None,
-    ) -> None:
-        self._queue: RequestQueue = request_queue(queue)
-        self._former = BatchFormer(max_batch_size, batching, self._queue.by_age)
+    def __init__(self, spec: ModelSpec, slots: InstanceSlots | None = None) -> None:
+        self._queue: RequestQueue = request_queue(spec.queue)
+        self._former = BatchFormer(spec.max_batch_size, spec.batching, self._queue.by_age)
         self._slots: InstanceSlots = InstanceSlots() if slots is None else slots
-        self._prefetch = prefetch
-        self._retry_on_death = retry_on_death
+        self._prefetch = spec.prefetch
+        self._retry_on_death = spec.retry_on_worker_death
         self._counts = RequestCounts()
         self.draining = False
 

@@ -1,8 +1,7 @@
 """The requests that wait for one model: their states, the queue's limits, and their deadlines.
 
-Pure like all of this folder: no clock (``now`` is an argument, in seconds of any one monotonic clock), no
-event loop, no I/O, no logging. Which of the waiting requests share a batch is decided in ``batch_former.py``;
-priorities and queue policies are in ``priority_queue.py``, on top of this.
+Pure like all of this folder: ``now`` is an argument, in seconds of any one monotonic clock. Which requests
+share a batch is decided in ``batch_former.py``; priorities and queue policies are in ``priority_queue.py``.
 
 A request's life::
 
@@ -13,8 +12,7 @@ A request's life::
 
 Nothing is ever searched for in a queue. A request that is cancelled or expires changes its state and
 leaves the counts at once; its place is skipped when it comes to the front, and all such places are
-swept as soon as they outnumber the requests that wait. So both cost O(1) a request, amortised, and
-a queue that no instance empties does not grow with what was taken out of it.
+swept as soon as they outnumber the requests that wait: O(1) a request, amortised.
 """
 
 from __future__ import annotations

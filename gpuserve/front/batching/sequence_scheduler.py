@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
-from gpuserve.declare.spec import DIRECT, BatchingSpec, QueueSpec, SequenceBatching
+from gpuserve.declare.spec import DIRECT, ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import RequestCounts, Scheduler, SchedulerStatistics, statistics_of
@@ -67,34 +67,15 @@ class IdleSequences:
 
 
 class SequenceScheduler(Scheduler):
-    """The sequences of one model over all of its instances.
+    """The sequences of one model over all of its instances. Every request has one row."""
 
-    Args:
-        model: its name, for what a client is told.
-        max_batch_size: the most rows a batch may have; 0 for a model that does not batch. Every request
-            has one row.
-        prefetch: how many batches an instance may hold besides the one it runs; none where the strategy is
-            "direct", whose batches follow each other.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        *,
-        max_batch_size: int,
-        sequence: SequenceBatching,
-        batching: BatchingSpec,
-        queue: QueueSpec,
-        prefetch: int,
-    ) -> None:
-        self._model = model
-        self._spec = sequence
-        self._strategy = strategy_of(sequence, batching, max_batch_size)
-        self._prefetch = prefetch
-        self._queue = Admission(queue)
-        self._slots: SequenceSlots = SequenceSlots(sequence.seats(max_batch_size))
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._strategy = strategy_of(spec.sequence, spec.batching, spec.max_batch_size)
+        self._queue = Admission(spec.queue)
+        self._slots: SequenceSlots = SequenceSlots(spec.sequence.seats(spec.max_batch_size))
         self._sequences: dict[int | str, ActiveSequence] = {}
-        self._idle = IdleSequences(sequence.max_sequence_idle_us / 1e6)
+        self._idle = IdleSequences(spec.sequence.max_sequence_idle_us / 1e6)
         #: Taken out, and not yet given by ``expire``.
         self._removed: list[QueuedRequest] = []
         self._counts = RequestCounts()
@@ -118,7 +99,7 @@ class SequenceScheduler(Scheduler):
             self._drop_idle(now)
             sequence = self._sequences.get(correlation_id)
             if not start and (sequence is None or not sequence.open):
-                raise refusals.not_started(self._model, correlation_id)
+                raise refusals.not_started(self._spec.name, correlation_id)
             if request.timeout_s is not None:
                 request.deadline, request.timeout_s = now + request.timeout_s, None
             self._queue.add(request, now)
@@ -219,7 +200,7 @@ class SequenceScheduler(Scheduler):
             del place.ready[sequence]
             seats.append(sequence.seat)
         self._queue.dispatched(requests)
-        return self._slots.place(place, requests, tuple(seats) if self._spec.keeps_rows else ())
+        return self._slots.place(place, requests, tuple(seats) if self._spec.sequence.keeps_rows else ())
 
     def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
         if self._removed:
@@ -247,8 +228,9 @@ class SequenceScheduler(Scheduler):
     # ---- instances ------------------------------------------------------------------------
 
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
-        # Where the strategy is "direct", batches follow each other.
-        at_once, prefetch = (1, 0) if self._spec.strategy == DIRECT else (slots, self._prefetch)
+        at_once, prefetch = slots, self._spec.prefetch
+        if self._spec.sequence.strategy == DIRECT:
+            at_once, prefetch = 1, 0  # batches follow each other
         self._slots.up(name, at_once, prefetch)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:

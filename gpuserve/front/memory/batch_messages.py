@@ -16,7 +16,7 @@ from gpuserve.front.memory.device_inputs import NO_INPUTS, DeviceInputs
 from gpuserve.front.memory.gather import Gathered, gather
 from gpuserve.front.memory.scatter import Answer, scatter
 from gpuserve.front.memory.sequence_rows import SequenceRows
-from gpuserve.front.v2.types import InferRequest, RegionSlice
+from gpuserve.front.v2.types import InferRequest
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
 
@@ -82,21 +82,14 @@ def run_message(
     told: list[int | wire.WireRequest] = []
     for count, one in zip(rows, requests, strict=True):
         if one.parameters or one.outputs or one.sequence is not None or one.placements:
-            told.append(_wire_request(count, one))
+            places = one.placements.items()
+            placements = tuple([(name, wire.Place(at.number, at.offset, at.nbytes)) for name, at in places])
+            told.append(
+                wire.WireRequest(count, one.parameters, one.outputs, placements, one.sequence, one.kept)
+            )
         else:
             told.append(count)
     return wire.Run(batch_id, tuple(told), gathered.tensors, gathered.fills)
-
-
-def _wire_request(rows: int, request: InferRequest) -> wire.WireRequest:
-    placements = tuple([(name, _place_of(one)) for name, one in request.placements.items()])
-    return wire.WireRequest(
-        rows, request.parameters, request.outputs, placements, request.sequence, request.kept
-    )
-
-
-def _place_of(one: RegionSlice) -> wire.Place:
-    return wire.Place(one.number, one.offset, one.nbytes)
 
 
 def region_numbers(requests: Iterable[InferRequest]) -> set[int]:

@@ -12,10 +12,9 @@ import stat
 from collections.abc import Container
 from typing import Final
 
-from gpuserve.errors import InvalidArgument, NotFound, RequestError, ResourceExhausted
+from gpuserve.errors import InvalidArgument, NotFound, ResourceExhausted
 from gpuserve.front.v2.limits import shown
 
-_DIRECTORY: Final = "/dev/shm"
 #: Triton's own, in case one runs on this machine: its workers believe what they read there.
 _RESERVED_PREFIX: Final = "triton_python_backend_shm_region_"
 _MAX_NAME_NBYTES: Final = 255
@@ -32,11 +31,15 @@ def open_shared_memory(region: str, key: str, end: int, owners: Container[int]) 
         NotFound: there is no such file, it is somebody else's, or it is something else than a file.
         ResourceExhausted: no descriptor is left.
     """
-    path = f"{_DIRECTORY}/{_file_name(region, key)}"
+    path = f"/dev/shm/{_file_name(region, key)}"
     try:
         fd = os.open(path, _FLAGS)
     except OSError as error:
-        raise _not_opened(key, error) from None
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise _not_there(key) from None
+        raise ResourceExhausted(
+            f"Unable to open shared memory region: '{shown(key)}', the server has too many files open"
+        ) from None
     try:
         _check_file(os.fstat(fd), region, key, end, owners)
     except BaseException:
@@ -69,14 +72,6 @@ def _check_file(found: os.stat_result, region: str, key: str, end: int, owners: 
             f"failed to register shared memory region '{shown(region)}': invalid args, expected offset and "
             f"byte size to lie in the {found.st_size} bytes of '{shown(key)}', got an end at {end}"
         )
-
-
-def _not_opened(key: str, error: OSError) -> RequestError:
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return ResourceExhausted(
-            f"Unable to open shared memory region: '{shown(key)}', the server has too many files open"
-        )
-    return _not_there(key)
 
 
 def _not_there(key: str) -> NotFound:

@@ -1,8 +1,6 @@
-"""Cuts what a worker answered for a batch into one response for each of its requests.
-
-The counterpart of ``gather``. Outputs that lie in the worker's arena are not copied here: a
-response holds views, and the worker is told that a block is free when the last response over it has
-been written.
+"""Cuts what a worker answered for a batch into one response for each of its requests. Outputs in the worker's
+arena are not copied: a response holds views, and when the last one over a block has been written, the worker
+is told that it is free.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from gpuserve.front.memory.scatter import Answer, scatter
 from gpuserve.front.v2 import types
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
 from gpuserve_worker.protocol import wire
-from gpuserve_worker.protocol.tensor import BYTES, element_count, numpy_dtype
+from gpuserve_worker.protocol.tensor import BYTES, element_count, encode_bytes, numpy_dtype
 
 
 class EmptyRow:
@@ -70,18 +70,15 @@ class SequenceRows:
     def _control(self, control: SequenceControl, rows: Sequence[types.Sequence | None]) -> wire.WireTensor:
         shape = (len(rows), 1) if self._spec.max_batch_size else (1,)
         if control.kind != CORRID:
-            data = _flags(control, rows)
+            values = [control.false_true[_is_set(control.kind, row)] for row in rows]
+            data = np.array(values, numpy_dtype(control.dtype)).tobytes()
         elif control.dtype == BYTES:
-            data = b"".join([_text("" if row is None else str(row.id)) for row in rows])
+            texts = ["" if row is None else str(row.id) for row in rows]
+            data = encode_bytes([text.encode("utf-8", "replace") for text in texts])
         else:
             ids = [0 if row is None else row.id for row in rows]
             data = np.array(ids, numpy_dtype(control.dtype)).tobytes()
         return wire.WireTensor(control.name, control.dtype, shape, data)
-
-
-def _flags(control: SequenceControl, rows: Sequence[types.Sequence | None]) -> bytes:
-    values = [control.false_true[_is_set(control.kind, row)] for row in rows]
-    return np.array(values, numpy_dtype(control.dtype)).tobytes()
 
 
 def _is_set(kind: str, row: types.Sequence | None) -> bool:
@@ -90,11 +87,6 @@ def _is_set(kind: str, row: types.Sequence | None) -> bool:
     if kind == START:
         return row.start
     return row.end if kind == END else True  # it is ready
-
-
-def _text(text: str) -> bytes:
-    encoded = text.encode("utf-8", "replace")
-    return len(encoded).to_bytes(4, "little") + encoded
 
 
 def _nothing(tensor: InputTensor) -> bytes:

@@ -29,8 +29,8 @@ _CREDIT_YIELDS: Final = YIELD_WINDOW // 4
 
 @dataclass(eq=False, slots=True)
 class InFlightBatch:
-    """A batch at a worker since ``sent_at``, with the ``PendingRequest`` objects of it. ``blocks`` are the batch's
-    own; with ``in_place`` the worker sees the body of its one request, whose blocks stay the request's.
+    """A batch of ``PendingRequest`` objects, at a worker since ``sent_at``. ``blocks`` are the batch's own;
+    with ``in_place`` the worker sees the body of its one request, whose blocks stay the request's.
     ``account`` is there once a stream had a response.
     """
 

@@ -3,9 +3,8 @@
 Pure. Whatever a client may write is answered here with ``InvalidArgument``; what the members of an
 inference request mean is in ``doors/http/header.py``.
 
-The standard library's parser is used: the JSON that stands before binary tensors is some 150 bytes
-and takes 2 µs, and NaN, Infinity and refusing duplicated keys come with it. Nesting is measured
-before it parses, since it recurses.
+The standard library's parser is used: NaN, Infinity and refusing duplicated keys come with it. Nesting is
+measured before it parses, since it recurses.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ takes on the whole duration of its execution, however many share it.
 from __future__ import annotations
 
 import enum
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -95,12 +96,8 @@ def total(cells: Iterable[Executions]) -> Executions:
     return found
 
 
-class BySize(dict[int, Executions]):
-    """The executions of one instance: merged batch size -> its cell, there from its first mention on."""
-
-    def __missing__(self, size: int) -> Executions:
-        found = self[size] = Executions()
-        return found
+#: The executions of one instance: merged batch size -> its cell, there from its first mention on.
+BySize: TypeAlias = defaultdict[int, Executions]
 
 
 class ResponseFate(enum.Enum):
@@ -165,7 +162,7 @@ class ModelStatistics:
 
     def instance(self, name: str) -> BySize:
         """The executions of an instance, which is known from its first mention on."""
-        return self.instances.setdefault(name, BySize())
+        return self.instances.setdefault(name, defaultdict(Executions))
 
     def failed(self, reason: FailureReason, duration_s: float) -> None:
         self.failures[reason] += 1

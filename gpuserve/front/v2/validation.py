@@ -1,12 +1,6 @@
-"""Whether a request fits the model it names: the rules that both transports share.
+"""Whether a request fits its model, how many rows it has, and which others may share its batch. Pure.
 
-One ``ModelCheck`` a model, made from its ``ModelSpec`` and asked for every request; it says how many
-rows the request has and which other requests may share a batch with it. Of a model of sequences, the sequence
-that a request names is looked at too; whether it has begun, the scheduler knows alone. Pure; finding the
-model and its version comes before, queue limits after.
-
-Clients know many of these sentences, so they are worded as Triton words them and then say more.
-Shapes come from outside: they are Python ints, and nothing is allocated for them here. What a shape
+Clients know many of these sentences, so they are worded as Triton words them and then say more. What a shape
 comes to is worked out once and remembered for the next request of that shape.
 """
 
@@ -280,7 +274,11 @@ class _InputCheck:
         """Check an input; what its shape comes to."""
         measured = self._measured.get(tensor.shape)
         if measured is None or tensor.datatype != self._datatype:
-            self._check_datatype(tensor.datatype)
+            if tensor.datatype != self._datatype:
+                raise InvalidArgument(
+                    f"inference input '{self.name}' data-type is '{shown(tensor.datatype)}', but model "
+                    f"'{self._model_name}' expects '{self._datatype}'"
+                )
             measured = self._measure(tensor.shape)
             if len(self._measured) < _REMEMBERED:
                 self._measured[tensor.shape] = measured
@@ -295,19 +293,15 @@ class _InputCheck:
             self._check_bool(tensor.data)
         return measured
 
-    def _check_datatype(self, datatype: str) -> None:
-        if datatype != self._datatype:
-            raise InvalidArgument(
-                f"inference input '{self.name}' data-type is '{shown(datatype)}', but model "
-                f"'{self._model_name}' expects '{self._datatype}'"
-            )
-
     def _measure(self, shape: tuple[int, ...]) -> _Measured:
         batches = self._max_batch_size > 0
         self._check_shape(shape)
         rows, inner = (shape[0], shape[1:]) if batches else (1, shape)
-        if batches:
-            self._check_rows(rows)
+        if batches and not 1 <= rows <= self._max_batch_size:
+            raise InvalidArgument(
+                f"inference request batch-size must be <= {self._max_batch_size} for '{self._model_name}' "
+                f"and at least 1, got {shown_dim(rows)} for input '{self.name}'"
+            )
         itemsize = ITEMSIZE[self._datatype]
         self._check_largest(shape, itemsize or _REFERENCE_NBYTES)
         elements = element_count(shape)
@@ -338,13 +332,6 @@ class _InputCheck:
             raise InvalidArgument(
                 f"the shape of {self._where} is too large, expected at most {_LARGEST} bytes in all, "
                 f"got {shown_shape(shape)} of {self._datatype}"
-            )
-
-    def _check_rows(self, rows: int) -> None:
-        if not 1 <= rows <= self._max_batch_size:
-            raise InvalidArgument(
-                f"inference request batch-size must be <= {self._max_batch_size} for '{self._model_name}' "
-                f"and at least 1, got {shown_dim(rows)} for input '{self.name}'"
             )
 
     def _unexpected_shape(self, shape: tuple[int, ...]) -> str:

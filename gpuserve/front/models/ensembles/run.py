@@ -68,7 +68,14 @@ class EnsembleRun:
     def end(self) -> None:
         """Nobody waits for it any more: its steps are taken back, and all that it holds is free."""
         self._progress.end()
-        self._take_back()
+        running, self._running = self._running, {}
+        for pending in running.values():
+            pending.take_back()
+        for tensors in self._inputs.values():
+            for one in tensors:
+                if isinstance(one.data, Block):
+                    one.data.free()
+        self._inputs.clear()
         for _, holders in self._kept:
             holders.let_go()
 
@@ -205,19 +212,7 @@ class EnsembleRun:
             Memories(memories),
         )
 
-    # ---- the end --------------------------------------------------------------------------
-
     def _fail(self, error: RequestError) -> None:
         self.end()
         text = f"in ensemble '{self._pending.spec.name}', {error}"
         self._on_end(self._pending, request_error(error.code.value, text))
-
-    def _take_back(self) -> None:
-        running, self._running = self._running, {}
-        for pending in running.values():
-            pending.take_back()
-        for tensors in self._inputs.values():
-            for one in tensors:
-                if isinstance(one.data, Block):
-                    one.data.free()
-        self._inputs.clear()

@@ -78,17 +78,14 @@ class TraceFileWriter:
                 for trace in group:
                     self._write_numbered(scope, frequency, trace)
             else:
-                self._open_whole().append(map(events, group))
+                if self._whole is None:
+                    self._whole = _ArrayFile(self._path, continues=self._continues)
+                self._whole.append(map(events, group))
 
     def close(self) -> None:
         for file in (self._whole, *self._numbered.values()):
             if file is not None:
                 file.close()
-
-    def _open_whole(self) -> _ArrayFile:
-        if self._whole is None:
-            self._whole = _ArrayFile(self._path, continues=self._continues)
-        return self._whole
 
     def _write_numbered(self, scope: str, frequency: int, trace: Trace) -> None:
         file = self._numbered.get(scope)

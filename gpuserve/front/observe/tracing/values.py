@@ -115,26 +115,19 @@ def described(values: TraceValues, start: TraceSettings) -> dict[str, list[str]]
 
 def _read(name: str, texts: Sequence[str]) -> int:
     if name == "trace_level":
-        return _level_change(texts)
+        if "OFF" not in texts:
+            return _level(texts) or _NO_LEVEL
+        if len(texts) > 1:
+            raise InvalidArgument("Expect only one trace level 'OFF' is specified")
+        return 0
     if len(texts) != 1:
         raise InvalidArgument(f"expect only 1 value for '{name}'")
     return _number(name, texts[0])
 
 
-def _level_change(texts: Sequence[str]) -> int:
-    if "OFF" in texts:
-        if len(texts) > 1:
-            raise InvalidArgument("Expect only one trace level 'OFF' is specified")
-        return 0
-    return _level(texts) or _NO_LEVEL
-
-
 def _level(names: Sequence[str]) -> int:
-    level = TraceLevel.OFF
-    for name in names:
-        if name in TraceLevel.__members__:
-            level |= TraceLevel[name]
-    return level.value
+    known = TraceLevel.__members__
+    return sum(known[name].value for name in set(names) if name in known)
 
 
 def _number(name: str, text: str) -> int:
