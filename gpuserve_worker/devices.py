@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpuserve_worker.calling.callable import LoadError
 from gpuserve_worker.protocol.wire import Init
 from gpuserve_worker.running.host_path import HostPath
+from gpuserve_worker.running.lifecycle import EXIT_DEVICE
 from gpuserve_worker.running.supervision import Reporter
 
 if TYPE_CHECKING:
@@ -35,6 +36,6 @@ def is_unusable(device: str) -> bool:
     """Whether this process cannot use a device that it was given."""
     if device == "cpu":
         return False
-    from gpuserve_worker.cuda.probe import Usability, usability
+    from gpuserve_worker.cuda.probe import exit_status
 
-    return usability() is Usability.UNUSABLE
+    return exit_status() == EXIT_DEVICE

@@ -8,7 +8,7 @@ All that touches objects of the user happens there, so whatever it raises is the
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,6 @@ _PLAIN_VALUES: Final = (list, tuple, bool, int, float, str, bytes, bytearray, me
 _DLPACK_CUDA: Final = frozenset({2, 13})
 #: Of a value that is wrong, so much is told.
 _SHOWN: Final = 64
-
-#: One request as it came, perhaps as a plain tuple of its fields.
-RawRequest: TypeAlias = WireRequest
 
 
 class OutputError(Exception):
@@ -106,7 +103,7 @@ class OutputRules:
         self._strict = strict
         self._decoupled = decoupled
 
-    def check(self, result: Any, requests: Sequence[RawRequest], *, apart: bool = False) -> BatchAnswers:
+    def check(self, result: Any, requests: Sequence[WireRequest], *, apart: bool = False) -> BatchAnswers:
         """The answers in what the callable returned for these requests.
 
         ``apart``: the requests are to be told apart, whatever the answers look like. Raises ``OutputError``
@@ -134,12 +131,12 @@ class OutputRules:
             for key, value in parameters.items():
                 if not (isinstance(key, str) and is_parameter(key) and is_parameter(value)):
                     raise OutputError(
-                        f"Response parameter {key!r} of model {self._model!r} is the {_type_name(value)} "
+                        f"Response parameter {key!r} of model {self._model!r} is the {type(value).__name__} "
                         f"{repr(value)[:_SHOWN]}: expected {PARAMETER}, by a name that is a str"
                     )
         return each
 
-    def _whole(self, result: BatchedOutputs, requests: Sequence[RawRequest]) -> list[CheckedOutput] | None:
+    def _whole(self, result: BatchedOutputs, requests: Sequence[WireRequest]) -> list[CheckedOutput] | None:
         """The outputs of the batch as one; None where the requests must be told apart."""
         if result.rows != tuple([one[0] for one in requests]):
             return None
@@ -163,7 +160,7 @@ class OutputRules:
         if not isinstance(result, Sequence) or isinstance(result, (str, bytes, bytearray, memoryview)):
             raise OutputError(
                 f"The inference callable of model {self._model!r} must return a list with one mapping of "
-                f"output names to arrays for each request, but returned {_type_name(result)}"
+                f"output names to arrays for each request, but returned {type(result).__name__}"
             )
         if len(result) != count:
             raise OutputError(
@@ -173,7 +170,7 @@ class OutputRules:
             )
         return result
 
-    def _element(self, element: Any, request: RawRequest) -> list[CheckedOutput] | WireFailure | None:
+    def _element(self, element: Any, request: WireRequest) -> list[CheckedOutput] | WireFailure | None:
         if isinstance(element, Exception):
             return failure_of(element)
         if element is None and self._decoupled:
@@ -182,7 +179,7 @@ class OutputRules:
         if not isinstance(data, Mapping):
             raise OutputError(
                 f"Each response of the inference callable of model {self._model!r} must be a mapping of "
-                f"output names to arrays, but one is {_type_name(element)}"
+                f"output names to arrays, but one is {type(element).__name__}"
             )
         requested = request[2]
         # A response of a stream need not be as long as its request: it may be the next few words.
@@ -273,7 +270,7 @@ class OutputRules:
         if not foreign and not isinstance(value, _PLAIN_VALUES):
             hint = ", which was not awaited" if hasattr(value, "__await__") else ""
             raise OutputError(
-                f"{self._of(spec)} must be an array, but the callable returned {_type_name(value)}{hint}"
+                f"{self._of(spec)} must be an array, but the callable returned {type(value).__name__}{hint}"
             )
         try:
             if foreign:
@@ -394,10 +391,6 @@ def _from_library(value: Any) -> NDArray[Any]:
         from gpuserve_worker.calling.torch_tensors import bfloat16_array
 
         return bfloat16_array(value)
-
-
-def _type_name(value: Any) -> str:
-    return type(value).__name__
 
 
 def _list(names: Iterable[str]) -> str:

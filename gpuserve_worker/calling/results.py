@@ -9,14 +9,10 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final
+from typing import Any
 
 from gpuserve_worker.calling.outputs import OutputError
 from gpuserve_worker.protocol.wire import YIELD_WINDOW
-
-_NONE: Final = "a generator that ended without a response"
-_MORE: Final = "more than one response"
-_RETURNED: Final = "a generator that returned its response"
 
 
 def is_deferred(result: Any) -> bool:
@@ -83,7 +79,10 @@ def next_response(generator: Iterator[Any]) -> tuple[bool, Any]:
         return True, next(generator)
     except StopIteration as end:
         if end.value is not None:
-            raise _wrong(_RETURNED, "to yield every response, with `yield` in place of `return`") from None
+            raise OutputError(
+                "The inference callable gave a generator that returned its response; expected to yield every "
+                "response, with `yield` in place of `return`"
+            ) from None
         return False, None
 
 
@@ -113,8 +112,7 @@ async def _first_two_of(generator: AsyncIterator[Any]) -> AsyncIterator[Any]:
 def _only(responses: list[Any]) -> Any:
     if len(responses) == 1:
         return responses[0]
-    raise _wrong(_MORE if responses else _NONE, "exactly one response, or a model that is decoupled")
-
-
-def _wrong(given: str, expected: str) -> OutputError:
-    return OutputError(f"The inference callable gave {given}; expected {expected}")
+    given = "more than one response" if responses else "a generator that ended without a response"
+    raise OutputError(
+        f"The inference callable gave {given}; expected exactly one response, or a model that is decoupled"
+    )

@@ -70,12 +70,9 @@ def batches(warmup: Warmup, model: ModelContext) -> Iterator[Batch]:
     rows = warmup.batch_size if model.batching else None
     made = {one.name: _array(warmup.name, one, rows) for one in warmup.inputs}
     for _ in range(warmup.times):
-        yield _batch({name: array.copy() for name, array in made.items()}, rows, model)
-
-
-def _batch(arrays: dict[str, NDArray[Any]], rows: int | None, model: ModelContext) -> Batch:
-    output_names = tuple(spec.name for spec in model.outputs)
-    return Batch(arrays, [WireRequest(1 if rows is None else rows, {}, ())], output_names, rows is not None)
+        arrays = {name: array.copy() for name, array in made.items()}
+        request = WireRequest(1 if rows is None else rows, {}, ())
+        yield Batch(arrays, [request], tuple(spec.name for spec in model.outputs), rows is not None)
 
 
 def _array(warmup: str, given: WarmupTensor, rows: int | None) -> NDArray[Any]:

@@ -35,23 +35,12 @@ class BatchStage(enum.Enum):
     DROPPED = "the front that wanted it is gone"
 
 
-class BatchStep(enum.Enum):
-    """What takes a batch to its next stage."""
-
-    STAGED = "staged"
-    CALLED = "called"
-    RETURNED = "returned"
-    ANSWERED = "answered"
-    DROPPED = "dropped"
-
-
-TRANSITIONS: Final[dict[tuple[BatchStage, BatchStep], BatchStage]] = {
-    (BatchStage.RECEIVED, BatchStep.STAGED): BatchStage.ARRIVING,
-    (BatchStage.RECEIVED, BatchStep.DROPPED): BatchStage.DROPPED,
-    (BatchStage.ARRIVING, BatchStep.CALLED): BatchStage.COMPUTING,
-    (BatchStage.ARRIVING, BatchStep.DROPPED): BatchStage.DROPPED,
-    (BatchStage.COMPUTING, BatchStep.RETURNED): BatchStage.LEAVING,
-    (BatchStage.LEAVING, BatchStep.ANSWERED): BatchStage.ENDED,
+#: Where a batch may go on to from each stage.
+NEXT: Final = {
+    BatchStage.RECEIVED: (BatchStage.ARRIVING, BatchStage.DROPPED),
+    BatchStage.ARRIVING: (BatchStage.COMPUTING, BatchStage.DROPPED),
+    BatchStage.COMPUTING: (BatchStage.LEAVING,),
+    BatchStage.LEAVING: (BatchStage.ENDED,),
 }
 
 
@@ -70,13 +59,11 @@ class PipelinedBatch:
         self.nbytes = 0
         self.is_cleared = False
 
-    def advance(self, step: BatchStep) -> None:
-        """Take a step; raises ``IllegalStep`` where the table has no such step."""
-        before = self.stage
-        try:
-            self.stage = TRANSITIONS[before, step]
-        except KeyError:
-            raise IllegalStep(f"batch {self.batch_id}: {step.name} at stage {before.name}") from None
+    def advance(self, stage: BatchStage) -> None:
+        """Go on to a stage; raises ``IllegalStep`` where the one before does not lead there."""
+        if stage not in NEXT.get(self.stage, ()):
+            raise IllegalStep(f"batch {self.batch_id}: {stage.name} after {self.stage.name}")
+        self.stage = stage
 
 
 _Batch = TypeVar("_Batch", bound=PipelinedBatch)
@@ -110,17 +97,14 @@ class Pipeline(Generic[_Batch]):
 
     def next_to_stage(self) -> _Batch | None:
         """The oldest batch whose inputs are not on their way yet."""
-        for batch in self._waiting:
-            if batch.stage is BatchStage.RECEIVED:
-                return batch
-        return None
+        return next((one for one in self._waiting if one.stage is BatchStage.RECEIVED), None)
 
     def next_to_call(self) -> _Batch | None:
         """The oldest batch that waits, if no other is being called; it may have to be staged first."""
         return self._waiting[0] if self._waiting and self._computing is None else None
 
     def staged(self, batch: _Batch) -> None:
-        batch.advance(BatchStep.STAGED)
+        batch.advance(BatchStage.ARRIVING)
 
     def called(self, batch: _Batch) -> None:
         """Note that the callable is called; raises ``IllegalStep`` where another batch is, or is to be before
@@ -128,12 +112,12 @@ class Pipeline(Generic[_Batch]):
         """
         if self.next_to_call() is not batch:
             raise IllegalStep(f"batch {batch.batch_id} is called out of turn")
-        batch.advance(BatchStep.CALLED)
+        batch.advance(BatchStage.COMPUTING)
         self._computing = self._waiting.popleft()
 
     def returned(self, batch: _Batch, nbytes: int) -> None:
         """Note that a call is over, well or badly, and how many bytes are to be copied back."""
-        batch.advance(BatchStep.RETURNED)
+        batch.advance(BatchStage.LEAVING)
         batch.nbytes = nbytes
         self._computing = None
         self._leaving.append(batch)
@@ -144,7 +128,7 @@ class Pipeline(Generic[_Batch]):
         """
         if not self._leaving or self._leaving[0] is not batch:
             raise IllegalStep(f"batch {batch.batch_id} is answered out of turn")
-        batch.advance(BatchStep.ANSWERED)
+        batch.advance(BatchStage.ENDED)
         self._leaving.popleft()
 
     def computed(self, batch: _Batch) -> _Batch | None:
@@ -162,5 +146,5 @@ class Pipeline(Generic[_Batch]):
         dropped = list(self._waiting)
         self._waiting.clear()
         for batch in dropped:
-            batch.advance(BatchStep.DROPPED)
+            batch.advance(BatchStage.DROPPED)
         return dropped

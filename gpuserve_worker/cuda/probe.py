@@ -5,41 +5,24 @@
 
 from __future__ import annotations
 
-import enum
 import importlib.util
 import os
 import sys
-from typing import Final
 
 from gpuserve_worker.cuda.device.runtime import CudaError, CudaUnavailable, Runtime, load_runtime
 from gpuserve_worker.running import lifecycle
 
 
-class Usability(enum.Enum):
-    """Whether a process can use any of its devices."""
-
-    USABLE = "one of them at least can be used"
-    UNUSABLE = "none can be used"
-    UNKNOWN = "there is nothing to try them with"
-
-
-_STATUS: Final = {
-    Usability.USABLE: lifecycle.EXIT_STOPPED,
-    Usability.UNUSABLE: lifecycle.EXIT_DEVICE,
-    Usability.UNKNOWN: lifecycle.EXIT_FAILED,
-}
-
-
-def usability() -> Usability:
+def exit_status() -> int:
     """Try every device that this process sees, until one can be used."""
     if importlib.util.find_spec("cupy") is None:
-        return Usability.UNKNOWN
+        return lifecycle.EXIT_FAILED
     try:
         runtime = load_runtime()
         usable = any(_works(runtime, number) for number in range(runtime.device_count()))
     except (CudaUnavailable, CudaError):
         usable = False
-    return Usability.USABLE if usable else Usability.UNUSABLE
+    return lifecycle.EXIT_STOPPED if usable else lifecycle.EXIT_DEVICE
 
 
 def _works(runtime: Runtime, number: int) -> bool:
@@ -57,7 +40,7 @@ def main() -> int:
     """Try the devices and return the exit status."""
     lifecycle.prepare_process()
     _say_nothing()
-    return _STATUS[usability()]
+    return exit_status()
 
 
 def _say_nothing() -> None:

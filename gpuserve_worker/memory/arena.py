@@ -35,12 +35,7 @@ _CGROUPS: Final = (
     ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
     ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-_F_ADD_SEALS: Final = 1033
-_F_GET_SEALS: Final = 1034
-_F_SEAL_SEAL: Final = 1
-_F_SEAL_SHRINK: Final = 2
-_F_SEAL_GROW: Final = 4
-_SEALS: Final = _F_SEAL_SEAL | _F_SEAL_SHRINK | _F_SEAL_GROW
+_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class OutOfMemory(Exception):
@@ -118,7 +113,7 @@ def _create_memfd(nbytes: int) -> int:
     fd = os.memfd_create("gpuserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(fd, 0, nbytes)
-        fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:
         os.close(fd)
         raise OutOfMemory(f"no shared memory for {nbytes} bytes: {error.strerror}") from error
@@ -297,7 +292,7 @@ class Mapping:
         """Map a segment; ``fd`` stays the caller's to close. Raises ``ValueError`` where the memfd is not
         sealed against shrinking, or shorter than ``nbytes``.
         """
-        if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK or os.fstat(fd).st_size < nbytes:
+        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK or os.fstat(fd).st_size < nbytes:
             raise ValueError(f"segment {segment} is not a sealed memory of {nbytes} bytes")
         mapped = mmap.mmap(fd, nbytes)
         view = memoryview(mapped)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 import numpy as np
 
@@ -142,17 +142,10 @@ class _NoRegion:
     def __init__(self, problem: str) -> None:
         self._problem = problem
 
-    def read(self, place: Place, target: memoryview) -> None:
+    def _refuse(self, place: Place, *_: object) -> NoReturn:
         raise RegionError(self._problem)
 
-    def begin_read(self, place: Place, target: memoryview) -> bool:
-        raise RegionError(self._problem)
-
-    def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
-        raise RegionError(self._problem)
-
-    def check(self, place: Place) -> None:
-        raise RegionError(self._problem)
+    read = begin_read = write = check = _refuse
 
     def close(self) -> None:
         pass

@@ -26,42 +26,26 @@ if TYPE_CHECKING:
 BYTES: Final = "BYTES"
 BF16: Final = "BF16"
 
-#: v2 datatype -> bytes an element takes. BYTES has no fixed size and is 0.
-ITEMSIZE: Final[dict[str, int]] = {
-    "BOOL": 1,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "FP16": 2,
-    "BF16": 2,
-    "FP32": 4,
-    "FP64": 8,
-    "BYTES": 0,
-}
-
-#: numpy name -> v2 datatype, for every numpy type that has one and needs no further look.
-_DATATYPE_OF_NUMPY: Final[dict[str, str]] = {
-    "bool": "BOOL",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "float16": "FP16",
-    "bfloat16": "BF16",
-    "float32": "FP32",
-    "float64": "FP64",
-    "object": "BYTES",
-}
-_NUMPY_OF_DATATYPE: Final[dict[str, str]] = {datatype: name for name, datatype in _DATATYPE_OF_NUMPY.items()}
+#: v2 datatype, its numpy name, and the bytes that an element takes. BYTES has no fixed size and is 0.
+_TYPES: Final = (
+    ("BOOL", "bool", 1),
+    ("INT8", "int8", 1),
+    ("INT16", "int16", 2),
+    ("INT32", "int32", 4),
+    ("INT64", "int64", 8),
+    ("UINT8", "uint8", 1),
+    ("UINT16", "uint16", 2),
+    ("UINT32", "uint32", 4),
+    ("UINT64", "uint64", 8),
+    ("FP16", "float16", 2),
+    ("BF16", "bfloat16", 2),
+    ("FP32", "float32", 4),
+    ("FP64", "float64", 8),
+    ("BYTES", "object", 0),
+)
+ITEMSIZE: Final = {datatype: nbytes for datatype, _, nbytes in _TYPES}
+_NUMPY_OF_DATATYPE: Final = {datatype: name for datatype, name, _ in _TYPES}
+_DATATYPE_OF_NUMPY: Final = {name: datatype for datatype, name, _ in _TYPES}
 #: Words people write for a byte-string tensor.
 _BYTES_WORDS: Final = frozenset({"bytes", "object", "string", "bytes_", "type_string"})
 #: numpy's kinds that have no v2 datatype -> what to use.

@@ -252,7 +252,7 @@ class AsyncExecution:
             else:
                 written = await _ended(session.device.begin_outputs(answers, requests))
         except OutOfMemory as error:
-            raise _Stopped(self._execution.no_memory(error)) from None
+            raise _Stopped(self._execution.failure(error)) from None
         session.send(wire.Yield(batch.run.batch_id, *written))
         for position, answer in enumerate(written.responses or ()):
             if isinstance(answer, WireFailure):  # the last response of its request

@@ -14,7 +14,6 @@ them are on their way to slow clients. Failures are told apart as in ``loop.py``
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -23,29 +22,24 @@ from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.running.async_batches import AsyncBatch, AsyncExecution
-from gpuserve_worker.running.call_port import LinkPort
 from gpuserve_worker.running.model import Model
-from gpuserve_worker.running.session import FrontSession
+from gpuserve_worker.running.reception import LinkReceiver
 from gpuserve_worker.running.supervision import Reporter
 
 #: How long a callable has after a cancellation before it is cancelled again, at the end of the worker.
 _CANCEL_AGAIN_S: Final = 0.1
 
 
-class AsyncLoop:
-    """Runs the batches of one model, several at once; implements ``WorkerLoop`` and ``Receiver``."""
+class AsyncLoop(LinkReceiver):
+    """Runs the batches of one model, several at once; implements ``WorkerLoop``."""
 
     def __init__(self, link: Link, model: Model, reporter: Reporter) -> None:
-        self._link = link
-        self._model = model
-        self.session = self._new_session()
+        super().__init__(link, model)
         self._batches: dict[int, AsyncBatch] = {}
         self._execution = AsyncExecution(model, reporter, self._batches)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
-        self._thread = 0
         self._answered = threading.Condition()
-        self._calls = LinkPort(model.context.calls, self)
         self._ended: asyncio.Future[None] | None = None
         #: Makes its event loop when it is first used; the warm-up and the service must share it.
         self._runner = asyncio.Runner()
@@ -70,10 +64,7 @@ class AsyncLoop:
         self.session.close()
         self._model.path.close()
 
-    def is_own_thread(self) -> bool:
-        return threading.get_ident() == self._thread
-
-    runs_event_loop = is_own_thread
+    runs_event_loop = LinkReceiver.is_own_thread
 
     def wait(self, ready: Callable[[], bool]) -> None:
         """Return when something is true. In the loop's own thread nothing else goes on meanwhile but
@@ -88,7 +79,7 @@ class AsyncLoop:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        self.begin()
         self._model.path.enter_beside()  # the callable may compute in threads of its own
         self._ended = loop.create_future()
         loop.add_reader(self._link.fileno(), self._on_readable)
@@ -127,13 +118,8 @@ class AsyncLoop:
             received = self._link.receive()
             if received is None:
                 self._end(None)
-                return
-            message, fds = received
-            try:
-                self._take(message, fds)
-            finally:
-                for fd in fds:
-                    os.close(fd)
+            else:
+                self._obey(*received)
         except BaseException as error:
             self._end(error)
 
@@ -160,10 +146,6 @@ class AsyncLoop:
                 self._attach(epoch)
             case _:
                 self.session.take_memory(message, fds)
-
-    def _new_session(self) -> FrontSession:
-        model = self._model
-        return FrontSession(self._link, model.path, read_only_inputs=model.read_only_inputs)
 
     def _attach(self, epoch: int) -> None:
         """Give up what is under way: who waited for it waited at the front before."""

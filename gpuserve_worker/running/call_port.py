@@ -4,8 +4,7 @@ business; how a call is waited for is in ``calling/calls.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -17,33 +16,16 @@ from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, encode_bytes
 
 if TYPE_CHECKING:
-    from gpuserve_worker.running.session import FrontSession
+    from gpuserve_worker.running.reception import LinkReceiver
 
 _REPLACED: Final = "the server was interrupted while it answered; the call may be made again"
 _ENDED: Final = "this instance of the model ends, so no other model can be asked any more"
 
 
-class Receiver(Protocol):
-    """Whoever receives from the link, in one thread of its own or in more."""
-
-    @property
-    def session(self) -> FrontSession:
-        """The session with the front that is there now."""
-
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Let messages come in until something is true or the peer is gone; any thread may call it."""
-
-    def is_own_thread(self) -> bool:
-        """Whether the calling thread is the one that the loop runs in."""
-
-    def runs_event_loop(self) -> bool:
-        """Whether messages come in on an event loop in the calling thread."""
-
-
 class LinkPort:
     """The calls of one worker's callable; implements ``CallPort``."""
 
-    def __init__(self, calls: OutgoingCalls, receiver: Receiver) -> None:
+    def __init__(self, calls: OutgoingCalls, receiver: LinkReceiver) -> None:
         self._calls = calls
         self._receiver = receiver
         self.wait = receiver.wait

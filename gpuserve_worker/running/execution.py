@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuserve_worker.calling.failure import (
     DeviceFailure,
@@ -162,9 +162,7 @@ class Execution:
         """The one answer to a batch without a device, written."""
         try:
             outputs, responses, parameters = session.writer.write(answers, run.requests)
-        except OutOfMemory as error:
-            return wire.Failed(run.batch_id, self.no_memory(error), False)
-        except RegionError as error:
+        except (OutOfMemory, RegionError) as error:
             return wire.Failed(run.batch_id, self.failure(error), False)
         return wire.Done(run.batch_id, outputs, responses, False, *watch.phases(), parameters)
 
@@ -173,22 +171,13 @@ class Execution:
     ) -> PendingReply:
         """The one answer to a batch on a device, from which its outputs are on their way."""
         assert session.device is not None, "nothing is on its way on the host"
-        copies: OutputCopies | None = None
-        reply: BatchReply | None = None
+        copies: OutputCopies | wire.Failed
         try:
             copies = session.device.begin_outputs(answers, run.requests)
             watch.leaving()
-        except OutOfMemory as error:
-            reply = wire.Failed(run.batch_id, self.no_memory(error), False)
-        except (DeviceFailure, RegionError) as error:
-            reply = wire.Failed(run.batch_id, self.failure(error), False)
-        return PendingReply(run.batch_id, watch, self, copies, reply)
-
-    def no_memory(self, error: OutOfMemory) -> WireFailure:
-        """The failure of a batch for whose outputs the arena has no room."""
-        text = f"There is no memory for the outputs of model {self._model.name!r}"
-        self._reporter.error(f"{text}: {error}")
-        return WireFailure("INTERNAL", text)
+        except (OutOfMemory, DeviceFailure, RegionError) as error:
+            copies = wire.Failed(run.batch_id, self.failure(error), False)
+        return PendingReply(run.batch_id, watch, self, copies)
 
     def failure_of_call(
         self, error: BaseException, session: FrontSession, inputs: BatchInputs | None
@@ -205,6 +194,10 @@ class Execution:
         """What the client is told of an error in a batch; the log is told more."""
         if isinstance(error, RegionError):  # of the client's doing
             return WireFailure(error.code, str(error))
+        if isinstance(error, OutOfMemory):  # the arena has no room for the outputs
+            text = f"There is no memory for the outputs of model {self._model.name!r}"
+            self._reporter.error(f"{text}: {error}")
+            return WireFailure("INTERNAL", text)
         if isinstance(error, DeviceFailure):
             return self._device_failure(error)
         if isinstance(error, OutputError):
@@ -238,46 +231,29 @@ class Execution:
         return text is not None
 
 
-class PendingReply:
-    """The reply to a batch whose outputs may still be on their way from a device.
+class PendingReply(NamedTuple):
+    """The reply to a batch whose outputs may still be on their way from a device, or its failure."""
 
-    Any thread may wait for it, one at a time. ``copies`` is None where the ``reply`` is there already.
-    """
-
-    def __init__(
-        self,
-        batch_id: int,
-        watch: Stopwatch,
-        execution: Execution,
-        copies: OutputCopies | None,
-        reply: BatchReply | None = None,
-    ) -> None:
-        self._batch_id = batch_id
-        self._watch = watch
-        self._execution = execution
-        self._copies = copies
-        self._reply = reply
+    batch_id: int
+    watch: Stopwatch
+    execution: Execution
+    copies: OutputCopies | wire.Failed
 
     def is_ready(self) -> bool:
         """Whether ``wait()`` returns at once."""
-        return self._copies is None or self._copies.is_ready()
+        return isinstance(self.copies, wire.Failed) or self.copies.is_ready()
 
     def wait(self) -> BatchReply:
-        """The reply, when all of it is there; afterwards nothing of the batch is referred to any more. An
-        error of the device makes it a ``Failed``.
+        """The reply, when all of it is there. To be called once, in any thread. An error of the device makes
+        it a ``Failed``.
         """
-        if self._reply is None:
-            assert self._copies is not None
-            self._reply = self._made(self._copies)
-            self._copies = None
-        return self._reply
-
-    def _made(self, copies: OutputCopies) -> BatchReply:
+        if isinstance(self.copies, wire.Failed):
+            return self.copies
         try:
-            outputs, responses, parameters = copies.wait()
+            outputs, responses, parameters = self.copies.wait()
         except (DeviceFailure, RegionError) as error:
-            return wire.Failed(self._batch_id, self._execution.failure(error), False)
-        return wire.Done(self._batch_id, outputs, responses, False, *self._watch.phases(), parameters)
+            return wire.Failed(self.batch_id, self.execution.failure(error), False)
+        return wire.Done(self.batch_id, outputs, responses, False, *self.watch.phases(), parameters)
 
 
 class KnownSequences:

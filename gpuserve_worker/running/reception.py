@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
@@ -86,29 +87,63 @@ class ReceivingTurn:
                 self._changed.wait()
 
 
-class LinkReception(Generic[_Kept]):
-    """Receives on the link of one loop, and knows the front on it."""
+class LinkReceiver(ABC):
+    """Whoever receives from the link of a worker; ``session`` is that with the front that is there now."""
 
-    def __init__(self, link: Link, model: Model, backlog: Backlog[_Kept]) -> None:
+    def __init__(self, link: Link, model: Model) -> None:
         self._link = link
         self._model = model
-        self._backlog = backlog
         self.session = self._new_session()
+        self._thread = 0
+        self._calls = LinkPort(model.context.calls, self)
+
+    def begin(self) -> None:
+        """Take the calling thread as the loop's own from now on."""
+        self._thread = threading.get_ident()
+
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread is the one that the loop runs in."""
+        return threading.get_ident() == self._thread
+
+    @abstractmethod
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Let messages come in until something is true or the peer is gone; any thread may call it."""
+
+    def runs_event_loop(self) -> bool:
+        """Whether messages come in on an event loop in the calling thread."""
+        return False
+
+    def _new_session(self) -> FrontSession:
+        model = self._model
+        return FrontSession(self._link, model.path, read_only_inputs=model.read_only_inputs)
+
+    def _obey(self, message: wire.Message, fds: list[int]) -> None:
+        try:
+            self._take(message, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    @abstractmethod
+    def _take(self, message: wire.Message, fds: list[int]) -> None:
+        """Obey a message, whose descriptors stay the caller's."""
+
+
+class LinkReception(LinkReceiver, Generic[_Kept]):
+    """Receives on the link of a loop that runs one batch after the other."""
+
+    def __init__(self, link: Link, model: Model, backlog: Backlog[_Kept]) -> None:
+        super().__init__(link, model)
+        self._backlog = backlog
         #: Whether the callable is running.
         self.running = False
         self.stopping = False
         self.ended = False
         #: What a message did that must not have come.
         self._fault: BaseException | None = None
-        self._thread = 0
         self.turn = ReceivingTurn()
         #: Sessions whose memory the batch at hand may still be using.
         self._retired: deque[FrontSession] = deque()
-        self._calls = LinkPort(model.context.calls, self)
-
-    def begin(self) -> None:
-        """Take the calling thread as the loop's own from now on."""
-        self._thread = threading.get_ident()
 
     def next_batch(self) -> _Kept | None:
         """The next batch; all else that comes before it is obeyed. None at the end."""
@@ -173,26 +208,8 @@ class LinkReception(Generic[_Kept]):
         self._backlog.settle()
         self.session.close()
 
-    def is_own_thread(self) -> bool:
-        return threading.get_ident() == self._thread
-
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Receive, or let another thread do so, until something is true or the peer is gone."""
         self.turn.receive_until(lambda: self.ended or ready(), self.receive)
-
-    def runs_event_loop(self) -> bool:
-        return False
-
-    def _new_session(self) -> FrontSession:
-        model = self._model
-        return FrontSession(self._link, model.path, read_only_inputs=model.read_only_inputs)
-
-    def _obey(self, message: wire.Message, fds: list[int]) -> None:
-        try:
-            self._take(message, fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
 
     def _take(self, message: wire.Message, fds: list[int]) -> None:
         match message:

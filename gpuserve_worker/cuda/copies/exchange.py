@@ -5,7 +5,7 @@ are copied by ``output_copies.py`` and ``staging.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -43,10 +43,6 @@ class ExportExchange:
         ``CudaError`` where the device cannot be used any more.
         """
         return self._device.exports.allocate(nbytes, self._announce)
-
-    def take_back(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """Free blocks that were not sent after all, or that nobody reads any more; (segment, offset) each."""
-        self._device.exports.free(blocks)
 
     def _announce(self, segment: ExportedSegment) -> None:
         self._send(wire.ExportSegment(*segment))
@@ -94,7 +90,7 @@ class ExportExchange:
             case wire.StartExports():
                 self._start()
             case wire.FreeExports(blocks):
-                self.take_back(blocks)
+                self._device.exports.free(blocks)
             case wire.LendExport(segment, nbytes, handle):
                 self._send(wire.ExportOpened(segment, self._open(segment, nbytes, handle)))
             case wire.UnlendExport(segment):

@@ -344,7 +344,7 @@ class DeviceWriter(OutputWriter):
             key = (payload.segment, payload.offset)
         else:
             if isinstance(payload, Exported):
-                self._exchange.take_back([(payload.segment, payload.offset)])
+                self._device.exports.free([(payload.segment, payload.offset)])
             return
         if key in self._blocks:
             self._free([key])
