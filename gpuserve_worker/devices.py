@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def open_path(init: Init, reporter: Reporter) -> WorkerDevicePath:
-    """The path to the worker's device, opened before user code can be in its way. Raises ``LoadError`` where
-    without the device the model's inputs cannot be what they are declared to be.
-    """
+    """The path to the worker's device, opened before user code can be in its way; raises ``LoadError``."""
     if init.device != "cpu":
         from gpuserve_worker.cuda.path import open_cuda
 

@@ -28,12 +28,7 @@ DEFAULT_CONCURRENCY: Final = 16
 
 
 def load_model(init: Init, reporter: Reporter) -> Model:
-    """Load what ``init`` names; the supervisor is told of each phase.
-
-    Raises:
-        LoadError: it cannot be loaded; nothing is told to the supervisor of that.
-        OSError: the supervisor is gone.
-    """
+    """Load what ``init`` names; the supervisor is told of each phase, but of no ``LoadError``."""
     if init.protocol != PROTOCOL:
         raise LoadError(f"the supervisor speaks protocol {init.protocol}, this worker protocol {PROTOCOL}")
     context = _context(init)
@@ -59,9 +54,7 @@ def new_loop(link: Link, model: Model, reporter: Reporter) -> WorkerLoop:
 
 
 def warm_up(init: Init, model: Model, loop: WorkerLoop, reporter: Reporter) -> None:
-    """Run the declared warm-ups. One that fails is logged, and the model is served all the same. Raises
-    ``OSError`` where the supervisor is gone.
-    """
+    """Run the declared warm-ups. One that fails is logged, and the model is served all the same."""
     if not init.warmup:
         return
     reporter.phase("warming up")

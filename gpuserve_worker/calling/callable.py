@@ -59,10 +59,8 @@ YIELDING: Final = frozenset({CallableKind.GENERATOR, CallableKind.ASYNC_GENERATO
 
 
 def locate(source: MutableMapping[str, Any]) -> Any:
-    """The target that ``wire.Init.source`` leads to: imported, unpickled, or the object itself.
-
-    A pickle is taken out of ``source``: arrays of gigabytes are not to be kept twice. Raises ``LoadError``
-    where there is none, or its module raises.
+    """The target that ``wire.Init.source`` leads to: imported, unpickled, or the object itself. A pickle is
+    taken out of ``source``: arrays of gigabytes are not to be kept twice.
     """
     if "object" in source:
         return source["object"]
@@ -76,9 +74,7 @@ def locate(source: MutableMapping[str, Any]) -> Any:
 def build(
     target: Any, source: Mapping[str, Any], device: str, *, decoupled: bool = False
 ) -> InferenceCallable:
-    """The inference callable that ``target`` is or makes, by the table above. Raises ``LoadError`` where it
-    cannot be called, raises while it is made, or yields where the model is not ``decoupled``.
-    """
+    """The inference callable that ``target`` is or makes, by the table above; raises ``LoadError``."""
     name = str(source.get("path") or getattr(target, "__qualname__", type(target).__name__))
     kwargs = dict(source.get("kwargs") or {})
     made = target

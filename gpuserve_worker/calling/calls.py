@@ -54,9 +54,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class CallRequest(NamedTuple):
-    """What is asked of a model. Arrays have the batch axis in front where the model batches. ``blocks``: the
-    thread that asks does nothing else meanwhile.
-    """
+    """What is asked of a model. ``blocks``: the thread that asks does nothing else meanwhile."""
 
     model: str
     version: str
@@ -69,9 +67,8 @@ class CallRequest(NamedTuple):
 
 
 class CallReply(NamedTuple):
-    """One response to a question, an error in its place, or neither, which is the end of a stream.
-
-    ``lease`` is what is to be given back when it is taken, 0 where its arrays do that.
+    """One response to a question, an error in its place, or neither, which is the end of a stream. ``lease``
+    is what is to be given back when it is taken, 0 where its arrays do that.
     """
 
     outputs: dict[str, NDArray[Any]] | None
@@ -85,9 +82,7 @@ class CallPort(Protocol):
     """What a loop does for the calls of its callable."""
 
     def ask(self, call_id: int, call_request: CallRequest) -> None:
-        """Send a question. Raises ``ModelCallError`` where its inputs are no tensors, or there is no memory
-        for them.
-        """
+        """Send a question; ``ModelCallError``: its inputs are no tensors, or there is no memory for them."""
 
     def call_off(self, call_id: int) -> None:
         """Say that nobody waits for the answer any more."""

@@ -62,10 +62,7 @@ def client_text(error: BaseException) -> str:
 
 
 def failure_of(error: BaseException) -> WireFailure:
-    """What a client is told of an error: its text, and its code where it is a ``RequestError``.
-
-    Such an error is known by its ``code``, whose value is one of ``CODES``; all others are INTERNAL.
-    """
+    """What a client is told of an error: its text, and its ``code`` where the value is in ``CODES``."""
     code = getattr(getattr(error, "code", None), "value", None)
     return WireFailure(code if isinstance(code, str) and code in CODES else INTERNAL, client_text(error))
 

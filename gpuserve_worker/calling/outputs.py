@@ -104,10 +104,8 @@ class OutputRules:
         self._decoupled = decoupled
 
     def check(self, result: Any, requests: Sequence[WireRequest], *, apart: bool = False) -> BatchAnswers:
-        """The answers in what the callable returned for these requests.
-
-        ``apart``: the requests are to be told apart, whatever the answers look like. Raises ``OutputError``
-        where it is no set of outputs for them.
+        """The answers in what the callable returned for these requests, each request's by itself where
+        ``apart``; raises ``OutputError``.
         """
         if type(result) is BatchedOutputs and (not apart or len(requests) == 1):
             whole = self._whole(result, requests)

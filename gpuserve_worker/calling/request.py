@@ -30,10 +30,8 @@ def accept_batch(function: Callable[..., Any]) -> None:
 
 
 def accepts_batch(inference_callable: Any) -> bool:
-    """Whether this callable (function, method, object with ``__call__``, partial of one) was marked itself.
-
-    The mark names the function it was put on: a wrapper that copied the attributes of a marked
-    function, as ``functools.wraps`` does, is not meant by it.
+    """Whether this callable was marked itself. The mark names its function: a wrapper that copied the
+    attributes of a marked function, as ``functools.wraps`` does, is not meant by it.
     """
     while isinstance(inference_callable, partial):  # what it was given comes before the requests
         inference_callable = inference_callable.func
@@ -124,10 +122,9 @@ class _Changed(Request):
 
 
 class RequestBatch(list[Request]):
-    """The requests of one call, in order.
-
-    ``output_names`` are the declared outputs, in order: a callable that answers with a list means
-    them by position. ``batching`` says whether axis 0 of the arrays is a batch axis.
+    """The requests of one call, in order. ``output_names`` are the declared outputs, in order: a callable
+    that answers with a list means them by position. ``batching`` says whether axis 0 of the arrays is a batch
+    axis.
     """
 
     def __init__(self, requests: Sequence[Request], output_names: Sequence[str], batching: bool) -> None:
@@ -137,11 +134,9 @@ class RequestBatch(list[Request]):
 
 
 class Batch:
-    """One call's inputs before they are cut into requests.
-
-    ``arrays`` holds one array for each input with the rows of every request; where the model does not
-    batch, the arrays of its only request. ``rows`` is how many rows each request has. ``requests`` is,
-    for each request, what came for it: a ``WireRequest``, or a plain tuple of its fields.
+    """One call's inputs before they are cut into requests. ``arrays`` holds one array for each input with the
+    rows of every request; ``rows`` is how many each has. ``requests`` are ``WireRequest``, or plain tuples of
+    its fields.
     """
 
     __slots__ = ("arrays", "batching", "output_names", "requests", "rows")
@@ -178,10 +173,7 @@ class Batch:
 
 
 class BatchedOutputs(Sequence["Arrays"]):
-    """Outputs of a whole batch, seen as one mapping of arrays for each request.
-
-    Iterating or indexing cuts views; the worker sends ``arrays`` as they are.
-    """
+    """Outputs of a whole batch, seen as one mapping of arrays for each request, which are views."""
 
     __slots__ = ("arrays", "rows")
 

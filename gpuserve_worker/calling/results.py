@@ -21,8 +21,8 @@ def is_deferred(result: Any) -> bool:
 
 
 def only_result(result: Any) -> Any:
-    """The one answer in what a plain function gave; one that has to be awaited is, here and now. Raises
-    ``OutputError`` where there is not exactly one.
+    """The one answer in what a plain function gave, awaited here and now where it has to be; ``OutputError``:
+    it is not one.
     """
     if not is_deferred(result):
         return result
@@ -51,8 +51,8 @@ def try_result(result: Any) -> None:
 
 
 async def try_async_result(result: Any) -> None:
-    """The same on the running event loop. A generator is closed after ``YIELD_WINDOW`` responses: it may
-    never end by itself.
+    """The same on the running event loop; a generator may never end, so it is closed after a window of
+    responses.
     """
     if inspect.isawaitable(result):
         result = await result
@@ -73,7 +73,7 @@ async def try_async_result(result: Any) -> None:
 
 def next_response(generator: Iterator[Any]) -> tuple[bool, Any]:
     """The next response of a generator: (True, response), or (False, None) at its end. Raises ``OutputError``
-    where the generator ended with a value: ``return`` was meant as ``yield``.
+    where it ended with a value.
     """
     try:
         return True, next(generator)

@@ -63,9 +63,7 @@ def warmup_batches(raw: Iterable[Sequence[Any]], model: ModelContext) -> Iterato
 
 def batches(warmup: Warmup, model: ModelContext) -> Iterator[Batch]:
     """The same batch as many times as it is to be run, each with arrays of its own, because callables may
-    write to them. For a model that does not batch no axis is added. Raises ``ValueError`` where an input
-    cannot be made, in one sentence: its shape is not complete, or its file cannot be read or holds something
-    else.
+    write to them. Raises ``ValueError`` where an input cannot be made, in one sentence.
     """
     rows = warmup.batch_size if model.batching else None
     made = {one.name: _array(warmup.name, one, rows) for one in warmup.inputs}

@@ -191,9 +191,7 @@ class CudaLoop:
         return False
 
     def _fail(self, job: Job, failure: WireFailure) -> None:
-        """Answer a batch whose call gave no answers. Those before it are told first, as it may have to be
-        known how they ended.
-        """
+        """Answer a batch whose call gave no answers, once it is known how those before it ended."""
         self._jobs.drain()
         lost = self._loss.find()
         self._jobs.returned(job, 0)

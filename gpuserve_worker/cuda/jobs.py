@@ -20,9 +20,7 @@ from gpuserve_worker.running.session import BatchReply, FrontSession
 
 
 class Job(PipelinedBatch):
-    """One batch: whose it is, and what there is of it at each stage. ``problem`` is why its inputs cannot be
-    had.
-    """
+    """One batch: whose it is, and what there is of it at each stage. ``problem`` is why it has no inputs."""
 
     def __init__(self, session: FrontSession, run: Run) -> None:
         super().__init__(run.batch_id)
@@ -128,7 +126,7 @@ class Jobs:
 
     def _stage(self, job: Job, *, ahead: bool) -> bool:
         """Whether its inputs are on their way, or never will be. What fails ``ahead`` is tried again in its
-        turn: there may be more memory then.
+        turn.
         """
         with self._staging:
             if job.stage is not BatchStage.RECEIVED:

@@ -45,9 +45,7 @@ class CudaPath:
 
 
 def open_cuda(init: Init, reporter: Reporter) -> CudaPath | None:
-    """The path to a worker's GPU. None where no input has to be there, and CUDA cannot be used. Raises
-    ``LoadError`` where inputs have to be on the GPU, and cannot.
-    """
+    """The path to a worker's GPU; None where CUDA cannot be used, and ``LoadError`` where it has to be."""
     needed = init.array != "numpy" or any(TensorSpec(*one).memory == "gpu" for one in init.inputs)
     if not needed and importlib.util.find_spec("cupy") is None:
         return None

@@ -107,9 +107,7 @@ class Pipeline(Generic[_Batch]):
         batch.advance(BatchStage.ARRIVING)
 
     def called(self, batch: _Batch) -> None:
-        """Note that the callable is called; raises ``IllegalStep`` where another batch is, or is to be before
-        it.
-        """
+        """Note that the callable is called; raises ``IllegalStep`` where it is not its turn."""
         if self.next_to_call() is not batch:
             raise IllegalStep(f"batch {batch.batch_id} is called out of turn")
         batch.advance(BatchStage.COMPUTING)
@@ -123,9 +121,7 @@ class Pipeline(Generic[_Batch]):
         self._leaving.append(batch)
 
     def answered(self, batch: _Batch) -> None:
-        """Note that the answer is sent; raises ``IllegalStep`` where another batch is to be answered before
-        it.
-        """
+        """Note that the answer is sent; raises ``IllegalStep`` where it is not its turn."""
         if not self._leaving or self._leaving[0] is not batch:
             raise IllegalStep(f"batch {batch.batch_id} is answered out of turn")
         batch.advance(BatchStage.ENDED)

@@ -48,9 +48,7 @@ _CAPTURE: Final = range(900, 909)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception, or the one that it was raised from, says that the device's memory did not
-    suffice.
-    """
+    """Whether an exception, or one that it was raised from, says that the device's memory did not suffice."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:
@@ -69,9 +67,7 @@ def _says_out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory(device: CudaDevice) -> None:
-    """Have every cache of the device's memory given up, as far as nothing is in it. Raises ``CudaError``
-    where the device cannot be used any more.
-    """
+    """Have every cache of the device's memory given up, as far as nothing is in it."""
     gc.collect()  # what the callable made may be in a cycle, as the frames of what it raised are
     device.buffers.trim()
     device.runtime.cupy.get_default_memory_pool().free_all_blocks()
@@ -101,9 +97,7 @@ def _error_of(device: CudaDevice) -> CudaError | None:
 
 
 class Loss:
-    """Whether the process can use its device no more, which several threads may find out at once. ``text``
-    says why.
-    """
+    """Whether the process can use its device no more, and why (``text``). Any thread may find it out."""
 
     def __init__(self, device: CudaDevice, model: str, instance: str) -> None:
         self._device = device

@@ -51,10 +51,8 @@ class PageLocks(Protocol):
 
 
 class Allocator:
-    """Offsets of free space in one segment: first fit, neighbours merge. Pure bookkeeping.
-
-    Free runs are kept sorted by offset; a segment holds few blocks, since small tensors never come
-    here, so a linear search is short.
+    """Offsets of free space in one segment: first fit, neighbours merge. Free runs are kept sorted; there are
+    few, since small tensors never come here, so a linear search is short.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -121,9 +119,7 @@ def _create_memfd(nbytes: int) -> int:
 
 
 class Block:
-    """``nbytes`` in an arena of this process, from ``offset`` of a segment on (a multiple of ``ALIGNMENT``),
-    and a writable view of exactly them.
-    """
+    """``nbytes`` in an arena of this process, at ``offset`` of a segment, and a writable view of them."""
 
     __slots__ = ("arena", "nbytes", "offset", "segment", "view")
 
@@ -157,10 +153,8 @@ class ArenaStatistics(NamedTuple):
 
 
 class Arena:
-    """Shared memory that this process owns. Not thread-safe.
-
-    ``on_segment(segment, fd, nbytes)`` is told of each new segment, so that the borrowers can be
-    sent it, and ``on_drop(segment)`` of each one given up.
+    """Shared memory that this process owns. Not thread-safe. ``on_segment(segment, fd, nbytes)`` is told of
+    each new segment, which borrowers are to be sent, and ``on_drop(segment)`` of each one given up.
     """
 
     def __init__(
@@ -183,9 +177,7 @@ class Arena:
         self._freed = 0
 
     def allocate(self, nbytes: int) -> Block:
-        """A block of ``nbytes``, not cleared. Raises ``OutOfMemory`` where the arena's limit or the machine
-        does not allow it.
-        """
+        """A block, not cleared; ``OutOfMemory``: the arena's limit or the machine does not allow it."""
         size = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
         number, offset = self._place(size)
         segment = self._segments[number]
@@ -289,9 +281,7 @@ class Mapping:
         self._locks = locks
 
     def attach(self, segment: int, fd: int, nbytes: int) -> None:
-        """Map a segment; ``fd`` stays the caller's to close. Raises ``ValueError`` where the memfd is not
-        sealed against shrinking, or shorter than ``nbytes``.
-        """
+        """Map a segment; ``fd`` stays the caller's. ``ValueError``: it is too short, or not sealed."""
         if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK or os.fstat(fd).st_size < nbytes:
             raise ValueError(f"segment {segment} is not a sealed memory of {nbytes} bytes")
         mapped = mmap.mmap(fd, nbytes)
@@ -332,10 +322,9 @@ def _unmap(mapped: mmap.mmap, view: memoryview) -> None:
 
 
 def available_nbytes(root: Path = Path("/")) -> int | None:
-    """Bytes that this machine and our control group have left to be reserved; None where nothing tells.
-
-    A memfd has no limit of its own: reserving more than there is does not fail, it wakes the OOM killer,
-    which may choose anybody. Read when a segment is made, never for a request.
+    """Bytes that this machine and our control group have left to be reserved; None where nothing tells. A
+    memfd has no limit of its own: reserving more than there is wakes the OOM killer, which may choose
+    anybody.
     """
     told = [_of_machine(root), *(_of_group(root, limit, usage) for limit, usage in _CGROUPS)]
     known = [nbytes for nbytes in told if nbytes is not None]

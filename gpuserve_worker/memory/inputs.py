@@ -114,12 +114,9 @@ class Inputs:
         self._read_only = read_only
 
     def arrays(self, batch_id: int, tensors: tuple[WireTensor, ...]) -> dict[str, NDArray[Any]]:
-        """One array for each tensor, by name, of its shape and the numpy type of its datatype (``bytes``
-        objects for BYTES). What is in a client's region is read where it is, and never written to.
-
-        Raises:
-            RegionError: a client's region has shrunk.
-            ValueError: a tensor does not lie in memory that was announced, or is not what it says.
+        """One array for each tensor, by name; of ``bytes`` objects for BYTES. What is in a client's region is
+        read where it is, and never written to (``RegionError``: it has shrunk). Raises ``ValueError`` where a
+        tensor does not lie in memory that was announced, or is not what it says.
         """
         arrays: dict[str, NDArray[Any]] = {}
         lease: _InputLease | None = None

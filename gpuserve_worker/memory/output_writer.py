@@ -49,13 +49,8 @@ class OutputWriter:
         self._closed = False
 
     def write(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> Written:
-        """The answers to these requests. Up to ``INLINE_NBYTES`` travel in the message itself.
-
-        After ``close()`` nothing is written: nobody would read it.
-
-        Raises:
-            OutOfMemory: the arena has no room; nothing is kept.
-            RegionError: a client's region that they are a part of has shrunk; likewise.
+        """The answers to these requests; after ``close()`` nothing is written. Raises ``OutOfMemory``, or
+        ``RegionError`` where a client's region that they are a part of has shrunk; nothing is kept then.
         """
         with self._lock:
             return Written(None, None, ()) if self._closed else self._write(answers, requests)
@@ -87,9 +82,7 @@ class OutputWriter:
         self._free((block.segment, block.offset) for block in taken)
 
     def tensors(self, outputs: list[CheckedOutput]) -> tuple[WireTensor, ...]:
-        """Tensors that are no answer, but come back by ``Free`` as those of an answer do. Raises
-        ``OutOfMemory`` where the arena has no room; nothing is kept.
-        """
+        """Tensors that are no answer, but come back by ``Free`` as those do; raises as ``write``."""
         return self.write(BatchAnswers(outputs, None), ()).outputs or ()
 
     def free(self, places: Iterable[tuple[int, int]]) -> None:
@@ -172,9 +165,7 @@ class _TooSmall(Exception):
 
 
 def used_place(output: CheckedOutput, place: Place) -> Place:
-    """The part of a client's place that an output fills. Raises ``_TooSmall`` where it has no room for it,
-    which the response says.
-    """
+    """The part of a client's place that an output fills; raises ``_TooSmall``, which the response says."""
     if output.nbytes > place.nbytes:
         raise _TooSmall(
             f"shared memory size specified with the request for output '{output.name}' ({place.nbytes} "
@@ -210,9 +201,7 @@ def as_bytes(output: CheckedOutput) -> bytes:
 
 
 def fill(memory: memoryview, output: CheckedOutput) -> None:
-    """Write an output row-major to memory of its ``nbytes``: the parts one after the other along axis 0, cast
-    as they go.
-    """
+    """Write an output row-major to memory of its ``nbytes``: its parts along axis 0, cast as they go."""
     position = 0
     if output.datatype == BYTES:
         for part in output.parts:

@@ -28,9 +28,8 @@ _GRANULARITY: Final = mmap.ALLOCATIONGRANULARITY
 
 
 class RegionError(Exception):
-    """A client's region is not what it was registered as. The text is one sentence for the client.
-
-    ``code`` is the name of the ``errors.Code`` that the client is told.
+    """A client's region is not what it was registered as. The text is one sentence for the client, who is
+    told ``code``, a name of ``errors.Code``.
     """
 
     code = "INVALID_ARGUMENT"
@@ -58,11 +57,8 @@ class DeviceRegionOpener(Protocol):
     """Opens clients' regions of device memory."""
 
     def open_region(self, nbytes: int, raw_handle: bytes) -> RegionMemory:
-        """The region of ``nbytes`` behind a handle of another process.
-
-        Raises:
-            RegionError: there is no such memory on the worker's device.
-            DeviceFailure: the device cannot be used any more.
+        """The region of ``nbytes`` behind a handle of another process. Raises ``RegionError`` where the
+        device has no such memory, ``DeviceFailure`` where it cannot be used any more.
         """
 
     def end_reads(self) -> None:
@@ -165,9 +161,7 @@ class ClientRegions:
     def attach_on_device(
         self, number: int, nbytes: int, raw_handle: bytes, opener: DeviceRegionOpener | None
     ) -> str:
-        """Know a region of memory of the worker's device: why it cannot be used, or nothing. Raises
-        ``DeviceFailure`` where the device cannot be used any more.
-        """
+        """Know a region of memory of the worker's device: why it cannot be used, or nothing."""
         try:
             if opener is None:
                 raise RegionError(_NO_DEVICE)
@@ -186,12 +180,7 @@ class ClientRegions:
         self._regions.pop(number).close()
 
     def view(self, place: Place) -> memoryview:
-        """The bytes of a place in system memory, writable.
-
-        Raises:
-            RegionError, ValueError: as ``SystemRegion.view``.
-            KeyError: there is no such region.
-        """
+        """The writable bytes of a place in system memory; raises as ``SystemRegion.view``, or ``KeyError``."""
         region = self._regions[place.region]
         if not isinstance(region, SystemRegion):
             raise ValueError(f"region {place.region} is not of system memory")
@@ -212,10 +201,7 @@ class ClientRegions:
         self._regions[place.region].write(place, put)
 
     def check(self, place: Place) -> None:
-        """To be called after a view was used; raises as ``SystemRegion.check``.
-
-        A region that has gone with its front is of no interest to anybody.
-        """
+        """To be called after a view was used; nobody cares for a region that has gone with its front."""
         region = self._regions.get(place.region)
         if region is not None:
             region.check(place)

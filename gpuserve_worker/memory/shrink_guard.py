@@ -72,9 +72,8 @@ class ShrinkGuard:
         self._libc: Any = None
 
     def watch(self, memory: NDArray[np.uint8]) -> MappingWatch:
-        """Guard a mapping from its first page on, for as long as the array over it lives.
-
-        The array is what keeps the mapping from being unmapped: every other view is made from it.
+        """Guard a mapping from its first page on, for as long as the array over it lives, of which every view
+        is made.
         """
         pages = -(-memory.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         watch = MappingWatch(memory.ctypes.data, pages)

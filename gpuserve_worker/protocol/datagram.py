@@ -33,9 +33,7 @@ _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fc
 
 
 def send(sock: socket.socket, data: bytes, fds: Sequence[int] = (), flags: int = 0) -> None:
-    """Send one message. The descriptors stay the caller's. ``flags`` are those of ``sendmsg``. Raises
-    ``OSError`` where the peer is gone, or (on a non-blocking socket) ``BlockingIOError``.
-    """
+    """Send one message. The descriptors stay the caller's. ``flags`` are those of ``sendmsg``."""
     if len(data) <= MAX_DATAGRAM_NBYTES:
         if fds:
             _send_with(sock, data, fds, flags)
@@ -50,19 +48,15 @@ def send(sock: socket.socket, data: bytes, fds: Sequence[int] = (), flags: int =
 
 
 def receive_buffer() -> memoryview:
-    """What ``receive`` reads into, one for each end: ``MAX_DATAGRAM_NBYTES`` bytes.
-
-    Mapped, not a ``bytearray``, which is cleared: only pages that a message has reached take memory, which
-    is one page for most ends. A server of many models has two ends for each instance.
+    """What ``receive`` reads into, one for each end. Mapped, not a ``bytearray``, which is cleared: only
+    pages that a message has reached take memory, and a server of many models has two ends for each instance.
     """
     return memoryview(mmap.mmap(-1, MAX_DATAGRAM_NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def receive(sock: socket.socket, buffer: memoryview) -> tuple[memoryview | bytes, list[int]]:
-    """Receive one message into a ``receive_buffer()`` and say what came.
-
-    An empty result is the end: the peer closed. The descriptors are the caller's to close. Raises ``OSError``
-    as ``recvmsg``; also for a datagram that is too large or lacks its memfd.
+    """Receive one message into a ``receive_buffer()``; empty: the peer closed. The descriptors are the
+    caller's to close. Raises ``OSError``, also for a datagram that is too large or lacks its memfd.
     """
     nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_NBYTES, _CLOEXEC)
     fds = _descriptors(ancillary) if ancillary else []
@@ -80,10 +74,7 @@ def receive(sock: socket.socket, buffer: memoryview) -> tuple[memoryview | bytes
 
 
 def read_spill(fd: int) -> bytes:
-    """The whole of a spilled message; closes the descriptor.
-
-    It is read and not mapped, so that no peer can take the pages away meanwhile.
-    """
+    """The whole of a spilled message: read and not mapped, so no peer can take the pages away meanwhile."""
     try:
         with open(fd, "rb", closefd=False) as spilled:
             spilled.seek(0)

@@ -42,11 +42,8 @@ class Link:
         return bool(self._readable.poll(0))
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """The next message and its descriptors, which are the caller's; None when the peer is gone.
-
-        Raises:
-            WireError: no message of this protocol, or not the descriptors that belong to it.
-            OSError: as ``datagram.receive``.
+        """The next message and its descriptors, which are the caller's; None when the peer is gone. Raises
+        ``OSError``, or ``WireError`` where it is no message, or has not the descriptors that belong to it.
         """
         try:
             data, fds = datagram.receive(self._socket, self._buffer)
@@ -66,9 +63,7 @@ class Link:
         return message, fds
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send a message; waits while the peer's buffer is full. The descriptors stay the caller's. Raises
-        ``OSError`` where the peer is gone.
-        """
+        """Send a message; waits while the peer's buffer is full. ``OSError``: the peer is gone."""
         datagram.send(self._socket, encode(message), fds)
 
     def try_send(self, message: Message) -> bool:

@@ -35,10 +35,7 @@ class Ref(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where bytes lie in a client's region: its number, an offset in it, a length.
-
-    ``kind`` is "region"; it tells a place from other triples of numbers.
-    """
+    """Where bytes lie in a client's region; ``kind`` tells a place from other triples of numbers."""
 
     region: int
     offset: int
@@ -65,9 +62,8 @@ class Exported(NamedTuple):
 
 
 class DeviceLoan(NamedTuple):
-    """Where bytes lie in the exports of another worker, by the number they were lent under.
-
-    ``in_place``: the callable may be given these very bytes, which are on its own device; otherwise a copy.
+    """Where bytes lie in the exports of another worker, by the number they were lent under. ``in_place``: the
+    callable may be given these very bytes, which are on its own device.
     """
 
     segment: int
@@ -146,9 +142,7 @@ class Fill(NamedTuple):
 
 
 def payload(raw: Any) -> Payload:
-    """A payload field as decoded: bytes stay, a tuple of numbers gets its name back. Raises ``ValueError``
-    where it is of no kind that there is.
-    """
+    """A payload field as decoded: bytes stay, numbers get their name back; ``ValueError``: no such kind."""
     if isinstance(raw, bytes):
         return raw
     if len(raw) == len(Parts._fields):

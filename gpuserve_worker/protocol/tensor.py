@@ -67,10 +67,8 @@ _LONGEST_CUT_NBYTES: Final = 1 << 16
 
 
 class TensorSpec(NamedTuple):
-    """One declared input or output.
-
-    ``shape`` is without the batch dimension where the model batches; -1 stands for any size. An input whose
-    ``memory`` is "gpu" is given to the callable on the GPU of its instance, where that has one.
+    """One declared input or output. ``shape`` is without the batch dimension where the model batches; -1 stands
+    for any size. An input whose ``memory`` is "gpu" is given on the GPU of its instance, where that has one.
     """
 
     name: str
@@ -82,11 +80,8 @@ class TensorSpec(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def numpy_dtype(datatype: str) -> np.dtype[Any]:
-    """The numpy type of a v2 datatype; ``object`` for BYTES.
-
-    Raises:
-        ImportError: BF16 without ``ml_dtypes`` installed.
-        KeyError: the datatype is not one of ``ITEMSIZE``.
+    """The numpy type of a v2 datatype; ``object`` for BYTES. Raises ``KeyError``, and ``ImportError`` for
+    BF16 without ``ml_dtypes`` installed.
     """
     import numpy as np
 
@@ -143,9 +138,7 @@ def element_count(shape: Sequence[int]) -> int:
 
 
 def encode_bytes(elements: Iterable[Any]) -> bytes:
-    """Elements in row-major order as the v2 BYTES layout. ``str`` is encoded as UTF-8. Raises ``TypeError``
-    where an element is neither bytes-like nor str.
-    """
+    """Elements in row-major order as the v2 BYTES layout, ``str`` as UTF-8; ``TypeError``: one is neither."""
     strings = elements if type(elements) is list else list(elements)
     if set(map(type, strings)) != {bytes}:
         strings = [_as_bytes(one) for one in strings]
@@ -171,10 +164,8 @@ def _as_bytes(element: Any) -> bytes:
 
 
 def common_length(data: memoryview | bytes, count: int) -> int | None:
-    """The length of every element of a BYTES payload that holds exactly ``count`` of them, at least one, and
-    all of one length; None for any other.
-
-    Strings of a fixed width and single strings are common, and for them no step an element is needed.
+    """The length of every element of a BYTES payload of exactly ``count``, at least one, all of one length;
+    else None. Strings of a fixed width and single strings are common, and need no step an element.
     """
     nbytes = len(data)
     if not count or nbytes < _PREFIX_NBYTES * count:
@@ -219,7 +210,7 @@ def holds_elements(data: memoryview | bytes, count: int) -> bool:
 
 def element_ends(data: memoryview | bytes, counts: Sequence[int]) -> list[int]:
     """Where in a BYTES payload the first ``counts[0]`` elements end, the next ``counts[1]``, and so on.
-    Raises ``ValueError`` where the payload does not hold exactly as many elements as there are in all.
+    Raises ``ValueError`` where it does not hold exactly as many.
     """
     length = common_length(data, sum(counts))
     if length is not None:
@@ -239,9 +230,7 @@ def element_ends(data: memoryview | bytes, counts: Sequence[int]) -> list[int]:
 
 
 def decode_bytes(data: memoryview | bytes, count: int) -> list[bytes]:
-    """``count`` elements out of the v2 BYTES layout. Raises ``ValueError`` where the layout does not hold
-    exactly ``count`` elements; see ``check_bytes``.
-    """
+    """``count`` elements out of the v2 BYTES layout; raises ``ValueError`` with what ``check_bytes`` says."""
     whole = bytes(data)  # nobody changes it between two looks at it
     elements = []
     position = 0
@@ -283,9 +272,7 @@ def check_bytes(data: memoryview | bytes, count: int) -> str | None:
 
 
 def bytes_array(data: memoryview | bytes, shape: Sequence[int]) -> NDArray[np.object_]:
-    """A BYTES payload as an object array of ``bytes`` of the given shape. Raises ``ValueError`` where the
-    payload does not hold exactly as many elements.
-    """
+    """A BYTES payload as an object array of ``bytes`` of the given shape; raises as ``decode_bytes``."""
     import numpy as np
 
     count = element_count(shape)

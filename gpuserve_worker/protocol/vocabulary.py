@@ -38,10 +38,8 @@ class Vocabulary:
         return packed
 
     def decode(self, data: bytes | memoryview) -> Any:
-        """The message in a datagram.
-
-        Nested tuples arrive as plain tuples; ``tensors()`` and its kin name their fields again. Raises
-        ``WireError`` where not msgpack, an unknown tag, or the wrong number of fields.
+        """The message in a datagram; raises ``WireError``. Nested tuples arrive as plain tuples;
+        ``tensors()`` and its kin name their fields again.
         """
         try:
             tag, *fields = msgpack.unpackb(data, use_list=False, strict_map_key=False)

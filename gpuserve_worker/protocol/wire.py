@@ -331,10 +331,7 @@ class Free(NamedTuple):
 
 
 class StartExports(NamedTuple):
-    """Outputs are to be kept on the device for other workers: have memory for them, and say where it is.
-
-    A worker that cannot says nothing.
-    """
+    """Outputs are to be kept on the device for other workers; one that cannot says nothing."""
 
 
 class ExportSegment(NamedTuple):

@@ -207,9 +207,7 @@ class AsyncExecution:
             await self._send(batch, result)
 
     async def _refuse(self, batch: AsyncBatch, inputs: BatchInputs) -> None:
-        """Tell those requests of a stream that cannot be run; the others go on. Raises ``_Stopped`` where
-        there are none.
-        """
+        """Tell the requests of a stream that cannot be run; ``_Stopped``: no other one is left."""
         if len(batch.run.requests) == 1:
             raise _Stopped(inputs.failures[0])
         each: list[Any] = [inputs.failures.get(position) for position in range(len(batch.run.requests))]

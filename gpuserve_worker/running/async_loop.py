@@ -67,9 +67,7 @@ class AsyncLoop(LinkReceiver):
     runs_event_loop = LinkReceiver.is_own_thread
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Return when something is true. In the loop's own thread nothing else goes on meanwhile but
-        receiving; another thread just waits.
-        """
+        """In the loop's own thread nothing goes on meanwhile but receiving; another thread just waits."""
         if not self.is_own_thread():
             with self._answered:
                 self._answered.wait_for(ready)

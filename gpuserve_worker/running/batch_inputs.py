@@ -40,9 +40,7 @@ class BatchInputs(NamedTuple):
     arrival: Arrival | None = None
 
     def admit(self) -> None:
-        """What is put into the default stream from now on finds the inputs on the device. The host does not
-        wait; without a device nothing is done.
-        """
+        """Let what goes into the default stream from now on find the inputs on the device; does not wait."""
         if self.arrival is not None:
             self.arrival.admit()
 

@@ -85,9 +85,7 @@ class LinkPort:
 
 
 def _tensor(model: str, name: Any, value: Any, reader: DeviceReader | None) -> CheckedOutput:
-    """An input of a call as it is to be written, brought to the host. Raises ``ModelCallError`` where it is
-    no tensor.
-    """
+    """An input of a call as it is to be written, brought to the host; ``ModelCallError``: it is no tensor."""
     if not isinstance(name, str):
         text = f"an input of a call to model {model!r} is named {name!r}: names must be str"
         raise ModelCallError("INVALID_ARGUMENT", text)

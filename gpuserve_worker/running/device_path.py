@@ -65,9 +65,7 @@ class DeviceSession(DeviceRegionOpener, Protocol):
     def begin_outputs(
         self, answers: BatchAnswers, requests: Sequence[wire.WireRequest | int]
     ) -> OutputCopies:
-        """Begin to copy answers to where the front reads them; raises as ``OutputWriter.write``, and
-        ``DeviceFailure``.
-        """
+        """Begin to copy answers to where the front reads them; raises as ``write``, and ``DeviceFailure``."""
 
     def settle_inputs(self, batch_id: int) -> None:
         """Wait until nothing is copied any more from the input memory of a batch."""
@@ -118,11 +116,8 @@ class WorkerLoop(Protocol):
         """Call the callable on a warm-up batch that nobody waits for; raises what it raises."""
 
     def run(self) -> None:
-        """Serve until the peer is gone or ``stop`` is called.
-
-        Raises:
-            OSError: the peer went away while something was sent to it.
-            WireError, ValueError, KeyError: the peer broke the protocol.
+        """Serve until the peer is gone (``OSError`` while something is sent) or ``stop`` is called. Raises
+        ``WireError``, ``ValueError`` or ``KeyError`` where the peer broke the protocol.
         """
 
     def stop(self) -> None:

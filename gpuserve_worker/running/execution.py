@@ -103,12 +103,8 @@ class Execution:
         self._session: FrontSession | None = None
 
     def read_inputs(self, session: FrontSession, run: wire.Run) -> BatchInputs:
-        """The inputs of a batch as arrays. Those for a device are on their way there when this returns; see
-        ``BatchInputs.admit``.
-
-        Raises:
-            RegionError: the client's region that its only request is read from has shrunk.
-            DeviceFailure: the device refused.
+        """The inputs of a batch as arrays, those for a device on their way there; see ``BatchInputs.admit``.
+        Raises ``DeviceFailure``, or ``RegionError`` where the region of its only request has shrunk.
         """
         requests = requests_as_tuples(run.requests)
         if self._sequences is not None:
@@ -139,11 +135,8 @@ class Execution:
     def check(
         self, session: FrontSession, result: Any, run: wire.Run, inputs: BatchInputs, *, apart: bool = False
     ) -> BatchAnswers:
-        """The answers in what the callable gave; ``apart``: each request's by itself.
-
-        Raises:
-            OutputError: they are none.
-            RegionError: a client's region shrank while the callable read it.
+        """The answers in what the callable gave; ``apart``: each request's by itself. Raises ``OutputError``,
+        or ``RegionError`` where a client's region shrank while the callable read it.
         """
         for place in inputs.in_place:
             session.regions.check(place)
@@ -220,10 +213,9 @@ class Execution:
         return WireFailure(code, f"{text}: {client_text(error)}")
 
     def tell_unrecoverable(self) -> bool:
-        """Tell the supervisor, after the answer was sent, that the callable can do no further inference;
-        whether that is so.
-
-        Until the supervisor has decided what becomes of this worker, its callable must not be called again.
+        """Tell the supervisor that the callable can do no further inference, after the answer was sent;
+        whether that is so. Until it has decided what becomes of this worker, the callable must not be called
+        again.
         """
         text, self._unrecoverable = self._unrecoverable, None
         if text is not None:
@@ -244,9 +236,7 @@ class PendingReply(NamedTuple):
         return isinstance(self.copies, wire.Failed) or self.copies.is_ready()
 
     def wait(self) -> BatchReply:
-        """The reply, when all of it is there. To be called once, in any thread. An error of the device makes
-        it a ``Failed``.
-        """
+        """The reply, when all of it is there. To be called once. A device's error makes it a ``Failed``."""
         if isinstance(self.copies, wire.Failed):
             return self.copies
         try:

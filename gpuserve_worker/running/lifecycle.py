@@ -65,8 +65,8 @@ def _prctl(option: int, argument: ctypes.c_char_p | int) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process at once, but for what it has yet to print. What the libraries of a lost device would do
-    at an orderly end is to wait for it, or to abort.
+    """End the process at once, but for what it has yet to print: libraries of a lost device would wait for
+    it, or abort.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # it may be the user's own by now
@@ -75,10 +75,8 @@ def leave(status: int) -> NoReturn:
 
 
 def keep_from_children(*links: Link) -> None:
-    """Close the links in a child that user code forks.
-
-    Descriptors are close-on-exec, but a child that never execs would keep the peer from seeing the
-    worker's end, and could send in its name.
+    """Close the links in a child that user code forks: one that never execs would keep the peer from seeing
+    the worker's end, and could send in its name.
     """
     for link in links:
         os.register_at_fork(after_in_child=link.close)

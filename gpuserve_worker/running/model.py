@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 
 
 class Model(NamedTuple):
-    """A model as its worker knows it.
-
-    ``slots`` is how many batches it takes at once. ``concurrent``: its callable awaits or yields, so it is
-    run by ``async_loop.py``; otherwise by the loop that ``path`` makes.
+    """A model as its worker knows it. ``slots`` is how many batches it takes at once; ``concurrent``: its
+    callable awaits or yields.
     """
 
     context: ModelContext

@@ -21,9 +21,8 @@ _WORD_BITS: Final = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 
 def stay_beside_gpu(cpus: Collection[int], numa_node: int) -> list[str]:
-    """Keep this process to the CPUs (empty: to no fewer than now) and prefer memory of the node (-1: any).
-
-    Returns what was refused, a sentence each.
+    """Keep to the CPUs (empty: to no fewer than now) and prefer memory of the node (-1: any): what was
+    refused.
     """
     refused = []
     if cpus:

@@ -50,9 +50,7 @@ class FrontSession:
         self.writer = OutputWriter(arena, self.regions) if self.device is None else self.device.writer
 
     def take_memory(self, message: wire.Message, fds: list[int]) -> None:
-        """Obey a message about memory. Raises ``WireError`` or ``KeyError`` or ``ValueError`` where it is
-        none, or names memory that there is not.
-        """
+        """Obey a message about memory; raises ``WireError``, ``KeyError`` or ``ValueError`` for any other."""
         match message:
             case wire.Free(blocks):
                 self.writer.free(blocks)
@@ -78,37 +76,26 @@ class FrontSession:
                     raise wire.WireError(f"{type(message).__name__} is not for a worker's link")
 
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> bool:
-        """Send, unless another front has the link by now: what is for this one must not reach that one. Says
-        whether it was sent. Raises ``OSError`` where the front is gone.
-        """
+        """Send, unless another front has the link by now, which must not get it: whether it was sent."""
         with self._lock:
             if not self._retired:
                 self._link.send(message, fds)
             return not self._retired
 
     def send_if_there(self, message: wire.Message) -> None:
-        """Send what a front that is gone need not hear.
-
-        It runs wherever an array happens to die, or when all is given up; that the peer is gone is the
-        loop's to see.
-        """
+        """Send what a front that is gone need not hear, wherever an array dies: the loop sees its end."""
         try:
             self.send(message)
         except OSError:
             pass
 
     def borrow(self, lease: int, tensors: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
-        """The arrays in an answer of another model, and whether the lease ends with the last of them. Raises
-        ``ValueError`` where it names memory that there is not.
-        """
+        """The arrays in an answer of another model, and whether the lease ends with the last of them."""
         arrays = self._answers.arrays(lease, tensors)
         return arrays, bool(lease) and not self._answers.leases.is_free(lease)
 
     def reply(self, reply: BatchReply) -> None:
-        """Send the end of a batch.
-
-        Whoever calls this refers to nothing of the batch any more: what still is, the user keeps.
-        """
+        """Send the end of a batch. Whoever calls this refers to nothing of it any more."""
         batch_id = reply.batch_id
         if self.device is not None:
             self.device.settle_inputs(batch_id)

@@ -47,10 +47,8 @@ class Reporter:
 
 
 class Supervision:
-    """The supervisor's word during the life of the process, heard in a daemon thread.
-
-    ``on_stop`` is what ``Stop`` does. Until a loop is there to finish its batch, it is to exit: user
-    code that loads cannot be interrupted in any other way.
+    """The supervisor's word during the life of the process. ``on_stop`` is what ``Stop`` does: to exit, until
+    a loop is there to finish its batch, since user code that loads cannot be interrupted in any other way.
     """
 
     def __init__(self, boot: Link) -> None:

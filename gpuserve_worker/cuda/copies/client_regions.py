@@ -28,10 +28,7 @@ _NOT_FROM_HERE: Final = "; expected a handle from another process, in a PID name
 
 
 class CudaMemoryRegion:
-    """One region: ``nbytes`` of device memory. Made by ``DeviceRegions.open``.
-
-    Whoever made the memory may free it or die at any time: CUDA keeps it until it is closed here.
-    """
+    """``nbytes`` of device memory, which CUDA keeps until they are closed here, whoever dies meanwhile."""
 
     def __init__(self, device: CudaDevice, regions: DeviceRegions, memory: OpenedMemory, nbytes: int) -> None:
         self._device = device
@@ -66,13 +63,7 @@ class CudaMemoryRegion:
         end_reads(self._device)
 
     def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
-        """Have the bytes of a place put into memory, copy them to the device, and wait until they are there.
-
-        Raises:
-            RegionError: the copy could not be made.
-            CudaError: the device cannot be used any more.
-            ValueError: the place is not in the region.
-        """
+        """Have the bytes of a place put into memory, and copy them to the device; waits for that."""
         to, device = self.address(place), self._device
         device.enter()
         block = device.host_blocks.take(place.nbytes)
@@ -118,12 +109,7 @@ class DeviceRegions:
         return region if isinstance(region, CudaMemoryRegion) else None
 
     def open(self, nbytes: int, raw_handle: bytes) -> CudaMemoryRegion:
-        """The region of ``nbytes`` behind a handle.
-
-        Raises:
-            RegionError: there is no such memory, or no such memory of this device.
-            CudaError: the device cannot be used any more.
-        """
+        """The region of ``nbytes`` behind a handle; ``RegionError``: there is none on this device."""
         self._take_back()
         try:
             self._device.enter()
@@ -159,12 +145,7 @@ class DeviceRegions:
 
 
 def end_reads(device: CudaDevice) -> None:
-    """Wait for the copies to the host that were begun, of all regions.
-
-    Raises:
-        RegionError: one could not be made.
-        CudaError: the device cannot be used any more.
-    """
+    """Wait for the copies to the host that were begun, of all regions; raises as ``copying``."""
     event = device.events.take()
     with copying():
         device.runtime.record(event, device.h2d)

@@ -39,9 +39,7 @@ class ExportExchange:
     # ---- the owner's side -----------------------------------------------------------------
 
     def keep(self, nbytes: int) -> ExportBlock | None:
-        """Memory for an output that stays on the device; None where it has to go to the host. Raises
-        ``CudaError`` where the device cannot be used any more.
-        """
+        """Memory for an output that stays on the device; None where it has to go to the host."""
         return self._device.exports.allocate(nbytes, self._announce)
 
     def _announce(self, segment: ExportedSegment) -> None:
@@ -58,18 +56,11 @@ class ExportExchange:
         return self._at(loan).is_here
 
     def address(self, loan: DeviceLoan) -> int:
-        """Where bytes that were lent are on the device.
-
-        Raises:
-            ExportGone: they could not be opened.
-            ValueError: they are not inside of what was lent.
-        """
+        """Where bytes that were lent are; raises ``ExportGone``, or ``ValueError``: they were not lent."""
         return self._at(loan).address + loan.offset
 
     def lease(self, loan: DeviceLoan, of_batch: object) -> MemoryLease:
-        """What the arrays over a loan refer to; see ``Returns.lease``. Raises as ``address``, and
-        ``CudaError``.
-        """
+        """What the arrays over a loan refer to; see ``Returns.lease``. Raises as ``address``."""
         return self._device.returns.lease(self._at(loan), of_batch)
 
     def _at(self, loan: DeviceLoan) -> OpenedMemory:
@@ -83,9 +74,7 @@ class ExportExchange:
     # ---- messages -------------------------------------------------------------------------
 
     def take(self, message: wire.Message) -> bool:
-        """Obey a message, if it is about exports. What is wrong with the device itself the next batch sees.
-        Raises ``KeyError`` where it names memory that there is not.
-        """
+        """Obey a message, if it is about exports; ``KeyError``: it names memory that there is not."""
         match message:
             case wire.StartExports():
                 self._start()

@@ -80,9 +80,7 @@ class CudaOutputCopies:
             return True
 
     def wait(self) -> Written:
-        """The answers as they are sent, once they are there. To be called once. Raises ``CudaError`` where a
-        copy, or what it waited for, went wrong; nothing is kept.
-        """
+        """The answers as they are sent, once they are there. To be called once; an error keeps nothing."""
         try:
             if self._event and not self._comes_soon():
                 self._device.runtime.wait(self._event)
@@ -134,10 +132,7 @@ class DeviceWriter(OutputWriter):
 
     def begin(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> CudaOutputCopies:
         """Begin to copy the answers to these requests, after the work that is in the default stream now.
-
-        Raises:
-            CudaError: CUDA refused; nothing is kept.
-            OutOfMemory, RegionError: as ``OutputWriter.write``.
+        After an error nothing is kept.
         """
         outputs = list(_outputs(answers))
         on_device = any(map(self._is_on_device, outputs))
@@ -249,10 +244,6 @@ class DeviceWriter(OutputWriter):
     ) -> Block | None:
         """Begin to copy an output to a place of its size. The block from which a part of it comes, if any
         does, is to be kept until the copies are over.
-
-        Raises:
-            OutOfMemory: there is no block.
-            RegionError, CudaError: as ``CudaMemoryRegion.write``.
         """
         stream = self._device.d2h
         if not self._is_on_device(output):
@@ -278,7 +269,6 @@ class DeviceWriter(OutputWriter):
     def _begin_export(self, output: CheckedOutput) -> Exported | None:
         """Begin to copy an output to where other workers can read it on the device. None where it has to go
         to the host: it is there in part, there is no room, or it is so small that it travels in a message.
-        Raises ``CudaError`` where the device cannot be used any more.
         """
         if output.nbytes <= INLINE_NBYTES or not all(isinstance(part, self._array) for part in output.parts):
             return None

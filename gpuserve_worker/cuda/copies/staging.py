@@ -82,9 +82,7 @@ class StagedInputs:
             self._device.runtime.stream_waits(stream, self._buffer.arrived)
 
     def has_come(self) -> bool:
-        """Whether they are there, and the memory that they were copied from is of no use any more. Raises
-        ``CudaError`` where a copy went wrong.
-        """
+        """Whether they are there, and the memory that they were copied from is of no use any more."""
         return self._device.runtime.has_come(self._buffer.arrived)
 
     def settle(self) -> None:
@@ -116,10 +114,7 @@ class Staging:
         self, session: CudaSession, run: Run, failures: dict[int, WireFailure]
     ) -> tuple[dict[str, Any], StagedInputs | None]:
         """All inputs of a batch as arrays by name, and the arrival of those for the device; None if none is.
-
-        Requests whose bytes cannot be had are put into ``failures``, by position; their rows are zeros.
-
-        Raises: as ``bring``.
+        Requests whose bytes cannot be had are put into ``failures``, by position. Raises as ``bring``.
         """
         front = session.front
         if not self._names:
@@ -152,9 +147,7 @@ class Staging:
         return left
 
     def _in_region(self, tensor: WireTensor, regions: DeviceRegions) -> Any | None:
-        """The array over an input that is all in one region, which stays open for as long as the array is
-        there; None where a copy has to be made. Raises ``ValueError`` where the place is not in its region.
-        """
+        """The array over an input that is all in one region, which stays open; None: it is to be copied."""
         place = device_place(tensor[3], regions)
         if place is None or not place.nbytes:
             return None
@@ -166,13 +159,8 @@ class Staging:
         return self._over(address, place.nbytes, region.lease(), tensor)
 
     def _lent(self, tensor: WireTensor, exchange: ExportExchange, of_batch: object) -> Any | None:
-        """The array over what another worker keeps on this device; None where a copy has to be made.
-        ``of_batch`` lives until the device is through with it.
-
-        Raises:
-            CudaError: the device cannot be used any more.
-            ExportGone: it could not be opened.
-            ValueError: it is not inside of what was lent, or not as long as its shape says.
+        """The array over what another worker keeps on this device; None: it is to be copied. ``of_batch``
+        lives until the device is through with it. Raises as ``ExportExchange.address``.
         """
         _, datatype, shape, source = tensor
         loan = loan_of(source)
@@ -203,13 +191,9 @@ class Staging:
     def bring(
         self, session: CudaSession, tensors: Sequence[WireTensor], failures: dict[int, WireFailure]
     ) -> tuple[dict[str, Any], StagedInputs]:
-        """Begin to copy tensors of one batch: arrays on the device of their shapes and datatypes, by name,
-        and when they are there.
-
-        Raises:
-            CudaError: CUDA refused, or the device has no memory.
-            RegionError: the client's region that the only request is read from cannot be read.
-            ValueError: a tensor does not lie in memory that was announced, or is not what it says.
+        """Begin to copy tensors of one batch: arrays on the device by name, and when they are there. Raises
+        ``RegionError`` where the region of the only request cannot be read, ``ValueError`` where a tensor is
+        not in memory that was announced, or not what it says.
         """
         offsets, pieces, nbytes = layout(tensors)
         device, regions = self._device, session.regions
@@ -260,11 +244,7 @@ class _Copying:
 
     def _copy_region(self, piece: Piece, place: Place) -> None:
         """Copy a piece from a client's region of the device. A request whose rows cannot be had is refused,
-        and its rows are zeros.
-
-        Raises:
-            CudaError: the device cannot be used any more.
-            RegionError: they cannot be had, and are those of the whole batch.
+        and its rows are zeros; ``RegionError``: they are those of the whole batch.
         """
         device = self._device
         region = self._session.regions.get(place.region)
@@ -358,9 +338,7 @@ def _kind(source: Any) -> str:
 
 
 def layout(tensors: Sequence[WireTensor]) -> tuple[list[int], list[Piece], int]:
-    """Where each tensor begins in a buffer, what is copied where, and how many bytes the buffer needs. Raises
-    ``ValueError`` where a tensor has more or fewer bytes than its shape says.
-    """
+    """Where each tensor begins in a buffer, what is copied where, and the bytes that the buffer needs."""
     offsets: list[int] = []
     pieces: list[Piece] = []
     end = 0

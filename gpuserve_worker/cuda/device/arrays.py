@@ -67,9 +67,7 @@ class CudaArrays:
         return from_device(array, datatype) if kind == "torch" else array
 
     def streams(self) -> set[int]:
-        """The streams on which the libraries compute in the calling thread: the default one, and what a
-        callable has made the current one instead.
-        """
+        """The streams on which libraries compute in this thread: the default one, and the current ones."""
         streams = {DEFAULT_STREAM, int(self._cupy.cuda.get_current_stream().ptr)}
         try:
             torch = sys.modules.get("torch")
@@ -86,7 +84,7 @@ class CudaArrays:
 
     def read(self, value: Any) -> Any:
         """A value on the device as a CuPy array over the same memory; the default stream waits for the work
-        that makes it. Raises ``Exception`` where the value is none; it may be of any type.
+        that makes it. What the value is may raise anything.
         """
         array = value if isinstance(value, self._cupy.ndarray) else self._of_another(value)
         self._follow(self._cupy.cuda.get_current_stream().ptr)  # which DLPack has let wait for the producer's
@@ -123,9 +121,7 @@ class CudaArrays:
         return self._cupy.from_dlpack(tensor)
 
     def _of_interface(self, value: Any) -> Any:
-        """A CuPy array over the same memory; CuPy's own way would wait on the host for the stream that it
-        names.
-        """
+        """A CuPy array over the same memory; CuPy's own way would wait on the host for its stream."""
         given = value.__cuda_array_interface__
         if given.get("mask") is not None:
             raise ValueError("a masked array cannot be sent")

@@ -44,9 +44,7 @@ class Shelf(Generic[_Item]):
         self.nbytes += nbytes
 
     def take(self, nbytes: int, is_ready: Callable[[_Item], bool]) -> _Item | None:
-        """The smallest that is large enough and ready, of several the longest unused; None where there is
-        none, or only what is far too large.
-        """
+        """The smallest that is large enough and ready, the longest unused first; None where none fits."""
         most = max(nbytes, 1) * _SLACK
         fitting = [one for one in self._entries if nbytes <= one.nbytes <= most]
         fitting.sort(key=lambda one: one.nbytes)
@@ -97,9 +95,7 @@ class Buffers:
         self._closed = False
 
     def take(self, nbytes: int) -> Buffer:
-        """A buffer of at least ``nbytes``, on which the device is at work no more. Raises ``CudaError`` where
-        the device has no memory left, or cannot be used any more.
-        """
+        """A buffer of at least ``nbytes``, on which the device is at work no more."""
         with self._lock:
             self._sort_in()
             # Copies into what is still worked on would wait for the callable; they are to run beside it.
@@ -131,9 +127,7 @@ class Buffers:
         return nbytes
 
     def close(self) -> None:
-        """Give up what no array is over now, and what else there is when its last array dies. Raises
-        ``CudaError`` where the device cannot be used any more.
-        """
+        """Give up what no array is over now, and what else there is when its last array dies."""
         self._closed = True
         self.trim()
 

@@ -33,12 +33,9 @@ def _to_nobody(text: str) -> None: ...
 
 
 class CudaDevice:
-    """Made by ``open_device``. Any thread may use it.
-
-    ``runtime`` is CUDA; ``h2d`` and ``d2h`` are streams; ``events`` are to be taken and given back;
-    ``arrays`` makes and reads arrays; ``page_locks`` are the locked segments; ``buffers`` are memory of the
-    device, ``host_blocks`` locked memory of the host. ``exports`` is what other workers may read, ``opened``
-    and ``returns`` what is lent of theirs.
+    """Made by ``open_device``. Any thread may use it. ``h2d`` and ``d2h`` are streams; ``buffers`` are memory
+    of the device, ``host_blocks`` locked memory of the host; ``exports`` is what other workers may read,
+    ``opened`` and ``returns`` what is lent of theirs.
     """
 
     def __init__(
@@ -64,15 +61,11 @@ class CudaDevice:
         self.returns = Returns(runtime, number, self.events, self.opened)
 
     def enter(self) -> None:
-        """Make it the current device of the calling thread; every thread that uses it begins with this.
-        Raises ``CudaError`` where the device cannot be used.
-        """
+        """Make it the current device of the calling thread; every thread that uses it begins with this."""
         self.runtime.use_device(self.number)
 
     def enter_beside(self) -> None:
-        """As ``enter``, in a thread beside the one that runs the callable, which may capture a graph there.
-        Raises ``CudaError`` where the device cannot be used.
-        """
+        """As ``enter``, beside the thread of the callable, which may capture a graph there."""
         self.enter()
         self.runtime.tolerate_captures()
 
@@ -95,11 +88,8 @@ class CudaDevice:
 
 
 def open_device(number: int = 0, warn: Callable[[str], None] = _to_nobody) -> CudaDevice:
-    """Open a device of this process, the only one as a rule. ``warn`` is told what is to be logged.
-
-    Raises:
-        CudaUnavailable: there is no cupy, or no driver.
-        CudaError: CUDA refused.
+    """Open a device of this process, the only one as a rule. ``warn`` is told what is to be logged. Raises
+    ``CudaUnavailable`` without cupy or a driver.
     """
     runtime = load_runtime()
     runtime.use_device(number)

@@ -78,8 +78,7 @@ class ExportPool:
 
     def start(self, front: Announce) -> None:
         """A front wants outputs to be kept: it is told of every segment there is, and of those to come.
-        Nothing happens where the device has no memory for the first one, or none that can be exported. Raises
-        ``CudaError`` where the device cannot be used any more.
+        Nothing happens where there is no memory for the first one, or none that can be exported.
         """
         with self._lock:
             if not self._owned:
@@ -89,9 +88,7 @@ class ExportPool:
             self._front = front
 
     def allocate(self, nbytes: int, front: Announce) -> ExportBlock | None:
-        """A block of ``nbytes`` for a front, not cleared; None where there is no room, or where that front
-        has not asked for exports, or is gone. Raises ``CudaError`` where the device cannot be used any more.
-        """
+        """A block for a front, not cleared; None: there is no room, or that front has no exports."""
         size = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
         with self._lock:
             if self._front != front:
@@ -109,18 +106,14 @@ class ExportPool:
             return self._lend(added, offset, nbytes, size)
 
     def free(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """Take blocks back that nobody reads any more: (segment, offset) each. Raises ``KeyError`` where no
-        block that is lent begins there.
-        """
+        """Take blocks back that nobody reads any more: (segment, offset) each; ``KeyError``: not lent."""
         with self._lock:
             for segment, offset in blocks:
                 size = self._lent.pop((segment, offset))
                 self._owned[segment].allocator.free(offset, size)
 
     def withdraw(self, front: Announce) -> None:
-        """A front is gone. What is lent may still be read, or written to, by workers that run batches of its;
-        it is not used again.
-        """
+        """A front is gone. What is lent may still be in use by workers that run its batches: it is lost."""
         with self._lock:
             if self._front != front:
                 return

@@ -54,11 +54,8 @@ class OpenedMemories:
         return len(self._open)
 
     def open(self, handle: bytes, nbytes: int) -> OpenedMemory:
-        """The memory of a handle for one more user, who wants ``nbytes`` of it.
-
-        Raises:
-            CudaError: it cannot be opened: its owner is gone, or this device cannot reach it.
-            ValueError: it is not as large.
+        """The memory of a handle for one more user, who wants ``nbytes`` of it; ``ValueError``: it has less.
+        Raises ``CudaError`` where its owner is gone, or this device cannot reach it.
         """
         with self._lock:
             memory = self._open.get(handle)
@@ -137,8 +134,7 @@ class Returns:
 
     def lease(self, opened: OpenedMemory, of_batch: object) -> MemoryLease:
         """What every array over a part of the segment refers to. ``of_batch`` lives until the last of them
-        has died, and the device is through with what it does with them. Raises ``CudaError`` where there is
-        no event to be had.
+        has died, and the device is through with what it does with them.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gs-returns", daemon=True)

@@ -1,7 +1,7 @@
 """The CUDA runtime as a worker uses it: plain numbers in, plain numbers out, and one kind of exception.
 
 The only module that imports cupy. What is done with streams, events and memory is not decided here. Every
-method that can wait lets other threads run meanwhile.
+method that can wait lets other threads run meanwhile. Whatever uses CUDA may raise ``CudaError``.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ def _all_raising(cls: type[_Class]) -> type[_Class]:
 @_all_raising
 class Runtime:
     """CUDA in this process, one method for each of its calls that is used; so there are more than twenty.
-
-    ``cupy`` is the module. Made by ``load_runtime``. Addresses, streams and events are plain numbers.
+    Made by ``load_runtime``. Addresses, streams and events are plain numbers.
     """
 
     def __init__(self, cupy: Any, driver: Any) -> None:
@@ -232,9 +231,7 @@ class Runtime:
 
 
 class Events:
-    """CUDA events to be used again and again: to make one costs more than to record it. Any thread may use
-    them.
-    """
+    """CUDA events to be used again and again, by any thread: to make one costs more than to record it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -243,9 +240,7 @@ class Events:
         self._timing: deque[int] = deque()
 
     def take(self, *, timing: bool = False) -> int:
-        """An event; with ``timing`` one that keeps its time. Raises ``CudaError`` where there is none to be
-        had.
-        """
+        """An event; with ``timing`` one that keeps its time."""
         try:
             return (self._timing if timing else self._plain).popleft()
         except IndexError:
@@ -263,9 +258,7 @@ class Events:
 
 
 def load_runtime() -> Runtime:
-    """CUDA, by way of cupy. No device is opened. Raises ``CudaUnavailable`` where cupy is not installed or
-    cannot be loaded, or there is no driver.
-    """
+    """CUDA, by way of cupy; no device is opened. ``CudaUnavailable``: there is no cupy, or no driver."""
     try:
         import cupy
     except ImportError as error:
