@@ -180,7 +180,7 @@ class ClientRegions:
         self._regions.pop(number).close()
 
     def view(self, place: Place) -> memoryview:
-        """The writable bytes of a place in system memory; raises as ``SystemRegion.view``, or ``KeyError``."""
+        """The bytes of a place in system memory; raises as ``SystemRegion.view``, or ``KeyError``."""
         region = self._regions[place.region]
         if not isinstance(region, SystemRegion):
             raise ValueError(f"region {place.region} is not of system memory")

@@ -67,8 +67,8 @@ _LONGEST_CUT_NBYTES: Final = 1 << 16
 
 
 class TensorSpec(NamedTuple):
-    """One declared input or output. ``shape`` is without the batch dimension where the model batches; -1 stands
-    for any size. An input whose ``memory`` is "gpu" is given on the GPU of its instance, where that has one.
+    """One declared input or output. ``shape`` is without the batch dimension where the model batches; -1
+    stands for any size. An input whose ``memory`` is "gpu" is given on the GPU of its instance, if any.
     """
 
     name: str
