@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self
 
 from gpuserve.client.base import AnyClient, Values
@@ -68,9 +67,7 @@ class FuturesModelClient(AnyClient):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self, wait: bool = True) -> None:

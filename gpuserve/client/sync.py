@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gpuserve.client.base import ModelClientBase, Values
@@ -34,9 +33,7 @@ class SyncClient(ModelClientBase):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""What protocols of the wire and those who answer have in common: one request at its connection."""
+"""What protocols of the wire and those who answer have in common: transports, connections, one request."""
