@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import RequestError
-from gpuserve.front.doors.grpc.requests import infer_message, infer_request, parse_infer_request
+from gpuserve.front.doors.grpc.requests import decode, infer_request, parse_infer_request
 from gpuserve.front.doors.grpc.templates import request_by_template
 from gpuserve.front.v2.types import InferRequest, RegionSlice
 
@@ -23,7 +23,7 @@ RAWS = st.sampled_from([b"", b"\0" * 4, b"\xff" * 200])
 
 def parsed(body: bytes) -> InferRequest:
     """What the parser alone makes of a message."""
-    message = infer_message(body)
+    message = decode(pb.ModelInferRequest, body)
     return infer_request(message, message.raw_input_contents)
 
 

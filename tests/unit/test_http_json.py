@@ -278,7 +278,7 @@ class TestRequestMembers:
             {"inputs": [], "outputs": outputs, "parameters": {"binary_data_output": True}}
         )
         assert request.outputs == ("a", "b")
-        assert [form.is_binary(name) for name in "ab"] == [False, True]
+        assert form == OutputForm(frozenset("b"))
 
 
 class TestMalformedJson:

@@ -18,22 +18,8 @@ from gpuserve_worker.protocol.tensor import BYTES, encode_bytes, numpy_dtype
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: v2 datatype -> the field its elements come in. FP16 and BF16 have none: they are raw only.
-_FIELD: Final = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
-#: Field -> the numpy type of its elements, and how an error calls it.
+#: Field -> the numpy type of its elements, and the v2 datatypes whose elements come in it. FP16 and BF16
+#: come in none: they are raw only.
 _ELEMENTS: Final = {
     "bool_contents": (np.bool_, "BOOL"),
     "int_contents": (np.int32, "INT32/INT16/INT8"),
@@ -43,6 +29,9 @@ _ELEMENTS: Final = {
     "fp32_contents": (np.float32, "FP32"),
     "fp64_contents": (np.float64, "FP64"),
     "bytes_contents": (np.object_, "BYTES"),
+}
+_FIELD: Final = {
+    datatype: field for field, (_, datatypes) in _ELEMENTS.items() for datatype in datatypes.split("/")
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from gpuserve.errors import Code, RequestError, Stopping
-from gpuserve.front.doors.grpc.framing import ACCEPTED_ENCODINGS
+from gpuserve.front.doors.grpc.framing import ACCEPTED_ENCODINGS, IDENTITY
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head
 from gpuserve.front.v2.status import STATUS
 from gpuserve.front.v2.types import InferRequest
@@ -51,8 +51,9 @@ class CallHead(NamedTuple):
 def read_call(head: Head) -> CallHead:
     """What the head of a call says."""
     headers: dict[bytes, bytes] = dict(head.headers)
+    encoding = headers.get(b"grpc-encoding", b"identity").decode("latin-1")
     return CallHead(
-        encoding_of(headers),
+        "" if encoding == IDENTITY else encoding,
         coding_for(head.headers),
         timeout_s_of(headers),
         headers.get(STRICT_ERRORS) == b"true",
@@ -82,13 +83,8 @@ def refuse(exchange: Exchange, error: RequestError) -> None:
     if exchange.started:
         exchange.finish(status_trailers(error))
     else:
-        exchange.start(200, refusal_headers(error), end=True)
-
-
-def encoding_of(headers: Mapping[bytes, bytes]) -> str:
-    """The compression of a call's messages; "" for identity."""
-    encoding = headers.get(b"grpc-encoding", b"identity")
-    return "" if encoding == b"identity" else encoding.decode("latin-1")
+        accepted = [ACCEPT_ENCODING] if error.code is Code.UNIMPLEMENTED else []
+        exchange.start(200, [CONTENT_TYPE, *status_trailers(error), *accepted], end=True)
 
 
 def timeout_s_of(headers: Mapping[bytes, bytes]) -> float | None:
@@ -102,14 +98,6 @@ def timeout_s_of(headers: Mapping[bytes, bytes]) -> float | None:
     if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
         return None
     return int(digits) * unit
-
-
-def refusal_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """Trailers-Only: the status where no message comes before it."""
-    headers = [CONTENT_TYPE, *status_trailers(error)]
-    if error.code is Code.UNIMPLEMENTED:
-        headers.append(ACCEPT_ENCODING)
-    return headers
 
 
 def status_trailers(error: RequestError) -> list[tuple[bytes, bytes]]:

@@ -1,5 +1,5 @@
-"""Server reflection, bytes in and bytes out, under both gRPC doors: what a client without the protobuf files
-asks for. What the files are is in ``grpc_schema``.
+"""Server reflection, bytes in and bytes out: what a client without the protobuf files asks for. What the
+files are is in ``schema.py``.
 
 Every answer stands for itself: a file always comes with all that it imports, whatever was sent before.
 """

@@ -54,15 +54,6 @@ def parse_infer_request(body: bytes | bytearray | memoryview) -> InferRequest:
     return infer_request(message, message.raw_input_contents)
 
 
-def infer_message(body: bytes | bytearray | memoryview) -> Any:
-    """The ``ModelInferRequest`` in its bytes, which may still contradict itself.
-
-    Raises:
-        InvalidArgument: malformed.
-    """
-    return decode(pb.ModelInferRequest, body)
-
-
 def infer_request(message: Any, raws: Sequence[Data]) -> InferRequest:
     """The request of a parsed ``ModelInferRequest`` whose raw contents are ``raws``, in order.
 

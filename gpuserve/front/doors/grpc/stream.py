@@ -1,5 +1,5 @@
-"""One ``ModelStreamInfer`` call, whichever door carries it: requests go in as they come, framed messages
-come out as answers are there. Knows the service and the codec; no exchange and no grpc.aio here.
+"""One ``ModelStreamInfer`` call: requests go in as they come, framed messages come out as answers are there.
+Knows the service and the codec, and no exchange.
 
 Answers of models that give one, and refusals, are sent in the order of their requests; the responses of
 decoupled models as they are produced. An error of a request is a message, and the stream goes on, unless
@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import RequestError, Stopping
 from gpuserve.front.doors.grpc.framing import frame
-from gpuserve.front.doors.grpc.requests import infer_message, infer_request
+from gpuserve.front.doors.grpc.requests import decode, infer_request
 from gpuserve.front.doors.grpc.responses import Piece, check_size, response_parts, varint
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.tracing.reception import Reception
@@ -89,7 +89,7 @@ class InferStream:
             return
         message: Any = None
         try:
-            message = infer_message(body)
+            message = decode(pb.ModelInferRequest, body)
             request = infer_request(message, message.raw_input_contents)
             if self._forwarded:
                 request.parameters.update(self._forwarded)

@@ -52,10 +52,6 @@ class OutputForm(NamedTuple):
     names: frozenset[str] = frozenset()
     everything: bool = False
 
-    def is_binary(self, name: str) -> bool:
-        """Whether the output of this name is sent as binary data, not as JSON."""
-        return self.everything or name in self.names
-
 
 class HeaderInput(NamedTuple):
     """One input: ``nbytes`` of binary data after the JSON, or (None) the bytes that the JSON held, or the
