@@ -9,7 +9,6 @@ The supervisor runs in a thread of this program; no inference runs in it unless
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from gpuserve.declare.ensembles import check_members
 from gpuserve.declare.model import Step, Tensor
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.declare.written import ensemble_spec
+from gpuserve.options import nearest
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.settings.checks import checked_settings
 from gpuserve.settings.server import ServerSettings
@@ -106,6 +106,5 @@ def _check_names(overrides: Mapping[str, Any]) -> None:
     known = [field.name for field in dataclasses.fields(ServerSettings)]
     for name in overrides:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else f", expected one of {', '.join(known)}"
+            meant = nearest(name, known) or f", expected one of {', '.join(known)}"
             raise TypeError(f"Server has no setting {name!r}{meant}")

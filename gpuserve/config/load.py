@@ -15,13 +15,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpuserve.config import models, positions, precedence, rules, schema
-from gpuserve.config.entries.fields import nearest, split_callable
+from gpuserve.config.entries.fields import split_callable
 from gpuserve.config.messages import ConfigProblems, Origin, Problem, dotted, sentence, without_token
 from gpuserve.config.positions import Document, Path
 from gpuserve.config.precedence import Override
 from gpuserve.declare.rules import mapping
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.options import declared
+from gpuserve.options import declared, nearest
 from gpuserve.settings.server import ServerSettings
 from gpuserve.settings.tls import TlsFileError, check_files, tls_files, with_whole_paths
 

@@ -4,7 +4,6 @@ shows once their own keys hold: warm-ups, labels, controls, and how models go to
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,6 @@ from gpuserve.declare.rates import check_rates
 from gpuserve.declare.rules import check_sequences, whole_control
 from gpuserve.declare.spec import (
     NO_RATE,
-    NO_SEQUENCES,
     InstanceSpec,
     LabelSpec,
     ModelSpec,
@@ -29,7 +27,7 @@ from gpuserve.declare.spec import (
 )
 from gpuserve.declare.tensors import labels_from, labels_in, tensor_specs
 from gpuserve.declare.warmups import faults as warmup_faults
-from gpuserve.declare.written import whole_model
+from gpuserve.declare.written import sequence_of, whole_model
 from gpuserve.errors import BadModelConfig, StartupError
 from gpuserve.options import checked, declared, rows
 from gpuserve.settings.server import ServerSettings
@@ -39,6 +37,7 @@ def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
     """The model that an entry without violations stands for; its files are found from ``base_dir``."""
     given = entry.model_dump()
     options = {name: checked(row, given[name], name) for name, row in rows(ModelSpec).items()}
+    sequence = given["sequence_batching"]
     return whole_model(
         entry.name,
         _tensors(entry.inputs),
@@ -46,18 +45,11 @@ def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
         _instances(entry, base_dir),
         given,
         _warmups(entry, base_dir),
-        sequence=_sequence(entry),
+        sequence=sequence_of(sequence and declared(SequenceBatching, sequence)),
         labels=_label_specs(entry, base_dir),
         steps=tuple(declared(StepSpec, one) for one in (given["ensemble"] or {}).get("steps", ())),
         **options,
     )
-
-
-def _sequence(entry: ModelEntry) -> SequenceBatching:
-    if entry.sequence_batching is None:
-        return NO_SEQUENCES
-    made = declared(SequenceBatching, entry.sequence_batching.model_dump())
-    return dataclasses.replace(made, controls=tuple(map(whole_control, made.controls)))
 
 
 def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuserve.config import schema
-from gpuserve.config.entries.fields import nearest
 from gpuserve.config.messages import Origin, Problem
 from gpuserve.config.positions import Path, parse_value
+from gpuserve.options import nearest
 
 PREFIX = "GPUSERVE_"
 _SEPARATOR = "__"

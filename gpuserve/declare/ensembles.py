@@ -8,13 +8,13 @@ reads it waits for that. So the steps are a graph, which must have no cycle.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gpuserve.declare.rules import DeclarationFault, Place
 from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.errors import BadModelConfig
+from gpuserve.options import nearest
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 #: The versions of models by name.
@@ -85,10 +85,10 @@ def _unmade(spec: ModelSpec, inputs: Sequence[str], makers: Mapping[str, int]) -
         for theirs, ours in step.inputs:
             if ours not in there:
                 text = f"tensor {ours!r} is no input of the ensemble, and no step makes it"
-                yield DeclarationFault(("steps", number, "inputs", theirs), text + _near(ours, there))
+                yield DeclarationFault(("steps", number, "inputs", theirs), text + nearest(ours, there))
     for number, output in enumerate(spec.outputs):
         if output.name not in makers:
-            text = f"output {output.name!r} is made by no step{_near(output.name, makers)}"
+            text = f"output {output.name!r} is made by no step{nearest(output.name, makers)}"
             yield DeclarationFault(("outputs", number), text)
 
 
@@ -157,7 +157,7 @@ def _member(step: StepSpec, known: Known) -> ModelSpec | str:
     """The model of a step, or why there is none."""
     versions = known.get(step.model, ())
     if not versions:
-        return f"there is no model {step.model!r}{_near(step.model, known)}"
+        return f"there is no model {step.model!r}{nearest(step.model, known)}"
     if not step.version:
         return versions[-1]
     for one in versions:
@@ -267,11 +267,6 @@ def _fits(made: _Shape, wanted: _Shape) -> bool:
 
 
 # ---- words ----------------------------------------------------------------------------------
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _shown(place: Place) -> str:

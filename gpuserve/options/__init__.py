@@ -14,7 +14,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -339,6 +339,15 @@ def _bounds(said: Option) -> str:
 
 def _kind(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``; did you mean '…'?`` with the known word most like this one, "" where none is."""
+    import difflib
+
+    folded = {candidate.casefold(): candidate for candidate in known}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
+    return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
 # ---- between processes --------------------------------------------------------------------------

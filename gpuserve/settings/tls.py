@@ -102,7 +102,7 @@ def check_files(files: TlsFiles) -> None:
     """
     context = _server_context(files)
     if files.client_ca:
-        _load_authorities(files.client_ca)
+        _load_certificates(files.client_ca, "tls_client_ca")
     _shake_hands(files.certfile, context)
 
 
@@ -140,24 +140,21 @@ def _server_context(files: TlsFiles) -> ssl.SSLContext:
 
 def _unreadable(files: TlsFiles) -> tuple[str, str]:
     """Which of the two files OpenSSL cannot read, and a sentence; it says only that it is one of them."""
-    import ssl
-
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(files.certfile)
-    except ssl.SSLError:
-        return "tls_certfile", f"{files.certfile!r} holds no certificate that can be read, expected PEM"
+        _load_certificates(files.certfile, "tls_certfile")
+    except TlsFileError as error:
+        return error.key, str(error)
     return "tls_keyfile", f"{files.keyfile!r} holds no private key that can be read, expected PEM"
 
 
-def _load_authorities(path: str) -> None:
+def _load_certificates(path: str, key: str) -> None:
     import ssl
 
-    _read(path, "tls_client_ca", b"CERTIFICATE-----", "a certificate")
+    _read(path, key, b"CERTIFICATE-----", "a certificate")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except ssl.SSLError:
-        text = f"{path!r} holds no certificate that can be read, expected PEM"
-        raise TlsFileError("tls_client_ca", text) from None
+        raise TlsFileError(key, f"{path!r} holds no certificate that can be read, expected PEM") from None
 
 
 def _shake_hands(certfile: str, server_side: ssl.SSLContext, flags: int = 0) -> ssl.SSLObject:

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from gpuserve.declare.spec import check_model_name
 from gpuserve.devices.names import check_device_name, meant
 from gpuserve.errors import BindError
-from gpuserve.options import REQUIRED, Option, Row, element, key_and_value, rows
+from gpuserve.options import REQUIRED, Option, Row, element, key_and_value, nearest, rows
 from gpuserve_worker.protocol.tensor import ITEMSIZE, datatype_of
 
 _CALLABLE = re.compile(
@@ -78,15 +78,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int) and value not in _MSGPACK_INTEGERS:
         raise ValueError(f"expected integers of at most 64 bits, given {value}")
     return value
-
-
-def nearest(word: str, known: typing.Iterable[str]) -> str:
-    """``; did you mean '…'?`` with the known word most like this one, "" where none is."""
-    import difflib
-
-    folded = {candidate.casefold(): candidate for candidate in known}
-    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
-    return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
 def _level(level: str) -> str:
