@@ -78,7 +78,6 @@ class BlockReader:
         return block if flags & END_HEADERS else None
 
     def head(self, block: Block) -> Head:
-        """The head of a request."""
         revision = self._decoder.revision
         head = self._read(block, request_head)
         if self._decoder.revision == revision and len(block.data) <= _REMEMBERED_NBYTES:
