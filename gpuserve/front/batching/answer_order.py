@@ -29,10 +29,7 @@ class AnswerOrder(Generic[R, A]):
         self._expected[request] = []
 
     def answer(self, request: R, answer: A) -> list[tuple[R, A]]:
-        """Take the answer to a request; the answers that may go now, in order.
-
-        The answer to one that is not expected, because it was dropped, may go at once.
-        """
+        """The answers that may go now, in order; at once that to a request which was dropped."""
         kept = self._expected.get(request)
         if kept is None:
             return [(request, answer)]
@@ -40,10 +37,8 @@ class AnswerOrder(Generic[R, A]):
         return self._release()
 
     def drop(self, request: R) -> list[tuple[R, A]]:
-        """Forget a request that was cancelled or answered outside the order; the answers that waited only for
-        it.
-
-        An answer of its own that is kept here is given back too, before the others.
+        """Forget a request that was cancelled or answered outside the order; its own answer, where that is
+        kept here, and those that waited only for it.
         """
         own = [(request, answer) for answer in self._expected.pop(request, [])]
         return own + self._release()

@@ -116,13 +116,7 @@ class PriorityQueue(RequestQueue):
         self._timeouts = Deadlines()
 
     def add(self, request: QueuedRequest, now: float) -> None:
-        """Count a new request in, for its level. One that names no level, or none that there is, has the
-        default one.
-
-        Raises:
-            QueueFull, DeadlineExceeded, IllegalTransition: as ``RequestQueue.add``; QueueFull also where
-                as many requests of the level wait as its policy allows.
-        """
+        """As ``Admission.add``, for its level; QueueFull also where the level's policy allows no more."""
         level = self._level(request.priority)
         policy = self._policy_of(level)
         if policy.max_requests and self._requests[level] >= policy.max_requests:

@@ -84,8 +84,7 @@ class SequenceScheduler(Scheduler):
     # ---- requests -------------------------------------------------------------------------
 
     def submit(self, request: QueuedRequest, now: float) -> None:
-        """Queue a new request, which must name its sequence. Its ``timeout_s`` becomes the time that it may
-        wait.
+        """Queue a new request of a sequence. Its ``timeout_s`` becomes the time that it may wait.
 
         Raises:
             InvalidArgument: it is no start, and its sequence is not there or has been given its end.

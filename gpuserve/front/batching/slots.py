@@ -151,8 +151,7 @@ class InstanceSlots(Places[Instance]):
     def down(self, name: str) -> tuple[list[Batch], list[Batch]]:
         """An instance is gone: the batches that it had begun, and those that it only held, oldest first.
 
-        Batches are begun in their order, and those that are computed were. None of either where the instance
-        was not up.
+        Batches are begun in their order, and those that are computed were.
         """
         instance = self._instances.get(name)
         if instance is None:

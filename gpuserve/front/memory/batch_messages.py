@@ -38,11 +38,7 @@ class BatchMessages:
         return self._spec.read_only_inputs or self.device_inputs.spare(request.inputs)
 
     def pack(self, batch: Batch, link: WorkerLink) -> tuple[Gathered, wire.Run]:
-        """A batch for a worker: its tensors, and the message that tells of them.
-
-        Raises:
-            OutOfMemory: the arena has no room.
-        """
+        """A batch's tensors, and the message that tells of them; OutOfMemory where the arena has no room."""
         members: Sequence[Any] = batch.requests if self._sequences is None else self._sequences.members(batch)
         requests: list[InferRequest] = []
         rows: list[int] = []

@@ -178,9 +178,7 @@ class ModelAnswers:
         self.finish(pending, error, reason)
 
     def lose(self, pending: QueuedRequest, ended: Callable[[], RequestError] | None) -> None:
-        """Answer a request that ``Scheduler.instance_down`` gave; ``ended`` says why no instance runs it,
-        where no worker died.
-        """
+        """Answer a request that ``Scheduler.instance_down`` gave; ``ended``: why, where no worker died."""
         if ended is not None:
             self.finish(pending, ended(), FailureReason.OTHER)
         elif pending.correlation is not None and self._spec.in_sequences:
@@ -258,11 +256,7 @@ class ModelAnswers:
 
 
 def phases_of(done: Done) -> Phases:
-    """How long the worker says that it took.
-
-    Raises:
-        WireError, TypeError: these are no durations.
-    """
+    """How long the worker says that it took; WireError or TypeError where these are no durations."""
     phases = done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
     if not 0 <= phases[0] | phases[1] | phases[2] <= _MAX_PHASE_NS:
         raise WireError(f"an execution that took {phases} ns")

@@ -81,11 +81,7 @@ class InFlightBatches:
                 return
 
     def land(self, link: WorkerLink, batch_id: int, inputs_free: bool) -> InFlightBatch:
-        """Take out a batch that a worker answered; its blocks are free now, or lent until ``release``.
-
-        Raises:
-            WireError: that worker does not have such a batch.
-        """
+        """As ``at``, and take it out: its blocks are free now, or lent until ``release``."""
         flight = self._flights.get(batch_id)
         if flight is None or flight.link is not link:
             raise _not_there(link, batch_id)

@@ -86,9 +86,7 @@ class Instances:
         return self._devices[instance]
 
     def none_is_due(self, device: str = "") -> bool:
-        """Whether every instance, or every one of a device, is known to be down for longer than a request
-        should wait.
-        """
+        """Whether every instance, or every one of a device, is down for longer than a request should wait."""
         patient_until = time.monotonic() + PATIENCE_S
         return all(
             self._due_at.get(name, 0) > patient_until

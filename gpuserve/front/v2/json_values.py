@@ -96,12 +96,9 @@ def is_too_deep(text: bytes) -> bool:
 
 
 def typed(value: Any, kind: type[T], field: str) -> T:
-    """``value``, if it is a JSON boolean, string, array or object as ``kind`` says.
+    """``value``, if it is a JSON boolean, string, array or object as ``kind`` says, or else InvalidArgument.
 
-    ``field`` is what an error calls it, with its quotes: ``'shape' of input 'x'``.
-
-    Raises:
-        InvalidArgument: it is something else.
+    ``field`` is what that calls it, with its quotes: ``'shape' of input 'x'``.
     """
     if type(value) is kind:
         return value

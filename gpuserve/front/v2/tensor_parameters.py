@@ -66,11 +66,7 @@ def region_slice(given: Mapping[str, Any], name: str, kinds: Kinds) -> RegionSli
 
 
 def class_count(given: Mapping[str, Any], name: str, kinds: Kinds) -> int:
-    """How many classes of the output ``name`` are wanted; 0 where it is wanted whole.
-
-    Raises:
-        InvalidArgument: the parameter is no integer above 0.
-    """
+    """How many classes of an output are wanted, 0 for all of it; InvalidArgument for no integer above 0."""
     if CLASSIFICATION not in given:
         return 0
     count = given[CLASSIFICATION]

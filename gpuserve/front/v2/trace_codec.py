@@ -17,11 +17,7 @@ _LEVEL: Final = "trace_level"
 
 
 def parse_json(body: bytes) -> dict[str, list[str] | None]:
-    """What a body changes; null takes a setting back.
-
-    Raises:
-        InvalidArgument: malformed JSON, or a value that is no string, or no list of them for the level.
-    """
+    """What a body changes, or InvalidArgument; null takes a setting back."""
     document = loads(body)
     if not isinstance(document, dict):
         raise InvalidArgument("the body of a trace setting request must be a JSON object")

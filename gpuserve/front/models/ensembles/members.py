@@ -126,11 +126,7 @@ def can_read(driver: Driver, name: str) -> bool:
 
 
 def check_readable(driver: Driver, request: InferRequest) -> None:
-    """Do nothing where a model can be given the inputs of a step.
-
-    Raises:
-        Unavailable: it was exchanged for one that cannot, after they had been kept on a device.
-    """
+    """Raise Unavailable where a model was exchanged for one that cannot be given the inputs of a step."""
     for one in request.inputs:
         if isinstance(one.data, LentExport) and not can_read(driver, one.name):
             raise Unavailable(

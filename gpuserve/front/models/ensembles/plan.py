@@ -95,11 +95,7 @@ class RunProgress:
         return ready
 
     def done(self, step: PlannedStep) -> None:
-        """Count a step as answered; with the last one the request is complete.
-
-        Raises:
-            IllegalTransition: it does not run.
-        """
+        """Count a step as answered, or raise IllegalTransition; with the last one the request is complete."""
         if self.state is not RunState.RUNNING or step not in self._running:
             raise IllegalTransition(f"step {step.number} of a request that is {self.state.name} does not run")
         self._running.remove(step)

@@ -97,11 +97,7 @@ class EnsembleRun:
         pending.answer.add_done_callback(partial(self._answered, step))
 
     def _step_request(self, step: PlannedStep) -> InferRequest:
-        """The request of a step, to which its inputs belong from now on.
-
-        Raises:
-            DeadlineExceeded: the time of the whole request is over.
-        """
+        """The request of a step, to which its inputs belong; DeadlineExceeded where the time is over."""
         whole = self._pending.request
         timeout_s = self._time_left_s()
         inputs = self._inputs.pop(step.number)

@@ -113,9 +113,7 @@ class GpuLife:
         self._apply(GpuEvent.SILENT)
 
     def _memory_fault(self, reading: GpuReading | None) -> str:
-        """That the memory had new uncorrectable errors; "" where it had none. Those before the first reading
-        are history.
-        """
+        """That there are new uncorrectable errors; "" if none. Those before the first reading are history."""
         count = None if reading is None else reading.ecc_uncorrected
         if count is None:
             return ""

@@ -60,11 +60,7 @@ class GpuMonitor:
             self._say(NvmlAbsence(str(absent)))
 
     def _watch_for_a_while(self) -> None:
-        """Open NVML, and ask it until it should be opened anew.
-
-        Raises:
-            NvmlAbsent: there is none.
-        """
+        """Open NVML, or raise NvmlAbsent, and ask it until it should be opened anew."""
         try:
             nvml = Nvml(self._load)
             if self._names is None:
