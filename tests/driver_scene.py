@@ -55,7 +55,7 @@ class Worker:
             link.instance, why
         )
         driver.workers.instance_up(
-            WorkerLink(instance, 1, ours, life, EPOCH, driver.workers.on_message, on_down)
+            WorkerLink(instance, 1, ours, life, EPOCH, driver.workers.runner.on_message, on_down)
         )
         self._link.send(wire.Attached(EPOCH))
 

@@ -32,7 +32,9 @@ class FarEnd:
     def __init__(self, driver: ModelDriver) -> None:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe()
-        link = WorkerLink(INSTANCE, 1, ours, life, 1, driver.workers.on_message, lambda _, reason: None)
+        link = WorkerLink(
+            INSTANCE, 1, ours, life, 1, driver.workers.runner.on_message, lambda _, reason: None
+        )
         driver.workers.instance_up(link)
         self._socket.recv(datagram.MAX_DATAGRAM_NBYTES)
         self._socket.send(wire.encode(wire.Attached(1)))

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class ModelWorkers:
     """The workers of one model. ``instances`` are those that are up; ``inputs`` are read by them from
     ``arena``, and some of them on a device (``device_inputs``). ``refusal`` makes the error for a new request
-    while no instance is to be had.
+    while no instance is to be had. ``runner`` takes their messages.
     """
 
     def __init__(
@@ -45,8 +45,7 @@ class ModelWorkers:
         self.device_inputs = device_inputs
         self._arena = arena
         self._answers = answers
-        self._runner = runner
-        self.on_message = runner.on_message
+        self.runner = runner
         self._metrics = metrics
         self.refusal: Callable[[], RequestError] | None = None
         #: Why no instance can run, where it is the machine's fault.
@@ -65,7 +64,7 @@ class ModelWorkers:
         self._metrics.instance(link.instance).set_up(True)
         device = self.instances.device_of(link.instance)
         self._queueing.scheduler.instance_up(link.instance, link.slots, device)
-        self._runner.pump_soon()
+        self.runner.pump_soon()
 
     def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:
         """Take a worker out that is gone: what it ran runs once more elsewhere, or is lost."""
@@ -97,7 +96,7 @@ class ModelWorkers:
         self.instances.retire(instance)
         self._queueing.source.retire(instance)
         self._refuse_hopeless(instance)
-        self._runner.pump_soon()
+        self.runner.pump_soon()
 
     def is_idle(self, instance: str) -> bool:
         """Whether one that was retired has finished, and nobody has to read what is on its device."""
@@ -114,7 +113,7 @@ class ModelWorkers:
         instance = self._metrics.instance(link.instance)
         instance.set_up(False)
         instance.restarts += ended is None
-        running = self._runner.lose(link)
+        running = self.runner.lose(link)
         logger.debug("model %s: instance %s is down: %s", self._name, link.instance, reason)
         lost = self._queueing.source.instance_down(link.instance)
         link.close()
@@ -123,7 +122,7 @@ class ModelWorkers:
         for pending in running:
             if pending.cancelled:  # nobody waits for it, but its body is still here
                 self._answers.settle(pending)
-        self._runner.pump_soon()
+        self.runner.pump_soon()
 
     def _give_up(self, refusal: Callable[[], RequestError]) -> None:
         self.refusal = refusal

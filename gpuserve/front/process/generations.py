@@ -162,7 +162,9 @@ class Generations:
 
         driver.metrics.instance(instance).load_s = message.load_s
         epoch, gpus = self._parts.epoch, self._service.control.gpus
-        link = WorkerLink(instance, message.slots, sock, pidfd, epoch, driver.workers.on_message, on_down)
+        link = WorkerLink(
+            instance, message.slots, sock, pidfd, epoch, driver.workers.runner.on_message, on_down
+        )
         device = next((one.device for one in driver.spec.instances if one.name == instance), "")
         self._parts.links.add(device, link)
         self._calls.add(link, driver)
