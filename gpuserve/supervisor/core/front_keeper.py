@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 #: A front that lived shorter than this is started again only after ``RESTART_DELAY_S``.
 STEADY_S = 5.0
 RESTART_DELAY_S = 1.0
+#: A front has this much more time to say how something went than it has to do it.
+ANSWER_TIMEOUT_S = 1.0
 _FIELDS = {"model": "", "instance": "front"}
 
 #: Starts a front; gives it and our end of its control socket.
@@ -128,6 +130,10 @@ class FrontKeeper:
         answer = self.outcome_to(ticket)
         well = VerbOutcome()
         return lambda error: answer(VerbOutcome(error.code.value, str(error)) if error else well)
+
+    def answer_due_s(self, timeout_s: float) -> float:
+        """Return how long to wait until the front has said how that went for which it has ``timeout_s``."""
+        return 0.0 if self._child is None else timeout_s + ANSWER_TIMEOUT_S
 
     def quit(self) -> None:
         """Ask the front to exit; ``front_lost`` answers, and no other is started."""

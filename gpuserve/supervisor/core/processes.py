@@ -21,13 +21,10 @@ from gpuserve.errors import StartupError
 class Child(Protocol):
     """What a keeper needs of the child that it keeps: a process, or a thread of this one."""
 
-    @property
-    def pidfd(self) -> int:
-        """A descriptor that becomes readable when the child ends."""
-
-    @property
-    def output(self) -> int | None:
-        """The read end of the child's stdout and stderr, or None where it has ours."""
+    #: A descriptor that becomes readable when the child ends.
+    pidfd: int
+    #: The read end of the child's stdout and stderr, or None where it has ours.
+    output: int | None
 
     @property
     def pid(self) -> int:

@@ -23,7 +23,7 @@ from functools import partial
 
 from gpuserve.control import messages
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import GpuserveError, Internal, RequestError, StartupError
+from gpuserve.errors import GpuserveError, Internal, InvalidArgument, RequestError, StartupError
 from gpuserve.placement.instance_counts import joined, with_count
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.server_core import ServerCore
@@ -33,10 +33,6 @@ from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
 from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
 
 logger = logging.getLogger(__name__)
-
-#: The front has this much more time to say that an instance has finished than it has to finish.
-_ANSWER_TIMEOUT_S = 1.0
-_STOPPING = frozenset({InstanceState.STOPPING, InstanceState.STOPPED})
 
 
 class _Phase(enum.Enum):
@@ -80,7 +76,9 @@ class ModelResizes:
     # ---- what is asked for ----------------------------------------------------------------
 
     def begin(self, resize: ResizeOperation, generations: Sequence[Generation]) -> OperationEnd | None:
-        """ResizeOperation the generations that serve a model; ``OperationEnd`` where that is over at once."""
+        """Resize the generations that serve a model; ``OperationEnd`` where that is over at once."""
+        if not generations:  # any more, since it was asked for
+            return OperationEnd(InvalidArgument(f"model '{resize.model}' is not loaded"))
         try:
             course = _Course(resize, generations)
         except RequestError as error:
@@ -137,7 +135,7 @@ class ModelResizes:
             self._stop(generation, worker)
 
     def _stop(self, generation: Generation, worker: WorkerKeeper) -> None:
-        if worker.life.state in _STOPPING:
+        if worker.life.state in {InstanceState.STOPPING, InstanceState.STOPPED}:
             return
         was_ready = worker.life.state is InstanceState.READY
         worker.stop()
@@ -216,13 +214,12 @@ class ModelResizes:
         # First what the model is, so that those that leave are not missed.
         self._tell_instances(generation)
         timeout_s = self._core.settings.now.drain_timeout_s
-        is_between_fronts = self._core.front.process is None
         for worker in leaving:
             generation.group.leave(worker)
             message = messages.RetireInstance(generation.number, worker.instance.name, timeout_s)
             self._core.front.send(message)
-            delay_s = 0.0 if is_between_fronts else timeout_s + _ANSWER_TIMEOUT_S
-            self._core.reactor.call_later(delay_s, partial(self._stop, generation, worker))
+            late = partial(self._stop, generation, worker)
+            self._core.reactor.call_later(self._core.front.answer_due_s(timeout_s), late)
 
     def _tell_instances(self, generation: Generation) -> None:
         self._core.front.send(messages.Resize(generation.number, generation.spec.to_wire()))

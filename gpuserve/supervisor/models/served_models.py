@@ -40,9 +40,6 @@ from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
 
 logger = logging.getLogger(__name__)
 
-#: The front has this much more time to say that a generation is finished than it has to finish it.
-_ANSWER_TIMEOUT_S = 1.0
-
 
 class ServedModels:
     """What is done to the server's own models, and what becomes of their workers. Owner of the workers:
@@ -155,7 +152,7 @@ class ServedModels:
             return
         generation.move(GenerationState.STOPPING)
         generation.group.stop()
-        self._core.reactor.call_later(STOP_TIMEOUT_S, lambda: self._kill_late(generation))
+        self._core.reactor.call_later(STOP_TIMEOUT_S, generation.group.kill)
         self._check_stopped(generation)
 
     def instance_retired(self, number: int, instance: str) -> None:
@@ -191,20 +188,13 @@ class ServedModels:
         if isinstance(operation, LoadOperation):
             return self._loads.begin(operation)
         if isinstance(operation, ResizeOperation):
-            return self._resize(operation)
+            return self._resizes.begin(operation, self.table.served(operation.model))
         self.serve(operation.model, self.table.served(operation.model))
         return None if self.table.is_going(operation.model) else OperationEnd(None)
 
     def _end(self, operation: ModelOperation, error: GpuserveError | None) -> None:
         """Answer the operation at work, and begin the next."""
         self._run(self._operations.finish(operation, error))
-
-    def _resize(self, resize: ResizeOperation) -> OperationEnd | None:
-        try:
-            self.check_resize(resize.model, resize.count)  # it may be another since it was asked for
-        except InvalidArgument as error:
-            return OperationEnd(error)
-        return self._resizes.begin(resize, self.table.served(resize.model))
 
     def serve(self, model: str, old: Sequence[Generation]) -> None:
         """Tell the front which generations serve a model now, and let ``old`` retire, which did."""
@@ -215,14 +205,9 @@ class ServedModels:
         timeout_s = self._core.settings.now.drain_timeout_s
         self._core.front.send(messages.ServeModel(model, serving, timeout_s))
         self.table.tell_states(model)
-        is_between_fronts = self._core.front.process is None
-        delay_s = 0.0 if is_between_fronts else timeout_s + _ANSWER_TIMEOUT_S
         for generation in old:
-            self._core.reactor.call_later(delay_s, partial(self.retired, generation.number))
-
-    def _kill_late(self, generation: Generation) -> None:
-        if generation.state is GenerationState.STOPPING:
-            generation.group.kill()
+            late = partial(self.retired, generation.number)
+            self._core.reactor.call_later(self._core.front.answer_due_s(timeout_s), late)
 
     def _check_stopped(self, generation: Generation) -> None:
         if not generation.group.is_stopped:

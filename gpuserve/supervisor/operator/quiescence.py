@@ -16,12 +16,11 @@ from gpuserve.control.messages import Quiesce, Quiesced, Resume
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome
 from gpuserve.errors import Code
 from gpuserve.states import StepTable
+from gpuserve.supervisor.core.front_keeper import ANSWER_TIMEOUT_S
 from gpuserve.supervisor.core.server_core import ServerCore
 
 logger = logging.getLogger(__name__)
 
-#: The front has this much more time to say how it went than it has to finish.
-ANSWER_TIMEOUT_S: Final = 1.0
 #: Of what a front is told that nobody waits for.
 _NO_TICKET: Final = 0
 

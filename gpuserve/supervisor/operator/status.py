@@ -7,13 +7,13 @@ import itertools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.control.messages import Census, TakeCensus
 from gpuserve.control.operator import AnswerOutcome, VerbOutcome
-from gpuserve.declare.spec import ModelSpec
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.settings.version import VERSION
 from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.attach.attached_program import AttachedModel
@@ -214,38 +214,29 @@ def _instances(known: Knowledge) -> dict[tuple[str, int], list[dict[str, Any]]]:
     gpu_memory = dict((known.census or _NO_CENSUS).gpu_memory)
     found: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for worker in known.workers:
-        pid = None if worker.process is None else worker.process.pid
         is_finishing = worker.life.state is InstanceState.READY and worker in known.leaving
-        row = {
-            "name": worker.instance.name,
-            "device": worker.instance.device,
-            "state": _LEAVING if is_finishing else worker.life.state.value,
-            "pid": pid,
-            "restarts": worker.life.restarts,
-        }
-        found[worker.spec.name, worker.spec.version].append({**row, **_memory(pid, gpu_memory)})
+        state = _LEAVING if is_finishing else worker.life.state.value
+        pid = None if worker.process is None else worker.process.pid
+        row = _instance_row(worker.instance, state, pid, worker.life.restarts, gpu_memory)
+        found[worker.spec.name, worker.spec.version].append(row)
     for _, model in known.attached:
-        found[model.spec.name, model.spec.version] += _attached_instances(model, gpu_memory)
+        pids = {one.name: one.pid for one in model.live()}
+        for one in model.spec.instances:
+            state = (InstanceState.READY if one.name in pids else InstanceState.DOWN).value
+            # How often its program restarted it, only that program knows.
+            row = _instance_row(one, state, pids.get(one.name), None, gpu_memory)
+            found[model.spec.name, model.spec.version].append(row)
     return found
 
 
-def _attached_instances(model: AttachedModel, gpu_memory: Mapping[int, int]) -> Iterator[dict[str, Any]]:
-    """Make the rows of a model's instances. How often its program restarted them, only that program knows."""
-    pids = {one.name: one.pid for one in model.live()}
-    for one in model.spec.instances:
-        pid = pids.get(one.name)
-        state = InstanceState.DOWN if pid is None else InstanceState.READY
-        row = {"name": one.name, "device": one.device, "state": state.value, "pid": pid, "restarts": None}
-        yield {**row, **_memory(pid, gpu_memory)}
-
-
-def _memory(pid: int | None, gpu_memory: Mapping[int, int]) -> dict[str, int]:
-    """Return the bytes that a process has in memory, and on GPUs, where they are known."""
-    found: dict[str, int] = {}
-    if pid is None:
-        return found
-    with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
-        found["memory_nbytes"] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_NBYTES
-    if pid in gpu_memory:
-        found["gpu_memory_nbytes"] = gpu_memory[pid]
-    return found
+def _instance_row(
+    instance: InstanceSpec, state: str, pid: int | None, restarts: int | None, gpu_memory: Mapping[int, int]
+) -> dict[str, Any]:
+    """Make the row of an instance, with the bytes that it has in memory and on GPUs, where they are known."""
+    row = {"name": instance.name, "device": instance.device, "state": state, "pid": pid, "restarts": restarts}
+    if pid is not None:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has just ended
+            row["memory_nbytes"] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_NBYTES
+        if pid in gpu_memory:
+            row["gpu_memory_nbytes"] = gpu_memory[pid]
+    return row

@@ -35,16 +35,7 @@ from gpuserve.supervisor.reload.changes import (
 
 logger = logging.getLogger(__name__)
 
-_SETTINGS: Final = "settings"
-_REFUSED: Final = "refused"
-_FAILED: Final = "failed"
-_KEYS: Final = (*(one.value for one in Action), _SETTINGS, _REFUSED, _FAILED)
-_SENTENCES: Final = {
-    Action.LOAD: "model {} is loaded",
-    Action.RELOAD: "model {} is loaded anew",
-    Action.SCALE: "model {} is scaled",
-    Action.UNLOAD: "model {} is unloaded",
-}
+_KEYS: Final = (*(one.value for one in Action), "settings", "refused", "failed")
 _LINE: Final = "config reload: %s"
 NOTHING: Final = "nothing has changed"
 
@@ -59,24 +50,21 @@ class ConfigReport:
         self._tell = tell
 
     def setting(self, name: str, line: str) -> None:
-        self.result[_SETTINGS].append(key_of(name))
+        self.result["settings"].append(key_of(name))
         self._changed(line)
 
     def refused(self, refusal: SettingRefusal) -> None:
         """Note that a setting cannot change while the server runs."""
-        self.result[_REFUSED].append({"key": refusal.key, "text": refusal.text})
+        self.result["refused"].append({"key": refusal.key, "text": refusal.text})
         logger.warning(_LINE, refusal.text)
 
     def done(self, action: Action, model: str) -> None:
         self.result[action.value].append(model)
-        self._changed(_SENTENCES[action].format(model))
+        self._changed(f"model {model} is {'loaded anew' if action is Action.RELOAD else action.value}")
 
     def failed(self, model: str, text: str) -> None:
-        self.result[_FAILED].append({"model": model, "text": text})
+        self.result["failed"].append({"model": model, "text": text})
         logger.error(_LINE, f"model {model}: {text}")
-
-    def unchanged(self) -> None:
-        logger.info(_LINE, NOTHING)
 
     @property
     def is_empty(self) -> bool:
@@ -84,8 +72,8 @@ class ConfigReport:
 
     def outcome(self) -> VerbOutcome:
         """Make a success where the server is as the file says, else a list of all that is not so."""
-        texts = [one["text"] for one in self.result[_REFUSED]]
-        texts += [f"model {one['model']}: {one['text']}" for one in self.result[_FAILED]]
+        texts = [one["text"] for one in self.result["refused"]]
+        texts += [f"model {one['model']}: {one['text']}" for one in self.result["failed"]]
         if texts:
             return VerbOutcome(Code.INVALID_ARGUMENT.value, "\n".join(texts), self.result)
         return VerbOutcome("", NOTHING if self.is_empty else "", self.result)
@@ -199,7 +187,7 @@ class ConfigRun:
             self._applied.settled(name, self._now)
         self._work.names_changed(sorted(before.declared.keys() ^ self._now.declared.keys()))
         if not found and self._report.is_empty:
-            self._report.unchanged()
+            logger.info(_LINE, NOTHING)
         loads = [name for name, action in self._actions.items() if action is not Action.UNLOAD]
         self._do(loads, self._unload)
 

@@ -2,13 +2,6 @@
 fresh process is asked whether that is the machine's fault. That a GPU is lost is for the front to find out,
 which asks the driver.
 
-::
-
-              doubted             fails                   fails
-    WORKING ───────────► ASKING ───────────► ASKING_AGAIN ───────────► BROKEN
-       ▲                    │ works               │ works                │ works
-       └────────────────────┴─────────────────────┴──────────────────────┘
-
 CUDA is doubted when no worker on any GPU can open its device. Then a fresh process is asked, and only its
 word counts; twice, as one may fail for reasons of its own.
 """
