@@ -1,20 +1,16 @@
 """The attachment of a program to a server of the same machine: where the server is found, what the two say,
 and the sockets that they say it on. What either side does about it is in ``supervisor/attach``.
 
-A server listens on one abstract AF_UNIX name for each of its ports: a name that is no file, that the kernel
-forgets with the server, and that a client can compute from the port that it knows.
+A server listens on one abstract AF_UNIX name for each of its ports, which a client can compute from the port.
 
 ::
 
     program -> server   Hello, BindModel, WorkerUp, WorkerDown, UnbindModel
     server -> program   Welcome, Bound, BindRefused, Replaced, Ended
 
-As between the server and its front (``messages.py``): named tuples, msgpack arrays with a tag, one datagram
-each, descriptors beside. Nothing is pickled, and no callable travels: the workers are the program's.
-
-A program says ``Hello`` first and is answered by ``Welcome``, or by ``Ended`` where the two do not fit
-together. A model is served once each of its instances has come up; ``Bound`` says so. The end of the
-socket, on either side, is the end of the attachment.
+Framed as in ``messages.py``; no callable travels. A program says ``Hello`` first and is answered by
+``Welcome``, or by ``Ended`` where the two do not fit together. The end of the socket, on either side, is the
+end of the attachment.
 """
 
 from __future__ import annotations
@@ -203,11 +199,7 @@ class PeerCredentials(NamedTuple):
 
 
 def connect(port: int) -> socket.socket:
-    """Connect to this user's server that has the port.
-
-    Raises:
-        OSError: no server listens there, or it does not accept at this moment.
-    """
+    """Connect to this user's server of the port; ``OSError`` where none listens there, or accepts now."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.setblocking(False)  # a server that does not accept has a full backlog
@@ -229,11 +221,7 @@ class AttachEvents(Protocol):
     """Who hears the other end of an attachment. Called in the reactor's thread."""
 
     def heard(self, message: Any, fds: list[int]) -> None:
-        """Obey a message; descriptors that are kept are taken out of the list.
-
-        Raises:
-            WireError: the peer does not send such a message, or not now.
-        """
+        """Obey a message, or raise ``WireError``; descriptors that are kept are taken out of the list."""
 
     def lost(self, reason: str) -> None:
         """The peer is gone, for ``reason``; told once, unless ``close()`` came first."""

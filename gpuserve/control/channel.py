@@ -34,11 +34,7 @@ class Channel:
         return self._sock.fileno()
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
-        """Send a message; the descriptors stay ours.
-
-        Raises:
-            TimeoutError: the peer lives but has not read for the time given.
-        """
+        """Send a message; the descriptors stay ours. ``TimeoutError`` where a live peer does not read."""
         try:
             datagram.send(self._sock, self._vocabulary.encode(message), fds)
         except BlockingIOError:  # a timeout of 0
@@ -53,11 +49,7 @@ class Channel:
         return bool(poll.poll(0))
 
     def receive(self) -> Any | None:
-        """Return the next message, or None at the end. Descriptors are not expected here and are closed.
-
-        Raises:
-            WireError, OSError: what came is no message of this channel.
-        """
+        """Return the next message, None at the end; ``WireError`` or ``OSError`` for nonsense."""
         received = self.receive_with_fds()
         if received is None:
             return None
@@ -66,11 +58,7 @@ class Channel:
         return message
 
     def receive_with_fds(self) -> tuple[Any, list[int]] | None:
-        """Return the next message and its descriptors, which are the caller's; None at the end.
-
-        Raises:
-            WireError, OSError: as ``receive``; no descriptor stays open.
-        """
+        """As ``receive``, with the message's descriptors, which are the caller's."""
         try:
             data, fds = datagram.receive(self._sock, self._buffer)
         except ConnectionError:

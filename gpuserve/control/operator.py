@@ -1,14 +1,10 @@
-"""What an operator and a running server say to one another: the messages, the outcome of a verb, and the
-arguments of each verb, which are checked because a peer is not trusted. How the server is found is in
-``operator_client.py``; what it does is in ``supervisor/operator``.
+"""What an operator and a running server say to one another, and the arguments of each verb, which are checked
+because a peer is not trusted. Framed as in ``messages.py``; one connection is one question.
 
 ::
 
     command -> server   Ask
     server -> command   Told and Alive (any number), Answered
-
-One connection is one question. As everywhere between processes: named tuples, msgpack arrays with a tag, one
-datagram each. Nothing is pickled, and no descriptor travels but that of an answer too large for a datagram.
 """
 
 from __future__ import annotations
@@ -92,11 +88,7 @@ _SHOWN_CHARACTERS: Final = 128
 
 
 def check_verb(verb: object, arguments: object) -> None:
-    """Check that a verb exists and takes arguments of these names.
-
-    Raises:
-        InvalidArgument: the verb or an argument is unknown.
-    """
+    """Raise ``InvalidArgument`` unless a verb exists and takes arguments of these names."""
     if not isinstance(verb, str) or verb not in VERBS:
         raise InvalidArgument(f"expected one of {', '.join(VERBS)}, got {_shown(verb)}")
     if not isinstance(arguments, dict):
@@ -107,11 +99,7 @@ def check_verb(verb: object, arguments: object) -> None:
 
 
 def model_name(verb: str, arguments: Mapping[str, Any]) -> str:
-    """Return the model that a verb is about.
-
-    Raises:
-        InvalidArgument: no model is named.
-    """
+    """Return the model that a verb is about; ``InvalidArgument`` where none is named."""
     name = arguments.get("model")
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"{verb}: expected the name of a model, got {_shown(name)}")
@@ -119,11 +107,7 @@ def model_name(verb: str, arguments: Mapping[str, Any]) -> str:
 
 
 def timeout_s(arguments: Mapping[str, Any]) -> float | None:
-    """Return how long a drain may take, in seconds; None where the argument is not given.
-
-    Raises:
-        InvalidArgument: the value is not a number of seconds from 0 to ``MAX_TIMEOUT_S``.
-    """
+    """Return how many seconds a drain may take, None where nothing is given; or raise ``InvalidArgument``."""
     value = arguments.get("timeout_s")
     if value is None:
         return None
@@ -134,11 +118,7 @@ def timeout_s(arguments: Mapping[str, Any]) -> float | None:
 
 
 def undo(arguments: Mapping[str, Any]) -> bool:
-    """Whether a drain is to be undone.
-
-    Raises:
-        InvalidArgument: the value is neither true nor false.
-    """
+    """Whether a drain is to be undone; ``InvalidArgument`` where that is neither true nor false."""
     value = arguments.get("undo")
     if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
         raise InvalidArgument(f"undo: expected true or false, got {_shown(value)}")
@@ -146,11 +126,7 @@ def undo(arguments: Mapping[str, Any]) -> bool:
 
 
 def counts(arguments: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many instances each model is to have on each of its devices.
-
-    Raises:
-        InvalidArgument: the value is not a mapping of model names to numbers of 1 or more.
-    """
+    """Return how many instances each model is to have on each device, or raise ``InvalidArgument``."""
     value = arguments.get("counts")
     if not isinstance(value, dict) or not value:
         raise InvalidArgument(f"scale: expected the number of instances by model, got {_shown(value)}")

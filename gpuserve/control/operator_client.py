@@ -86,11 +86,7 @@ def running() -> dict[tuple[int, int], list[ControlName]]:
 
 
 def _found(server: str | None) -> ControlName:
-    """Find the one server that is meant and return one of its names.
-
-    Raises:
-        ControlError: there is no such server, or several.
-    """
+    """Find the one server that is meant, or raise ``ControlError``, and return one of its names."""
     if server is None:
         there, where = running(), ""
     else:
@@ -112,11 +108,7 @@ def _names() -> list[ControlName]:
 
 
 def _addresses(host: str) -> set[str]:
-    """Return the addresses of this machine that a host name stands for.
-
-    Raises:
-        ControlError: the name is unknown, or is of another machine.
-    """
+    """Return the addresses here behind a host name; ``ControlError`` where it is of another machine."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -154,11 +146,7 @@ def _listed(servers: Mapping[tuple[int, int], list[ControlName]]) -> str:
 
 
 def _connected(name: ControlName) -> socket.socket:
-    """Connect to the server of a name.
-
-    Raises:
-        ControlError: no server is there, or one of another user.
-    """
+    """Connect to the server of a name; ``ControlError`` where none is there, or one of another user."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         # Python's own timeout would not wait where the backlog is full.
@@ -212,11 +200,7 @@ def _parsed(path: str) -> ControlName | None:
 
 
 def host_and_port(server: str) -> tuple[str, int]:
-    """Return the host and the port that ``--server`` names; a port alone is one of this machine.
-
-    Raises:
-        ControlError: the text is not an address.
-    """
+    """Return the host and the port that ``--server`` names, or raise ``ControlError``."""
     if server.isdecimal():  # or else an IPv4 address, written as one number
         server = f"localhost:{server}"
     parts = server_url(server)
@@ -228,9 +212,7 @@ def host_and_port(server: str) -> tuple[str, int]:
 
 
 def meant(names: Iterable[ControlName], addresses: Collection[str], port: int) -> list[ControlName]:
-    """Choose the names that a client reaches by connecting to the port at one of the addresses of this
-    machine.
-    """
+    """Choose the names that a client reaches by connecting to the port at one of these addresses of ours."""
     return [one for one in names if one.port == port and _covers(one.address, addresses)]
 
 

@@ -1,4 +1,5 @@
-"""The GPUs of this machine: what there is, how it is named, and which instance goes where.
+"""The GPUs of this machine: what there is, and how it is named. CUDA is never touched: the supervisor has no
+GPU, and its children choose theirs before they open CUDA.
 
 ::
 
@@ -7,8 +8,4 @@
                             inventory  one look at all of that, in a thread that may hang
     names  ->  resolution              from the device that a model names to those that there are
                placement               what a worker process needs to see its GPU only, and to stay beside it
-               server_devices          all of it, for the models of one server
-
-CUDA is never touched: the supervisor has no GPU, and its children choose theirs before they open CUDA.
-This file imports nothing: ``spec.py`` only needs ``placement``.
 """

@@ -1,7 +1,6 @@
-"""The GPUs by the driver's files in ``/proc`` and ``/dev``, and their place in the machine by ``/sys``.
-
-For machines without ``nvidia-ml-py``: there is no memory and no MIG here. Nothing is imported or opened but
-these files; the root that they are under is an argument, so that no machine needs a GPU to have this tested.
+"""The GPUs by the driver's files in ``/proc`` and ``/dev``, and their place in the machine by ``/sys``, for
+machines without ``nvidia-ml-py``: there is no memory and no MIG here. The root of the files is an argument,
+so that no machine needs a GPU to have this tested.
 """
 
 from __future__ import annotations

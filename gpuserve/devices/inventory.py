@@ -57,11 +57,7 @@ def _number(device: VisibleDevice) -> int:
 
 
 def load_nvml() -> Any:
-    """Import the module of NVML.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """Import the module of NVML, or raise ``ImportError``."""
     return importlib.import_module("pynvml")
 
 
@@ -85,11 +81,7 @@ class DriverLook:
         self._under_way: Future[Machine] | None = None
 
     def take(self) -> Inventory:
-        """Look at the machine as it is at this moment.
-
-        Raises:
-            DeviceError: the driver does not answer.
-        """
+        """Look at the machine as it is at this moment; ``DeviceError`` where the driver does not answer."""
         variable = (os.environ if self._environ is None else self._environ).get(VARIABLE)
         machine = self._machine()
         return Inventory(machine, visible_devices(machine.gpus, variable), variable)

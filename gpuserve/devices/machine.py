@@ -1,6 +1,4 @@
-"""What there is of NVIDIA GPUs on a machine, whoever may use them. Plain values; they are read in ``nvml.py``
-and ``driver_files.py``.
-"""
+"""What there is of NVIDIA GPUs on a machine, as ``nvml.py`` and ``driver_files.py`` read it. Plain values."""
 
 from __future__ import annotations
 

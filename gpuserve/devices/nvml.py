@@ -187,11 +187,7 @@ class Nvml:
         return NvmlRound(tuple(self._report(one, names.get(one.uuid, "")) for one in self._handles))
 
     def next_xid(self, timeout_s: float) -> Xid | None:
-        """Wait for an error that the driver reports; None where none came in time.
-
-        Raises:
-            NvmlSilent: nothing can be heard here; the time was not waited.
-        """
+        """Wait for an error that the driver reports; None where none came, ``NvmlSilent`` where none can."""
         if self._events is None:
             raise NvmlSilent("no GPU here reports errors")
         try:
@@ -317,11 +313,7 @@ class Nvml:
         return f"its driver asks for {wanted}" if wanted else ""
 
     def _told(self, question: Callable[[], _Value]) -> _Value | None:
-        """The answer, or None where this GPU does not tell.
-
-        Raises:
-            NvmlGone, NvmlSilent: something is wrong with it.
-        """
+        """The answer, None where this GPU does not tell; ``NvmlGone``, ``NvmlSilent`` for anything else."""
         try:
             return question()
         except AttributeError:  # an older module

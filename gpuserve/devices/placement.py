@@ -1,6 +1,4 @@
-"""Where the worker process of one instance runs: the GPU that it sees, the CPUs and the memory beside it.
-Plain values.
-"""
+"""Where the worker process of one instance runs: the GPU that it sees, the CPUs and the memory beside it."""
 
 from __future__ import annotations
 

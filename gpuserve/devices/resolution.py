@@ -46,11 +46,7 @@ def _by_uuid(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
 
 
 def _refuse_uuid(text: str, inventory: Inventory) -> None:
-    """Say why a UUID cannot be had, where there is more to say than that it is not known.
-
-    Raises:
-        DeviceError: the GPU is there, but not whole or not for this process; or no UUIDs are known.
-    """
+    """Raise ``DeviceError`` where there is more to say of a UUID than that it is not known."""
     machine = inventory.machine
     for gpu in machine.gpus:
         if gpu.uuid and matches(gpu.uuid, text):

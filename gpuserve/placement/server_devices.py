@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 
 class ServerDevices:
-    """What a server knows of its machine's devices. ``numa_affinity``: workers stay beside their GPU.
-
-    Its methods may be called from any thread.
+    """What a server knows of its machine's devices, for any thread. ``numa_affinity``: workers stay beside
+    their GPU.
     """
 
     def __init__(self, look: DriverLook | None = None, *, numa_affinity: bool = True) -> None:
@@ -36,11 +35,7 @@ class ServerDevices:
         self._known: Inventory | None = None
 
     def inventory(self, *, again: bool = False) -> Inventory:
-        """What there is, as it was found before, or by another look.
-
-        Raises:
-            DeviceError: the driver does not answer.
-        """
+        """What was found before, or by another look; ``DeviceError`` where the driver does not answer."""
         from gpuserve.devices.inventory import DriverLook  # a server without a GPU does without
 
         with self._looking:
@@ -52,11 +47,7 @@ class ServerDevices:
             return self._known
 
     def devices_named(self, text: str) -> Sequence[VisibleDevice]:
-        """The devices behind a name; none for "cpu".
-
-        Raises:
-            DeviceError: there is none; the text says what there is.
-        """
+        """The devices behind a name, none for "cpu"; ``DeviceError`` says what there is instead."""
         if text == CPU:
             return ()
         from gpuserve.devices.resolution import devices_named  # as above
@@ -109,9 +100,7 @@ def _is_unplaced(instance: InstanceSpec) -> bool:
 
 
 def _named(instances: Iterable[InstanceSpec], declared: Sequence[InstanceSpec]) -> Iterator[InstanceSpec]:
-    """With names for their devices: numbered on each where the declared ones are (``cuda:*#0``), or else by
-    position.
-    """
+    """With names for their devices: numbered on each where the declared ones are, or else by position."""
     on_device = all(one.name.startswith(f"{one.device}#") for one in declared)
     counts: Counter[str] = Counter()
     for one in instances:

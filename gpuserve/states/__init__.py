@@ -27,11 +27,7 @@ class StepTable(Generic[State]):
         self._following = {before: frozenset(following) for before, following in table.items()}
 
     def step(self, before: State, after: State, name: object = "") -> State:
-        """Give ``after`` if it may follow ``before``; ``name`` tells one of many apart in the error.
-
-        Raises:
-            IllegalTransition: it may not.
-        """
+        """Give ``after`` if it may follow ``before``, or raise ``IllegalTransition`` with ``name``."""
         if after not in self._following.get(before, ()):
             raise IllegalTransition(
                 f"{_who(self._what, name)} is {before.name} and cannot become {after.name}"
@@ -49,11 +45,7 @@ class EventTable(Generic[State, Event]):
         self._table = dict(table)
 
     def after(self, before: State, event: Event, name: object = "") -> State:
-        """Give the state that ``event`` leads to from ``before``; ``name`` tells one of many apart.
-
-        Raises:
-            IllegalTransition: the event cannot happen in that state.
-        """
+        """Give the state that ``event`` leads to, or raise ``IllegalTransition`` with ``name``."""
         try:
             return self._table[before, event]
         except KeyError:

@@ -1,7 +1,4 @@
-"""The end of a server in its order: drain the front, end it, let the workers finish, and go.
-
-What made the server end is not known here.
-"""
+"""The end of a server in its order: drain the front, end it, let the workers finish, and go."""
 
 from __future__ import annotations
 

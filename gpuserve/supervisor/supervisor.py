@@ -70,11 +70,7 @@ class _Parts:
         self.ending = ServerEnding(core, models, attached, self.operator.quiescence)
 
     def obey(self, message: Any) -> None:
-        """Do what the front asks for.
-
-        Raises:
-            WireError: a front does not send that.
-        """
+        """Do what the front asks for; ``WireError`` for what a front does not send."""
         match message:
             case messages.Drained(int(unfinished)):
                 self.ending.front_drained(unfinished)

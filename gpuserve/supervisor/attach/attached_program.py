@@ -1,7 +1,5 @@
-"""One program that is attached to this server: its models, and what it says of them.
-
-Its word is checked like that of any peer: what is out of place ends this attachment and nothing else. What
-is done about the models is for ``AttachedModels`` to decide.
+"""One program that is attached to this server: its models, and what it says of them. Its word is checked like
+that of any peer: what is out of place ends this attachment and nothing else.
 """
 
 from __future__ import annotations
@@ -191,11 +189,7 @@ class AttachedProgram:
         self._served.instance_came_up(self, model, live)
 
     def _model(self, name: str) -> AttachedModel | None:
-        """Return a model of this program; None where it was taken over or refused, and the messages crossed.
-
-        Raises:
-            WireError: it never had one of that name.
-        """
+        """Return its model; None where it was taken over or refused; ``WireError`` where it never had it."""
         if name not in self.models and name not in self._taken_over:
             raise WireError(f"it has no model {name!r}")
         return self.models.get(name)

@@ -1,6 +1,4 @@
-"""The models that this program serves through the server of another one: their workers, who waits for them to
-be served, and what the server is told of them. The attachment itself is in ``attachment.py``.
-"""
+"""The models that this program serves through another one's server: their workers, and who waits for one."""
 
 from __future__ import annotations
 

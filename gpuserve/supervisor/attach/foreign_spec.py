@@ -17,11 +17,7 @@ from gpuserve_worker.protocol.wire import WireError
 
 
 def checked_spec(plain: dict[str, Any]) -> ModelSpec:
-    """The model behind ``ModelSpec.to_wire`` of another program.
-
-    Raises:
-        WireError: it is none: a field is missing, unknown, of another type, or out of range.
-    """
+    """Return the model behind another program's ``ModelSpec.to_wire``; ``WireError`` where it is none."""
     try:
         spec = ModelSpec.from_wire(plain)
         _check(spec, ModelSpec, "model")

@@ -1,6 +1,4 @@
-"""Keeps the front process alive on the same listeners, and hands what it says to whoever does something about
-it. What a message means is in ``control/messages.py``.
-"""
+"""Keeps the front process alive on the same listeners, and hands on what it says (``control/messages``)."""
 
 from __future__ import annotations
 
@@ -83,11 +81,7 @@ class FrontKeeper:
         return max(0, self._epoch - 1)
 
     def start(self, events: FrontEvents, obey: Callable[[Any], None]) -> None:
-        """Start the first front. ``obey`` is given what fronts ask for; it raises ``WireError`` for nonsense.
-
-        Raises:
-            StartupError: the process could not be started.
-        """
+        """Start the first front, or raise ``StartupError``. ``obey`` is given what fronts ask for."""
         self._events = events
         self._obey = obey
         self._start()

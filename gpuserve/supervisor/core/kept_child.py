@@ -1,5 +1,5 @@
 """A child that is kept: its channel is listened to, its output goes line by line into the log of the
-supervisor, and its death is noticed. What it says and what becomes of it is for its keeper to know.
+supervisor, and its death is noticed.
 """
 
 from __future__ import annotations
@@ -53,11 +53,7 @@ class KeptChild:
         self._reactor.unwatch(self.channel.fileno())
 
     def last_messages(self) -> Iterator[Any]:
-        """Give what a dead child has said and nobody has read yet.
-
-        Raises:
-            WireError, OSError: what came is no message of this channel.
-        """
+        """Give what a dead child has said and nobody has read; ``WireError``, ``OSError`` for nonsense."""
         self.stop_listening()
         while self.channel.pending() and (message := self.channel.receive()) is not None:
             yield message
@@ -78,10 +74,7 @@ class KeptChild:
 
 
 class OutputRelay:
-    """One child's stdout and stderr, from ``open()`` to ``close()``; ``fields`` name the child in each line.
-
-    Without a descriptor the child writes to our own streams, and there is nothing to do.
-    """
+    """One child's stdout and stderr, ``fields`` in each line; without a descriptor it writes to our own."""
 
     def __init__(self, fd: int | None, fields: Mapping[str, str], reactor: Reactor) -> None:
         self._fd = fd

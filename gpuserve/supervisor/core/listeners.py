@@ -28,11 +28,7 @@ class Listeners:
         self.sockets: dict[str, socket.socket] = {}
 
     def open(self, settings: ServerSettings) -> None:
-        """Open every port that the settings name.
-
-        Raises:
-            StartupError: an address is taken, not allowed, or unknown; nothing stays open.
-        """
+        """Open every port of the settings; ``StartupError`` where one cannot be had: nothing stays open."""
         for role in _FORMS:
             port = getattr(settings, f"{role}_port")
             if port is not None:

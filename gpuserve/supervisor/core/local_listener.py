@@ -1,6 +1,4 @@
-"""A listener on abstract AF_UNIX names, and who may come in by them: processes of the same user, and root.
-What is said on a connection is for those to know who take it.
-"""
+"""A listener on abstract AF_UNIX names, and who may come in by them: processes of the same user, and root."""
 
 from __future__ import annotations
 

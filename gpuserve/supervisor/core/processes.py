@@ -150,11 +150,7 @@ def _start(
 
 
 def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
-    """Start a front process; return it and our end of its control socket.
-
-    Raises:
-        StartupError: the process could not be started.
-    """
+    """Start a front process, or raise ``StartupError``; the process, and our end of its control socket."""
     process, (control,) = spawn("gpuserve.front", channels=1, relay_output=relay_output)
     return process, control
 
@@ -174,11 +170,7 @@ class EarlyFront:
             self._waiting = front_process(relay_output=True)
 
     def take(self, relay_output: bool) -> tuple[Child, socket.socket]:
-        """Give the front that is waiting, and from the second call on start another.
-
-        Raises:
-            StartupError: the process could not be started.
-        """
+        """Give the front that is waiting, and from the second call on another, or raise ``StartupError``."""
         waiting, self._waiting = self._waiting, None
         return waiting or front_process(relay_output)
 

@@ -145,11 +145,7 @@ def _stop_when_told(loop: WorkerLoop, boot: Link) -> None:
 
 
 def start_thread(name: str, source: Mapping[str, Any]) -> tuple[WorkerThread, list[socket.socket]]:
-    """Start a worker thread; the thread, and our ends of its boot socket and of its link.
-
-    Raises:
-        StartupError: there are no descriptors or threads left; nothing stays open.
-    """
+    """Start a worker thread, or raise ``StartupError``; the thread, and our ends of its two sockets."""
     with contextlib.ExitStack() as opened:
         try:
             pairs = [channel_pair(), channel_pair()]

@@ -1,8 +1,5 @@
-"""Which generations of the server's own models there are: the life of each, all of them by number and by
-model, and what the front and the repository index say of them. What is loaded and unloaded when is decided in
-``served_models.py``.
-
-A generation is one load of one version of a model, and its workers. One whose load fails is dropped.
+"""The generations of the server's own models: the life of each, what front and repository index say of them.
+A generation is one load of one version, and its workers; one whose load fails is dropped.
 """
 
 from __future__ import annotations

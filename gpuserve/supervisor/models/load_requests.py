@@ -1,6 +1,4 @@
-"""What is asked for by a model's name, by clients or operators: from the name to an operation on the served
-models.
-"""
+"""What clients or operators ask for by a model's name: from the name to an operation on the served models."""
 
 from __future__ import annotations
 
@@ -109,11 +107,7 @@ class LoadRequests:
         self._models.begin(LoadOperation(model, answer, read, failure, replaces=True))
 
     def _placed(self, specs: Sequence[ModelSpec], failure: Failure) -> Sequence[ModelSpec]:
-        """Put the versions on devices, by another look at the machine.
-
-        Raises:
-            InvalidArgument: a device is not there.
-        """
+        """Put the versions on devices, by another look at the machine; ``failure`` where one is not there."""
         try:
             return self._devices.place(specs, again=True)
         except DeviceError as error:

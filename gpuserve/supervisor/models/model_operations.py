@@ -1,6 +1,4 @@
-"""Loads, unloads and changes of size that were asked for, each model's in the order in which they came. Pure:
-what an operation does is in ``served_models.py`` and ``resizing.py``.
-"""
+"""Loads, unloads and changes of size that were asked for, each model's in the order of their coming. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Where the declarations of models come from when a model is loaded, seen from the supervisor.
-
-The supervisor neither reads files nor knows their format: ``gpuserve serve`` hands it a repository that does.
+"""Where the declarations of models come from. The supervisor neither reads files nor knows their format:
+``gpuserve serve`` hands it a repository that does.
 """
 
 from __future__ import annotations

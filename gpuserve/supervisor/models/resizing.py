@@ -4,13 +4,6 @@ What is new comes first: its workers are started beside those that serve, and ea
 ready. Only when all of them are there do instances leave, where there are too many: the front gives them
 nothing more and says when they have finished, then their workers stop. If a worker cannot be loaded, those
 that came with it leave as well, and the model has the instances that it had before.
-
-::
-
-    STARTING ──► GROWING ──all are there──► SHRINKING ──all have left──► over
-       └─────one failed─────────────────────────┘
-
-Which model is next, and what else is done to models, is for ``served_models.py`` to say.
 """
 
 from __future__ import annotations

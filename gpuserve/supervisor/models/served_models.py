@@ -2,8 +2,7 @@
 
 A load starts workers beside those that serve. Once all of them are ready the front is told to turn to them,
 in one message; then the earlier ones finish what they have and are ended. A load that fails leaves all as
-it was. Operations on one model wait for one another; different models do not. How instances join and leave a
-model that is served is in ``resizing.py``; which generations there are is in ``generations.py``.
+it was. Operations on one model wait for one another; different models do not.
 """
 
 from __future__ import annotations
@@ -56,11 +55,7 @@ class ServedModels:
     # ---- the start, and the front ---------------------------------------------------------
 
     def start(self) -> None:
-        """Start the workers of the models that are in the table from the beginning.
-
-        Raises:
-            StartupError: a process could not be started, or a model cannot be started as it is.
-        """
+        """Start the workers of the models of the start; ``StartupError`` where one cannot be started."""
         for generation in self.table:
             self._loads.start_workers(generation)
             self._loads.check_loaded(generation)
@@ -79,11 +74,7 @@ class ServedModels:
             self._run(operation)
 
     def check_resize(self, model: str, count: int) -> None:
-        """Check that a model that is loaded, or is being, could have ``count`` instances on each device.
-
-        Raises:
-            InvalidArgument: it could not, or is not loaded.
-        """
+        """Raise ``InvalidArgument`` unless the model could have ``count`` instances on each device."""
         generations = self.table.served(model) or self.table.of(model)
         if not generations:
             raise InvalidArgument(f"model '{model}' is not loaded")
@@ -262,12 +253,7 @@ class _Loads:
         return OperationEnd(None) if self.is_complete(load) else None
 
     def start_workers(self, generation: Generation) -> None:
-        """Start the workers of a generation.
-
-        Raises:
-            StartupError: there are fewer resources than it needs, or its GPUs are lost, or a process could
-                not be started.
-        """
+        """Start the workers of a generation; ``StartupError`` where something that they need is not there."""
         check_rates(self._table.specs(), self._core.settings.now)
         generation.group.start()
 

@@ -1,7 +1,5 @@
-"""The socket that a running server is operated by: listening on it, and the clients that ask.
-
-The kernel says who a client is (SO_PEERCRED). What a client sends is not trusted beyond that: one that sends
-anything but one question, or nothing, is let go, and no other notices.
+"""The socket that a running server is operated by, and the clients that ask. The kernel says who a client is
+(SO_PEERCRED); one that sends anything but one question, or nothing, is let go, and no other notices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Whether the server is in service: an operator takes it out, lets it finish what it has, and puts it back.
-
-Out of service is not ready; whatever comes is still served. The end of the server is another matter
-(``ending.py``).
+Out of service is not ready; whatever comes is still served.
 """
 
 from __future__ import annotations

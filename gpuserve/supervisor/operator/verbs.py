@@ -1,7 +1,4 @@
-"""What an operator asks of a running server, by the control socket or by the admin API.
-
-Each verb's arguments are checked here before anything is done. What a verb does is mostly done elsewhere.
-"""
+"""What an operator asks of a running server, by the control socket or by the admin API."""
 
 from __future__ import annotations
 

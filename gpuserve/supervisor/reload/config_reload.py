@@ -1,8 +1,6 @@
 """The reload of the whole config while the server runs: what the file says now is compared with what was
-applied last, and what has changed is done.
-
-Settings come first, so that loads go by them; then the models, in ``reload/run.py``. One reload runs at a
-time; who asks meanwhile is answered by one more, which follows it. How a file is read is not known here.
+applied last, and what has changed is done: settings first, so that loads go by them, then the models. One
+runs at a time; who asks meanwhile is answered by one more, which follows it.
 """
 
 from __future__ import annotations

@@ -121,11 +121,7 @@ class ConfigWork:
         self._models.table.tell_states(*models)
 
     def _placed(self, specs: Sequence[ModelSpec]) -> Sequence[ModelSpec]:
-        """Put the versions on devices, by another look at the machine.
-
-        Raises:
-            InvalidArgument: a device is not there, or a library for it.
-        """
+        """Put the versions on devices, by another look; ``InvalidArgument`` where one cannot be had."""
         try:
             return self._devices.place(specs, again=True)
         except DeviceError as error:

@@ -1,6 +1,4 @@
-"""The GPUs as far as workers are concerned: on one that is lost none runs, and where none can run on any, a
-fresh process is asked whether that is the machine's fault. That a GPU is lost is for the front to find out,
-which asks the driver.
+"""The GPUs as far as workers are concerned: on one that is lost, as the front says, none runs.
 
 CUDA is doubted when no worker on any GPU can open its device. Then a fresh process is asked, and only its
 word counts; twice, as one may fail for reasons of its own.
@@ -176,9 +174,7 @@ def _is_hopeless(worker: WorkerKeeper) -> bool:
 
 
 class CudaProbe:
-    """A short-lived process that tries CUDA, one at a time; ``close()`` leaves none. ``answer`` is told
-    whether it could use CUDA.
-    """
+    """A short-lived process that tries CUDA, one at a time. ``answer`` is told whether it could use CUDA."""
 
     def __init__(self, reactor: Reactor, answer: Callable[[bool], None]) -> None:
         self._reactor = reactor

@@ -39,11 +39,7 @@ class WorkerGroup:
         return [WorkerKeeper(self._spec, one, self._care, self._generation) for one in instances]
 
     def start(self) -> None:
-        """Start every worker.
-
-        Raises:
-            StartupError: a process could not be started; those before it are started. Or all GPUs are lost.
-        """
+        """Start every worker; ``StartupError`` where one cannot be started, or all GPUs are lost."""
         lost = [one.why_lost() for one in self.workers]
         if lost and all(lost):
             raise StartupError(lost[0])

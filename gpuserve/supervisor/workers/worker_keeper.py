@@ -1,7 +1,5 @@
 """Keeps one instance alive: starts its worker, hears it load, starts it again when it dies. The worker is a
 process; where the callable has to stay in this one (``isolation="thread"``), it is a thread.
-
-It does not know the front: what happens is told to a ``WorkerEvents``.
 """
 
 from __future__ import annotations
@@ -87,11 +85,7 @@ class WorkerKeeper:
         return None if self._child is None else self._child.process
 
     def start(self) -> None:
-        """Start a worker and send it its model; on a GPU that is lost, wait until it is back.
-
-        Raises:
-            StartupError: the process could not be started.
-        """
+        """Start a worker, or raise ``StartupError``; on a GPU that is lost, wait until it is back."""
         if reason := self.why_lost():
             self._move(LifeEvent.FENCE)
             self._care.events.instance_lost(self, reason)
@@ -177,11 +171,7 @@ class WorkerKeeper:
             self._end_broken(str(error))
 
     def _heard(self, message: Any) -> None:
-        """Obey a message. User code runs in the process that sent it, so its fields are looked at too.
-
-        Raises:
-            WireError: it is not one that a worker sends, or not now.
-        """
+        """Obey a message, or raise ``WireError``. User code runs in that process, so fields are looked at."""
         match message:
             case wire.Phase(str(name)):
                 self._care.events.instance_changed(self, name)
