@@ -22,7 +22,6 @@ from gpuserve_worker.running.supervision import Reporter, Supervision
 
 
 def main() -> int:
-    """Run the worker process and return its exit status."""
     if len(sys.argv) != 3 or not all(argument.isdigit() for argument in sys.argv[1:]):
         sys.stderr.write("gpuserve_worker is started by the supervisor, with two descriptors\n")
         return lifecycle.EXIT_USAGE

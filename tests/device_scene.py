@@ -14,7 +14,7 @@ from graphs import MEMBERS, tensors
 from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
-from gpuserve_worker.cuda.device.exports import ExportedSegment, ExportPool
+from gpuserve_worker.cuda.device.exports import ExportPool
 from gpuserve_worker.protocol import wire
 
 LIMIT_NBYTES = 1 << 30
@@ -100,8 +100,8 @@ class DeviceWorker(Worker):
             case _:
                 super().obey(message, fds)
 
-    def _announce(self, segment: ExportedSegment) -> None:
-        self.say(wire.ExportSegment(*segment))
+    def _announce(self, segment: wire.ExportSegment) -> None:
+        self.say(segment)
 
     def answer(self, *, well: bool) -> None:
         """As any worker; badly where it was lent what it cannot read."""
@@ -166,7 +166,7 @@ class DeviceWorker(Worker):
         return wire.WireTensor(output.name, "FP32", part.shape, block.place)
 
     def blocks(self) -> int:
-        return super().blocks() + self.pool.statistics().lent
+        return super().blocks() + len(self.pool._lent)
 
     def die(self) -> None:
         for handle in self._runtime.handles:

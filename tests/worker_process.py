@@ -227,7 +227,7 @@ class WorkerProcess:
         """Whether the worker has shut its link for receiving."""
         self.link_socket.settimeout(None)  # or else Python itself waits for room in the buffer
         try:
-            self.link_socket.send(wire.encode(wire.Free(())), socket.MSG_DONTWAIT)
+            self.link_socket.send(wire.WORKER.encode(wire.Free(())), socket.MSG_DONTWAIT)
         except BrokenPipeError:
             return True
         except BlockingIOError:

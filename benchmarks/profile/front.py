@@ -37,13 +37,13 @@ class FarEnd:
         )
         driver.workers.instance_up(link)
         self._socket.recv(datagram.MAX_DATAGRAM_NBYTES)
-        self._socket.send(wire.encode(wire.Attached(1)))
+        self._socket.send(wire.WORKER.encode(wire.Attached(1)))
 
     def answer(self, requests: int) -> None:
         """Take one batch, and answer it."""
-        run = wire.decode(self._socket.recv(datagram.MAX_DATAGRAM_NBYTES))
+        run = wire.WORKER.decode(self._socket.recv(datagram.MAX_DATAGRAM_NBYTES))
         assert isinstance(run, wire.Run)
-        self._socket.send(wire.encode(done(run.batch_id, requests)))
+        self._socket.send(wire.WORKER.encode(done(run.batch_id, requests)))
 
 
 async def measure(requests: int, batches: int) -> dict[str, float]:

@@ -47,12 +47,12 @@ class FedLink(Link):
         """As the link does, and the clock runs until the next one is asked for."""
         self.taken_ns.append(perf_counter_ns() - self._began)
         if self._began:
-            answer = wire.decode(self._front.recv(datagram.MAX_DATAGRAM_NBYTES))
+            answer = wire.WORKER.decode(self._front.recv(datagram.MAX_DATAGRAM_NBYTES))
             assert isinstance(answer, wire.Done), answer
         if not self._left:
             return None
         self._left -= 1
-        self._front.send(wire.encode(run(self._left, self._requests)))
+        self._front.send(wire.WORKER.encode(run(self._left, self._requests)))
         self._began = perf_counter_ns()
         return super().receive()
 

@@ -46,8 +46,6 @@ class LoadError(Exception):
 
 
 class CallableKind(enum.Enum):
-    """The ways in which a callable answers."""
-
     PLAIN = "a function"
     COROUTINE = "an async function"
     GENERATOR = "a generator"

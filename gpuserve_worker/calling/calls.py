@@ -118,7 +118,6 @@ class ModelCall:
         self._on_reply()
 
     def take(self) -> CallReply:
-        """The next reply; waits for it in this thread."""
         if not self.ready:
             self._port.wait(lambda: self.ready)
         return self._next()
@@ -163,18 +162,15 @@ class OutgoingCalls:
         self._lock = threading.RLock()
 
     def open(self, port: CallPort) -> None:
-        """Let calls be made from now on."""
         with self._lock:
             self._port = port
 
     def close(self, text: str) -> None:
-        """Refuse all calls from now on, and fail those under way."""
         with self._lock:
             self._port, self._refusal = None, text
         self.fail_all(text)
 
     def ask(self, call_request: CallRequest) -> ModelCall:
-        """Send a question. Raises ``ModelCallError`` where it cannot be asked."""
         with self._lock:
             port = self._port
             if port is None:
@@ -189,7 +185,6 @@ class OutgoingCalls:
         return call
 
     def forget(self, call: ModelCall) -> None:
-        """Drop a call that nobody waits for any more."""
         with self._lock:  # no reply is added after this
             self._calls.pop(call.call_id, None)
         call.close()

@@ -68,7 +68,6 @@ def failure_of(error: BaseException) -> WireFailure:
 
 
 def failure(text: str) -> WireFailure:
-    """A failure with code INTERNAL and this text."""
     return WireFailure(INTERNAL, text)
 
 

@@ -242,7 +242,6 @@ class OutputRules:
         return CheckedOutput(spec.name, spec.datatype, shape, array.size * dtype.itemsize, dtype, [array])
 
     def _device_output(self, spec: TensorSpec, array: Any, is_kept: bool) -> CheckedOutput:
-        """An output of an array on the device, where it is made contiguous and cast."""
         assert self._reader is not None, "else no array on a device comes as far as this"
         dtype = self._dtypes[spec.name]
         part = self._reader.as_dtype(array, dtype)
@@ -282,7 +281,6 @@ class OutputRules:
             raise OutputError(f"{self._of(spec)} cannot be made an array: {client_text(error)}") from error
 
     def _from_device(self, spec: TensorSpec, value: Any) -> Any:
-        """The array in a value of any library, on the device still."""
         if self._reader is None:
             raise OutputError(
                 f"{self._of(spec)} is on a GPU, from where its instance cannot copy it: expected an array on "
@@ -322,7 +320,6 @@ class OutputRules:
             raise OutputError(f"{self._of(spec)}: {error}") from None
 
     def _castable(self, spec: TensorSpec, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array that copies into ``dtype`` without raising."""
         if self._strict and array.dtype.newbyteorder("=") != dtype:
             raise self._wrong_dtype(spec, array)
         if array.dtype.kind in _NUMERIC_KINDS or array.dtype.name == "bfloat16":

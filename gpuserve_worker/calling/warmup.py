@@ -56,7 +56,6 @@ def warmups(raw: Iterable[Sequence[Any]]) -> tuple[Warmup, ...]:
 
 
 def warmup_batches(raw: Iterable[Sequence[Any]], model: ModelContext) -> Iterator[Batch]:
-    """The batches of all these warm-ups, one after the other; see ``batches``."""
     for warmup in warmups(raw):
         yield from batches(warmup, model)
 

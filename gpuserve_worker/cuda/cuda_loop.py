@@ -166,7 +166,6 @@ class CudaLoop:
         self._finish(job, is_to_blame=is_to_blame)
 
     def _finish(self, job: Job, *, is_to_blame: bool = False) -> None:
-        """Wait for the outputs, and send the answer."""
         pending, job.pending_reply = job.pending_reply, None
         assert pending is not None
         reply = pending.wait()
@@ -240,7 +239,6 @@ class DeviceCalls:
         self._device.runtime.synchronize()  # what went wrong on it is told by now
 
     def answers(self, job: Job) -> BatchAnswers | WireFailure:
-        """The answers to a batch, which may have to be run twice."""
         inputs, job.inputs = job.inputs, None
         if inputs is None:
             return self._without_inputs(job)
@@ -258,7 +256,6 @@ class DeviceCalls:
         return self._again(job)
 
     def _refused(self, job: Job) -> WireFailure:
-        """The failure of a batch whose inputs could not be had."""
         problem, job.problem = job.problem, None
         assert problem is not None
         return self._recovery.failure(problem, job.run) or self._execution.failure(problem)
@@ -306,7 +303,7 @@ class DeviceCalls:
         return answers
 
 
-class StagingThread:
+class StagingThread(threading.Thread):
     """Receives while the callable runs, once it is told to; until something comes while it does not."""
 
     def __init__(
@@ -316,28 +313,24 @@ class StagingThread:
         jobs: Jobs,
         on_fault: Callable[[BaseException], None],
     ) -> None:
+        super().__init__(name="gpuserve-staging", daemon=True)
         self._device = device
         self._reception = reception
         self._jobs = jobs
         self._on_fault = on_fault
         self._armed = threading.Event()
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="gpuserve-staging", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def arm(self) -> None:
-        """Let the thread receive from now on."""
         self._armed.set()
 
     def end(self) -> None:
         """End the thread. The link must have been told to receive nothing more."""
         self._is_over = True
         self._armed.set()
-        self._thread.join(_JOIN_S)
+        self.join(_JOIN_S)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._device.enter_beside()
             while self._waits():
@@ -363,31 +356,26 @@ class StagingThread:
             self._jobs.stage_ahead()
 
 
-class ReplyThread:
+class ReplyThread(threading.Thread):
     """Waits for the outputs of batches, in the order in which they are given, and sends the replies."""
 
     def __init__(
         self, device: CudaDevice, finish: Callable[[Job], None], on_fault: Callable[[BaseException], None]
     ) -> None:
+        super().__init__(name="gpuserve-reply", daemon=True)
         self._device = device
         self._finish = finish
         self._on_fault = on_fault
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="gpuserve-reply", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def take(self, job: Job) -> None:
-        """Wait for one more batch, whose outputs are on their way."""
         self._jobs.put(job)
 
     def end(self) -> None:
-        """End the thread when it has finished all that it was given."""
         self._jobs.put(None)
-        self._thread.join(_JOIN_S)
+        self.join(_JOIN_S)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._device.enter_beside()
             while (job := self._jobs.get()) is not None:

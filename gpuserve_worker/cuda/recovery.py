@@ -144,7 +144,7 @@ class CudaRecovery:
 
     def is_worth_it(self, error: BaseException, run: Run, *, was_alone: bool) -> bool:
         if not is_out_of_memory(error) or (
-            was_alone and (len(run.requests) == 1 or not self._model.batching)
+            was_alone and (len(run.requests) == 1 or not self._model.context.batching)
         ):
             return False
         return self._model.read_only_inputs or all(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpuserve_worker.protocol import datagram
-from gpuserve_worker.protocol.wire import Lend, Message, Region, Segment, WireError, decode, encode
+from gpuserve_worker.protocol.wire import WORKER, Lend, Message, Region, Segment, WireError
 
 #: A descriptor rides beside these, and beside no other.
 _WITH_MEMORY: Final = frozenset({Segment, Region, Lend})
@@ -53,7 +53,7 @@ class Link:
             if not data:
                 datagram.close_all(fds)
                 return None
-            message = decode(data)
+            message: Message = WORKER.decode(data)
             expected = 1 if type(message) in _WITH_MEMORY else 0
             if len(fds) != expected:
                 raise WireError(f"{type(message).__name__} came with {len(fds)} descriptors, not {expected}")
@@ -64,12 +64,12 @@ class Link:
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; waits while the peer's buffer is full. ``OSError``: the peer is gone."""
-        datagram.send(self._socket, encode(message), fds)
+        datagram.send(self._socket, WORKER.encode(message), fds)
 
     def try_send(self, message: Message) -> bool:
         """Send a message if that needs no waiting and the peer is there. Says whether it was sent."""
         try:
-            datagram.send(self._socket, encode(message), (), socket.MSG_DONTWAIT)
+            datagram.send(self._socket, WORKER.encode(message), (), socket.MSG_DONTWAIT)
         except OSError:
             return False
         return True

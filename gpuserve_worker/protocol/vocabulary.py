@@ -23,7 +23,6 @@ class Vocabulary:
         self._packers: list[msgpack.Packer] = []
 
     def encode(self, message: Any) -> bytes:
-        """A message as the bytes of one datagram."""
         fields = (self._tags[type(message)], *message)
         try:
             packer = self._packers.pop()

@@ -439,14 +439,3 @@ WORKER: Final = Vocabulary(
         65: UnlendExport,
     }
 )
-
-
-def encode(message: Message) -> bytes:
-    """A message from or to a worker as the bytes of one datagram."""
-    return WORKER.encode(message)
-
-
-def decode(data: bytes | memoryview) -> Message:
-    """The message from or to a worker in a datagram; raises ``WireError``."""
-    message: Message = WORKER.decode(data)
-    return message

@@ -36,8 +36,6 @@ class _Pending(Protocol[_Ended_co]):
 
 
 class _Stopped(Exception):
-    """A response cannot be given, and the batch ends with this failure."""
-
     def __init__(self, failure: WireFailure) -> None:
         super().__init__(failure.text)
         self.failure = failure
@@ -74,7 +72,6 @@ class AsyncBatch:
             self.task.cancel()
 
     def forget_call(self) -> None:
-        """Refer to nothing that the callable was given."""
         self.inputs, self.requests = None, []
 
     def add_credit(self, yields: int) -> None:
@@ -102,7 +99,6 @@ class AsyncExecution:
         self.tell_unrecoverable = self._execution.tell_unrecoverable
 
     async def try_out(self, session: FrontSession, batch: Batch) -> None:
-        """Call the callable on a warm-up batch; raises what it raises."""
         batch = self._execution.warm(session, batch)
         await try_async_result(self._model.call(batch if self._execution.takes_batch else batch.as_list()))
 

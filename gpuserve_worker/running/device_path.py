@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 class Arrival(Protocol):
-    """The inputs of one batch on their way to a device."""
-
     def admit(self) -> None:
         """Let what this thread starts on the device from now on begin once they are there; does not wait."""
 
@@ -106,8 +104,6 @@ class Recovery(Protocol):
 
 
 class WorkerLoop(Protocol):
-    """Serves the batches of one model, from the link to the callable and back."""
-
     @property
     def device_is_lost(self) -> bool:
         """After ``run``: whether it ended because this process can use its device no more."""

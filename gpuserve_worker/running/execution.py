@@ -47,11 +47,9 @@ class Stopwatch:
         """Note that the inputs are on their way to a device."""
 
     def called(self) -> None:
-        """Note that the callable is called now."""
         self.called_ns = self.returned_ns = perf_counter_ns()
 
     def returned(self) -> None:
-        """Note that the callable has given all of its answer."""
         self.returned_ns = perf_counter_ns()
 
     def leaving(self) -> None:
@@ -79,14 +77,14 @@ class Execution:
     def __init__(self, model: Model, reporter: Reporter) -> None:
         self._model = model
         self._reporter = reporter
-        self._output_names = tuple(spec.name for spec in model.outputs)
-        self._batching = model.batching
+        self._output_names = tuple(spec.name for spec in model.context.outputs)
+        self._batching = model.context.batching
         #: Whether the callable is given the batch as a whole; otherwise its list of requests.
         self.takes_batch = accepts_batch(model.call)
         self._rules = OutputRules(
             model.name,
-            model.outputs,
-            batching=model.batching,
+            model.context.outputs,
+            batching=model.context.batching,
             strict=model.strict,
             decoupled=model.context.decoupled,
             reader=model.path.reader,
@@ -152,7 +150,6 @@ class Execution:
     def done(
         self, session: FrontSession, run: wire.Run, answers: BatchAnswers, watch: Stopwatch
     ) -> BatchReply:
-        """The one answer to a batch without a device, written."""
         try:
             outputs, responses, parameters = session.writer.write(answers, run.requests)
         except (OutOfMemory, RegionError) as error:

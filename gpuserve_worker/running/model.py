@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpuserve_worker.calling.callable import InferenceCallable
 from gpuserve_worker.calling.context import ModelContext
-from gpuserve_worker.protocol.tensor import TensorSpec
 
 if TYPE_CHECKING:
     from gpuserve_worker.running.device_path import WorkerDevicePath
@@ -28,12 +27,3 @@ class Model(NamedTuple):
     @property
     def name(self) -> str:
         return self.context.name
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        return self.context.outputs
-
-    @property
-    def batching(self) -> bool:
-        """Whether axis 0 of every tensor is the batch axis."""
-        return self.context.batching

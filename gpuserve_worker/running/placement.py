@@ -43,15 +43,11 @@ def _keep_to(cpus: Collection[int]) -> str:
         )
     try:
         for thread in os.listdir("/proc/self/task"):
-            _move(int(thread), chosen)
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread), chosen)
     except OSError as error:
         return f"the worker cannot keep to the CPUs that are next to its GPU: {error.strerror}"
     return ""
-
-
-def _move(thread: int, cpus: set[int]) -> None:
-    with suppress(ProcessLookupError):  # it has ended meanwhile
-        os.sched_setaffinity(thread, cpus)
 
 
 def _prefer_memory_of(numa_node: int) -> str:

@@ -103,7 +103,6 @@ class FrontSession:
             self.leases.answered(batch_id)
 
     def retire(self) -> None:
-        """Send nothing to this front any more."""
         with self._lock:
             self._retired = True
         if self.device is not None:

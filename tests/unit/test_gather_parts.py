@@ -72,7 +72,8 @@ def test_a_batch_for_a_device_is_the_concatenation_of_its_parts(parts: list[Part
         with plane(read_only=False) as made:
             requests = requests_of(made, arrays, parts, "INT32")
             gathered = gathered_for_device(made, requests, parts)
-            (tensor,) = wire.tensors(wire.decode(wire.encode(wire.Run(1, (), gathered.tensors))).inputs)  # type: ignore[union-attr]
+            run = wire.WORKER.decode(wire.WORKER.encode(wire.Run(1, (), gathered.tensors)))
+            (tensor,) = wire.tensors(run.inputs)
             assert fetched(made, tensor.payload) == b"".join([wire_bytes(one) for one in arrays])
             kinds = [part.kind for part in parts]
             on_heap = [

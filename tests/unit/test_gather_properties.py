@@ -112,7 +112,7 @@ class Plane:
             self.session.take_memory(message, fds)
             for fd in fds:
                 os.close(fd)
-        run = wire.decode(wire.encode(run))  # type: ignore[assignment]
+        run = wire.WORKER.decode(wire.WORKER.encode(run))  # type: ignore[assignment]
         assert fill_all(run, self.session.mapping, self.session.regions, self.session.loans) == {}
         return self.session.inputs.arrays(run.batch_id, run.inputs)["x"]
 

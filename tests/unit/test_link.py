@@ -135,7 +135,7 @@ def test_a_datagram_that_is_too_large_or_brings_too_much(ends: tuple[Link, Link,
         receiver.receive()
     memory = os.memfd_create("test")
     rights = array.array("i", [memory] * (2 * datagram.MAX_FDS))
-    raw.sendmsg([wire.encode(wire.Stop())], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    raw.sendmsg([wire.WORKER.encode(wire.Stop())], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     os.close(memory)
     with pytest.raises(OSError, match="descriptors"):
         receiver.receive()

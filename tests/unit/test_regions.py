@@ -285,7 +285,7 @@ class Worker:
         data, fds = datagram.receive(self.end, self._buffer)
         self.fds = [os.fstat(fd) for fd in fds]
         datagram.close_all(fds)
-        return wire.decode(data)
+        return wire.WORKER.decode(data)
 
     def hears_nothing(self) -> bool:
         self.end.setblocking(False)

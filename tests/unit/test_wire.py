@@ -61,7 +61,7 @@ MESSAGES: list[wire.Message] = [
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
 def test_a_message_comes_back_as_it_was(message: wire.Message) -> None:
-    decoded = wire.decode(wire.encode(message))
+    decoded = wire.WORKER.decode(wire.WORKER.encode(message))
     assert type(decoded) is type(message)
     assert decoded == message
 
@@ -71,7 +71,7 @@ def test_every_message_has_a_sample_here() -> None:
 
 
 def test_nested_fields_get_their_names_back() -> None:
-    run = wire.decode(wire.encode(next(one for one in MESSAGES if isinstance(one, wire.Run))))
+    run = wire.WORKER.decode(wire.WORKER.encode(next(one for one in MESSAGES if isinstance(one, wire.Run))))
     assert isinstance(run, wire.Run)
     tensors = wire.tensors(run.inputs)
     assert tensors[0].payload == b"\x00" * 24
@@ -82,11 +82,13 @@ def test_nested_fields_get_their_names_back() -> None:
 
 def test_text_that_is_not_unicode_travels_all_the_same() -> None:
     message = wire.LoadFailed("caf\udce9", "é")
-    assert wire.decode(wire.encode(message)) == wire.LoadFailed("caf\\udce9", "é")
+    assert wire.WORKER.decode(wire.WORKER.encode(message)) == wire.LoadFailed("caf\\udce9", "é")
 
 
 def test_the_kinds_of_memory_are_told_apart() -> None:
-    answer = wire.decode(wire.encode(next(one for one in MESSAGES if isinstance(one, wire.Answer))))
+    answer = wire.WORKER.decode(
+        wire.WORKER.encode(next(one for one in MESSAGES if isinstance(one, wire.Answer)))
+    )
     assert isinstance(answer, wire.Answer)
     payloads = [one.payload for one in wire.tensors(answer.outputs or ())]
     assert payloads == [wire.Loan(9, 0, 4), wire.Place(3, 8, 4)]
@@ -102,8 +104,8 @@ def test_memory_of_an_unknown_kind_is_refused() -> None:
 
 
 def test_responses_and_failures_are_told_apart() -> None:
-    done = wire.decode(
-        wire.encode(next(one for one in MESSAGES if isinstance(one, wire.Done) and one.responses))
+    done = wire.WORKER.decode(
+        wire.WORKER.encode(next(one for one in MESSAGES if isinstance(one, wire.Done) and one.responses))
     )
     assert isinstance(done, wire.Done)
     tensors, failure, nothing = wire.responses(done.responses or ())
@@ -115,7 +117,7 @@ def test_responses_and_failures_are_told_apart() -> None:
 
 def test_two_tensors_are_no_failure() -> None:
     done = wire.Done(1, None, ((TENSOR, TENSOR),), True, 0, 0, 0)
-    decoded = wire.decode(wire.encode(done))
+    decoded = wire.WORKER.decode(wire.WORKER.encode(done))
     assert isinstance(decoded, wire.Done)
     assert wire.responses(decoded.responses or ()) == ((TENSOR, TENSOR),)
 
@@ -138,4 +140,4 @@ def test_two_tensors_are_no_failure() -> None:
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(wire.WireError, match="not a message"):
-        wire.decode(data)
+        wire.WORKER.decode(data)

@@ -83,14 +83,14 @@ def test_a_death_is_noticed_by_the_pidfd_though_others_hold_the_link_open() -> N
     [
         b"garbage",
         b"\x91\x01",  # a message without its fields
-        wire.encode(wire.DropSegment(5)),  # of a segment that was never announced
-        wire.encode(wire.Segment(1, 10)),  # without its descriptor
-        wire.encode(wire.DropSegment({})),  # type: ignore[arg-type]
+        wire.WORKER.encode(wire.DropSegment(5)),  # of a segment that was never announced
+        wire.WORKER.encode(wire.Segment(1, 10)),  # without its descriptor
+        wire.WORKER.encode(wire.DropSegment({})),  # type: ignore[arg-type]
     ],
 )
 def test_a_worker_that_breaks_the_protocol_is_killed_and_only_then_down(garbage: bytes) -> None:
     async def scenario(worker: Worker) -> None:
-        worker.end.send(wire.encode(wire.Attached(7)))
+        worker.end.send(wire.WORKER.encode(wire.Attached(7)))
         worker.end.send(garbage)
         assert (await worker.reason()).startswith("it broke the protocol")
         assert worker.process.wait(TIMEOUT_S) == -signal.SIGKILL
@@ -123,8 +123,8 @@ def test_a_link_that_is_closed_tells_nothing_and_kills_nobody() -> None:
 def test_what_was_meant_for_an_earlier_front_is_not_heard() -> None:
     async def scenario(worker: Worker) -> None:
         for message in (wire.Released((1,)), wire.Attached(6), wire.Released((2,)), wire.Attached(7)):
-            worker.end.send(wire.encode(message))
-        worker.end.send(wire.encode(wire.Released((3,))))
+            worker.end.send(wire.WORKER.encode(message))
+        worker.end.send(wire.WORKER.encode(wire.Released((3,))))
         async with asyncio.timeout(TIMEOUT_S):
             while not worker.heard:  # noqa: ASYNC110 - turns of the loop, not time
                 await asyncio.sleep(0)

@@ -45,7 +45,6 @@ class CudaMemoryRegion:
         return self._regions.lease(self._memory)
 
     def begin_copy(self, place: Place, to: int, stream: int) -> None:
-        """Begin to copy a place to memory of the device; raises as ``write``."""
         self._copy(to, self.address(place), place.nbytes, Copy.DEVICE_TO_DEVICE, stream)
 
     def begin_write(self, place: Place, source: int, kind: Copy, stream: int) -> None:
@@ -127,14 +126,12 @@ class DeviceRegions:
         return CudaMemoryRegion(self._device, self, memory, nbytes)
 
     def lease(self, memory: OpenedMemory) -> MemoryLease:
-        """A lease that keeps the memory open for as long as it lives."""
         self._take_back()
         self._memories.hold(memory)
         memory.is_read_in_place = True
         return MemoryLease(partial(self._returned.append, memory))  # no lock, and no CUDA
 
     def close(self, memory: OpenedMemory) -> None:
-        """Let one region go; the last user closes the memory."""
         self._take_back()
         self._memories.let_go(memory)
 

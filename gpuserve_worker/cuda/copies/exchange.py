@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuserve_worker.calling.failure import client_text
 from gpuserve_worker.cuda.device.arrays import MemoryLease
-from gpuserve_worker.cuda.device.exports import ExportBlock, ExportedSegment
+from gpuserve_worker.cuda.device.exports import ExportBlock
 from gpuserve_worker.cuda.device.loans import OpenedMemory
 from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.memory.regions import RegionError
@@ -40,10 +40,7 @@ class ExportExchange:
 
     def keep(self, nbytes: int) -> ExportBlock | None:
         """Memory for an output that stays on the device; None where it has to go to the host."""
-        return self._device.exports.allocate(nbytes, self._announce)
-
-    def _announce(self, segment: ExportedSegment) -> None:
-        self._send(wire.ExportSegment(*segment))
+        return self._device.exports.allocate(nbytes, self._send)
 
     # ---- the borrower's side --------------------------------------------------------------
 
@@ -52,7 +49,6 @@ class ExportExchange:
         return bool(self._lent)
 
     def is_here(self, loan: DeviceLoan) -> bool:
-        """Whether a loan is on this very device. Raises as ``address``."""
         return self._at(loan).is_here
 
     def address(self, loan: DeviceLoan) -> int:
@@ -91,7 +87,7 @@ class ExportExchange:
     def _start(self) -> None:
         with suppress(CudaError):  # then nothing is kept
             self._device.enter()
-            self._device.exports.start(self._announce)
+            self._device.exports.start(self._send)
 
     def _open(self, segment: int, nbytes: int, handle: bytes) -> str:
         try:
@@ -108,8 +104,7 @@ class ExportExchange:
             self._device.opened.let_go(opened)
 
     def retire(self) -> None:
-        """Keep nothing more for the front, which is gone."""
-        self._device.exports.withdraw(self._announce)
+        self._device.exports.withdraw(self._send)
 
     def close(self) -> None:
         """No batch of the front runs any more: close what it lent, but for arrays that are still over it."""

@@ -127,7 +127,6 @@ class DeviceWriter(OutputWriter):
         self._array = device.runtime.cupy.ndarray
 
     def write(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> Written:
-        """As ``OutputWriter.write``, and as ``begin``; waits until all of it is there."""
         return self.begin(answers, requests).wait()
 
     def begin(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> CudaOutputCopies:
@@ -283,7 +282,6 @@ class DeviceWriter(OutputWriter):
         return block.place
 
     def _begun(self, output: CheckedOutput, taken: list[Block]) -> Block:
-        """A block into which the parts of an output are being copied."""
         block = self._block(output, taken)
         address, position = address_of(block.view), 0
         for part in output.parts:
@@ -348,7 +346,6 @@ def _put(part: Any, dtype: np.dtype[Any], memory: memoryview, position: int) -> 
 
 
 def _outputs(answers: BatchAnswers) -> Iterator[CheckedOutput]:
-    """The outputs of the batch, or of all its requests."""
     for one in (answers.whole, *(answers.each or ())):
         if one is not None and not isinstance(one, WireFailure):
             yield from one

@@ -219,8 +219,6 @@ class Staging:
 
 
 class _Copying:
-    """Begins the copies of one batch into its buffer."""
-
     def __init__(
         self, device: CudaDevice, session: CudaSession, buffer: Buffer, failures: dict[int, WireFailure]
     ) -> None:
@@ -259,7 +257,6 @@ class _Copying:
             self._failures[piece.request] = WireFailure("INVALID_ARGUMENT", str(error))
 
     def _copy_loan(self, piece: Piece, loan: DeviceLoan) -> None:
-        """Copy a piece from what another worker keeps on its device; raises as ``_copy_region``."""
         device, to = self._device, self._buffer.address + piece.offset
         try:
             source = self._session.exchange.address(loan)
@@ -287,7 +284,6 @@ class _Copying:
             device.host_blocks.give(block)
 
     def _put(self, piece: Piece, target: memoryview) -> None:
-        """Copy a piece to page-locked memory of our own."""
         if isinstance(piece.source, bytes):
             target[:] = piece.source
         elif _kind(piece.source) != REGION:
@@ -327,7 +323,6 @@ def device_place(source: Any, regions: DeviceRegions) -> Place | None:
 
 
 def loan_of(source: Any) -> DeviceLoan | None:
-    """The loan that a payload, as decoded, is; None where it is none."""
     if isinstance(source, bytes) or len(source) < len(DeviceLoan._fields) or source[3] != DEVICE_LOAN:
         return None
     return DeviceLoan(*source)
@@ -356,7 +351,6 @@ def layout(tensors: Sequence[WireTensor]) -> tuple[list[int], list[Piece], int]:
 
 
 def _sources(payload: Any) -> Iterable[tuple[int | None, Any]]:
-    """The payload, or its parts with the positions of their requests."""
     if not isinstance(payload, bytes) and len(payload) == 2 and payload[1] == PARTS:
         return enumerate(payload[0])
     return [(None, payload)]

@@ -25,34 +25,29 @@ _SMALLEST_NBYTES: Final = 64 << 10
 _SLACK: Final = 4
 
 
-class _ShelfEntry(NamedTuple, Generic[_Item]):
-    nbytes: int
-    item: _Item
-
-
 class Shelf(Generic[_Item]):
     """What is free, with its size, the longest unused first. Pure bookkeeping; not thread-safe."""
 
     def __init__(self, limit_nbytes: int) -> None:
         self._limit_nbytes = limit_nbytes
-        self._entries: list[_ShelfEntry[_Item]] = []
+        self._entries: list[tuple[int, _Item]] = []
         self.nbytes = 0
 
     def put(self, nbytes: int, item: _Item) -> None:
         """Keep something of ``nbytes`` that is free from now on."""
-        self._entries.append(_ShelfEntry(nbytes, item))
+        self._entries.append((nbytes, item))
         self.nbytes += nbytes
 
     def take(self, nbytes: int, is_ready: Callable[[_Item], bool]) -> _Item | None:
         """The smallest that is large enough and ready, the longest unused first; None where none fits."""
         most = max(nbytes, 1) * _SLACK
-        fitting = [one for one in self._entries if nbytes <= one.nbytes <= most]
-        fitting.sort(key=lambda one: one.nbytes)
-        for one in fitting:  # CUDA is asked about no more of them than have to be
-            if is_ready(one.item):
-                self._entries.remove(one)
-                self.nbytes -= one.nbytes
-                return one.item
+        fitting = [one for one in self._entries if nbytes <= one[0] <= most]
+        fitting.sort(key=lambda one: one[0])
+        for entry in fitting:  # CUDA is asked about no more of them than have to be
+            if is_ready(entry[1]):
+                self._entries.remove(entry)
+                self.nbytes -= entry[0]
+                return entry[1]
         return None
 
     def surplus(self) -> list[_Item]:
@@ -65,9 +60,9 @@ class Shelf(Generic[_Item]):
     def _drop(self, limit_nbytes: int) -> list[_Item]:
         dropped = []
         while self.nbytes > limit_nbytes and self._entries:
-            entry = self._entries.pop(0)
-            self.nbytes -= entry.nbytes
-            dropped.append(entry.item)
+            nbytes, item = self._entries.pop(0)
+            self.nbytes -= nbytes
+            dropped.append(item)
         return dropped
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from gpuserve_worker.cuda.device.runtime import CudaError, Runtime
 from gpuserve_worker.memory.arena import Allocator
-from gpuserve_worker.protocol.payloads import Exported
+from gpuserve_worker.protocol.wire import Exported, ExportSegment
 
 #: Blocks begin on this boundary, as CUDA's own allocations do.
 ALIGNMENT: Final = 512
@@ -28,16 +28,8 @@ _STEP_NBYTES: Final = 2 << 20
 OF_THIS_PROCESS: Final[dict[bytes, int]] = {}
 
 
-class ExportedSegment(NamedTuple):
-    """One allocation of the device as other workers are told of it."""
-
-    number: int
-    nbytes: int
-    handle: bytes
-
-
 #: Tells a front of a segment. Every front has its own.
-Announce: TypeAlias = Callable[[ExportedSegment], None]
+Announce: TypeAlias = Callable[[ExportSegment], object]
 
 
 class ExportBlock(NamedTuple):
@@ -47,18 +39,9 @@ class ExportBlock(NamedTuple):
     place: Exported
 
 
-class ExportStatistics(NamedTuple):
-    """A moment of a pool. ``lost`` blocks are those that were lent when a front ended."""
-
-    segments: int
-    nbytes: int
-    lent: int
-    lost: int
-
-
 class _Owned(NamedTuple):
     address: int
-    segment: ExportedSegment
+    segment: ExportSegment
     allocator: Allocator
 
 
@@ -72,7 +55,6 @@ class ExportPool:
         self._limit_nbytes = limit_nbytes
         self._owned: list[_Owned] = []
         self._lent: dict[tuple[int, int], int] = {}
-        self._lost = 0
         self._front: Announce | None = None
         self._lock = threading.Lock()
 
@@ -118,13 +100,7 @@ class ExportPool:
             if self._front != front:
                 return
             self._front = None
-            self._lost += len(self._lent)
             self._lent.clear()
-
-    def statistics(self) -> ExportStatistics:
-        with self._lock:
-            nbytes = sum(one.segment.nbytes for one in self._owned)
-            return ExportStatistics(len(self._owned), nbytes, len(self._lent), self._lost)
 
     def close(self) -> None:
         """Keep nothing more, in a process that goes on. The memory stays until that ends: others may have it
@@ -136,7 +112,7 @@ class ExportPool:
             self._lent.clear()
 
     def _lend(self, owned: _Owned, offset: int, nbytes: int, size: int) -> ExportBlock:
-        number = owned.segment.number
+        number = owned.segment.segment
         self._lent[number, offset] = size
         return ExportBlock(owned.address + offset, Exported(number, offset, nbytes))
 
@@ -150,7 +126,7 @@ class ExportPool:
             if error.is_sticky:
                 raise
             return None
-        owned = _Owned(address, ExportedSegment(len(self._owned), size, handle), Allocator(size))
+        owned = _Owned(address, ExportSegment(len(self._owned), size, handle), Allocator(size))
         self._owned.append(owned)
         OF_THIS_PROCESS[handle] = address
         return owned

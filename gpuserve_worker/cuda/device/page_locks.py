@@ -9,7 +9,7 @@ import mmap
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -62,15 +62,12 @@ class LockedSegments:
             self._runtime.page_unlock(address)
 
 
-class HostBlock:
+class HostBlock(NamedTuple):
     """Memory of our own. ``event`` comes when what was copied from it last is on the device."""
 
-    __slots__ = ("address", "event", "memory")
-
-    def __init__(self, memory: memoryview, event: int) -> None:
-        self.memory = memory
-        self.address = address_of(memory)
-        self.event = event
+    memory: memoryview
+    address: int
+    event: int
 
 
 class HostBlocks:
@@ -105,6 +102,6 @@ class HostBlocks:
     def _new(self, nbytes: int) -> HostBlock:
         size = max(_BLOCK_NBYTES, 1 << (nbytes - 1).bit_length())
         memory = memoryview(mmap.mmap(-1, size))
-        block = HostBlock(memory, self._events.take())
+        block = HostBlock(memory, address_of(memory), self._events.take())
         self._pins.lock(memory)
         return block
