@@ -120,7 +120,7 @@ def timeout_s(arguments: Mapping[str, Any]) -> float | None:
 def undo(arguments: Mapping[str, Any]) -> bool:
     """Whether a drain is to be undone; ``InvalidArgument`` where that is neither true nor false."""
     value = arguments.get("undo")
-    if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
+    if not isinstance(value, bool | None):
         raise InvalidArgument(f"undo: expected true or false, got {_shown(value)}")
     return bool(value)
 

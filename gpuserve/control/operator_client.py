@@ -27,7 +27,6 @@ _LISTENING: Final = "00010000"
 _COLUMNS: Final = 8
 #: A server that listens on one of these is reached at every address of its machine.
 _UNSPECIFIED: Final = frozenset({"0.0.0.0", "::"})
-_PROC_NET_UNIX: Final = Path("/proc/net/unix")
 #: Seconds and microseconds: a server takes a connection soon, or hangs.
 _CONNECT_TIMEOUT: Final = struct.pack("ll", 5, 0)
 #: A server that has said nothing for so long hangs: it says so often that it is alive.
@@ -103,7 +102,7 @@ def _found(server: str | None) -> ControlName:
 
 def _names() -> list[ControlName]:
     """Return the names of this user's servers and of root's."""
-    uid, text = os.geteuid(), _PROC_NET_UNIX.read_text("utf-8", "replace")
+    uid, text = os.geteuid(), Path("/proc/net/unix").read_text("utf-8", "replace")
     return [one for one in listening_names(text) if may_attach(one.uid, uid)]
 
 

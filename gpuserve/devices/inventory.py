@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,12 +49,10 @@ class Inventory:
         unused = 1 + max(numbers.values(), default=-1)
         new = [one.entry for one in self.devices if one.entry not in numbers]
         numbers.update({entry: unused + place for place, entry in enumerate(new)})
-        devices = sorted((replace(one, number=numbers[one.entry]) for one in self.devices), key=_number)
+        devices = sorted(
+            (replace(one, number=numbers[one.entry]) for one in self.devices), key=attrgetter("number")
+        )
         return replace(self, devices=tuple(devices))
-
-
-def _number(device: VisibleDevice) -> int:
-    return device.number
 
 
 def load_nvml() -> Any:

@@ -64,9 +64,9 @@ def machine_by_nvml(nvml: Any, root: Path) -> Machine:
     """
     nvml.nvmlInit()
     try:
-        driver = NvidiaDriver(
-            _text(nvml.nvmlSystemGetDriverVersion()), _cuda_version(nvml.nvmlSystemGetCudaDriverVersion())
-        )
+        cuda = nvml.nvmlSystemGetCudaDriverVersion()  # 13010 is "13.1"
+        cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}"
+        driver = NvidiaDriver(_text(nvml.nvmlSystemGetDriverVersion()), cuda_version)
         silent: list[str] = []
         gpus = tuple(_gpus(nvml, root, silent))
         return Machine(driver, gpus, ", ".join(silent))
@@ -337,11 +337,6 @@ def _members(words: Iterable[int]) -> tuple[int, ...]:
         for bit in range(_WORD_BITS)
         if int(word) >> bit & 1
     )
-
-
-def _cuda_version(number: int) -> str:
-    """CUDA's version as text: "13.1" for NVML's 13010."""
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _text(given: str | bytes) -> str:

@@ -13,11 +13,11 @@ from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.core.server_life import ServerState
 from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.quiescence import Quiescence
+from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
-#: After its Stop a worker may finish its batch this long, then it is killed.
-WORKER_STOP_TIMEOUT_S: Final = 10.0
+#: In place of ``STOP_TIMEOUT_S``: what outlived the drain has nobody to answer to.
 HURRIED_STOP_TIMEOUT_S: Final = 1.0
 #: After its Quit a front may close its connections this long, then it is killed. Longer than the
 #: front's own patience with them.
@@ -85,8 +85,7 @@ class ServerEnding:
         """Stop the workers, because the front has closed its connections."""
         self._attached.end()
         self._models.stop()
-        # What outlived the drain has nobody to answer to.
-        timeout_s = HURRIED_STOP_TIMEOUT_S if self._unfinished else WORKER_STOP_TIMEOUT_S
+        timeout_s = HURRIED_STOP_TIMEOUT_S if self._unfinished else STOP_TIMEOUT_S
         self._core.reactor.call_later(timeout_s, self.now)
         self.check_workers_stopped()
 

@@ -86,19 +86,12 @@ class _Parts:
                 self.operator.ask(verb, arguments, lambda _: None, self.front.outcome_to(ticket))
             case messages.Quiesced(int(), int(), bool()):
                 self.operator.quiescence.quiesced(message)
-            case messages.Census(int()):
-                self.operator.census.taken(message)
+            case messages.Census(int(ticket)):
+                self.operator.census.answer(ticket, message)
             case messages.LostGpus(tuple(gpus)):
                 self.gpus.gpus_lost(gpus)
             case other:
                 raise WireError(f"the front said {type(other).__name__}")
-
-    def announce(self) -> None:
-        """Tell a new front all that it must know, in the order in which it came about."""
-        self.gpus.announce()
-        self.models.table.announce()
-        self.attached.announce()
-        self.operator.quiescence.announce()
 
 
 class Supervisor:
@@ -246,7 +239,11 @@ class Supervisor:
     # ---- what the front tells -------------------------------------------------------------
 
     def front_started(self) -> None:
-        self._parts.announce()
+        parts = self._parts  # in the order in which it came about
+        parts.gpus.announce()
+        parts.models.table.announce()
+        parts.attached.announce()
+        parts.operator.quiescence.announce()
         if self.state is ServerState.SERVING:
             self._core.front.send(messages.Serving())
 

@@ -14,7 +14,8 @@ from gpuserve.export.sizing import sizing
 from gpuserve.export.sizing.options import ExportOptions
 from gpuserve.export.sizing.sizing import STOP_MARGIN_S, Sizes
 from gpuserve.export.sizing.values import GIB, MIB, parse_nbytes, quantity, readable
-from gpuserve.supervisor.ending import FRONT_QUIT_TIMEOUT_S, WORKER_STOP_TIMEOUT_S
+from gpuserve.supervisor.ending import FRONT_QUIT_TIMEOUT_S
+from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
 
 
 def sizes(folder: Path, *models: dict[str, Any], options: ExportOptions = OPTIONS, **server: Any) -> Sizes:
@@ -110,7 +111,7 @@ def test_a_lame_duck_that_is_long_enough_needs_no_pre_stop(tmp_path: Path) -> No
 
 
 def test_the_margin_holds_the_end_of_every_process() -> None:
-    assert STOP_MARGIN_S > FRONT_QUIT_TIMEOUT_S + WORKER_STOP_TIMEOUT_S
+    assert STOP_MARGIN_S > FRONT_QUIT_TIMEOUT_S + STOP_TIMEOUT_S
 
 
 def test_the_startup_probe_waits_as_long_as_a_load_may_take(tmp_path: Path) -> None:

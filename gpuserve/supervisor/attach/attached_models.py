@@ -22,9 +22,6 @@ from gpuserve.supervisor.core.server_core import ServerCore
 
 logger = logging.getLogger(__name__)
 
-#: The ports whose numbers a program may attach by.
-_ROLES = ("http", "grpc")
-
 
 class AttachedModels:
     """The attached programs and their models. Owner: ``end()`` lets all of them go.
@@ -48,7 +45,7 @@ class AttachedModels:
     def open(self, addresses: dict[str, str]) -> None:
         """Take programs from now on; each is told the name and these addresses of the server."""
         self._welcome = Welcome(self._core.settings.now.name, addresses)
-        for role in _ROLES:
+        for role in ("http", "grpc"):
             port = self._core.listeners.port(role)
             if port is not None:
                 name = attach_name(os.geteuid(), port)

@@ -22,6 +22,7 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import AttachError, BindError, GpuserveError
 from gpuserve.states import StepTable
 from gpuserve.supervisor.attach.bound_models import BoundModels
+from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.wire import WireError
 
@@ -29,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 #: How often a server that is not there yet is looked for.
 RETRY_S: Final = 0.05
-#: After its Stop a worker may finish its batch this long, then it is killed.
-WORKER_STOP_TIMEOUT_S: Final = 10.0
 
 
 class AttachmentState(enum.Enum):
@@ -238,7 +237,7 @@ class Attachment:
         self._move(AttachmentState.STOPPING)
         self._leave()
         self._models.stop()
-        self._reactor.call_later(WORKER_STOP_TIMEOUT_S, self._reactor.stop)
+        self._reactor.call_later(STOP_TIMEOUT_S, self._reactor.stop)
         self.check_stopped()
 
     def check_stopped(self) -> None:

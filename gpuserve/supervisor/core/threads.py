@@ -55,14 +55,11 @@ class WorkerThread:
         self._thread = threading.Thread(
             target=self._run, args=(os.dup(self.pidfd),), name=f"gpuserve-{name}", daemon=True
         )
+        self._thread.start()  # it waits for its ``Init``
 
     @property
     def pid(self) -> int:
         return os.getpid()
-
-    def start(self) -> None:
-        """Start the thread; it waits for its ``Init``."""
-        self._thread.start()
 
     def exit_reason(self) -> str:
         """Say why the thread ended, after its end or ``kill()``. It is joined, if its callable returns."""
@@ -125,7 +122,15 @@ class WorkerThread:
 
     def _run_loop(self, loop: WorkerLoop, boot: Link) -> None:
         """Run until the front's end of the link or the supervisor says so."""
-        listener = threading.Thread(target=_stop_when_told, args=(loop, boot), daemon=True)
+        from gpuserve_worker.protocol.wire import Stop
+
+        def stop_when_told() -> None:
+            """End the loop after the batch at hand, on ``Stop`` or at the end of the boot socket."""
+            while (received := boot.receive()) is not None and not isinstance(received[0], Stop):
+                pass
+            loop.stop()
+
+        listener = threading.Thread(target=stop_when_told, daemon=True)
         listener.start()
         try:
             loop.run()
@@ -133,15 +138,6 @@ class WorkerThread:
             loop.close()
             boot.stop_receiving()
             listener.join()
-
-
-def _stop_when_told(loop: WorkerLoop, boot: Link) -> None:
-    """End the loop after the batch at hand, on ``Stop`` or at the end of the boot socket."""
-    from gpuserve_worker.protocol.wire import Stop
-
-    while (received := boot.receive()) is not None and not isinstance(received[0], Stop):
-        pass
-    loop.stop()
 
 
 def start_thread(name: str, source: Mapping[str, Any]) -> tuple[WorkerThread, list[socket.socket]]:
@@ -152,7 +148,6 @@ def start_thread(name: str, source: Mapping[str, Any]) -> tuple[WorkerThread, li
             for sock in (one for pair in pairs for one in pair):
                 opened.enter_context(sock)
             worker = WorkerThread(name, source, *(theirs for _, theirs in pairs))
-            worker.start()
         except (OSError, RuntimeError) as error:
             raise StartupError(f"cannot start a worker thread: {error}") from error
         opened.pop_all()

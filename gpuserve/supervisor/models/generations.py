@@ -36,21 +36,14 @@ STEPS: Final = StepTable(
     "generation", {before: {after} for before, after in itertools.pairwise(GenerationState)}
 )
 
-#: What the repository index calls a version whose generation is in a state.
+#: What the repository index calls a version whose generation is in a state; of several generations it is told
+#: what is last here.
 _INDEX_STATE: Final[dict[GenerationState, str]] = {
+    GenerationState.STOPPING: "UNLOADING",
+    GenerationState.RETIRING: "UNLOADING",
     GenerationState.LOADING: "LOADING",
     GenerationState.READY: "READY",
-    GenerationState.RETIRING: "UNLOADING",
-    GenerationState.STOPPING: "UNLOADING",
-    GenerationState.GONE: "UNAVAILABLE",
 }
-#: What is said of a version with several generations is said of the first of these that it has.
-_RANKS: Final = (
-    GenerationState.READY,
-    GenerationState.LOADING,
-    GenerationState.RETIRING,
-    GenerationState.STOPPING,
-)
 #: What the index says of a model that was never loaded.
 _NEVER_LOADED: Final = ((0, "", ""),)
 
@@ -94,22 +87,15 @@ class ModelIndex:
 
     def forget(self, model: str, version: int) -> None:
         """Drop the note on a version, which is loaded."""
-        reasons = self._reasons.get(model, {})
-        reasons.pop(version, None)
-        if not reasons:
-            self._reasons.pop(model, None)
+        self._reasons.get(model, {}).pop(version, None)
 
     def states(self, model: str, generations: Iterable[Generation]) -> Sequence[tuple[int, str, str]]:
         """Return (version, state, reason) of each version of a model, for ``messages.ModelStates``."""
         is_known = model in self._repository.names()
         reasons = self._reasons.get(model, {}) if is_known else {}
         found = {version: (version, "UNAVAILABLE", reason) for version, reason in reasons.items()}
-        best: dict[int, GenerationState] = {}
-        for one in generations:
-            if one.spec.name == model:
-                version = one.spec.version
-                best[version] = min(best.get(version, one.state), one.state, key=_RANKS.index)
-        for version, state in best.items():
+        there = {(one.spec.version, one.state) for one in generations if one.spec.name == model}
+        for version, state in sorted(there, key=lambda one: list(_INDEX_STATE).index(one[1])):
             found[version] = (version, _INDEX_STATE[state], "")
         if found:
             return [found[version] for version in sorted(found)]

@@ -83,13 +83,7 @@ class LoadRequests:
             load()
 
     def _load(
-        self,
-        model: str,
-        changes: dict[str, Any],
-        tell: Answer,
-        failure: Failure,
-        *,
-        again: bool = True,
+        self, model: str, changes: dict[str, Any], tell: Answer, failure: Failure, *, again: bool = True
     ) -> None:
         declared: list[ModelSpec] = []
 
@@ -97,7 +91,11 @@ class LoadRequests:
             if not again and self._models.table.is_served(model):
                 raise AlreadyExists(f"model '{model}' is loaded already")
             declared[:] = self._models.table.repository.read(model)
-            return self._placed(changed(declared, changes), failure)
+            specs = changed(declared, changes)
+            try:
+                return self._devices.place(specs, again=True)
+            except DeviceError as error:
+                raise failure(specs[0], "", str(error)) from None
 
         def answer(error: GpuserveError | None) -> None:
             if error is None:
@@ -105,13 +103,6 @@ class LoadRequests:
             tell(error)
 
         self._models.begin(LoadOperation(model, answer, read, failure, replaces=True))
-
-    def _placed(self, specs: Sequence[ModelSpec], failure: Failure) -> Sequence[ModelSpec]:
-        """Put the versions on devices, by another look at the machine; ``failure`` where one is not there."""
-        try:
-            return self._devices.place(specs, again=True)
-        except DeviceError as error:
-            raise failure(specs[0], "", str(error)) from None
 
     def _missing_members(self, model: str) -> list[str]:
         table = self._models.table

@@ -44,11 +44,6 @@ class _Course:
         self.phase = _Phase.STARTING
         self.error: GpuserveError | None = None
 
-    def give_up(self, error: GpuserveError) -> None:
-        """End by going back to the instances that there were."""
-        self.error = error
-        self.wanted = dict(self.before)
-
 
 class ModelResizes:
     """The resizes at work, one a model at most. ``finish`` is told of each that is over, unless it was over
@@ -157,7 +152,8 @@ class ModelResizes:
         model, instance = course.resize.model, worker.instance.name
         text = f"instance {instance} could not be started: {reason}"
         logger.error("model %s stays as it was: %s", model, text)
-        course.give_up(Internal(f"model '{model}' stays as it was: {text}"))
+        course.error = Internal(f"model '{model}' stays as it was: {text}")
+        course.wanted = dict(course.before)
         for generation in course.wanted:
             generation.group.discard_coming()
 

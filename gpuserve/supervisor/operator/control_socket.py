@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from gpuserve.control.operator import (
     ALIVE_PERIOD_S,
@@ -39,14 +39,13 @@ ASK_TIMEOUT_S: Final = 5.0
 #: No question is larger.
 MAX_ASK_NBYTES: Final = 64 << 10
 
-#: ``OperatorVerbs.ask``.
-AskVerb: TypeAlias = Callable[[str, dict[str, Any], Tell, AnswerOutcome], None]
-
 
 class ControlSocket:
     """The listeners of one server and their clients, from ``open()`` to ``close()``."""
 
-    def __init__(self, reactor: Reactor, ask: AskVerb) -> None:
+    def __init__(
+        self, reactor: Reactor, ask: Callable[[str, dict[str, Any], Tell, AnswerOutcome], None]
+    ) -> None:
         self.ask = ask
         self._reactor = reactor
         self._listener = LocalListener(reactor, self._connected, "operate the server")

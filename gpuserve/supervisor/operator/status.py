@@ -48,13 +48,10 @@ class FrontCensus:
         ticket = next(self._tickets)
         self._waiting[ticket] = take
         self._core.front.send(TakeCensus(ticket))
-        self._core.reactor.call_later(CENSUS_TIMEOUT_S, lambda: self._answer(ticket, None))
+        self._core.reactor.call_later(CENSUS_TIMEOUT_S, lambda: self.answer(ticket, None))
 
-    def taken(self, census: Census) -> None:
+    def answer(self, ticket: int, census: Census | None) -> None:
         """Hand the front's answer to whoever asked."""
-        self._answer(census.ticket, census)
-
-    def _answer(self, ticket: int, census: Census | None) -> None:
         take = self._waiting.pop(ticket, None)
         if take is not None:
             take(census)

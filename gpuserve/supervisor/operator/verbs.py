@@ -53,13 +53,10 @@ class OperatorVerbs:
                 return
             if (refusal := self._life.why_not_operated()) is not None:
                 raise refusal
-            self._begin(verb, arguments, tell, self._once_it_holds(answer))
+            # An answer waits until the front has heard all that it was told, so that it holds for clients.
+            self._begin(verb, arguments, tell, lambda outcome: self.census.ask(lambda _: answer(outcome)))
         except RequestError as error:
             answer(failed(error))
-
-    def _once_it_holds(self, answer: AnswerOutcome) -> AnswerOutcome:
-        """Put off an answer until the front has heard all that it was told, so that it holds for clients."""
-        return lambda outcome: self.census.ask(lambda _: answer(outcome))
 
     def _begin(self, verb: str, arguments: dict[str, Any], tell: Tell, answer: AnswerOutcome) -> None:
         """Begin a verb, or raise the ``RequestError`` of one that cannot be done."""
@@ -92,7 +89,7 @@ class OperatorVerbs:
         if not self._models.table.is_served(model):
             tell(f"loading model {model}")
         told = functools.partial(_loaded, model, answer)
-        self._loads.load(model, {}, told, again=False, failure=_not_loaded)
+        self._loads.load(model, {}, told, again=False, failure=functools.partial(_failure, "is not loaded"))
 
     def _unload(self, model: str, tell: Tell, answer: AnswerOutcome) -> None:
         self._check_own(model, "unloads")
@@ -109,7 +106,7 @@ class OperatorVerbs:
         self._check_declared(model)
         tell(f"loading model {model} anew, beside the one that serves")
         told = functools.partial(_answered, f"model '{model}' is loaded anew", answer)
-        self._loads.load(model, {}, told, failure=_not_reloaded)
+        self._loads.load(model, {}, told, failure=functools.partial(_failure, "stays as it was"))
 
     def _scale(self, counts: dict[str, int], tell: Tell, answer: AnswerOutcome) -> None:
         for model, count in counts.items():
@@ -146,12 +143,8 @@ def _answered(text: str, answer: AnswerOutcome, error: RequestError | None) -> N
     answer(VerbOutcome("", text, {}) if error is None else failed(error))
 
 
-def _not_loaded(spec: ModelSpec, instance: str, reason: str) -> InvalidArgument:
-    return InvalidArgument(f"model '{spec.name}' is not loaded: {failed_version(spec, instance, reason)}")
-
-
-def _not_reloaded(spec: ModelSpec, instance: str, reason: str) -> InvalidArgument:
-    return InvalidArgument(f"model '{spec.name}' stays as it was: {failed_version(spec, instance, reason)}")
+def _failure(outcome: str, spec: ModelSpec, instance: str, reason: str) -> InvalidArgument:
+    return InvalidArgument(f"model '{spec.name}' {outcome}: {failed_version(spec, instance, reason)}")
 
 
 def _loaded(model: str, answer: AnswerOutcome, error: RequestError | None) -> None:
