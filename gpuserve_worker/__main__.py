@@ -45,7 +45,8 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
         model = load_model(init, reporter)
     except LoadError as error:
         boot.send(LoadFailed(str(error), error.traceback))
-        return _status_of_failed_load(init)
+        # User code fails in words of its own: whether it was the device's fault is for the device to say.
+        return lifecycle.EXIT_DEVICE if is_unusable(init.device) else lifecycle.EXIT_FAILED
     loop = new_loop(link, model, reporter)
     warm_up(init, model, loop, reporter)
     gc.freeze()  # what was loaded stays; collections need not walk it again
@@ -55,11 +56,6 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     if loop.device_is_lost:
         lifecycle.leave(lifecycle.EXIT_DEVICE)
     return lifecycle.EXIT_STOPPED
-
-
-def _status_of_failed_load(init: Init) -> int:
-    """Whether it was the device's fault is for the device to say: user code fails in words of its own."""
-    return lifecycle.EXIT_DEVICE if is_unusable(init.device) else lifecycle.EXIT_FAILED
 
 
 def _place(init: Init, reporter: Reporter) -> None:

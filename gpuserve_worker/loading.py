@@ -45,7 +45,6 @@ def load_model(init: Init, reporter: Reporter) -> Model:
 
 
 def new_loop(link: Link, model: Model, reporter: Reporter) -> WorkerLoop:
-    """The loop for the kind of the model's callable and for its device."""
     if not model.concurrent:
         return model.path.new_loop(link, model, reporter)
     from gpuserve_worker.running.async_loop import AsyncLoop  # brings asyncio, which most workers never need

@@ -67,10 +67,6 @@ def failure_of(error: BaseException) -> WireFailure:
     return WireFailure(code if isinstance(code, str) and code in CODES else INTERNAL, client_text(error))
 
 
-def failure(text: str) -> WireFailure:
-    return WireFailure(INTERNAL, text)
-
-
 def log_text(error: BaseException) -> str:
     """The class and the message of ``error``, on one line, nothing cut out."""
     return " ".join(f"{type(error).__name__}: {_text(error)}".split())

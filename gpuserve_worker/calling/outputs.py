@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve_worker.calling.failure import DeviceFailure, client_text, failure, failure_of
+from gpuserve_worker.calling.failure import INTERNAL, DeviceFailure, client_text, failure_of
 from gpuserve_worker.calling.request import BatchedOutputs, Request
 from gpuserve_worker.calling.response import PARAMETER, Response, is_parameter
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, encode_bytes, numpy_dtype
@@ -185,9 +185,10 @@ class OutputRules:
         named = self._by_declared_name(data)
         for name in requested:
             if name not in named:
-                return failure(
+                return WireFailure(
+                    INTERNAL,
                     f"The inference callable of model {self._model!r} returned no output {name!r}, which "
-                    "the request asks for"
+                    "the request asks for",
                 )
         wanted = requested or self._names
         return [

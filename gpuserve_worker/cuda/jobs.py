@@ -68,7 +68,6 @@ class Jobs:
             self._device.settle()
 
     def stage_ahead(self) -> None:
-        """Begin to copy the inputs of all batches that wait."""
         while True:
             with self._changed:
                 job = self._pipeline.next_to_stage()
@@ -91,7 +90,6 @@ class Jobs:
         return job
 
     def returned(self, job: Job, nbytes: int) -> None:
-        """Note that a call is over, and that so many bytes are to be copied back."""
         with self._changed:
             self._pipeline.returned(job, nbytes)
 
@@ -119,7 +117,6 @@ class Jobs:
             self._changed.wait_for(lambda: self._is_over or not self._pipeline.leaving)
 
     def give_up(self) -> None:
-        """Let ``drain`` return: no more will be answered."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()

@@ -96,7 +96,6 @@ class Pipeline(Generic[_Batch]):
         self._waiting.append(batch)
 
     def next_to_stage(self) -> _Batch | None:
-        """The oldest batch whose inputs are not on their way yet."""
         return next((one for one in self._waiting if one.stage is BatchStage.RECEIVED), None)
 
     def next_to_call(self) -> _Batch | None:
@@ -138,7 +137,6 @@ class Pipeline(Generic[_Batch]):
         return batch if behind else None
 
     def drop_waiting(self) -> list[_Batch]:
-        """Drop the batches that wait, whose front is gone, and return them."""
         dropped = list(self._waiting)
         self._waiting.clear()
         for batch in dropped:

@@ -37,17 +37,12 @@ def _works(runtime: Runtime, number: int) -> bool:
 
 
 def main() -> int:
-    """Try the devices and return the exit status."""
     lifecycle.prepare_process()
-    _say_nothing()
-    return exit_status()
-
-
-def _say_nothing() -> None:
-    """The standard streams are the server's, whose log may be JSON to the last line."""
+    # The standard streams are the server's, whose log may be JSON to the last line.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
+    return exit_status()
 
 
 if __name__ == "__main__":

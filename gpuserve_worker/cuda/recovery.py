@@ -87,7 +87,6 @@ def why_lost(device: CudaDevice) -> str | None:
 
 
 def _error_of(device: CudaDevice) -> CudaError | None:
-    """The error that waiting for all work of the device raises."""
     try:
         device.enter()
         device.runtime.synchronize()
@@ -119,11 +118,9 @@ class Loss:
         return is_first
 
     def failure(self) -> WireFailure:
-        """The failure of the batch that is to blame."""
         return WireFailure(INTERNAL, f"{self._of} failed while it ran this request: {self.text}")
 
     def last_words(self) -> str:
-        """The line for the log when the worker ends."""
         return f"{self._of} can be used by this process no more, which ends: {self.text}"
 
 

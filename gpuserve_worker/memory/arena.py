@@ -74,7 +74,6 @@ class Allocator:
         return None
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Take a run back and merge it with its neighbours."""
         position = bisect.bisect(self._offsets, offset)
         self._offsets.insert(position, offset)
         self._lengths.insert(position, nbytes)
@@ -136,7 +135,6 @@ class Block:
         return self.nbytes
 
     def free(self) -> None:
-        """Give the block back to its arena."""
         if self.arena is not None:
             self.arena.free(self)
 
@@ -197,7 +195,7 @@ class Arena:
         self._block_nbytes -= size
         if segment.allocator.empty:
             self._empty_nbytes += segment.nbytes
-            self._trim()
+            self._trim(RETAINED_NBYTES)
 
     def segments(self) -> list[tuple[int, int, int]]:
         """(segment, fd, nbytes) of every segment, for a borrower that comes later."""
@@ -214,7 +212,6 @@ class Arena:
         )
 
     def close(self) -> None:
-        """Give every segment up, also those with blocks."""
         for number in list(self._segments):
             self._drop(number)
 
@@ -231,10 +228,10 @@ class Arena:
         assert offset is not None, "a new segment has room for the block it was made for"
         return number, offset
 
-    def _trim(self) -> None:
+    def _trim(self, retained_nbytes: int) -> None:
         """Give empty segments up, newest first, until little enough is kept."""
         for number in reversed(list(self._segments)):
-            if self._empty_nbytes <= RETAINED_NBYTES:
+            if self._empty_nbytes <= retained_nbytes:
                 return
             if self._segments[number].allocator.empty:
                 self._empty_nbytes -= self._segments[number].nbytes
@@ -242,7 +239,7 @@ class Arena:
 
     def _add(self, nbytes: int) -> int:
         if self._nbytes + nbytes > self._limit_nbytes:
-            self._trim_all()
+            self._trim(0)
         if self._nbytes + nbytes > self._limit_nbytes:
             raise OutOfMemory(
                 f"the arena would grow to {self._nbytes + nbytes} bytes, "
@@ -257,11 +254,6 @@ class Arena:
             self._locks.lock(segment.view)
         self._on_segment(number, segment.fd, nbytes)
         return number
-
-    def _trim_all(self) -> None:
-        for number in [n for n, one in self._segments.items() if one.allocator.empty]:
-            self._empty_nbytes -= self._segments[number].nbytes
-            self._drop(number)
 
     def _drop(self, number: int) -> None:
         segment = self._segments.pop(number)
@@ -305,7 +297,6 @@ class Mapping:
         _unmap(mapped, whole)
 
     def close(self) -> None:
-        """Unmap everything as soon as nothing views it."""
         for segment in list(self._maps):
             self.detach(segment)
 

@@ -78,7 +78,6 @@ class OutputWriter:
             raise
 
     def _abandon(self, taken: list[Block]) -> None:
-        """Take back the blocks of a write that failed."""
         self._free((block.segment, block.offset) for block in taken)
 
     def tensors(self, outputs: list[CheckedOutput]) -> tuple[WireTensor, ...]:
@@ -129,7 +128,7 @@ class OutputWriter:
 
     def _placed(self, output: CheckedOutput, place: Place, taken: list[Block]) -> WireTensor:
         used = used_place(output, place)
-        self._regions.write(used, lambda memory: fill(memory, output))
+        self._regions[used.region].write(used, lambda memory: fill(memory, output))
         return WireTensor(output.name, output.datatype, output.shape, used)
 
     def _tensors(

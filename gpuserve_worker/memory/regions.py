@@ -54,8 +54,6 @@ class RegionMemory(Protocol):
 
 
 class DeviceRegionOpener(Protocol):
-    """Opens clients' regions of device memory."""
-
     def open_region(self, nbytes: int, raw_handle: bytes) -> RegionMemory:
         """The region of ``nbytes`` behind a handle of another process. Raises ``RegionError`` where the
         device has no such memory, ``DeviceFailure`` where it cannot be used any more.
@@ -176,7 +174,6 @@ class ClientRegions:
         return self._regions.get(number)
 
     def detach(self, number: int) -> None:
-        """Close a region that no batch will name any more."""
         self._regions.pop(number).close()
 
     def view(self, place: Place) -> memoryview:
@@ -186,19 +183,12 @@ class ClientRegions:
             raise ValueError(f"region {place.region} is not of system memory")
         return region.view(place)
 
-    def read(self, place: Place, target: memoryview) -> None:
-        self._regions[place.region].read(place, target)
-
-    def begin_read(self, place: Place, target: memoryview) -> bool:
-        return self._regions[place.region].begin_read(place, target)
+    def __getitem__(self, number: int) -> RegionMemory:
+        return self._regions[number]
 
     def end_reads(self) -> None:
-        """Wait for what was begun; raises as ``read``."""
         if self._opener is not None:
             self._opener.end_reads()
-
-    def write(self, place: Place, put: Callable[[memoryview], None]) -> None:
-        self._regions[place.region].write(place, put)
 
     def check(self, place: Place) -> None:
         """To be called after a view was used; nobody cares for a region that has gone with its front."""

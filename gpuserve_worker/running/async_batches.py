@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Final, TypeVar
 
 from gpuserve_worker.calling.outputs import BatchAnswers
 from gpuserve_worker.calling.request import Batch, Request
@@ -23,16 +23,7 @@ from gpuserve_worker.running.splitting import BatchPart, join_answers
 from gpuserve_worker.running.supervision import Reporter
 
 _Ended = TypeVar("_Ended")
-_Ended_co = TypeVar("_Ended_co", covariant=True)
 _CANCELLED: Final = WireFailure("CANCELLED", "the request was cancelled")
-
-
-class _Pending(Protocol[_Ended_co]):
-    """Copies from a device that are under way, or a reply that waits for them."""
-
-    def is_ready(self) -> bool: ...
-
-    def wait(self) -> _Ended_co: ...
 
 
 class _Stopped(Exception):
@@ -66,7 +57,6 @@ class AsyncBatch:
             self.give_up()
 
     def give_up(self) -> None:
-        """Cancel the callable: nobody waits for any of the requests."""
         if self.task is not None and not self.given_up:
             self.given_up = True
             self.task.cancel()
@@ -133,7 +123,8 @@ class AsyncExecution:
         """The one answer to a batch. While a device brings it, the other batches go on."""
         if batch.session.device is None:
             return self._execution.done(batch.session, batch.run, answers, watch)
-        return await _ended(self._execution.begin_done(batch.session, batch.run, answers, watch))
+        pending = self._execution.begin_done(batch.session, batch.run, answers, watch)
+        return await _ended(pending.is_ready, pending.wait)
 
     def _read_inputs(self, batch: AsyncBatch) -> BatchInputs:
         batch.inputs = self._execution.read_inputs(batch.session, batch.run)
@@ -244,7 +235,8 @@ class AsyncExecution:
             if session.device is None:
                 written = session.writer.write(answers, requests)
             else:
-                written = await _ended(session.device.begin_outputs(answers, requests))
+                copies = session.device.begin_outputs(answers, requests)
+                written = await _ended(copies.is_ready, copies.wait)
         except OutOfMemory as error:
             raise _Stopped(self._execution.failure(error)) from None
         session.send(wire.Yield(batch.run.batch_id, *written))
@@ -254,14 +246,14 @@ class AsyncExecution:
         await batch.take_credit()
 
 
-async def _ended(copies: _Pending[_Ended]) -> _Ended:
+async def _ended(is_ready: Callable[[], bool], wait: Callable[[], _Ended]) -> _Ended:
     """What comes of copies from a device, when they are over. The other batches go on meanwhile.
 
     A cancellation is for the callable, which has returned: what was begun is brought to its end.
     """
-    if copies.is_ready():
-        return copies.wait()
-    waiting = asyncio.ensure_future(asyncio.to_thread(copies.wait))
+    if is_ready():
+        return wait()
+    waiting = asyncio.ensure_future(asyncio.to_thread(wait))
     try:
         return await asyncio.shield(waiting)
     except asyncio.CancelledError:

@@ -67,7 +67,7 @@ def fill_all(run: Run, mapping: Mapping, regions: ClientRegions, loans: Mapping)
             continue
         assert isinstance(source, Place)
         try:
-            if regions.begin_read(source, target):
+            if regions[source.region].begin_read(source, target):
                 begun.append((one, target))
                 continue
             problem = problem_of(one.datatype, one.elements, target)

@@ -229,7 +229,6 @@ class PendingReply(NamedTuple):
     copies: OutputCopies | wire.Failed
 
     def is_ready(self) -> bool:
-        """Whether ``wait()`` returns at once."""
         return isinstance(self.copies, wire.Failed) or self.copies.is_ready()
 
     def wait(self) -> BatchReply:

@@ -165,7 +165,6 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
         return None
 
     def receive(self) -> None:
-        """Take one message, in whichever thread has the turn."""
         try:
             received = self._link.receive()
             if received is not None:
@@ -197,7 +196,6 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
         self.stop()
 
     def raise_fault(self) -> None:
-        """Raise what ended the reception, where that was a fault."""
         if self._fault is not None:
             raise self._fault
 

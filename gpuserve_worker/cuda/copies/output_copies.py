@@ -223,19 +223,14 @@ class DeviceWriter(OutputWriter):
 
     def _placed(self, output: CheckedOutput, place: Place, taken: list[Block]) -> WireTensor:
         region = self._device_regions.get(place.region)
-        if region is not None and output.nbytes:
-            return self._placed_on_device(region, output, used_place(output, place), taken)
-        if not output.nbytes or not self._is_on_device(output):
+        if not output.nbytes or (region is None and not self._is_on_device(output)):
             return super()._placed(output, place, taken)
         used = used_place(output, place)
-        landing: Any = _Landing(self._begun(output, taken), used)
-        return WireTensor(output.name, output.datatype, output.shape, landing)
-
-    def _placed_on_device(
-        self, region: CudaMemoryRegion, output: CheckedOutput, place: Place, taken: list[Block]
-    ) -> WireTensor:
-        block = self._begin_to_region(region, output, place, taken)
-        payload: Any = place if block is None else _Landing(block, place, is_placed=True)
+        payload: Any = used
+        if region is None:
+            payload = _Landing(self._begun(output, taken), used)
+        elif (block := self._begin_to_region(region, output, used, taken)) is not None:
+            payload = _Landing(block, used, is_placed=True)
         return WireTensor(output.name, output.datatype, output.shape, payload)
 
     def _begin_to_region(
@@ -319,7 +314,7 @@ class DeviceWriter(OutputWriter):
             payload: Payload = bytes(view)
         else:
             if not landing.is_placed:
-                self._regions.write(place, lambda memory: copy_bytes(memory, view))
+                self._regions[place.region].write(place, lambda memory: copy_bytes(memory, view))
             payload = place
         self._release(landing)
         return tensor._replace(payload=payload)

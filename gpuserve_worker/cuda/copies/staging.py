@@ -289,7 +289,7 @@ class _Copying:
         elif _kind(piece.source) != REGION:
             target[:] = self._view(piece.source)
         elif piece.request is None:
-            self._session.front.regions.read(Place(*piece.source), target)
+            self._session.front.regions[piece.source[0]].read(Place(*piece.source), target)
         elif (problem := self._read_part(piece, target)) is not None:
             np.frombuffer(target, np.uint8)[:] = 0
             self._failures[piece.request] = WireFailure("INVALID_ARGUMENT", problem)
@@ -297,7 +297,7 @@ class _Copying:
     def _read_part(self, piece: Piece, target: memoryview) -> str | None:
         """Copy a request's rows from a client's region; why they cannot be had, where they cannot."""
         try:
-            self._session.front.regions.read(Place(*piece.source), target)
+            self._session.front.regions[piece.source[0]].read(Place(*piece.source), target)
         except RegionError as error:
             return str(error)
         return problem_of(piece.datatype, 0, target)

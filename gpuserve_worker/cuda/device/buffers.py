@@ -34,7 +34,6 @@ class Shelf(Generic[_Item]):
         self.nbytes = 0
 
     def put(self, nbytes: int, item: _Item) -> None:
-        """Keep something of ``nbytes`` that is free from now on."""
         self._entries.append((nbytes, item))
         self.nbytes += nbytes
 
@@ -98,7 +97,6 @@ class Buffers:
         return buffer if buffer is not None else self._new(size_class(nbytes))
 
     def lease(self, buffer: Buffer) -> MemoryLease:
-        """What every array over the buffer refers to; its end gives the buffer back."""
         return MemoryLease(partial(self.take_back, buffer))
 
     def take_back(self, buffer: Buffer) -> None:

@@ -70,7 +70,6 @@ class CudaDevice:
         self.runtime.tolerate_captures()
 
     def settle(self) -> None:
-        """Wait for all copies under way. Raises ``CudaError`` where one went wrong."""
         self.runtime.synchronize_stream(self.h2d)
         self.runtime.synchronize_stream(self.d2h)
 

@@ -132,7 +132,6 @@ class ExportPool:
         return owned
 
     def _exported(self, nbytes: int) -> tuple[int, bytes]:
-        """The address of new memory, and its ``cudaIpcMemHandle_t``."""
         address = self._runtime.allocate(nbytes)
         try:
             return address, self._runtime.export_memory(address)

@@ -68,7 +68,6 @@ class OpenedMemories:
         raise ValueError(f"expected at most {memory.nbytes} bytes, which its allocation has, got {nbytes}")
 
     def hold(self, memory: OpenedMemory) -> None:
-        """Add one more user of open memory."""
         with self._lock:
             memory.users += 1
 

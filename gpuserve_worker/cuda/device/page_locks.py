@@ -81,7 +81,6 @@ class HostBlocks:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> HostBlock:
-        """A block of at least ``nbytes`` that nothing is copied from any more."""
         with self._lock:
             for position, block in enumerate(self._blocks):
                 if nbytes <= len(block.memory) and self._runtime.has_come(block.event):

@@ -64,8 +64,6 @@ class Copy(enum.IntEnum):
 
 
 def _raising(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call with cupy's exceptions as ``CudaError``."""
-
     @functools.wraps(call)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -123,14 +121,12 @@ class Runtime:
         self._cuda.deviceSynchronize()
 
     def memory_nbytes(self) -> tuple[int, int]:
-        """Free and total bytes of the device."""
         free, total = self._cuda.memGetInfo()
         return int(free), int(total)
 
     # ---- memory ---------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        """The address of ``nbytes`` of new memory of the device."""
         return int(self._cuda.malloc(nbytes))
 
     def free(self, address: int) -> None:
@@ -142,7 +138,6 @@ class Runtime:
         self._cuda.hostRegister(address, nbytes, 0)
 
     def page_unlock(self, address: int) -> None:
-        """Unlock pages; ``address`` is as it was locked."""
         self._cuda.hostUnregister(address)
 
     def copy(self, to: int, source: int, nbytes: int, kind: Copy, stream: int) -> None:
@@ -166,7 +161,6 @@ class Runtime:
         return base.value, nbytes.value
 
     def device_of(self, address: int) -> int:
-        """Which of this process's devices the memory at an address is of."""
         return int(self._cuda.pointerGetAttributes(address).device)
 
     # ---- streams and events ---------------------------------------------------------------
@@ -183,11 +177,9 @@ class Runtime:
         self._cuda.streamWaitEvent(stream, event)
 
     def destroy_stream(self, stream: int) -> None:
-        """Destroy a stream once its work is done."""
         self._cuda.streamDestroy(stream)
 
     def create_event(self, *, timing: bool = False) -> int:
-        """An event, for which the host waits asleep."""
         flags = self._cuda.eventBlockingSync
         if not timing:
             flags |= self._cuda.eventDisableTiming
@@ -222,7 +214,6 @@ class Runtime:
         return bytes(self._cuda.ipcGetMemHandle(address))
 
     def open_memory(self, handle: bytes) -> int:
-        """The address in this process of the allocation of another one."""
         return int(self._cuda.ipcOpenMemHandle(handle))
 
     def close_memory(self, address: int) -> None:
@@ -240,18 +231,15 @@ class Events:
         self._timing: deque[int] = deque()
 
     def take(self, *, timing: bool = False) -> int:
-        """An event; with ``timing`` one that keeps its time."""
         try:
             return (self._timing if timing else self._plain).popleft()
         except IndexError:
             return self._runtime.create_event(timing=timing)
 
     def give(self, event: int, *, timing: bool = False) -> None:
-        """Let an event be used again that nobody waits for any more."""
         (self._timing if timing else self._plain).append(event)
 
     def close(self) -> None:
-        """Destroy those that nobody uses. Raises ``CudaError`` where the device cannot be used any more."""
         for free in (self._plain, self._timing):
             while free:
                 self._runtime.destroy_event(free.popleft())

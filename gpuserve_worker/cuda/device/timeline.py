@@ -87,7 +87,6 @@ class TimedRuntime(Runtime):
         return event
 
     def _write_copies(self) -> None:
-        """Write the lines of copies that are over."""
         try:
             while self._copies and self.has_come(self._copies[0].end):
                 one = self._copies.popleft()
