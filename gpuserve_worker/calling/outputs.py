@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gpuserve_worker.calling.failure import INTERNAL, DeviceFailure, client_text, failure_of
 from gpuserve_worker.calling.request import BatchedOutputs, Request
 from gpuserve_worker.calling.response import PARAMETER, Response, is_parameter
-from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, encode_bytes, numpy_dtype
+from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, encode_bytes, fits_shape, numpy_dtype
 from gpuserve_worker.protocol.wire import Place, WireFailure, WireRequest
 
 #: Kinds of numpy types that become a numeric tensor, a BYTES tensor.
@@ -246,18 +246,11 @@ class OutputRules:
         assert self._reader is not None, "else no array on a device comes as far as this"
         dtype = self._dtypes[spec.name]
         part = self._reader.as_dtype(array, dtype)
-        nbytes = part.size * dtype.itemsize
-        is_same = part is array
+        nbytes, is_same = part.size * dtype.itemsize, part is array
+        source = None if is_same else array
         # The shape is not the part's: CuPy gives what has no axis one when it copies it.
         return CheckedOutput(
-            spec.name,
-            spec.datatype,
-            array.shape,
-            nbytes,
-            dtype,
-            [part],
-            is_kept and is_same,
-            None if is_same else array,
+            spec.name, spec.datatype, array.shape, nbytes, dtype, [part], is_kept and is_same, source
         )
 
     def _as_array(self, spec: TensorSpec, value: Any) -> Any:
@@ -303,10 +296,7 @@ class OutputRules:
         return array
 
     def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
-        fits = len(shape) == len(spec.shape) and all(
-            declared in (-1, dim) for dim, declared in zip(shape, spec.shape, strict=True)
-        )
-        if not fits:
+        if not fits_shape(shape, spec.shape):
             axis = " without the batch axis" if self._batching else ""
             raise OutputError(
                 f"{self._of(spec)} must have shape {spec.shape}{axis}, but the callable returned {shape}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gpuserve_worker.calling.context import ModelContext
 from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.protocol.payloads import WireRequest
-from gpuserve_worker.protocol.tensor import BYTES, element_count, numpy_dtype
+from gpuserve_worker.protocol.tensor import BYTES, element_count, fits_shape, numpy_dtype
 
 #: Random integers of these datatypes are of their whole range; of the others, as of identifiers, small.
 _WHOLE_RANGE: Final = frozenset({"INT8", "UINT8", "INT16", "UINT16"})
@@ -81,16 +81,10 @@ def _array(warmup: str, given: WarmupTensor, rows: int | None) -> NDArray[Any]:
     if min(shape, default=0) < 0:
         raise ValueError(f"{where} must have a size on every axis, but its shape is {list(given.shape)}")
     if given.values == "zero":
-        return _zeros(given.datatype, shape)
+        return np.full(shape, b"" if given.datatype == BYTES else 0, numpy_dtype(given.datatype))
     if given.values == "random":
         return np.asarray(_random(given.datatype, shape))
     raise ValueError(f"{where} must have zero, random or file values, got {given.values!r}")
-
-
-def _zeros(datatype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    if datatype == BYTES:
-        return np.full(shape, b"", object)
-    return np.zeros(shape, numpy_dtype(datatype))
 
 
 def _random(datatype: str, shape: tuple[int, ...]) -> Any:
@@ -131,23 +125,17 @@ def _from_file(where: str, given: WarmupTensor, rows: int | None) -> NDArray[Any
 def _of_rows(where: str, loaded: NDArray[Any], given: WarmupTensor, rows: int | None) -> NDArray[Any]:
     """The file's array with a batch axis of ``rows``: its own, cut or repeated, or a new one."""
     if rows is None:
-        if _fits(loaded.shape, given.shape):
+        if fits_shape(loaded.shape, given.shape):
             return loaded
-    elif _fits(loaded.shape, given.shape):
+    elif fits_shape(loaded.shape, given.shape):
         return np.repeat(loaded[np.newaxis], rows, axis=0)
-    elif loaded.ndim and len(loaded) and _fits(loaded.shape[1:], given.shape):
+    elif loaded.ndim and len(loaded) and fits_shape(loaded.shape[1:], given.shape):
         return np.resize(loaded, (rows, *loaded.shape[1:]))
     sample = ", ".join(map(str, given.shape))
     expected = f"[{sample}]" if rows is None else f"[{sample}] or, with rows, [{f'n, {sample}'.rstrip(', ')}]"
     raise ValueError(
         f"{where}: the array in the file {given.path} must have the shape {expected}, "
         f"but its shape is {list(loaded.shape)}"
-    )
-
-
-def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
-    return len(shape) == len(declared) and all(
-        want in (-1, dim) for want, dim in zip(declared, shape, strict=True)
     )
 
 

@@ -137,6 +137,13 @@ def element_count(shape: Sequence[int]) -> int:
     return count
 
 
+def fits_shape(shape: Sequence[int], declared: Sequence[int]) -> bool:
+    """Whether a shape is one of a declared shape, in which -1 stands for any size."""
+    return len(shape) == len(declared) and all(
+        want in (-1, dim) for want, dim in zip(declared, shape, strict=True)
+    )
+
+
 def encode_bytes(elements: Iterable[Any]) -> bytes:
     """Elements in row-major order as the v2 BYTES layout, ``str`` as UTF-8; ``TypeError``: one is neither."""
     strings = elements if type(elements) is list else list(elements)

@@ -189,7 +189,10 @@ class Execution:
             self._reporter.error(f"{text}: {error}")
             return WireFailure("INTERNAL", text)
         if isinstance(error, DeviceFailure):
-            return self._device_failure(error)
+            whose = f"the device of instance {self._model.context.instance!r} of model {self._model.name!r}"
+            self._reporter.error(f"{whose} failed: {error}", log_traceback(error))
+            code = "RESOURCE_EXHAUSTED" if error.is_out_of_memory else "INTERNAL"
+            return WireFailure(code, f"{whose} failed: {client_text(error)}")
         if isinstance(error, OutputError):
             self._reporter.error(str(error))
             return failure_of(error)
@@ -202,12 +205,6 @@ class Execution:
         if isinstance(error, UnrecoverableError):
             self._unrecoverable = client_text(error)
         return failure
-
-    def _device_failure(self, error: DeviceFailure) -> WireFailure:
-        text = f"the device of instance {self._model.context.instance!r} of model {self._model.name!r} failed"
-        self._reporter.error(f"{text}: {error}", log_traceback(error))
-        code = "RESOURCE_EXHAUSTED" if error.is_out_of_memory else "INTERNAL"
-        return WireFailure(code, f"{text}: {client_text(error)}")
 
     def tell_unrecoverable(self) -> bool:
         """Tell the supervisor that the callable can do no further inference, after the answer was sent;

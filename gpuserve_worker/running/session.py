@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpuserve_worker.memory.arena import Arena, Mapping
@@ -45,7 +46,8 @@ class FrontSession:
         #: The arrays in answers of other models.
         self._answers = Inputs(*memories, Leases(self._returned), read_only=False)
         # The front bounds what is in flight; this only stops an answer no machine could hold.
-        arena = Arena(_machine_nbytes(), self._announce, self._drop, path.page_locks)
+        machine_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        arena = Arena(machine_nbytes, self._announce, self._drop, path.page_locks)
         self.device = path.open_session(self, arena)
         self.writer = OutputWriter(arena, self.regions) if self.device is None else self.device.writer
 
@@ -84,10 +86,8 @@ class FrontSession:
 
     def send_if_there(self, message: wire.Message) -> None:
         """Send what a front that is gone need not hear, wherever an array dies: the loop sees its end."""
-        try:
+        with suppress(OSError):
             self.send(message)
-        except OSError:
-            pass
 
     def borrow(self, lease: int, tensors: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
         """The arrays in an answer of another model, and whether the lease ends with the last of them."""
@@ -139,7 +139,3 @@ def _with_inputs(reply: BatchReply, *, free: bool) -> BatchReply:
         return wire.Failed(reply.batch_id, reply.failure, free)
     batch_id, outputs, responses, _, input_ns, infer_ns, output_ns, parameters = reply
     return wire.Done(batch_id, outputs, responses, free, input_ns, infer_ns, output_ns, parameters)
-
-
-def _machine_nbytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

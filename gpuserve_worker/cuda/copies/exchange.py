@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gpuserve_worker.calling.failure import client_text
-from gpuserve_worker.cuda.device.arrays import MemoryLease
 from gpuserve_worker.cuda.device.exports import ExportBlock
 from gpuserve_worker.cuda.device.loans import OpenedMemory
 from gpuserve_worker.cuda.device.runtime import CudaError
@@ -48,18 +47,10 @@ class ExportExchange:
     def lends(self) -> bool:
         return bool(self._lent)
 
-    def is_here(self, loan: DeviceLoan) -> bool:
-        return self._at(loan).is_here
-
-    def address(self, loan: DeviceLoan) -> int:
-        """Where bytes that were lent are; raises ``ExportGone``, or ``ValueError``: they were not lent."""
-        return self._at(loan).address + loan.offset
-
-    def lease(self, loan: DeviceLoan, of_batch: object) -> MemoryLease:
-        """What the arrays over a loan refer to; see ``Returns.lease``. Raises as ``address``."""
-        return self._device.returns.lease(self._at(loan), of_batch)
-
-    def _at(self, loan: DeviceLoan) -> OpenedMemory:
+    def opened(self, loan: DeviceLoan) -> OpenedMemory:
+        """The memory that a loan is in, from ``loan.offset`` on. Raises ``ExportGone`` where it could not be
+        opened, ``ValueError`` where the bytes were not lent.
+        """
         opened = self._lent.get(loan.segment)
         if isinstance(opened, str):
             raise ExportGone(f"an output of the step before cannot be read on this device: {opened}")

@@ -81,14 +81,10 @@ class StagedInputs:
         for stream in self._device.arrays.streams():
             self._device.runtime.stream_waits(stream, self._buffer.arrived)
 
-    def has_come(self) -> bool:
-        """Whether they are there, and the memory that they were copied from is of no use any more."""
-        return self._device.runtime.has_come(self._buffer.arrived)
-
     def settle(self) -> None:
         """Wait on the host until no copy is under way any more, whether they went well or not."""
         with suppress(CudaError):  # nothing is copied after an error; who uses the device sees it
-            if not self.has_come():
+            if not self._device.runtime.has_come(self._buffer.arrived):
                 self._device.runtime.wait(self._buffer.arrived)
 
 
@@ -160,15 +156,19 @@ class Staging:
 
     def _lent(self, tensor: WireTensor, exchange: ExportExchange, of_batch: object) -> Any | None:
         """The array over what another worker keeps on this device; None: it is to be copied. ``of_batch``
-        lives until the device is through with it. Raises as ``ExportExchange.address``.
+        lives until the device is through with it. Raises as ``ExportExchange.opened``.
         """
         _, datatype, shape, source = tensor
         loan = loan_of(source)
-        if loan is None or not loan.in_place or not loan.nbytes or not exchange.is_here(loan):
+        if loan is None or not loan.in_place or not loan.nbytes:
+            return None
+        opened = exchange.opened(loan)
+        if not opened.is_here:
             return None
         if loan.nbytes != element_count(shape) * numpy_dtype(datatype).itemsize:
             raise ValueError(f"a loan of {loan.nbytes} bytes for {datatype} of shape {tuple(shape)}")
-        return self._over(exchange.address(loan), loan.nbytes, exchange.lease(loan, of_batch), tensor)
+        lease = self._device.returns.lease(opened, of_batch)
+        return self._over(opened.address + loan.offset, loan.nbytes, lease, tensor)
 
     def _over(self, address: int, nbytes: int, owner: object, tensor: WireTensor) -> Any:
         arrays = self._device.arrays
@@ -259,7 +259,7 @@ class _Copying:
     def _copy_loan(self, piece: Piece, loan: DeviceLoan) -> None:
         device, to = self._device, self._buffer.address + piece.offset
         try:
-            source = self._session.exchange.address(loan)
+            source = self._session.exchange.opened(loan).address + loan.offset
         except ExportGone as error:
             if piece.request is None:
                 raise

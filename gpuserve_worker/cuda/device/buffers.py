@@ -93,7 +93,7 @@ class Buffers:
         with self._lock:
             self._sort_in()
             # Copies into what is still worked on would wait for the callable; they are to run beside it.
-            buffer = self._shelf.take(size_class(nbytes), self._is_released)
+            buffer = self._shelf.take(size_class(nbytes), lambda one: self._runtime.has_come(one.released))
         return buffer if buffer is not None else self._new(size_class(nbytes))
 
     def lease(self, buffer: Buffer) -> MemoryLease:
@@ -123,9 +123,6 @@ class Buffers:
         """Give up what no array is over now, and what else there is when its last array dies."""
         self._closed = True
         self.trim()
-
-    def _is_released(self, buffer: Buffer) -> bool:
-        return self._runtime.has_come(buffer.released)
 
     def _sort_in(self) -> None:
         while self._unmarked:
