@@ -83,10 +83,6 @@ class ShrinkGuard:
         self._watches[key] = watch
         return watch
 
-    @property
-    def watched(self) -> int:
-        return len(self._watches)
-
     def stand_by(self) -> None:
         """Take the signal over, unless it is. After a SIGBUS elsewhere that somebody survived, it is not."""
         if self._previous is None:

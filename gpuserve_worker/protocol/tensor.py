@@ -161,8 +161,6 @@ def encode_bytes(elements: Iterable[Any]) -> bytes:
 
 
 def _as_bytes(element: Any) -> bytes:
-    if type(element) is bytes:
-        return element
     if isinstance(element, str):
         return element.encode()
     if isinstance(element, (bytes, bytearray, memoryview)):

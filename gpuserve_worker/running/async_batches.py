@@ -102,7 +102,11 @@ class AsyncExecution:
                 watch.returned()
                 return wire.Done(batch_id, None, None, False, *watch.phases())
             answers = await self._answers(batch, watch)
-            return await self._done(batch, answers, watch)
+            if batch.session.device is None:
+                return self._execution.done(batch.session, batch.run, answers, watch)
+            pending = self._execution.begin_done(batch.session, batch.run, answers, watch)
+            del answers
+            return await _ended(pending.is_ready, pending.wait)
         except _Stopped as stopped:
             return wire.Failed(batch_id, stopped.failure, False)
         except asyncio.CancelledError as error:
@@ -118,13 +122,6 @@ class AsyncExecution:
             raise
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else
             return wire.Failed(batch_id, self._failure(error, batch, batch.run, batch.inputs), False)
-
-    async def _done(self, batch: AsyncBatch, answers: BatchAnswers, watch: Stopwatch) -> BatchReply:
-        """The one answer to a batch. While a device brings it, the other batches go on."""
-        if batch.session.device is None:
-            return self._execution.done(batch.session, batch.run, answers, watch)
-        pending = self._execution.begin_done(batch.session, batch.run, answers, watch)
-        return await _ended(pending.is_ready, pending.wait)
 
     def _read_inputs(self, batch: AsyncBatch) -> BatchInputs:
         batch.inputs = self._execution.read_inputs(batch.session, batch.run)

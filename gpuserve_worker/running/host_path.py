@@ -6,7 +6,6 @@ from typing import Final
 
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
-from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.running.device_path import Recovery
 from gpuserve_worker.running.execution import Execution, Stopwatch
 from gpuserve_worker.running.loop import Loop
@@ -21,18 +20,14 @@ class HostPath:
 
     page_locks: Final = None
     reader: Final = None
-
-    def new_watch(self) -> Stopwatch:
-        return Stopwatch()
+    new_watch = Stopwatch
+    new_loop = Loop
 
     def open_session(self, front: FrontSession, arena: Arena) -> None:
         return None
 
     def enter_beside(self) -> None:
         return None
-
-    def new_loop(self, link: Link, model: Model, reporter: Reporter) -> Loop:
-        return Loop(link, model, reporter)
 
     def new_recovery(self, execution: Execution, model: Model, reporter: Reporter) -> Recovery:
         return _NoRecovery()

@@ -41,10 +41,11 @@ class FrontSession:
         self.loans = Mapping(path.page_locks)
         self.regions = ClientRegions()
         memories = (self.mapping, self.regions, self.loans)
-        self.leases = Leases(self._released)
+        self.leases = Leases(lambda batch_id: self.send_if_there(wire.Released((batch_id,))))
         self.inputs = Inputs(*memories, self.leases, read_only=read_only_inputs)
         #: The arrays in answers of other models.
-        self._answers = Inputs(*memories, Leases(self._returned), read_only=False)
+        returned = Leases(lambda lease: self.send_if_there(wire.Return((lease,))))
+        self._answers = Inputs(*memories, returned, read_only=False)
         # The front bounds what is in flight; this only stops an answer no machine could hold.
         machine_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         arena = Arena(machine_nbytes, self._announce, self._drop, path.page_locks)
@@ -125,12 +126,6 @@ class FrontSession:
 
     def _drop(self, segment: int) -> None:
         self.send_if_there(wire.DropSegment(segment))
-
-    def _returned(self, lease: int) -> None:
-        self.send_if_there(wire.Return((lease,)))
-
-    def _released(self, batch_id: int) -> None:
-        self.send_if_there(wire.Released((batch_id,)))
 
 
 def _with_inputs(reply: BatchReply, *, free: bool) -> BatchReply:
