@@ -29,7 +29,6 @@ ALIGNMENT: Final = 64
 SEGMENT_NBYTES: Final = 16 << 20
 #: How much empty memory an arena keeps for the next burst.
 RETAINED_NBYTES: Final = 256 << 20
-_MEMINFO: Final = "proc/meminfo"
 #: (limit, usage) of the group this process is in, as a container sees it: cgroup v2, then v1.
 _CGROUPS: Final = (
     ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
@@ -324,7 +323,7 @@ def available_nbytes(root: Path = Path("/")) -> int | None:
 
 def _of_machine(root: Path) -> int | None:
     try:
-        lines = (root / _MEMINFO).read_text().splitlines()
+        lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
         return None
     for line in lines:

@@ -29,9 +29,6 @@ _RETAINED_PART: Final = 16
 _RETAINED_NBYTES: Final = 256 << 20
 
 
-def _to_nobody(text: str) -> None: ...
-
-
 class CudaDevice:
     """Made by ``open_device``. Any thread may use it. ``h2d`` and ``d2h`` are streams; ``buffers`` are memory
     of the device, ``host_blocks`` locked memory of the host; ``exports`` is what other workers may read,
@@ -86,7 +83,7 @@ class CudaDevice:
             self.runtime.destroy_stream(self.d2h)
 
 
-def open_device(number: int = 0, warn: Callable[[str], None] = _to_nobody) -> CudaDevice:
+def open_device(number: int = 0, warn: Callable[[str], None] = lambda _: None) -> CudaDevice:
     """Open a device of this process, the only one as a rule. ``warn`` is told what is to be logged. Raises
     ``CudaUnavailable`` without cupy or a driver.
     """
