@@ -46,11 +46,13 @@ class Mortal:
     @batch
     def __call__(self, x: Any) -> Any:
         self.calls += 1
+        how = self.told_to_die()  # before the journal, by which a test knows that this call has begun
         self.note(x)
         self.act(x)
         if (x == POISON).any():
             die("SIGKILL")
-        self.die_if_told()
+        if how:
+            self.die(how)
         while (self.directory / "shut").exists():
             time.sleep(0.002)
         rows = (len(x), 1)
@@ -61,14 +63,17 @@ class Mortal:
         with open(self.directory / "journal", "a") as journal:
             journal.write(json.dumps(line) + "\n")
 
-    def die_if_told(self) -> None:
+    def die(self, how: str) -> None:
+        die(how)
+
+    def told_to_die(self) -> str:
         order = self.directory / "die"
         try:
             how = order.read_text()
             order.unlink()
         except FileNotFoundError:
-            return
-        die(how)
+            return ""
+        return how
 
     def act(self, x: Any) -> None:
         """Nothing out of the way."""

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mortal import Mortal
 
 from gpuserve import UnrecoverableError
 
 
 class Unrecoverable(Mortal):
-    def act(self, x: Any) -> None:
-        order = self.directory / "die"
-        if order.exists():
-            text = order.read_text()
-            order.unlink()
-            raise UnrecoverableError(text)
+    def die(self, how: str) -> None:
+        raise UnrecoverableError(how)
