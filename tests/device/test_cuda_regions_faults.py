@@ -17,6 +17,8 @@ from processes import wait_until
 from serving import Addresses
 from tritonclient.utils import InferenceServerException
 
+pytestmark = pytest.mark.thorough
+
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4)
 INVALID_VALUE, LAUNCH_FAILURE = 1, 719
 NAMES = ("host", "device")

@@ -15,6 +15,8 @@ from worker_process import WorkerProcess, floats, loaded, model, output, values
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.running import lifecycle
 
+pytestmark = pytest.mark.thorough
+
 Machine = GpuMachine | RealMachine
 
 X = ("x", "FP32", (-1,), False, "gpu")

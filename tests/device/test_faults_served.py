@@ -17,6 +17,8 @@ from device_calls import infer_binary
 from gpu_machine import GpuMachine, RealMachine
 from operated import MODELS, InBackground, OperatedServer
 
+pytestmark = pytest.mark.thorough
+
 Machine = GpuMachine | RealMachine
 POISON = 13.0
 #: Of float32, so that a request is larger than what goes inside a message.

@@ -17,6 +17,8 @@ from gpuserve_worker.cuda.pipeline import ANNOUNCED_NBYTES
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.running import lifecycle
 
+pytestmark = pytest.mark.thorough
+
 Machine = GpuMachine | RealMachine
 
 X = ("x", "FP32", (-1,), False, "gpu")

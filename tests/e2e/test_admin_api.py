@@ -221,6 +221,7 @@ def test_it_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
         assert b"admin" not in asked(addresses.http, "GET", "/openapi.json")[2]
 
 
+@pytest.mark.thorough
 def test_the_flag_and_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "config.yaml", entry("m"), host="127.0.0.1")
     monkeypatch.setitem(os.environ, "GPUSERVE_SERVER__ADMIN_API", "true")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from client_server import model, tensor
 from config_file import write_config
+from exploring import variants
 from serving import GPUSERVE, Addresses, serving
 from tls import Authority
 
@@ -60,7 +61,7 @@ def measured(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     return levels
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", variants("grpc", "http"))
 def test_closed_loop(protocol: str, server: Addresses, tmp_path: Path) -> None:
     url = f"{protocol}://{getattr(server, protocol)}"
     one, eight = measured(tmp_path, "echo", "--url", url, "--shape", "x:16", "--concurrency", "1,8")
@@ -74,7 +75,7 @@ def test_closed_loop(protocol: str, server: Addresses, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", variants("grpc", "http"))
 def test_open_loop(protocol: str, server: Addresses, tmp_path: Path) -> None:
     url = f"{protocol}://{getattr(server, protocol)}"
     load = ("--rate", "200", "--arrivals", "constant", "--processes", "2", "--seed", "3")
@@ -83,7 +84,7 @@ def test_open_loop(protocol: str, server: Addresses, tmp_path: Path) -> None:
     assert level["latency"]["count"] == level["sent"]
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", variants("grpc", "http"))
 def test_streams(protocol: str, server: Addresses, tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text('{"data": [{"x": [[20]]}]}')
     url = f"{protocol}://{getattr(server, protocol)}"

@@ -122,6 +122,7 @@ def test_a_program_on_the_command_line(project: Path) -> None:
     assert run("-c", PROGRAM, cwd=project) == EXPECTED
 
 
+@pytest.mark.thorough
 def test_a_program_that_adds_a_relative_import_path(project: Path) -> None:
     program = project.parent / "elsewhere" / "other.py"
     program.write_text(f"import sys\nsys.path.append('../project')\n{PROGRAM}")

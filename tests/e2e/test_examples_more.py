@@ -43,6 +43,7 @@ def tensor(name: str, datatype: str, rows: list[list[Any]]) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": list(np.shape(rows)), "data": rows}
 
 
+@pytest.mark.thorough
 def test_images_of_one_request_may_want_different_numbers() -> None:
     inputs = [
         tensor("image", "UINT8", [[[0, 100, 200]], [[0, 100, 200]]]),
@@ -55,6 +56,7 @@ def test_images_of_one_request_may_want_different_numbers() -> None:
     assert image["data"] == [0, 128, 255, 0, 64, 255]
 
 
+@pytest.mark.thorough
 def test_a_cut_of_any_size_is_an_image_and_no_error() -> None:
     inputs = [
         tensor("image", "UINT8", [[[0, 100, 200]]] * 3),
@@ -66,6 +68,7 @@ def test_a_cut_of_any_size_is_an_image_and_no_error() -> None:
     assert image["data"] == [0, 128, 255, 0, 0, 255, 0, 128, 255]
 
 
+@pytest.mark.thorough
 def test_rows_of_one_request_may_want_different_counts() -> None:
     inputs = [
         tensor("name", "BYTES", [["pink"], ["navy"], ["pink"]]),

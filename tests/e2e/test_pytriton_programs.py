@@ -128,6 +128,7 @@ def test_parameters_and_headers(ports: dict[str, int]) -> None:
     assert run("parameters.py", ports) == [seen, "{'OUTPUT_1': array([3.], dtype=float32)}"] * 2
 
 
+@pytest.mark.thorough
 def test_optional_inputs(ports: dict[str, int]) -> None:
     assert run("optional_inputs.py", ports) == [
         "[[6.0, 7.0], [8.0, 9.0]]",
@@ -136,6 +137,7 @@ def test_optional_inputs(ports: dict[str, int]) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_grouping(ports: dict[str, int]) -> None:
     assert run("grouping.py", ports) == [
         "[b'a']",

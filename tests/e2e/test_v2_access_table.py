@@ -246,6 +246,7 @@ def test_the_address_of_the_connection_counts(plain: Addresses, own_address: str
         assert (status, is_remote_refusal(text, endpoint.access)) == (403, True)
 
 
+@pytest.mark.thorough
 def test_remote_control_and_nothing_else_is_opened(tmp_path: Any) -> None:
     with serve(tmp_path, remote_control=["logging"]) as addresses:
         assert http_status(addresses.http, Endpoint.LOGGING_UPDATE, ELSEWHERE)[0] == 200

@@ -242,6 +242,7 @@ def test_a_renewed_certificate_is_for_new_connections(files: Files, tmp_path: Pa
         assert is_ready(addresses.grpc, files.trusted)
 
 
+@pytest.mark.thorough
 def test_a_mistake_is_told_where_it_stands_before_anything_starts(files: Files, tmp_path: Path) -> None:
     config = write_config(tmp_path, [], **files.settings())
     document = json.loads(config.read_text())

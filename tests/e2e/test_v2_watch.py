@@ -50,6 +50,7 @@ def test_a_watch_sees_a_death_a_restart_and_the_end(server: OperatedServer) -> N
     assert took < CLOSE_TIMEOUT_S, "an open watch holds nobody up"
 
 
+@pytest.mark.thorough
 def test_watchers_that_leave_are_forgotten(server: OperatedServer) -> None:
     for _ in range(20):
         with grpc.insecure_channel(server.addresses["gRPC"]) as channel:

@@ -206,6 +206,7 @@ def test_a_body_that_arrives_while_its_model_goes_is_answered(
     assert operated.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_child_that_the_program_forked_does_not_keep_its_models(
     operated: OperatedServer, orders: Orders
 ) -> None:
@@ -234,6 +235,7 @@ def test_programs_that_come_and_go_leave_no_descriptors(operated: OperatedServer
     wait_until(lambda: descriptors() <= before, "none is left")
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_of_an_attached_program_is_replaced(operated: OperatedServer, orders: Orders) -> None:
     with Program(operated.addresses["HTTP"], orders, "m") as program:
         (worker,) = program.workers

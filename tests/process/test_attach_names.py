@@ -36,6 +36,7 @@ def attach(server: Server, role: str = "http") -> AttachedServer:
     return Server.attach(server.addresses[role].removeprefix("http://"), timeout_s=5.0)
 
 
+@pytest.mark.thorough
 def test_a_name_goes_to_who_binds_it_last(server: Server) -> None:
     with attach(server) as first, attach(server, "grpc") as second:
         first.bind("m", times(2.0), **FLOATS_IN_AND_OUT)

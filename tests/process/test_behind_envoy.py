@@ -181,6 +181,7 @@ def test_what_a_server_dies_with_is_answered_by_the_other(tmp_path: Path) -> Non
             infer_grpc(at.grpc, 1.0)
 
 
+@pytest.mark.thorough
 def test_tls_on_both_sides_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     folder = tmp_path / "certificate"

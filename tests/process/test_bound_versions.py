@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exploring import variants
 from repositories import Client, Traffic, clients_are_closed
 from tritonclient.utils import InferenceServerException
 
@@ -66,7 +67,7 @@ def test_versions_of_a_program(server: Server) -> None:
             bind(server, name, 0.0, version)
 
 
-@pytest.mark.parametrize("isolation", ["process", "thread"])
+@pytest.mark.parametrize("isolation", variants("thread", "process"))
 def test_bound_models_are_unloaded_and_loaded(server: Server, isolation: str) -> None:
     bind(server, "m", 1.0, isolation=isolation)
     server.run()

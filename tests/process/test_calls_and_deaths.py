@@ -124,6 +124,7 @@ def segments(pid: int) -> int:
     return sum(one.startswith("/memfd:gpuserve ") for one in found)
 
 
+@pytest.mark.thorough
 def test_a_call_that_is_given_up_in_an_event_loop_of_its_own_does_not_hold_the_callable(
     tmp_path: Path,
 ) -> None:
@@ -184,6 +185,7 @@ def test_as_many_instances_as_calls_within_each_other_are_enough(tmp_path: Path)
         assert operated.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_model_on_an_event_loop_may_ask_itself(tmp_path: Path) -> None:
     with server(tmp_path, entry("asking_hard.py:asks_itself_async", "asks_itself")) as operated:
         operated.wait_ready()

@@ -106,6 +106,7 @@ def traces(path: Path) -> list[int]:
     return [one["id"] for one in events if "model_name" in one]
 
 
+@pytest.mark.thorough
 def test_readiness_goes_by_the_numbers_that_hold_now(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     two = entry("m", broken=str(broken), instances=[{"device": "cpu", "count": 2}])
@@ -121,6 +122,7 @@ def test_readiness_goes_by_the_numbers_that_hold_now(tmp_path: Path) -> None:
         wait_until(lambda: server.status("/v2/health/ready") == 200, "it is enough")
 
 
+@pytest.mark.thorough
 def test_times_hold_from_now_on(tmp_path: Path) -> None:
     gate = fifo(tmp_path, "gate")
     with operated(tmp_path, entry("m", 1.0)) as operator:

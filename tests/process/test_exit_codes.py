@@ -102,6 +102,7 @@ def test_a_port_that_is_taken(tmp_path: Path, orders: Orders, taken: int, role: 
     assert line["msg"] == f"cannot listen on 0.0.0.0:{taken} for {role}: Address already in use"
 
 
+@pytest.mark.thorough
 def test_a_host_that_is_not_there(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders)), "--host", "192.0.2.1") as server:
         assert server.process.wait(TIMEOUT_S) == 3
@@ -109,6 +110,7 @@ def test_a_host_that_is_not_there(tmp_path: Path, orders: Orders) -> None:
     assert line["msg"].startswith("cannot listen on 192.0.2.1:0 for http: Cannot assign requested address")
 
 
+@pytest.mark.thorough
 def test_a_device_that_is_not_there(tmp_path: Path, orders: Orders) -> None:
     entry = model("m", orders, instances=[{"device": "cuda:99"}])
     with OperatedServer(config(tmp_path, entry)) as server:

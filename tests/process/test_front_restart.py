@@ -122,6 +122,7 @@ def test_a_front_and_a_worker_that_die_together(tmp_path: Path, orders: Orders) 
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_front_that_dies_while_models_load_is_replaced(tmp_path: Path, orders: Orders) -> None:
     orders.shut()
     port = free_port()

@@ -81,6 +81,7 @@ def test_the_retry_of_a_callable_that_writes_to_its_input_sees_the_original(
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_large_body_that_was_written_to_is_not_run_again(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders, "Writer"))) as server:
         server.wait_ready()
@@ -169,6 +170,7 @@ def test_a_program_with_more_descriptors_than_select_can_take(tmp_path: Path) ->
     assert (run.returncode, run.stdout) == (0, "OSError: no\n"), run.stderr
 
 
+@pytest.mark.thorough
 def test_a_server_is_stopped_twice_fails_and_is_used_again() -> None:
     from gpuserve import ModelConfig, Server, Tensor
     from gpuserve.errors import StartupError

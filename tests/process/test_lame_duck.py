@@ -136,6 +136,7 @@ def test_connections_are_told_and_what_crosses_is_served(tmp_path: Path, orders:
         assert said in [one["msg"] for one in server.messages()]
 
 
+@pytest.mark.thorough
 def test_an_open_stream_is_told_that_the_server_ends(tmp_path: Path, orders: Orders) -> None:
     with leaving(tmp_path, orders, lame_duck_s=0.2) as server:
         server.wait_ready()
@@ -159,6 +160,7 @@ def test_an_open_stream_is_told_that_the_server_ends(tmp_path: Path, orders: Ord
     assert error.status() == "StatusCode.UNAVAILABLE"
 
 
+@pytest.mark.thorough
 def test_a_stream_without_an_answer_ends_so_that_it_may_be_repeated(tmp_path: Path, orders: Orders) -> None:
     """Its status comes without headers before it: gRPC's retries and proxies repeat nothing else."""
     with leaving(tmp_path, orders) as server:

@@ -45,6 +45,7 @@ def test_a_batch_whose_worker_dies_runs_once_more(tmp_path: Path, orders: Orders
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_batch_whose_worker_dies_runs_on_another_instance_at_once(tmp_path: Path, orders: Orders) -> None:
     entry = model("m", orders, instances=[{"device": "cpu", "count": 2}])
     with OperatedServer(config(tmp_path, entry)) as server:
@@ -158,6 +159,7 @@ def test_one_that_dies_again_and_again_waits_longer_each_time(tmp_path: Path, or
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_a_model_that_will_not_load_again_refuses_at_once_and_leaves_others_alone(
     tmp_path: Path, orders: Orders
 ) -> None:

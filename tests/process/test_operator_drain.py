@@ -73,6 +73,7 @@ def test_it_is_not_ready_and_serves_until_it_is_undone(tmp_path: Path, orders: O
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_one_of_two_is_drained_and_killed_and_no_request_is_lost(tmp_path: Path, orders: Orders) -> None:
     settings = {"lame_duck_s": 5 * PROPAGATION_S}
     with operated(tmp_path, orders, "one", **settings) as one, operated(tmp_path, orders, "two") as two:
@@ -163,6 +164,7 @@ def goaway_after(wire: Wire, started: float) -> float:
     return time.monotonic() - started
 
 
+@pytest.mark.thorough
 def test_the_lame_duck_is_had_in_full_and_once_however_often_it_is_drained(
     tmp_path: Path, orders: Orders
 ) -> None:

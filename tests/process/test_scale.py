@@ -92,6 +92,7 @@ def one_by_one_on(count: int) -> dict[str, Any]:
     return {**on(count), "max_batch_size": 1}
 
 
+@pytest.mark.thorough
 def test_a_worker_that_cannot_be_loaded_leaves_the_model_as_it_was(tmp_path: Path, orders: Orders) -> None:
     for number in range(2):
         (orders.directory / f"token{number}").touch()
@@ -322,6 +323,7 @@ def test_a_model_that_is_being_loaded_is_scaled_after_that(tmp_path: Path, order
         assert server.end() == 0
 
 
+@pytest.mark.thorough
 def test_what_is_told_of_the_numbers_is_of_what_serves(tmp_path: Path, orders: Orders) -> None:
     with started(tmp_path, model("m", orders)) as server:
         server.wait_ready()

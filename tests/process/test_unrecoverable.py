@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from bound import FLOATS_IN_AND_OUT, Refused, ask, free_server, status
+from exploring import variants
 from operated import MODELS, InBackground, OperatedServer, Orders, config, model
 from processes import measured, wait_until
 
@@ -113,7 +114,7 @@ def test_restart_worker_starts_that_worker_again_and_the_server_goes_on(
         assert server.end() == 0
 
 
-@pytest.mark.parametrize("isolation", ["process", "thread"])
+@pytest.mark.parametrize("isolation", variants("thread", "process"))
 def test_serve_raises_and_the_server_is_not_alive(isolation: Literal["process", "thread"]) -> None:
     with free_server() as server:
         server.bind("m", broken, **FLOATS_IN_AND_OUT, isolation=isolation)
@@ -158,7 +159,7 @@ def test_it_is_asked_for_in_bind() -> None:
         assert server.is_alive()
 
 
-@pytest.mark.parametrize("isolation", ["process", "thread"])
+@pytest.mark.parametrize("isolation", variants("thread", "process"))
 def test_an_attachment_ends_and_the_server_goes_on(isolation: Literal["process", "thread"]) -> None:
     with free_server() as server:
         server.bind("own", echo, **FLOATS_IN_AND_OUT)

@@ -51,6 +51,7 @@ def report(*levels: LevelResult, **more: object) -> BenchReport:
     return BenchReport(**fields, settings={"data": "random"}, levels=levels, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=300))
 def test_percentiles_are_those_of_the_values(latencies_s: list[float]) -> None:

@@ -195,6 +195,7 @@ def test_examples_are_taken_by_the_codecs(model: ModelSpec) -> None:
         assert element_count(one.shape) * ITEMSIZE[tensor.datatype] in {0, len(one.data)}
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=12)  # the validator takes a while
 @given(SPECS)
 def test_any_model_makes_a_valid_document(model: ModelSpec) -> None:
