@@ -52,7 +52,9 @@ def main(argv: list[str]) -> int:
 
     make_bare(_CLIENT_PACKAGE)
     import gpuserve.front.process.front  # noqa: F401 - loaded before the collector is told what stays
+    from gpuserve.front.exchange.limits import raise_descriptor_limit
 
+    raise_descriptor_limit()
     control = socket.socket(fileno=control_fd)
     gc.collect()
     gc.freeze()  # modules stay; collections need not walk them

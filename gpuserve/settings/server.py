@@ -171,6 +171,18 @@ class ServerSettings:
         least=0,
         live="connections that are made from now on; transport native alone",
     )
+    max_connections: int = option(
+        16384,
+        "Connections at once, over all ports but that of health; fewer where the limit of open files does "
+        "not allow so many.",
+        least=1,
+    )
+    max_connections_per_address: int = option(
+        8192,
+        "Of those, the connections from one address (of IPv6: one /64 network); three quarters of what there "
+        "can be at most.",
+        least=1,
+    )
     load_timeout_s: float = option(
         0.0,
         "Seconds that a model may take to load; 0 is no limit.",

@@ -96,7 +96,11 @@ class _OwnedSegment:
 
     def __init__(self, nbytes: int) -> None:
         self.fd = _create_memfd(nbytes)
-        self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        try:  # which takes another descriptor
+            self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            os.close(self.fd)
+            raise _no_memory(nbytes, error) from error
         self.view = memoryview(self.map)
         self.nbytes = nbytes
         self.allocator = Allocator(nbytes)
@@ -106,14 +110,21 @@ def _create_memfd(nbytes: int) -> int:
     available = available_nbytes()
     if available is not None and nbytes > available:
         raise OutOfMemory(f"no shared memory for {nbytes} bytes: {available} bytes are available")
-    fd = os.memfd_create("gpuserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        fd = os.memfd_create("gpuserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise _no_memory(nbytes, error) from error
     try:
         os.posix_fallocate(fd, 0, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:
         os.close(fd)
-        raise OutOfMemory(f"no shared memory for {nbytes} bytes: {error.strerror}") from error
+        raise _no_memory(nbytes, error) from error
     return fd
+
+
+def _no_memory(nbytes: int, error: OSError) -> OutOfMemory:
+    return OutOfMemory(f"no shared memory for {nbytes} bytes: {error.strerror}")
 
 
 class Block:

@@ -28,6 +28,7 @@ _FD_NBYTES: Final = array.array("i").itemsize
 _ANCILLARY_NBYTES: Final = socket.CMSG_SPACE(MAX_FDS * _FD_NBYTES)
 #: As a plain number: with the members of the enum, every message costs nearly a microsecond more.
 _CUT_OFF: Final = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -56,12 +57,15 @@ def receive_buffer() -> memoryview:
 
 def receive(sock: socket.socket, buffer: memoryview) -> tuple[memoryview | bytes, list[int]]:
     """Receive one message into a ``receive_buffer()``; empty: the peer closed. The descriptors are the
-    caller's to close. Raises ``OSError``, also for a datagram that is too large or lacks its memfd.
+    caller's to close. Raises ``OSError``, also for a datagram that is too large or lacks its memfd, and with
+    ``EMFILE`` where this process had no descriptor left for what came: then the message is lost.
     """
     nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_NBYTES, _CLOEXEC)
     fds = _descriptors(ancillary) if ancillary else []
     try:
         if flags & _CUT_OFF:
+            if flags & socket.MSG_CTRUNC and len(fds) < MAX_FDS:
+                raise OSError(errno.EMFILE, "a message came, and there was no descriptor left for its memory")
             raise OSError(errno.EMSGSIZE, f"over {len(buffer)} bytes or {MAX_FDS} descriptors")
         if nbytes == 1 and buffer[0] == SPILLED:
             if not fds:
@@ -71,6 +75,11 @@ def receive(sock: socket.socket, buffer: memoryview) -> tuple[memoryview | bytes
         close_all(fds)
         raise
     return buffer[:nbytes], fds
+
+
+def is_starved(error: object) -> bool:
+    """Whether an error says that this process, or the machine, has no descriptor left."""
+    return isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR
 
 
 def read_spill(fd: int) -> bytes:

@@ -80,7 +80,7 @@ ALLOWED = {
         "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/export/templates": "gpuserve/export/sizing",
-    "gpuserve/front": "gpuserve/front/process gpuserve/settings",
+    "gpuserve/front": "gpuserve/front/exchange gpuserve/front/process gpuserve/settings",
     "gpuserve/front/batching":
         "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve/states",
     "gpuserve/front/doors": "gpuserve/front/doors/grpc gpuserve/front/doors/http gpuserve/front/exchange",

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from processes import measured
 
 from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol import datagram, wire
+from gpuserve_worker.protocol.link import Link
 
 TIMEOUT_S = 10.0
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
@@ -94,6 +97,51 @@ def test_a_worker_that_breaks_the_protocol_is_killed_and_only_then_down(garbage:
         worker.end.send(garbage)
         assert (await worker.reason()).startswith("it broke the protocol")
         assert worker.process.wait(TIMEOUT_S) == -signal.SIGKILL
+
+    with_worker(scenario)
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """None but those that are open already."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_message_that_we_had_no_descriptor_for_is_told_and_the_worker_lives() -> None:
+    async def scenario(worker: Worker) -> None:
+        failed: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: failed.set_result(told["exception"]))
+        memory = os.memfd_create("test")
+        worker.end.send(wire.WORKER.encode(wire.Attached(7)))
+        datagram.send(worker.end, wire.WORKER.encode(wire.Segment(1, 10)), [memory])
+        os.close(memory)
+        with no_descriptor_left():
+            assert datagram.is_starved(await failed)
+        await asyncio.sleep(0.01)
+        assert worker.process.poll() is None
+        assert not worker.down.done()
+
+    with_worker(scenario)
+
+
+def test_a_large_message_that_we_had_no_descriptor_for_is_sent_later() -> None:
+    async def scenario(worker: Worker) -> None:
+        message = wire.Log(40, "x" * datagram.MAX_DATAGRAM_NBYTES, "")
+        with no_descriptor_left():
+            worker.link.send(message)
+            worker.link.send(wire.Free(()))
+            await asyncio.sleep(0.1)
+        end = Link(worker.end)
+        assert await asyncio.to_thread(end.receive) == (wire.Attach(7), [])
+        assert await asyncio.to_thread(end.receive) == (message, [])
+        assert await asyncio.to_thread(end.receive) == (wire.Free(()), [])
 
     with_worker(scenario)
 

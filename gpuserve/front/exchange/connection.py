@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 from gpuserve.front.exchange.exchange import Ends, Piece, Release, Spoken
+from gpuserve.front.exchange.limits import Admission
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ Speak: TypeAlias = "Callable[[Connection], Spoken]"
 class Connection(asyncio.BufferedProtocol):
     """A connection and its protocol, as asyncio, the protocol and the server each see it. ``members`` are all
     that are open, this one while it is. After ``age_s`` seconds it takes no more requests.
+    ``admission`` says whether it is taken, and what it may take.
 
     It is one object because the three sides share what is to be written, and every small request crosses it.
     """
@@ -49,7 +51,10 @@ class Connection(asyncio.BufferedProtocol):
         members: set[Connection],
         loop: asyncio.AbstractEventLoop,
         age_s: float = math.inf,
+        admission: Admission | None = None,
     ) -> None:
+        self.admission = admission or Admission()
+        self.limits = self.admission.limits
         self.ends = Ends(None, ("", None), tls=False)
         #: So much waits to be sent that no more should be made; ``Spoken.drained`` ends it.
         self.full = False
@@ -80,7 +85,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(HIGH_WATER_NBYTES, 0)
         self.ends = _ends(transport)
-        self._members.add(self)
+        address = self.ends.client and self.ends.client[0]
+        if self.admission.admit(address, transport.get_extra_info("socket").fileno()):
+            self._members.add(self)
+        else:
+            self.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
@@ -104,7 +113,9 @@ class Connection(asyncio.BufferedProtocol):
         return False  # the client sends no more: it is gone
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._members.discard(self)
+        if self in self._members:
+            self._members.remove(self)
+            self.admission.leave(self.ends.client and self.ends.client[0])
         self._mute = self._lost = True
         self._release()
         if self._spoken is not None:

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _LINGER_S: Final = 1.0
 #: As many messages are read in one go before other work of the loop gets its turn.
 _BURST: Final = 16
+#: Without a descriptor for a large message it is tried again so soon.
+_RETRY_S: Final = 0.05
 #: More than a worker's socket holds.
 _DRAIN_MESSAGES: Final = 4096
 #: What the worker says of its output arena.
@@ -93,8 +95,8 @@ class WorkerLink:
             except BlockingIOError:
                 self._loop.add_writer(self._sock.fileno(), self._flush)
             except OSError as error:
-                self._break(f"it cannot be sent to: {error}", _LINGER_S)
-                return
+                if not self._may_pass(error):
+                    return
         self._outbox.append((data, [os.dup(fd) for fd in fds]))
 
     def next_loan(self) -> int:
@@ -142,6 +144,8 @@ class WorkerLink:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _flush(self) -> None:
+        if self._closed or self._broken:
+            return
         while self._outbox:
             data, fds = self._outbox[0]
             try:
@@ -149,12 +153,21 @@ class WorkerLink:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._break(f"it cannot be sent to: {error}", _LINGER_S)
+                self._may_pass(error)
                 return
             self._outbox.popleft()
             for fd in fds:
                 os.close(fd)
         self._loop.remove_writer(self._sock.fileno())
+
+    def _may_pass(self, error: OSError) -> bool:
+        """Whether it is only we who have no descriptor for a message now; if not, the link is at its end."""
+        if datagram.is_starved(error):
+            self._loop.remove_writer(self._sock.fileno())
+            self._loop.call_later(_RETRY_S, self._flush)
+            return True
+        self._break(f"it cannot be sent to: {error}", _LINGER_S)
+        return False
 
     def drain(self) -> None:
         """Take all that the worker has sent until now, before it is let go."""
@@ -169,14 +182,20 @@ class WorkerLink:
                 return
 
     def _read_one(self) -> bool:
-        """Take one message; False where there is none, or nothing is to be heard any more."""
+        """Take one message; False where there is none, or nothing is to be heard any more.
+
+        Raises:
+            OSError: there was no descriptor for it (``datagram.is_starved``); the front is to be replaced.
+        """
         if self._closed or self._broken:
             return False
         try:
             data, fds = datagram.receive(self._sock, self._buffer)
         except BlockingIOError:
             return False
-        except OSError:
+        except OSError as error:
+            if datagram.is_starved(error):
+                raise  # the worker is as good as before; what it said is lost, and only it could say it again
             data, fds = b"", []
         if not data:
             datagram.close_all(fds)

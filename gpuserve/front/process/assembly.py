@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX
@@ -14,7 +15,9 @@ from gpuserve.front.doors.grpc.health import WATCH
 from gpuserve.front.doors.health.port import HealthPort
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.exchange.transport import Transport
+from gpuserve.front.observe.triton_metrics import Family, family
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import GRPCIO, NO_COMPRESSION, ServerSettings, all_rules
@@ -37,6 +40,8 @@ def transports(
     for the health port. ``grpc_port`` is where grpc.aio listens, if it does; then it has no listener.
     """
     found: list[Transport] = []
+    admission = Admission(limits_of(settings))
+    service.metrics_page.add(lambda: connection_families(admission))
     if settings.transport == GRPCIO and grpc_port is not None:
         found.append(_grpc_aio(service, settings, grpc_port))
     files = tls_files(settings)
@@ -45,7 +50,7 @@ def transports(
             role: fd for role, fd in listeners.items() if role != "health" and _tls_on(settings, role) == tls
         }
         if fds:
-            found.append(_native(service, settings, fds, tls))
+            found.append(_native(service, settings, fds, tls, admission))
     if "health" in listeners:
         found.append(HealthPort(service, listeners["health"]))
     return found
@@ -56,6 +61,7 @@ def _native(
     settings: ServerSettings,
     fds: Mapping[str, int],
     tls: TlsFiles | None,
+    admission: Admission,
 ) -> NativeTransport:
     """The server's own transport, on listeners by role."""
     requests = AwaitedRequests()
@@ -63,7 +69,7 @@ def _native(
     http = HttpDoor(service, requests, settings.max_request_nbytes, _policy(settings), forwarded)
     accept = FrontDoor(_grpc(service, settings, requests, settings.grpc_response_compression), http).accept
     accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
-    return NativeTransport(accepts, requests, tls, settings.max_connection_age_s, _NO_WORK)
+    return NativeTransport(accepts, requests, tls, settings.max_connection_age_s, _NO_WORK, admission)
 
 
 def _grpc_aio(service: InferenceService, settings: ServerSettings, port: int) -> GrpcAioTransport:
@@ -79,6 +85,7 @@ def _grpc_aio(service: InferenceService, settings: ServerSettings, port: int) ->
         settings.grpc_response_compression,
         None if tls is None else GrpcCertificates(tls),
         settings.max_connection_age_s,
+        settings.max_connections,
     )
 
 
@@ -90,6 +97,19 @@ def _grpc(
 ) -> GrpcDoor:
     forwarded = _forwarding(settings, settings.grpc_header_forward_pattern)
     return GrpcDoor(service, requests, settings.max_request_nbytes, _policy(settings), forwarded, compression)
+
+
+def limits_of(settings: ServerSettings) -> Limits:
+    """What connections may take, as the settings say."""
+    return Limits(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(Limits)})
+
+
+def connection_families(admission: Admission) -> Iterable[Family]:
+    """The metrics of the connections: how many are open, and were refused."""
+    name = "gpuserve_connections"
+    yield family(name, "gauge", "Connections that are open.", [({}, admission.n_open)])
+    refused, text = admission.refused.items(), "Connections that were refused, by the limit that they met."
+    yield family(f"{name}_refused_total", "counter", text, [({"reason": key}, n) for key, n in refused])
 
 
 def _policy(settings: ServerSettings) -> Policy:

@@ -65,6 +65,7 @@ class Front:
         """Obey the supervisor until it says ``Quit``, and close everything."""
         self._control.setblocking(False)
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_defect)
         loop.add_reader(self._control.fileno(), self._hear)
         await self._quit.wait()
         loop.remove_reader(self._control.fileno())
@@ -93,6 +94,15 @@ class Front:
                 self._on_lost()
                 return
             self._obey(messages.CONTROL.decode(data), fds)
+
+    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback failed. Where it lost a message of the supervisor or of a worker for want of a
+        descriptor, only a successor can be told it again, and has none of our connections.
+        """
+        loop.default_exception_handler(context)
+        if datagram.is_starved(context.get("exception")):
+            logger.critical("the front has no descriptor left for what it is told, and is replaced")
+            self._on_lost()
 
     def _obey(self, message: Any, fds: list[int]) -> None:
         if self._parts is None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.connection import READ_NBYTES, Connection
 from gpuserve.front.exchange.exchange import Accept
+from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.server.http1.protocol import Http1
 from gpuserve.front.server.http2.protocol import Http2
@@ -49,7 +50,7 @@ class NativeTransport(Transport):
 
     ``listeners`` are descriptors, each with what accepts its requests. They are closed by ``stop``, which
     also ends what ``requests`` runs. ``idle_paths`` are how paths begin whose requests may be open while
-    there is nothing to do.
+    there is nothing to do. ``admission`` may be shared with others.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class NativeTransport(Transport):
         tls: TlsFiles | None = None,
         max_connection_age_s: float = 0.0,
         idle_paths: tuple[str, ...] = (),
+        admission: Admission | None = None,
     ) -> None:
+        self._admission = admission or Admission()
         self._listeners = listeners
         self._requests = requests
         self._idle_paths = idle_paths
@@ -148,7 +151,7 @@ class NativeTransport(Transport):
         def made() -> Connection:
             # Connections that were made together do not end together.
             age_s = self._max_age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
-            return Connection(*speaks, self._buffer, self._connections, self._loop, age_s)
+            return Connection(*speaks, self._buffer, self._connections, self._loop, age_s, self._admission)
 
         return made
 

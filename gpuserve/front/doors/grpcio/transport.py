@@ -43,6 +43,7 @@ class GrpcAioTransport(Transport):
         compression: str = NO_COMPRESSION,
         certificates: GrpcCertificates | None = None,
         max_connection_age_s: float = 0.0,
+        max_connections: int = _MAX_INT,
     ) -> None:
         self._calls = _Calls(accept)
         self._certificates = certificates
@@ -55,6 +56,7 @@ class GrpcAioTransport(Transport):
             ("grpc.default_compression_level", _COMPRESSION_LEVELS[compression]),
             ("grpc.so_reuseport", 1),  # beside the supervisor's socket, which only reserves the port
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
+            ("grpc.max_allowed_incoming_connections", min(max_connections, _MAX_INT)),
         ]
         if max_connection_age_s:  # grpc adds the 10 % itself
             self._options += [

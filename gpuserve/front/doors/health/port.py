@@ -26,6 +26,7 @@ from gpuserve.front.doors.health.view import HealthView
 from gpuserve.front.doors.http.answers import HttpAnswer, Reply, health_answer, refused
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
 from gpuserve.front.exchange.exchange import Exchange, Sink
+from gpuserve.front.exchange.limits import SPARE_DESCRIPTORS, Admission, Limits
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.service import InferenceService
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 #: How often the front shows that it turns, and is judged by that.
 _TURN_S: Final = 1.0
+#: Of probes and watches.
+_MAX_CONNECTIONS: Final = 1024
 
 
 class HealthPort(Transport):
@@ -104,7 +107,9 @@ class HealthPort(Transport):
     async def _serve(self) -> None:
         requests = AwaitedRequests()
         door = HealthDoor(self._view, requests)
-        transport = NativeTransport({self._listener_fd: door.accept}, requests)
+        # A flood on the other ports leaves descriptors for this one.
+        admission = Admission(Limits(_MAX_CONNECTIONS), n_spare=SPARE_DESCRIPTORS // 2)
+        transport = NativeTransport({self._listener_fd: door.accept}, requests, admission=admission)
         await transport.start()
         self._front.call_soon_threadsafe(self._listening.set_result, None)
         look = self._loop.create_task(self._look())

@@ -1,0 +1,108 @@
+"""What connections may take of the server: how many there are, for how long each may do nothing, and the
+account of those that were refused or closed for it. Settings and counts; sockets are closed elsewhere.
+
+Descriptors are the scarcest: without one for a worker's memory a front cannot go on. A new descriptor is
+the lowest that is free, so its number tells how many are in use: connections never get the last of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+#: Descriptors that are kept for the front itself where it has many; where it has few, the same part of them.
+SPARE_DESCRIPTORS: Final = 256
+_MANY_DESCRIPTORS: Final = 1024
+#: Of all connections that there can be, what one address may have.
+_PART_OF_ADDRESS: Final = 0.75
+#: So often at most it is logged that connections are refused or closed.
+LOG_INTERVAL_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings of the same names (``gpuserve/settings/server.py``)."""
+
+    max_connections: int = 16384
+    max_connections_per_address: int = 8192
+
+
+class Admission:
+    """Says which connections are taken, and counts the others by the reason."""
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        n_descriptors: int | None = None,
+        n_spare: int = SPARE_DESCRIPTORS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.n_open = 0
+        self.refused = dict.fromkeys(("connections", "address", "descriptors"), 0)
+        n = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if n_descriptors is None else n_descriptors
+        self._n_descriptors = n - min(n_spare, n * n_spare // _MANY_DESCRIPTORS)
+        most = min(self.limits.max_connections, self._n_descriptors)
+        self._n_of_address = min(
+            self.limits.max_connections_per_address, max(1, int(most * _PART_OF_ADDRESS))
+        )
+        self._by_address: Counter[str | bytes] = Counter()
+        self._clock = clock
+        self._logged_at = -LOG_INTERVAL_S
+        self._n_unlogged = 0
+
+    def admit(self, address: str | None, fd: int) -> bool:
+        """Whether a connection from there is taken, whose descriptor has this number; None: a unix socket."""
+        source = _source(address)
+        if fd >= self._n_descriptors:
+            return self._refuse("descriptors", f"only {self._n_descriptors} descriptors are for connections")
+        if self.n_open >= self.limits.max_connections:
+            return self._refuse("connections", f"max_connections is {self.limits.max_connections}")
+        if source and self._by_address[source] >= self._n_of_address:
+            return self._refuse("address", f"{address} has {self._n_of_address}, the most of one address")
+        self.n_open += 1
+        self._by_address[source] += 1
+        return True
+
+    def leave(self, address: str | None) -> None:
+        """A connection that was taken has ended."""
+        source = _source(address)
+        self.n_open -= 1
+        self._by_address[source] -= 1
+        if not self._by_address[source]:
+            del self._by_address[source]
+
+    def _refuse(self, reason: str, text: str) -> bool:
+        self.refused[reason] += 1
+        self._log(f"a connection is refused: {text}")
+        return False
+
+    def _log(self, text: str) -> None:
+        now = self._clock()
+        if now - self._logged_at < LOG_INTERVAL_S:
+            self._n_unlogged += 1
+            return
+        more = f" (and {self._n_unlogged} times the like before)" if self._n_unlogged else ""
+        self._logged_at, self._n_unlogged = now, 0
+        logger.warning("%s%s", text, more)
+
+
+def _source(address: str | None) -> str | bytes:
+    """Whose connections are counted together: an address, or the network of IPv6 that a machine may have."""
+    if address is None or ":" not in address or address.startswith("::ffff:"):
+        return address or ""
+    return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8]
+
+
+def raise_descriptor_limit() -> None:
+    """Have as many descriptors as this process may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

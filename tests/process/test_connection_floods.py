@@ -1,0 +1,81 @@
+"""More connections than there may be: others go on, and nothing is left when they have gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from config_file import model, tensor, write_config
+from http2_peer import Peer
+from operated import OperatedServer
+from processes import wait_until
+from serving import FREE_PORTS, GPUSERVE
+
+N_FILES = 256
+N_ATTACKERS = 600
+LARGE_NBYTES = 2 << 20
+TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
+    """One echo model, whose server may have few files open."""
+    echo = model("echo", "echo", [tensor("x", "UINT8", -1)], [tensor("y", "UINT8", -1)], 64)
+    config = write_config(tmp_path_factory.mktemp("floods"), [echo], host="0.0.0.0")
+    serve = f"ulimit -n {N_FILES}; exec {GPUSERVE} serve {config} {' '.join(FREE_PORTS)} --log-format json"
+    with OperatedServer(config, command=("bash", "-c", serve)) as started:
+        yield started.wait_ready()
+        assert started.end() == 0
+
+
+@contextlib.contextmanager
+def flood(server: OperatedServer) -> Iterator[list[socket.socket]]:
+    """Idle HTTP/2 connections of one address, as many as are taken."""
+    port = int(server.addresses["HTTP"].rpartition(":")[2])
+    with contextlib.ExitStack() as stack:
+        kept: list[socket.socket] = []
+        for _ in range(N_ATTACKERS):
+            with contextlib.suppress(OSError):
+                one = stack.enter_context(
+                    socket.create_connection(("127.0.0.1", port), TIMEOUT_S, ("127.0.0.9", 0))
+                )
+                one.sendall(Peer().greeting())
+                kept.append(one)
+        yield kept
+
+
+def n_files(server: OperatedServer) -> int:
+    return len(os.listdir(f"/proc/{server.front}/fd"))
+
+
+def echoed_nbytes(server: OperatedServer) -> int:
+    """How much of a large tensor comes back."""
+    parameters = {"binary_data_size": LARGE_NBYTES}
+    entry = {"name": "x", "datatype": "UINT8", "shape": [1, LARGE_NBYTES], "parameters": parameters}
+    head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    with server.client() as client:
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        client.connection.request("POST", "/v2/models/echo/infer", head + bytes(LARGE_NBYTES), headers)
+        response = client.connection.getresponse()
+        assert response.status == 200
+        return len(response.read()) - int(response.headers["Inference-Header-Content-Length"])
+
+
+def test_a_flood_of_connections_leaves_the_others_served(server: OperatedServer) -> None:
+    front, workers, before = server.front, server.workers, n_files(server)
+    with flood(server):
+        for _ in range(3):
+            began = time.monotonic()
+            assert echoed_nbytes(server) == LARGE_NBYTES  # by a segment of each side, which is a descriptor
+            assert time.monotonic() - began < 2.0
+        assert n_files(server) < N_FILES * 3 / 4
+        assert server.metric("gpuserve_connections") > N_FILES / 4
+        assert server.metric("gpuserve_connections_refused_total", reason="address") > N_ATTACKERS / 2
+    wait_until(lambda: n_files(server) <= before + 8, "the descriptors are given back", TIMEOUT_S)
+    assert (server.front, server.workers) == (front, workers)
+    assert sum("a connection is refused" in line for line in server.log) <= 3
