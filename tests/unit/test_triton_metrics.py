@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -121,6 +122,45 @@ def test_the_first_responses_of_decoupled_models() -> None:
         f'{name}_count{{model="m",version="1"}} 1',
         f'{name}_sum{{model="m",version="1"}} 200.0',
     ]
+
+
+def test_a_page_of_many_models_lets_others_have_their_turn() -> None:
+    """All who ask while a page is made share the next one."""
+    models = [loaded(f"m{number}") for number in range(50)]
+    shown = MetricsPage(lambda: models, "0")
+    made, turns = [], []
+    shown.add(lambda: made.append(1) or ())  # type: ignore[func-returns-value]
+
+    async def look() -> None:
+        while True:
+            turns.append(await asyncio.sleep(0))
+
+    async def scrape() -> list[bytes]:
+        looking = asyncio.create_task(look())
+        first = asyncio.create_task(shown.page())
+        for _ in range(4):
+            await asyncio.sleep(0)
+        pages = [await first, *await asyncio.gather(*(shown.page() for _ in range(50)))]
+        looking.cancel()
+        return pages
+
+    pages = asyncio.run(scrape())
+    assert len(made) == 2
+    assert len(turns) > 10
+    whole = shown.render()
+    assert all(page.startswith(whole) for page in pages)
+    found = list(text_string_to_metric_families(pages[0].decode()))
+    names = [one.name for one in found]
+    assert len(set(names)) == len(names)
+    ups = next(one.samples for one in found if one.name == "gpuserve_worker_up")
+    assert [one.labels["model"] for one in ups] == [model.model for model in models for _ in range(2)]
+
+
+def loaded(name: str) -> ModelMetrics:
+    model = ModelMetrics(name, "1", dict)
+    for instance in ("cpu#0", "cpu#1"):
+        model.instance(instance)
+    return model
 
 
 def test_a_name_with_odd_characters_is_escaped() -> None:

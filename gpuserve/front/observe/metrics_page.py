@@ -4,9 +4,11 @@ text in the Prometheus format 0.0.4. Nothing is counted here.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, Generic, TypeVar
 
 from gpuserve.front.observe import triton_metrics
 from gpuserve.front.observe.machine_metrics import CpuMetrics
@@ -14,6 +16,12 @@ from gpuserve.front.observe.metrics import InstanceMetrics, ModelMetrics
 from gpuserve.front.observe.triton_metrics import Family, Labels, family, histogram_family, labels_of
 from gpuserve.front.v2.statistics import Executions, total
 
+T = TypeVar("T")
+
+#: How long the page may be worked at before others have their turn.
+_SLICE_S: Final = 0.002
+#: So many instances are one step.
+_SLICE_INSTANCES: Final = 16
 #: A counter of each model: its name after "gpuserve_" and before "_total", what it is, and its value.
 _COUNTERS: Final[Sequence[tuple[str, str, Callable[[ModelMetrics], int]]]] = (
     (
@@ -68,36 +76,88 @@ class MetricsPage:
         self._version = version
         self._cache_nbytes = cache_nbytes
         self._machine: list[Callable[[], Iterable[Family]]] = [CpuMetrics().families, gpus]
+        #: The page that is being made, and the one after it.
+        self._present: asyncio.Task[bytes] | None = None
+        self._next: asyncio.Task[bytes] | None = None
 
     def add(self, families: Callable[[], Iterable[Family]]) -> None:
         self._machine.append(families)
 
-    def page(self) -> bytes:
-        return self.render(family for families in self._machine for family in families())
+    async def page(self) -> bytes:
+        """The page as it is from now on, made in slices between which others have their turn. All who ask
+        while one is made share the next.
+        """
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._made_after(self._present))
+        return await asyncio.shield(self._next)
 
-    def render(self, machine: Iterable[Family] = ()) -> bytes:
-        """The page, with these metrics of the machine and of the server as a whole."""
-        models = list(self._models())
-        of_models = triton_metrics.model_families(models, time.monotonic())
-        own = triton_metrics.page(self._own_families(models), also_empty=True)
-        return own + triton_metrics.page([*of_models, *machine])
+    def render(self) -> bytes:
+        """The page without the machine's metrics, in one go."""
+        rendering = self._rendering(())
+        while True:
+            try:
+                next(rendering)
+            except StopIteration as end:
+                return bytes(end.value)
 
-    def _own_families(self, models: Sequence[ModelMetrics]) -> Iterator[Family]:
+    async def _made_after(self, before: asyncio.Task[bytes] | None) -> bytes:
+        if before is not None:
+            await asyncio.wait([before])
+        self._present, self._next = self._next, None
+        rendering = self._rendering(self._machine)
+        while True:
+            ends_at = time.monotonic() + _SLICE_S
+            try:
+                while time.monotonic() < ends_at:
+                    next(rendering)
+            except StopIteration as end:
+                return bytes(end.value)
+            await asyncio.sleep(0)
+
+    def _rendering(self, machine: Iterable[Callable[[], Iterable[Family]]]) -> Generator[None, None, bytes]:
+        """Make the page, with these metrics of the machine and of the server as a whole. Each step is short,
+        and what is said of a model, and of some of its instances, is of one moment.
+        """
+        now = time.monotonic()
+        own, instances, present = _Merged(_of_models), _Merged(_of_instances), _Merged(_of_present)
+        at_triton = _Merged(partial(triton_metrics.model_families, now=now))
+        for model in list(self._models()):
+            labels, shown = labels_of(model), dict(model.present())
+            own.add((labels, model))
+            at_triton.add(model)
+            for number, (name, one) in enumerate(sorted(model.instances.items()), 1):
+                each = ({**labels, "instance": name}, one)
+                instances.add(each)
+                if name in shown:  # what takes batches or should; what others have done counts all the same
+                    present.add(each)
+                if not number % _SLICE_INSTANCES:
+                    yield
+            yield
+        families = [*self._of_server(), *own.families, *instances.families, *present.families]
+        parts = [triton_metrics.page(families, also_empty=True)]
+        yield
+        parts.append(triton_metrics.page(at_triton.families))
+        for families_of in machine:
+            yield
+            parts.append(triton_metrics.page(families_of()))
+        return b"".join(parts)
+
+    def _of_server(self) -> Iterator[Family]:
         yield _family("build_info", "gauge", "The version that runs.", [({"version": self._version}, 1)])
         yield _family("cache_bytes", "gauge", "What the response cache holds.", [({}, self._cache_nbytes())])
-        yield from _of_models([(labels_of(one), one) for one in models])
-        instances = [
-            ({**labels_of(one), "instance": name}, instance)
-            for one in models
-            for name, instance in sorted(one.instances.items())
-        ]
-        yield from _of_instances(instances)
-        # What takes batches or should; what others have done is counted all the same.
-        present = [({**labels_of(m), "instance": name}, one) for m in models for name, one in m.present()]
-        ups = [(labels, int(one.up > 0)) for labels, one in present]
-        yield _family("worker_up", "gauge", "1 when the instance takes batches.", ups)
-        loads = [(labels, one.load_s) for labels, one in present]
-        yield _family("worker_load_seconds", "gauge", "How long the callable took to load.", loads)
+
+
+class _Merged(Generic[T]):
+    """The families of one thing after the other, as if they had been asked of all at once."""
+
+    def __init__(self, families_of: Callable[[Sequence[T]], Iterable[Family]]) -> None:
+        self._families_of = families_of
+        self.families = [one._replace(samples=[]) for one in families_of(())]
+
+    def add(self, one: T) -> None:
+        for merged, more in zip(self.families, self._families_of([one]), strict=True):
+            if more.samples:
+                merged.samples.append("\n".join(more.samples))
 
 
 def _family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> Family:
@@ -144,3 +204,10 @@ def _of_instances(each: Sequence[tuple[Labels, InstanceMetrics]]) -> Iterator[Fa
     ]
     text = "Time before, in and after the callable."
     yield _family("instance_compute_seconds_total", "counter", text, spent)
+
+
+def _of_present(each: Sequence[tuple[Labels, InstanceMetrics]]) -> Iterator[Family]:
+    ups = [(labels, int(one.up > 0)) for labels, one in each]
+    yield _family("worker_up", "gauge", "1 when the instance takes batches.", ups)
+    loads = [(labels, one.load_s) for labels, one in each]
+    yield _family("worker_load_seconds", "gauge", "How long the callable took to load.", loads)

@@ -15,12 +15,12 @@ _Value: TypeAlias = Callable[[ModelMetrics], float]
 
 
 class Family(NamedTuple):
-    """One metric; its samples are lines of text."""
+    """One metric; its samples are text, of a line each or of several."""
 
     name: str
     kind: str
     text: str
-    samples: Sequence[str]
+    samples: list[str]
 
 
 def family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> Family:
@@ -59,7 +59,7 @@ def page(families: Iterable[Family], *, also_empty: bool = False) -> bytes:
     for one in families:
         if one.samples or also_empty:
             lines += [f"# HELP {one.name} {one.text}", f"# TYPE {one.name} {one.kind}", *one.samples]
-    return "".join(f"{line}\n" for line in lines).encode()
+    return "\n".join([*lines, ""]).encode()
 
 
 def labels_of(one: ModelMetrics) -> dict[str, str]:

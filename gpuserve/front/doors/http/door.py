@@ -70,13 +70,12 @@ class HttpDoor:
         self._inference = HttpInference(service, max_request_nbytes, forwarding)
         generate = GenerateEndpoints(service, max_request_nbytes, forwarding)
         control = ControlEndpoints(service)
-        self._immediate: dict[Endpoint, Immediate] = {
-            **InsightEndpoints(service).immediate,
-            **control.immediate,
-        }
+        insight = InsightEndpoints(service)
+        self._immediate: dict[Endpoint, Immediate] = {**insight.immediate, **control.immediate}
         self._awaiting: dict[Endpoint, Awaiting] = {
             Endpoint.MODEL_GENERATE: generate.generate,
             Endpoint.MODEL_GENERATE_STREAM: generate.stream,
+            Endpoint.METRICS: insight.metrics,
             **control.awaiting,
             **admin_endpoints(service),
         }
@@ -99,9 +98,7 @@ class HttpDoor:
             return Reply(exchange, lambda: refusal)
         if isinstance(asked, InferHead):
             return self._inference.accept(exchange, asked)
-        if (immediate := self._immediate.get(route.endpoint)) is not None:
-            return Reply(exchange, partial(immediate, route))
-        return self._requests.begin(exchange, partial(_serve, self._awaiting[route.endpoint], route))
+        return self._answered(route, exchange)
 
     def accept_metrics(self, exchange: Exchange) -> Sink:
         """The sink of a request to the metrics port, which has ``/metrics`` and health for anybody."""
@@ -110,7 +107,12 @@ class HttpDoor:
             return Reply(exchange, partial(refused, route))
         if route.endpoint not in _ON_METRICS_PORT:
             return Reply(exchange, partial(refused, routes.NOT_FOUND))
-        return Reply(exchange, partial(self._immediate[route.endpoint], route))
+        return self._answered(route, exchange)
+
+    def _answered(self, route: Route, exchange: Exchange) -> Sink:
+        if (immediate := self._immediate.get(route.endpoint)) is not None:
+            return Reply(exchange, partial(immediate, route))
+        return self._requests.begin(exchange, partial(_serve, self._awaiting[route.endpoint], route))
 
     def _judged(self, endpoint: Endpoint, exchange: Exchange) -> HttpAnswer | None:
         """The refusal of who may not ask for an endpoint."""
@@ -151,10 +153,12 @@ class InsightEndpoints:
                 statistics_codec.json_body(models.statistics(*route.version))
             ),
             Endpoint.GPUS: lambda _: json_answer(service.control.gpus.document()),
-            Endpoint.METRICS: lambda _: HttpAnswer(_METRICS, service.metrics_page.page()),
             Endpoint.OPENAPI: self._openapi,
             Endpoint.DOCS: lambda _: HttpAnswer(page().head, page().body),
         }
+
+    async def metrics(self, _route: Route, _request: AwaitedRequest) -> HttpAnswer:
+        return HttpAnswer(_METRICS, await self._service.metrics_page.page())
 
     def _model_ready(self, route: Route) -> HttpAnswer:
         self._service.models.find(*route.version)
