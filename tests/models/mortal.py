@@ -113,8 +113,9 @@ class Rude(Mortal):
 
 
 class Parent(Mortal):
-    """Starts a child that outlives it; the child's pid and the kinds of its descriptors are noted."""
+    """Starts a child that would outlive it; the child's pid and the kinds of its descriptors are noted."""
 
+    own_session = False
     _CHILD = (
         "import os, sys, time, pathlib\n"
         "links = [os.readlink(f'/proc/self/fd/{fd}') for fd in map(int, os.listdir('/proc/self/fd'))"
@@ -127,13 +128,29 @@ class Parent(Mortal):
     def act(self, x: Any) -> None:
         if self.calls == 1 and not (self.directory / "child").exists():
             command = [sys.executable, "-S", "-c", self._CHILD, str(self.directory)]
-            subprocess.Popen(command, close_fds=False)
+            subprocess.Popen(command, close_fds=False, start_new_session=self.own_session)
             while not (self.directory / "child").exists():
                 time.sleep(0.002)
 
 
+class Releaser(Parent):
+    """Starts a child in a session of its own, because it is to outlive it."""
+
+    own_session = True
+
+
+class Printer(Mortal):
+    """Prints 20,000 lines of 1000 bytes in its first call."""
+
+    def act(self, x: Any) -> None:
+        if self.calls == 1:
+            for _ in range(20):
+                sys.stdout.write(("x" * 999 + "\n") * 1000)
+            sys.stdout.flush()
+
+
 class Forker(Mortal):
-    """Forks a child without exec that outlives it."""
+    """Forks a child without exec that would outlive it."""
 
     def act(self, x: Any) -> None:
         if self.calls == 1 and not (self.directory / "child").exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,7 +22,8 @@ def orders(tmp_path: Path) -> Iterator[Orders]:
     orders = Orders(tmp_path / "orders")
     yield orders
     if (orders.directory / "child").exists():
-        os.kill(orders.child(), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(orders.child(), signal.SIGKILL)
         assert not wait_ended([orders.child()], 5.0)
 
 
@@ -111,7 +113,7 @@ def test_user_code_that_does_what_it_likes_with_its_process(tmp_path: Path, orde
 
 
 @pytest.mark.parametrize("target", variants("Parent", "Forker"))
-def test_a_child_that_outlives_its_worker_hides_no_death(tmp_path: Path, orders: Orders, target: str) -> None:
+def test_a_child_hides_no_death_and_ends_with_its_worker(tmp_path: Path, orders: Orders, target: str) -> None:
     with OperatedServer(config(tmp_path, model("m", orders, target))) as server:
         server.wait_ready()
         (worker,) = server.workers
@@ -120,13 +122,23 @@ def test_a_child_that_outlives_its_worker_hides_no_death(tmp_path: Path, orders:
         os.kill(worker, signal.SIGKILL)
         took_s = wait_until(lambda: worker not in server.workers and server.workers, "a successor")
         measured(f"worker with a living child killed: successor started after {took_s:.3f} s")
+        assert not wait_ended([child], 2.0)
         server.wait_model_ready("m")
-        assert server.infer("m", 2.0).output("y") == [4.0]
-        assert command_line(child)
+        (orders.directory / "child").unlink()
+        assert server.infer("m", 2.0).output("y") == [4.0]  # the successor has a child of its own
+        family = [*server.family(), orders.child()]
+        assert server.end() == 0
+        assert not wait_ended(family, 2.0)
+
+
+def test_a_child_in_a_session_of_its_own_is_the_users(tmp_path: Path, orders: Orders) -> None:
+    with OperatedServer(config(tmp_path, model("m", orders, "Releaser"))) as server:
+        server.wait_ready()
+        assert server.infer("m", 1.0).output("y") == [2.0]
         family = server.family()
         assert server.end() == 0
         assert not wait_ended(family, 2.0)
-        assert command_line(child)  # it is the user's
+        assert command_line(orders.child())
 
 
 def test_a_child_inherits_nothing_of_ours(tmp_path: Path, orders: Orders) -> None:

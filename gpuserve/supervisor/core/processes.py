@@ -49,7 +49,8 @@ class Child(Protocol):
 
 
 class ChildProcess:
-    """One child, in a session of its own so that Ctrl-C in a terminal reaches only the supervisor.
+    """One child, in a session of its own so that Ctrl-C in a terminal reaches only the supervisor, and so
+    that what it has started can be ended with it.
 
     ``pidfd`` becomes readable when it dies, within a millisecond, whatever descriptors its own
     children hold. ``output`` is the read end of its stdout and stderr, or None where it has ours.
@@ -73,7 +74,12 @@ class ChildProcess:
         return self._process.returncode
 
     def exit_reason(self) -> str:
-        """Reap the dead process and say why it ended: "exit status 1" or "signal SIGKILL"."""
+        """Reap the dead process and say why it ended: "exit status 1" or "signal SIGKILL". What it has
+        started ends here, but for what left its process group.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self.pidfd, 0)  # not reaped yet: no other group can have its number
+            os.killpg(self.pid, signal.SIGKILL)
         status = self._process.wait()
         if status >= 0:
             return f"exit status {status}"
