@@ -95,7 +95,7 @@ def _tell(error: GpuserveError) -> None:
     if logs.configured_format() == "json":
         logging.getLogger(__name__).error("%s", error)
     else:
-        sys.stderr.write(f"{error}\n")
+        logs.write(f"{error}\n")
 
 
 def version(

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from gpuserve.settings.server import ServerSettings
@@ -88,10 +88,14 @@ def make_bare(name: str) -> None:
 async def _run(control: socket.socket) -> None:
     from gpuserve.front.process.front import Front
 
-    await Front(control, _log_as_told, lambda: os._exit(1)).run()
+    await Front(control, _log_as_told, lambda: _leave(1)).run()
     # Nothing is left to be done; and grpc's server, taken apart, would cancel calls that have just come.
+    _leave(0)
+
+
+def _leave(status: int) -> NoReturn:
     logging.shutdown()
-    os._exit(0)
+    os._exit(status)
 
 
 def _log_as_told(settings: ServerSettings) -> None:

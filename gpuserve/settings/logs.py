@@ -6,6 +6,7 @@ that uses gpuserve as a library keeps its own logging. In JSON every line is one
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 from gpuserve.settings.log import ISO8601, LogSettings
+from gpuserve.settings.log_writer import LineWriter
 
 ROOT: Final = "gpuserve"
 #: Attributes that a record may bring in ``extra`` and that are shown.
@@ -24,15 +26,17 @@ _OUTPUT_LOGGER: Final = "gpuserve.output"
 _WARNINGS_LOGGER: Final = "py.warnings"
 
 
-class LogStream(logging.StreamHandler[TextIO]):
+class LogStream(logging.Handler):
     """The CLI's handler. Without a stream of its own it writes to what ``sys.stderr`` is at that moment:
-    a live table puts itself there so that lines appear above it.
+    a live table puts itself there so that lines appear above it. The stderr of the process itself may be a
+    pipe that nobody reads, so its lines go by a ``LineWriter``.
     """
 
     def __init__(self, log_format: str, stream: TextIO | None) -> None:
-        super().__init__(stream)
+        super().__init__()
         self.log_format = log_format
-        self._is_fixed = stream is not None
+        self._stream = stream
+        self._writer: LineWriter | None = None
         self._settings: LogSettings | None = None
         self.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
 
@@ -45,9 +49,29 @@ class LogStream(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         if self._settings is not None and not self._settings.lets_through(record.levelno):
             return
-        if not self._is_fixed and self.stream is not sys.stderr:
-            self.stream = sys.stderr
-        super().emit(record)
+        try:
+            self.write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
+
+    def write(self, text: str) -> None:
+        """Write text that is a line already, or several."""
+        stream, own = self._stream or sys.stderr, sys.__stderr__
+        if own is not None and stream is own:
+            if self._writer is None:
+                self._writer = LineWriter(own.fileno(), self._gap)
+            self._writer.write(text)
+        else:
+            _write(stream, text)
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _gap(self, dropped: int) -> str:
+        text = f"{dropped} lines of the log were dropped, because nobody read them"
+        fields = {"name": ROOT, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
+        return f"{self.format(logging.makeLogRecord(fields))}\n"
 
 
 class JsonFormatter(logging.Formatter):
@@ -102,11 +126,18 @@ def configure(log_format: str, log_level: str, stream: TextIO | None = None) -> 
 
 def adjust(settings: LogSettings) -> None:
     """Change what is logged, where ``configure`` was called: a host program's log is not ours to change."""
-    for name in (ROOT, _WARNINGS_LOGGER):
-        for handler in logging.getLogger(name).handlers:
-            if isinstance(handler, LogStream):
-                handler.adjust(settings)
-                logging.getLogger(ROOT).setLevel(settings.level)
+    if (handler := _configured()) is not None:
+        handler.adjust(settings)
+        logging.getLogger(ROOT).setLevel(settings.level)
+
+
+def write(text: str) -> None:
+    """Write lines that are no record to where the log goes, ``sys.stderr`` where nothing was configured."""
+    handler = _configured()
+    if handler is None:
+        _write(sys.stderr, text)
+    else:
+        handler.write(text)
 
 
 def relay_line(line: bytes, fields: Mapping[str, str]) -> str:
@@ -133,10 +164,20 @@ def relay_line(line: bytes, fields: Mapping[str, str]) -> str:
 
 def configured_format() -> str:
     """The format that the CLI chose; "text" where it has not configured anything."""
-    for handler in logging.getLogger(ROOT).handlers:
-        if isinstance(handler, LogStream):
-            return handler.log_format
-    return "text"
+    handler = _configured()
+    return "text" if handler is None else handler.log_format
+
+
+def _configured() -> LogStream | None:
+    return next((one for one in logging.getLogger(ROOT).handlers if isinstance(one, LogStream)), None)
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """Write to a stream, unless whoever read it has gone away: that is no reason to stop serving."""
+    with contextlib.suppress(OSError, ValueError):
+        if stream is not None:
+            stream.write(text)
+            stream.flush()
 
 
 def timestamp(created: float) -> str:

@@ -308,6 +308,19 @@ class ServerSettings:
         words=("debug", "info", "warning", "error"),
         live="the log from now on, over what clients have changed of it",
     )
+    max_output_lines_per_s: int = option(
+        1000,
+        "Lines a second that a worker may print and report, with ten seconds' worth at once; what is more is "
+        "dropped, and counted in the log. 0 is no limit.",
+        least=0,
+        live="workers that start from now on",
+    )
+    max_output_nbytes_per_s: int = option(
+        1 << 20,
+        "The same in bytes.",
+        least=0,
+        live="workers that start from now on",
+    )
     trace: TraceSettings = option(
         TraceSettings(),
         "Tracing of requests.",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from gpuserve.cli.console.client_command import client_command
 from gpuserve.declare.spec import ModelSpec
+from gpuserve.settings import logs
 from gpuserve.supervisor.core.server_life import ServerObserver
 
 if TYPE_CHECKING:
@@ -130,8 +131,7 @@ def startup_view(log_format: str, models: Sequence[ModelSpec], stream: TextIO) -
                 "ready: %s", ", ".join(f"{_TITLES[role]} {where}" for role, where in addresses.items())
             )
         else:
-            stream.write(ready_text(addresses, models))
-            stream.flush()
+            logs.write(ready_text(addresses, models))
 
     lines = LogView(show_ready, time.monotonic)
     if log_format == "json" or not stream.isatty():

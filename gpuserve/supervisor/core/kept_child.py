@@ -5,34 +5,47 @@ supervisor, and its death is noticed.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gpuserve.control.channel import Channel
 from gpuserve.control.reactor import Reactor
-from gpuserve.settings.logs import relay_line
+from gpuserve.settings import logs
+from gpuserve.supervisor.core.output_rate import OutputRate
 from gpuserve.supervisor.core.processes import Child
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_NBYTES: Final = 64 * 1024
 #: More than a pipe holds, in reads.
 _DRAIN_READS: Final = 16
 #: A line longer than this is cut: a child must not make the supervisor hoard memory.
 MAX_LINE_NBYTES: Final = 64 * 1024
+#: What is dropped is told this often.
+_TELL_INTERVAL_S: Final = 1.0
 
 
 class KeptChild:
     """A child, the supervisor's end of its channel, and its output. Owner of all three, until ``close()``.
 
-    ``fields`` name the child in each line of the log.
+    ``fields`` name the child in each line of the log. ``rate`` is how much of it is logged; None: all.
     """
 
-    def __init__(self, process: Child, channel: Channel, fields: dict[str, str], reactor: Reactor) -> None:
+    def __init__(
+        self,
+        process: Child,
+        channel: Channel,
+        fields: dict[str, str],
+        reactor: Reactor,
+        rate: OutputRate | None = None,
+    ) -> None:
         self.process = process
         self.channel = channel
         self._reactor = reactor
-        self._relay = OutputRelay(process.output, fields, reactor)
+        self._relay = OutputRelay(process.output, fields, reactor, rate)
         self._exit_reason: str | None = None
 
     def open(self, on_message: Callable[[], None], on_died: Callable[[], None]) -> None:
@@ -48,6 +61,10 @@ class KeptChild:
         except TimeoutError:
             return False
         return True
+
+    def may_log(self, text: str) -> bool:
+        """Whether the rate admits a record of the child's; one that it does not is counted."""
+        return self._relay.admits(len(text))
 
     def stop_listening(self) -> None:
         self._reactor.unwatch(self.channel.fileno())
@@ -74,13 +91,20 @@ class KeptChild:
 
 
 class OutputRelay:
-    """One child's stdout and stderr, ``fields`` in each line; without a descriptor it writes to our own."""
+    """One child's stdout and stderr, ``fields`` in each line; without a descriptor it writes to our own.
+    What is over the rate is dropped, and a line a second says how much.
+    """
 
-    def __init__(self, fd: int | None, fields: Mapping[str, str], reactor: Reactor) -> None:
+    def __init__(
+        self, fd: int | None, fields: Mapping[str, str], reactor: Reactor, rate: OutputRate | None = None
+    ) -> None:
         self._fd = fd
         self._fields = dict(fields)
         self._reactor = reactor
+        self._rate = rate or OutputRate(0, 0)
         self._rest = b""
+        #: Lines that were dropped and not told yet.
+        self._dropped = 0
 
     def open(self) -> None:
         if self._fd is not None:
@@ -88,14 +112,22 @@ class OutputRelay:
 
     def close(self) -> None:
         """Pass on all that a dead child left. Its own children may hold the pipe open: no waiting."""
-        if self._fd is None:
-            return
-        self._reactor.unwatch(self._fd)
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(_DRAIN_READS):  # and a talkative one does not keep us here
-                if chunk := os.read(self._fd, _CHUNK_NBYTES):
-                    self._take(chunk)
-        self._take(b"")
+        if self._fd is not None:
+            self._reactor.unwatch(self._fd)
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(_DRAIN_READS):  # and a talkative one does not keep us here
+                    if chunk := os.read(self._fd, _CHUNK_NBYTES):
+                        self._take(chunk)
+            self._take(b"")
+        self._tell_dropped()
+
+    def admits(self, nbytes: int) -> bool:
+        """Whether a line may be logged, which is counted, or dropped."""
+        if self._rate.is_spent(time.monotonic()):
+            self._drop(1)
+            return False
+        self._rate.spend(nbytes)
+        return True
 
     def _on_readable(self) -> None:
         assert self._fd is not None
@@ -106,17 +138,28 @@ class OutputRelay:
                 self._reactor.unwatch(self._fd)
 
     def _take(self, chunk: bytes) -> None:
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            self._emit(line)
+        lines, end, self._rest = (self._rest + chunk).rpartition(b"\n")
+        if end and self._rate.is_spent(time.monotonic()):  # a flood costs little more than its reading
+            self._drop(lines.count(b"\n") + 1)
+        elif end:
+            for line in lines.split(b"\n"):
+                self._emit(line)
         if not chunk or len(self._rest) > MAX_LINE_NBYTES:
             self._emit(self._rest)
             self._rest = b""
 
     def _emit(self, line: bytes) -> None:
-        if not line:
-            return
-        # Whoever read our stderr may have gone away; that is no reason to stop serving.
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(relay_line(line[:MAX_LINE_NBYTES], self._fields) + "\n")
-            sys.stderr.flush()
+        if line and self.admits(len(line)):
+            logs.write(logs.relay_line(line[:MAX_LINE_NBYTES], self._fields) + "\n")
+
+    def _drop(self, lines: int) -> None:
+        if not self._dropped:
+            self._reactor.call_later(_TELL_INTERVAL_S, self._tell_dropped)
+        self._dropped += lines
+
+    def _tell_dropped(self) -> None:
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            limits = "max_output_lines_per_s or max_output_nbytes_per_s"
+            text = "%d lines of its output were dropped: they came faster than %s"
+            logger.warning(text, dropped, limits, extra=self._fields)

@@ -18,6 +18,7 @@ from gpuserve.devices.names import CPU, OWN_GPU
 from gpuserve.errors import StartupError
 from gpuserve.supervisor.core.kept_child import KeptChild
 from gpuserve.supervisor.core.life import InstanceLife, InstanceState, LifeEvent, LiveInstance
+from gpuserve.supervisor.core.output_rate import OutputRate
 from gpuserve.supervisor.core.processes import Child, spawn
 from gpuserve.supervisor.core.server_life import SettingsInForce
 from gpuserve.supervisor.core.threads import start_thread
@@ -91,12 +92,15 @@ class WorkerKeeper:
             self._care.events.instance_lost(self, reason)
             return
         process, (boot, self._link) = _launch(self.life.name, self.instance, self._care.relay_output)
-        self._child = KeptChild(process, Channel(boot, wire.WORKER), self._fields, self._care.reactor)
+        settings = self._care.settings.now
+        rate = OutputRate(settings.max_output_lines_per_s, settings.max_output_nbytes_per_s)
+        channel = Channel(boot, wire.WORKER)
+        self._child = KeptChild(process, channel, self._fields, self._care.reactor, rate)
         self._child.open(self._on_boot, self._on_died)
         self._last_words = ""
         self._move(LifeEvent.SPAWNED, "starting")
         self._tell(_init(self.spec, self.instance))
-        timeout_s = self._care.settings.now.load_timeout_s
+        timeout_s = settings.load_timeout_s
         if timeout_s > 0:
             self._care.reactor.call_later(timeout_s, lambda: self._on_load_timeout(process, timeout_s))
 
@@ -191,7 +195,8 @@ class WorkerKeeper:
                 _log(logging.ERROR, self._last_words, "", self._fields)
                 self._care.events.instance_unrecoverable(self, text)
             case wire.Log(int(level), str(text), str(traceback)):
-                _log(level, text, traceback, self._fields)
+                if self._child is not None and self._child.may_log(text + traceback):
+                    _log(level, text, traceback, self._fields)
             case _:
                 raise wire.WireError(f"{type(message).__name__} in state {self.life.state.name}")
 

@@ -1,0 +1,75 @@
+"""How much of a worker's output is logged, with a clock of the test's."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+
+import pytest
+
+from gpuserve.control.reactor import Reactor
+from gpuserve.settings import logs
+from gpuserve.supervisor.core.kept_child import OutputRelay
+from gpuserve.supervisor.core.output_rate import BURST_S, OutputRate
+
+
+def admitted(rate: OutputRate, now: float, nbytes: int, most: int = 100_000) -> int:
+    for count in range(most):
+        if rate.is_spent(now):
+            return count
+        rate.spend(nbytes)
+    return most
+
+
+def test_a_burst_and_then_the_rate() -> None:
+    rate = OutputRate(100, 0)
+    assert admitted(rate, 5.0, 10) == 100 * BURST_S
+    assert admitted(rate, 5.5, 10) == 50
+    assert admitted(rate, 5.5, 10) == 0
+    assert admitted(rate, 1000.0, 10) == 100 * BURST_S
+
+
+def test_bytes_count_as_well_as_lines() -> None:
+    rate = OutputRate(0, 1000)
+    assert admitted(rate, 0.0, 5000) == 2
+    assert admitted(rate, 1.0, 5000) == 1  # one may be longer than what is left
+    assert admitted(rate, 4.9, 5000) == 0
+    assert admitted(rate, 5.1, 5000) == 1
+
+
+def test_without_limits_all_is_admitted() -> None:
+    assert admitted(OutputRate(0, 0), 0.0, 1 << 30, most=1000) == 1000
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    stream = io.StringIO()
+    monkeypatch.setattr(logs, "write", stream.write)
+    return stream
+
+
+def test_a_relay_drops_what_is_over_the_rate_and_says_so(
+    log: io.StringIO, caplog: pytest.LogCaptureFixture
+) -> None:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    reactor = Reactor()
+    relay = OutputRelay(read_fd, {"model": "m", "instance": "cpu#0"}, reactor, OutputRate(1, 0))
+    relay.open()
+    os.write(write_fd, b"line\n" * 100)
+    reactor.call_later(0.05, lambda: os.write(write_fd, b"more\n" * 20))
+    reactor.call_later(0.1, lambda: os.write(write_fd, b"begun, "))
+    reactor.call_later(1.1, reactor.stop)
+    with caplog.at_level("WARNING", "gpuserve"):
+        reactor.run()
+    assert log.getvalue() == "[m/cpu#0] line\n" * int(BURST_S)
+    (told,) = [one.getMessage() for one in caplog.records]
+    assert told.startswith(f"{120 - int(BURST_S)} lines of its output were dropped")
+    time.sleep(0.1)
+    os.write(write_fd, b"and ended\n")
+    os.close(write_fd)
+    relay.close()
+    assert log.getvalue().endswith("[m/cpu#0] begun, and ended\n")
+    os.close(read_fd)
+    reactor.close()
