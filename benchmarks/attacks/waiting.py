@@ -1,0 +1,140 @@
+"""Connections that hold something and do no more: idle ones, half requests, answers that nobody reads."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import resource
+import socket
+import time
+from typing import Final
+
+from benchmarks.attacks.connections import TIMEOUT_S, Attack, Calls, Victim, crowd
+from benchmarks.attacks.requests import MIB, begin, call_headers, data, framed, http_infer, message
+from gpuserve.bench.calls import http2
+
+_CROWD: Final = 100
+_DRIP_S: Final = 0.25
+#: Left for the attacker's own files.
+_SPARE_DESCRIPTORS: Final = 64
+_MOST_IDLE: Final = 30_000
+_STREAMS: Final = 2000
+_N_ANSWERS: Final = 64
+_NOTHING_READ_S: Final = 2.0
+
+
+def idle(victim: Victim) -> None:
+    """Connections that say nothing, until no more are taken or this client has no more descriptors."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    held: list[socket.socket] = []
+    with contextlib.ExitStack() as stack:
+        while victim.left_s > 0:
+            if len(held) >= min(most - _SPARE_DESCRIPTORS, _MOST_IDLE):
+                time.sleep(victim.left_s)
+            try:
+                held.append(stack.enter_context(socket.create_connection(victim.http, TIMEOUT_S)))
+            except OSError:
+                time.sleep(_DRIP_S)
+
+
+def _dripping(victim: Victim, first: bytes, piece: bytes, http2_port: bool = False) -> None:
+    """Many connections, each with a beginning, and then a small piece now and then."""
+
+    def talk() -> None:
+        with Attack(victim.grpc if http2_port else victim.http, victim) as attack:
+            attack.pour([first])
+            attack.drip(piece, _DRIP_S)
+
+    crowd(victim, _CROWD, talk)
+
+
+def slow_heads(victim: Victim) -> None:
+    """Heads that come byte by byte."""
+    _dripping(victim, b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: ", b"y")
+
+
+def slow_bodies(victim: Victim) -> None:
+    """Bodies of a MiB that come byte by byte."""
+    head, body = http_infer(MIB // 4, with_data=False)
+    _dripping(victim, head + b"\r\n" + body, b"\0")
+
+
+def half_requests(victim: Victim) -> None:
+    """Thousands of calls on each connection whose bodies do not end."""
+    start = framed(message(1000))[:-1]
+    calls = b"".join(begin(one, call_headers()) + data(one, start) for one in range(1, 2 * _STREAMS, 2))
+    _dripping(victim, http2.opening({}) + calls, http2.frame(http2.PING, payload=bytes(8)), http2_port=True)
+
+
+def open_streams(victim: Victim) -> None:
+    """Streams of ModelStreamInfer that are opened and not used."""
+    block = call_headers("ModelStreamInfer")
+    calls = b"".join(begin(one, block) for one in range(1, 2 * _STREAMS, 2))
+    _dripping(victim, http2.opening({}) + calls, http2.frame(http2.PING, payload=bytes(8)), http2_port=True)
+
+
+def closed_windows(victim: Victim) -> None:
+    """Answers of a MiB through windows of nothing, which grow by a byte every two seconds."""
+    headers, body = call_headers(), framed(message(MIB // 4))
+
+    def talk() -> None:
+        with Calls(victim.grpc, headers, (body,), victim.until_s) as calls:
+            calls.send(http2.settings_frame({http2.INITIAL_WINDOW: 0}))
+            for _ in range(_N_ANSWERS):
+                calls.begin()
+            while victim.left_s > 0:
+                until_s = time.monotonic() + _NOTHING_READ_S
+                calls.run(lambda: time.monotonic() > until_s)  # noqa: B023 - it is over before the next
+                calls.send(b"".join(http2.window_update(one, 1) for one in range(1, 2 * _N_ANSWERS, 2)))
+
+    crowd(victim, 4, talk)
+
+
+def unread_http2(victim: Victim) -> None:
+    """Answers of a MiB over HTTP/2 to a client that does not read, but for a byte every few seconds."""
+    body = framed(message(MIB // 4))
+    parts = [body[at : at + 16384] for at in range(0, len(body), 16384)]
+
+    def call(stream: int) -> bytes:
+        frames = [data(stream, part, end=part is parts[-1]) for part in parts]
+        return begin(stream, call_headers()) + b"".join(frames)
+
+    _unread(victim, b"".join(map(call, range(1, 33, 2))), victim.grpc, http2.opening({}))
+
+
+def unread_http1(victim: Victim) -> None:
+    """The same over HTTP/1, by requests that follow one another."""
+    head, body = http_infer(MIB // 4)
+    _unread(victim, (head + b"\r\n" + body) * 4, victim.http, b"")
+
+
+def unread_small(victim: Victim) -> None:
+    """Small answers that nobody reads, by requests without a pause."""
+    head, body = http_infer(2000)
+    _unread(victim, (head + b"\r\n" + body) * 1000, victim.http, b"")
+
+
+def _unread(victim: Victim, requests: bytes, address: tuple[str, int], start: bytes) -> None:
+    def talk() -> None:
+        with Attack(address, victim, reads=False) as attack:
+            attack.pour(itertools.chain([start], [requests]))
+            while victim.left_s > 0:
+                attack.idle(_NOTHING_READ_S)
+                with contextlib.suppress(BlockingIOError):
+                    attack.socket.recv(1)
+
+    crowd(victim, 8, talk)
+
+
+ATTACKS: Final = {
+    "idle": idle,
+    "slow-heads": slow_heads,
+    "slow-bodies": slow_bodies,
+    "half-requests": half_requests,
+    "open-streams": open_streams,
+    "closed-windows": closed_windows,
+    "unread-http2": unread_http2,
+    "unread-http1": unread_http1,
+    "unread-small": unread_small,
+}
