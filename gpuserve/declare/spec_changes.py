@@ -123,9 +123,9 @@ def _instance_groups(spec: ModelSpec, value: Sequence[Any]) -> ModelSpec:
     present = list(dict.fromkeys(one.device for one in spec.instances))
     for count, named in value:
         for device in named or present:
-            devices += [device] * integer("count", count, 1)
-            if len(devices) > MAX_INSTANCES:
+            if len(devices) + integer("count", count, 1) > MAX_INSTANCES:
                 raise BadModelConfig(f"a model may have {MAX_INSTANCES} instances at most")
+            devices += [device] * count
     if len(devices) == len(spec.instances):
         alike = list(spec.instances)
     elif all(one.source == spec.instances[0].source for one in spec.instances):

@@ -191,6 +191,7 @@ def test_no_config(text: str) -> None:
         ({"instance_group": [{"kind": "KIND_MODEL"}]}, "kind KIND_MODEL needs its GPUs named"),
         ({"instance_group": [{"kind": "KIND_CPU", "gpus": [0]}]}, "KIND_CPU but specifies one or more GPUs"),
         ({"instance_group": [{"count": 1000}]}, "256 instances at most"),
+        ({"instance_group": [{"count": 1}, {"count": (1 << 31) - 1}]}, "256 instances at most"),
         ({"instance_group": [{"count": -1}]}, "count must be an integer of at least 1"),
         ({"name": "n"}, "has the name 'n'"),
         ({"platform": "tensorrt_plan"}, "has the backend 'tensorrt_plan'"),
