@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import math
+import os
 import struct
 import threading
 from pathlib import Path
@@ -100,6 +103,60 @@ def test_a_successor_writes_on(tmp_path: Path) -> None:
         writer.write([trace(epoch), trace(epoch + 10, frequency=1)])
         writer.close()
     assert {path.name: ids(path) for path in tmp_path.iterdir()} == {"t": [1, 2], "t.0": [11], "t.1": [12]}
+
+
+class Disk:
+    """A disk that has so many bytes ``left``, behind ``os.pwrite``; what is there may be written again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: float = math.inf
+        self._pwrite = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self.pwrite)
+
+    def pwrite(self, fd: int, data: memoryview, position: int) -> int:
+        room = max(0, os.fstat(fd).st_size - position) + self.left
+        if not room:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        before = os.fstat(fd).st_size
+        nbytes = self._pwrite(fd, data[: int(min(room, len(data)))], position)
+        self.left -= max(0, os.fstat(fd).st_size - before)
+        return nbytes
+
+
+def test_a_file_on_a_full_disk_stays_json_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, path = Disk(monkeypatch), tmp_path / "t"
+    writer = TraceFileWriter(str(path), continues=False)
+    writer.write([trace(1)])
+    for disk.left in (0, 1, 70):
+        with pytest.raises(OSError, match="no space"):
+            writer.write([trace(2), trace(3)])
+        assert ids(path) == [1]
+    disk.left = math.inf
+    writer.write([trace(4)])
+    assert ids(path) == [1, 4]
+    writer.close()
+
+
+def test_the_first_trace_on_a_full_disk_leaves_an_empty_array_or_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    writer = TraceFileWriter(str(tmp_path / "t"), continues=True)
+    disk.left = 0
+    for _ in range(3):
+        with pytest.raises(OSError, match="no space"):
+            writer.write([trace(1, frequency=1)])
+    assert not list(tmp_path.iterdir())
+    disk.left = 30
+    with pytest.raises(OSError, match="no space"):
+        writer.write([trace(1)])
+    assert ids(tmp_path / "t") == []
+    disk.left = math.inf
+    writer.write([trace(2), trace(3, frequency=1)])
+    assert {path.name: ids(path) for path in tmp_path.iterdir()} == {"t": [2], "t.0": [3]}
+    writer.close()
 
 
 class Held:

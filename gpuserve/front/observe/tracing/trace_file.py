@@ -5,8 +5,9 @@ a kill. The events of a trace are its start, its tensors, its moments, and then 
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
@@ -19,6 +20,8 @@ from gpuserve.front.v2.json_values import compact
 from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, numpy_dtype
 
 _END: Final = b"\n]\n"
+#: Where an empty array ends, without its bracket.
+_BEGUN: Final = 1
 
 
 class _ArrayFile:
@@ -28,34 +31,48 @@ class _ArrayFile:
         self.traces = 0
         kept = 0 if continues else os.O_TRUNC
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | kept, 0o640)
-        self._end = self._end_of_last()
+        try:
+            self._end = self._end_of_last()
+        except OSError:
+            os.close(self._fd)
+            raise
 
-    def append(self, texts: Iterable[str]) -> None:
-        """Add the events of traces, one text each, and end the JSON array behind them."""
-        for text in texts:
-            start = b",\n" if self._end else b"[\n"
-            self._end += self._write(start + text.encode(), self._end)
-            self.traces += 1
-        self._write(_END, self._end)
+    def append(self, texts: Sequence[str]) -> None:
+        """Add the events of traces, one text each, and end the JSON array behind them: all of them or, where
+        the disk is full, none. Raises ``OSError`` then.
+        """
+        added = (b"\n" if self._end == _BEGUN else b",\n") + ",\n".join(texts).encode()
+        try:
+            self._write(added + _END, self._end)
+        except OSError:
+            self._restore()
+            raise
+        self._end += len(added)
+        self.traces += len(texts)
 
     def close(self) -> None:
         os.close(self._fd)
 
-    def _write(self, data: bytes, position: int) -> int:
+    def _write(self, data: bytes, position: int) -> None:
         view = memoryview(data)
         while view:
             written = os.pwrite(self._fd, view, position)
             view, position = view[written:], position + written
-        return len(data)
+
+    def _restore(self) -> None:
+        """End the array where it ended before. That takes no room on the disk: the bracket had its own."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._end + len(_END))
+            self._write(_END, self._end)
 
     def _end_of_last(self) -> int:
-        """Where the array that is there ends, without its bracket; 0 where there is none."""
+        """Where the array that is there ends, without its bracket. Where there is none, an empty one is."""
         nbytes = os.fstat(self._fd).st_size
-        ends = nbytes > len(_END) and os.pread(self._fd, len(_END), nbytes - len(_END)) == _END
-        if not ends:
-            os.ftruncate(self._fd, 0)
-            return 0
-        return nbytes - len(_END)
+        if nbytes > len(_END) and os.pread(self._fd, len(_END), nbytes - len(_END)) == _END:
+            return nbytes - len(_END)
+        os.ftruncate(self._fd, 0)
+        self._write(b"[" + _END, 0)
+        return _BEGUN
 
 
 class TraceFileWriter:
@@ -80,7 +97,7 @@ class TraceFileWriter:
             else:
                 if self._whole is None:
                     self._whole = _ArrayFile(self._path, continues=self._continues)
-                self._whole.append(map(events, group))
+                self._whole.append(list(map(events, group)))
 
     def close(self) -> None:
         for file in (self._whole, *self._numbered.values()):
@@ -90,10 +107,21 @@ class TraceFileWriter:
     def _write_numbered(self, scope: str, frequency: int, trace: Trace) -> None:
         file = self._numbered.get(scope)
         if file is None:
-            file = self._numbered[scope] = _ArrayFile(self._free_path())
+            file = self._numbered[scope] = self._begin_numbered()
         file.append([events(trace)])
         if file.traces >= frequency:
             self._numbered.pop(scope).close()
+
+    def _begin_numbered(self) -> _ArrayFile:
+        path = self._free_path()
+        try:
+            file = _ArrayFile(path)
+        except OSError:
+            with contextlib.suppress(OSError):  # there is no room for the least of arrays
+                os.unlink(path)
+            raise
+        self._next_number += 1
+        return file
 
     def _free_path(self) -> str:
         """The next number; the files of an earlier front of this server are left alone."""
@@ -101,7 +129,6 @@ class TraceFileWriter:
         while self._continues and os.path.exists(path):
             self._next_number += 1
             path = f"{self._path}.{self._next_number}"
-        self._next_number += 1
         return path
 
 
