@@ -195,7 +195,8 @@ class ServerSettings:
     )
     shared_memory_owners: tuple[int, ...] = option(
         (),
-        "Users (uid) whose system shared memory clients may register, besides the server's own.",
+        "Users (uid) whose system shared memory any client may register. Of others only a client of that "
+        "very user may, as the kernel knows it: on this machine, without a proxy between, transport native.",
         least=0,
         live="regions that are registered from now on",
     )

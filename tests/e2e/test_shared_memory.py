@@ -27,6 +27,7 @@ from tritonclient.utils import InferenceServerException
 
 MIB = 1 << 20
 ECHO = "echo_FP32"
+ANOTHER = 54321
 ROW = np.arange(4, dtype=np.float32).reshape(1, 4)
 
 
@@ -244,6 +245,28 @@ def test_refused_registrations(client: Any, key: str | None, offset: int, nbytes
         client.register_system_shared_memory("r", key or own, nbytes, offset=offset)
     assert text in str(caught.value)
     assert listed(client) == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("protocol", CLIENTS)
+def test_memory_of_the_servers_user_is_not_for_other_users(server: Addresses, protocol: str) -> None:
+    with memory(4096) as (_, key), CLIENTS[protocol].InferenceServerClient(url(server, protocol)) as other:
+        with another_user(), pytest.raises(InferenceServerException, match="Unable to open") as caught:
+            other.register_system_shared_memory("r", key, 64)
+        assert "Unable to open shared memory region" in str(caught.value)
+        os.chown(f"/dev/shm{key}", ANOTHER, -1)
+        other.register_system_shared_memory("r", key, 64)  # over the connection that the other user made
+        other.unregister_system_shared_memory("r")
+
+
+@contextlib.contextmanager
+def another_user() -> Iterator[None]:
+    """Sockets that are made in here, by any thread, belong to another user."""
+    os.seteuid(ANOTHER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_bodies_that_register_nothing(server: Addresses) -> None:

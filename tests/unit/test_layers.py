@@ -106,7 +106,7 @@ ALLOWED = {
     "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/memory":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "
-        "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links "
         "gpuserve/front/memory gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/v2 "

@@ -36,7 +36,7 @@ def key() -> Iterator[str]:
 @pytest.fixture
 def table() -> Iterator[RegionTable]:
     before = open_fds()
-    made = RegionTable()
+    made = RegionTable(owners=(os.geteuid(),))
     yield made
     made.close()
     assert open_fds() == before
@@ -151,6 +151,19 @@ def test_memory_of_other_users_needs_the_setting(key: str) -> None:
     stranger.register_system("a", key, 0, PAGE)
     friend.close()
     stranger.close()
+
+
+def test_memory_is_registered_by_the_user_whom_it_belongs_to(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, table = os.geteuid(), RegionTable()
+    text = f"Unable to open shared memory region: '{key}'"
+    for client in (None, own + 1, own + 1):
+        assert refusal(table, "a", key, 0, PAGE, client, kind=NotFound) == text
+    (told,) = caplog.messages  # and not one for each
+    assert f"'{key}' of user {own} is not registered for a client whose user is not known" in told
+    table.register_system("a", key, 0, PAGE, own)
+    table.close()
 
 
 def test_a_region_has_a_name_of_a_length_that_can_be_kept(table: RegionTable, key: str) -> None:

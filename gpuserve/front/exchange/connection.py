@@ -269,5 +269,5 @@ def _ends(transport: asyncio.BaseTransport) -> Ends:
     peer: Any = transport.get_extra_info("peername")
     name: Any = transport.get_extra_info("sockname")
     if sock is not None and sock.family == socket.AF_UNIX:
-        return Ends(None, (str(name), None), tls)
-    return Ends(peer and (peer[0], peer[1]), (name[0], name[1]), tls)
+        return Ends(None, (str(name), None), tls, sock)
+    return Ends(peer and (peer[0], peer[1]), (name[0], name[1]), tls, sock)

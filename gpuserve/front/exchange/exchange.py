@@ -87,14 +87,21 @@ class AnswerHead:
         self.tail = b""
 
 
+class Options(Protocol):
+    """What a socket says of itself."""
+
+    def getsockopt(self, level: int, option: int, nbytes: int, /) -> bytes: ...
+
+
 class Ends(NamedTuple):
     """The addresses of a connection: (host, port). On a unix socket ``client`` is None, and ``server`` is
-    its path with None for the port.
+    its path with None for the port. ``socket`` is None where a library has it.
     """
 
     client: tuple[str, int] | None
     server: tuple[str, int | None]
     tls: bool
+    socket: Options | None = None
 
 
 class Sink(Protocol):

@@ -21,14 +21,22 @@ _MAX_NAME_NBYTES: Final = 255
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
-def open_shared_memory(region: str, key: str, end: int, owners: Container[int]) -> int:
+class SomebodyElses(NotFound):
+    """The memory belongs to ``owner`` (uid), who is not one of those that it may belong to."""
+
+    def __init__(self, key: str, owner: int) -> None:
+        super().__init__(_not_there(key))
+        self.owner = owner
+
+
+def open_shared_memory(region: str, key: str, end: int, owners: Container[int | None]) -> int:
     """A descriptor of the POSIX shared memory ``key`` for the region ``region``; the caller closes it.
 
     The region ends ``end`` bytes after the start of the file, whose owner has to be one of ``owners`` (uids).
 
     Raises:
         InvalidArgument: the key is no name of shared memory, or the file is too small.
-        NotFound: there is no such file, it is somebody else's, or it is something else than a file.
+        NotFound: there is no such file, or it is something else than a file, or ``SomebodyElses``.
         ResourceExhausted: no descriptor is left.
     """
     path = f"/dev/shm/{_file_name(region, key)}"
@@ -36,7 +44,7 @@ def open_shared_memory(region: str, key: str, end: int, owners: Container[int]) 
         fd = os.open(path, _FLAGS)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise _not_there(key) from None
+            raise NotFound(_not_there(key)) from None
         raise ResourceExhausted(
             f"Unable to open shared memory region: '{shown(key)}', the server has too many files open"
         ) from None
@@ -64,9 +72,13 @@ def _file_name(region: str, key: str) -> str:
     return name
 
 
-def _check_file(found: os.stat_result, region: str, key: str, end: int, owners: Container[int]) -> None:
-    if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
-        raise _not_there(key)
+def _check_file(
+    found: os.stat_result, region: str, key: str, end: int, owners: Container[int | None]
+) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise NotFound(_not_there(key))
+    if found.st_uid not in owners:
+        raise SomebodyElses(key, found.st_uid)
     if end > found.st_size:
         raise InvalidArgument(
             f"failed to register shared memory region '{shown(region)}': invalid args, expected offset and "
@@ -74,5 +86,5 @@ def _check_file(found: os.stat_result, region: str, key: str, end: int, owners: 
         )
 
 
-def _not_there(key: str) -> NotFound:
-    return NotFound(f"Unable to open shared memory region: '{shown(key)}'")
+def _not_there(key: str) -> str:
+    return f"Unable to open shared memory region: '{shown(key)}'"

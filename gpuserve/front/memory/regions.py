@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
+import logging
 import os
 import resource
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -28,11 +29,14 @@ from gpuserve.errors import (
     Unavailable,
 )
 from gpuserve.front.links.worker_link import WorkerLink
-from gpuserve.front.memory.posix_shm import open_shared_memory
+from gpuserve.front.memory.posix_shm import SomebodyElses, open_shared_memory
 from gpuserve.front.v2.limits import shown, shown_dim
 from gpuserve.front.v2.types import InferRequest, RegionSlice
+from gpuserve.settings.rare_log import RareLog
 from gpuserve.states import StepTable
 from gpuserve_worker.protocol import wire
+
+logger = logging.getLogger(__name__)
 
 #: What a ``cudaIpcMemHandle_t`` measures.
 HANDLE_NBYTES: Final = 64
@@ -41,6 +45,10 @@ MAX_NAME_NBYTES: Final = 1024
 MAX_REGIONS: Final = 4096
 #: A worker may be in the middle of a batch when it is asked to open a region.
 _OPEN_TIMEOUT_S: Final = 30.0
+_SOMEBODY_ELSES: Final = (
+    "shared memory '%s' of user %s is not registered for a client whose user is %s; shared_memory_owners "
+    "lets any client register the memory of a user"
+)
 _MAX_UINT64: Final = (1 << 64) - 1
 _CPU: Final = "cpu"
 
@@ -107,8 +115,8 @@ class RegionTable:
     """The owner of all regions of a front.
 
     ``links_on`` gives the workers that are up on a device, by its name; ``devices`` those that models have
-    instances on, up or not. ``owners`` are the users (uids) whose system shared memory may be registered,
-    besides the server's own.
+    instances on, up or not. ``owners`` are the users (uids) whose system shared memory any client may
+    register; of others, only the user that it belongs to.
     """
 
     def __init__(
@@ -120,6 +128,7 @@ class RegionTable:
         self._links_on = links_on
         self._devices = devices
         self.allow(owners)
+        self._refusals = RareLog(logger)
         self._by_name: dict[str, RegisteredRegion] = {}
         self._by_number: dict[int, RegisteredRegion] = {}
         self._numbers = itertools.count(1)
@@ -128,13 +137,16 @@ class RegionTable:
         self._opening: dict[int, tuple[WorkerLink, asyncio.Future[str]]] = {}
 
     def allow(self, owners: Iterable[int]) -> None:
-        """Let memory of these users, and of the server's own, be registered from now on."""
-        self._owners = frozenset({os.geteuid(), *owners})
+        """Let the memory of these users be registered by any client from now on."""
+        self._owners = frozenset(owners)
 
     # ---- registration ---------------------------------------------------------------------
 
-    def register_system(self, name: str, key: str, offset: int, nbytes: int) -> None:
-        """Open ``nbytes`` from ``offset`` of the POSIX shared memory ``key``.
+    def register_system(
+        self, name: str, key: str, offset: int, nbytes: int, client: int | None = None
+    ) -> None:
+        """Open ``nbytes`` from ``offset`` of the POSIX shared memory ``key``, for the user ``client`` (a uid;
+        None: not known).
 
         Raises:
             AlreadyExists: a region has this name.
@@ -149,7 +161,13 @@ class RegionTable:
                 f"that is a multiple of {resource.getpagesize()} and at least one byte, got offset "
                 f"{shown_dim(offset)} and {shown_dim(nbytes)} bytes"
             )
-        fd = open_shared_memory(name, key, offset + nbytes, self._owners)
+        try:
+            fd = open_shared_memory(name, key, offset + nbytes, self._owners | {client})
+        except SomebodyElses as error:
+            self._refusals.say(
+                _SOMEBODY_ELSES, shown(key), error.owner, "not known" if client is None else client
+            )
+            raise
         number = next(self._numbers)
         status = RegionStatus(name, nbytes, key, offset)
         region = RegisteredRegion(RegionKind.SYSTEM, number, status, wire.Region(number, offset, nbytes), fd)

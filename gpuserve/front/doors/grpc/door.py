@@ -18,6 +18,7 @@ from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.offload import offload
 from gpuserve.front.doors.access.peers import address_of, is_local
 from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict
+from gpuserve.front.doors.access.users import user_of
 from gpuserve.front.doors.grpc import health, reflection, rpcs
 from gpuserve.front.doors.grpc.calls import (
     NO_TRAILERS,
@@ -69,6 +70,7 @@ class GrpcDoor:
             health.WATCH: self._health_watch,
             **dict.fromkeys(rpcs.UNARY, self._unary),
             **dict.fromkeys(reflection.METHODS, self._reflection),
+            rpcs.SYSTEM_REGISTER: self._system_register,
         }
 
     def accept(self, exchange: Exchange) -> Sink:
@@ -119,6 +121,11 @@ class GrpcDoor:
 
     async def _unary(self, call: CallHead, request: AwaitedRequest) -> None:
         await self._answer(request, await small_message(call, request))
+
+    async def _system_register(self, call: CallHead, request: AwaitedRequest) -> None:
+        message = await small_message(call, request)
+        reply = rpcs.system_register(self._service, message, user_of(request.exchange))
+        send_message(request.exchange, reply)
 
     async def _read_only(self, call: CallHead, request: AwaitedRequest) -> None:
         """A call that may read settings and not change them, as its message says."""

@@ -81,11 +81,6 @@ def _system_status(service: InferenceService, request: Any) -> Any:
     return response
 
 
-def _system_register(service: InferenceService, request: Any) -> Any:
-    service.control.regions.register_system(request.name, request.key, request.offset, request.byte_size)
-    return pb.SystemSharedMemoryRegisterResponse()
-
-
 def _system_unregister(service: InferenceService, request: Any) -> Any:
     service.control.regions.unregister(RegionKind.SYSTEM, request.name)
     return pb.SystemSharedMemoryUnregisterResponse()
@@ -136,7 +131,6 @@ _METHODS: Final[dict[str, Callable[[InferenceService, Any], Any | Awaitable[Any]
     "TraceSetting": _trace_setting,
     "LogSettings": _log_settings,
     "SystemSharedMemoryStatus": _system_status,
-    "SystemSharedMemoryRegister": _system_register,
     "SystemSharedMemoryUnregister": _system_unregister,
     "CudaSharedMemoryStatus": _cuda_status,
     "CudaSharedMemoryRegister": _cuda_register,
@@ -144,12 +138,25 @@ _METHODS: Final[dict[str, Callable[[InferenceService, Any], Any | Awaitable[Any]
 }
 #: The paths of all methods that take one message and give one, but for inference.
 UNARY: Final = frozenset({health.CHECK, *(_SERVICE + name for name in _METHODS)})
+#: And that of the one for which it matters who calls.
+SYSTEM_REGISTER: Final = _SERVICE + "SystemSharedMemoryRegister"
 
 #: Methods that read settings or change them: whether a message changes any.
 CHANGES: Final[dict[str, Callable[[bytes], bool]]] = {
     _SERVICE + "TraceSetting": lambda body: bool(decode(pb.TraceSettingRequest, body).settings),
     _SERVICE + "LogSettings": lambda body: bool(decode(pb.LogSettingsRequest, body).settings),
 }
+
+
+def system_register(service: InferenceService, body: bytes, client: int | None) -> bytes:
+    """Register what a message says for a client of that user, and give the serialised reply.
+
+    Raises:
+        RequestError: it cannot be.
+    """
+    asked = decode(pb.SystemSharedMemoryRegisterRequest, body)
+    service.control.regions.register_system(asked.name, asked.key, asked.offset, asked.byte_size, client)
+    return b""
 
 
 def unimplemented(path: str) -> Unimplemented:

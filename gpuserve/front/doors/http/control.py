@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from gpuserve.errors import Internal, InvalidArgument, Unimplemented
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.routes import Route
+from gpuserve.front.doors.access.users import user_of
 from gpuserve.front.doors.http.answers import HttpAnswer, json_answer
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.memory.regions import HANDLE_NBYTES, RegionKind
@@ -50,7 +51,7 @@ class ControlEndpoints:
             Endpoint.REPOSITORY_LOAD: _reading(_REPOSITORY_NBYTES, self._load),
             Endpoint.REPOSITORY_UNLOAD: _reading(_REPOSITORY_NBYTES, self._unload),
             Endpoint.REPOSITORY_NAMED: _reading(_REPOSITORY_NBYTES, self._named),
-            Endpoint.SYSTEM_REGION_REGISTER: _reading(_REGION_NBYTES, self._system_register),
+            Endpoint.SYSTEM_REGION_REGISTER: self._system_register,
             Endpoint.CUDA_REGION_REGISTER: _reading(_REGION_NBYTES, self._cuda_register),
             Endpoint.TRACE_UPDATE: self._trace_update,
             Endpoint.LOGGING_UPDATE: _reading(_SETTINGS_NBYTES, self._logging_update),
@@ -94,13 +95,14 @@ class ControlEndpoints:
         self._service.control.regions.unregister(kind, route.region_name)
         return json_answer(b"")
 
-    async def _system_register(self, route: Route, body: bytes) -> Any:
-        given = typed(loads(body), dict, "the request")
+    async def _system_register(self, route: Route, request: AwaitedRequest) -> HttpAnswer:
+        given = typed(loads(await request.body(_REGION_NBYTES, InvalidArgument)), dict, "the request")
         key = typed(_field(given, "key"), str, "'key'")
         offset = unsigned(given.get("offset", 0), "'offset'")
         nbytes = unsigned(_field(given, "byte_size"), "'byte_size'")
-        self._service.control.regions.register_system(route.region_name, key, offset, nbytes)
-        return b""
+        client = user_of(request.exchange)
+        self._service.control.regions.register_system(route.region_name, key, offset, nbytes, client)
+        return json_answer(b"")
 
     async def _cuda_register(self, route: Route, body: bytes) -> Any:
         given = typed(loads(body), dict, "the request")
