@@ -138,12 +138,15 @@ class OutputRelay:
                 self._reactor.unwatch(self._fd)
 
     def _take(self, chunk: bytes) -> None:
-        lines, end, self._rest = (self._rest + chunk).rpartition(b"\n")
-        if end and self._rate.is_spent(time.monotonic()):  # a flood costs little more than its reading
-            self._drop(lines.count(b"\n") + 1)
-        elif end:
-            for line in lines.split(b"\n"):
-                self._emit(line)
+        text, start = self._rest + chunk, 0
+        while (end := text.find(b"\n", start)) >= 0:
+            if self._rate.is_spent(time.monotonic()):  # a flood costs no more than to count its lines
+                self._drop(text.count(b"\n", start))
+                start = text.rfind(b"\n") + 1
+                break
+            self._emit(text[start:end])
+            start = end + 1
+        self._rest = text[start:]
         if not chunk or len(self._rest) > MAX_LINE_NBYTES:
             self._emit(self._rest)
             self._rest = b""
