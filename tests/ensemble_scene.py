@@ -177,7 +177,7 @@ class Scene:
 
     def _data(self, array: Any) -> Any:
         """As the doors do: in the arena where it is large."""
-        block = self.ensemble.allocate(array.nbytes) if array.nbytes > wire.INLINE_NBYTES else None
+        block = self.ensemble.arena.allocate(array.nbytes) if array.nbytes > wire.INLINE_NBYTES else None
         if block is None:
             return array.tobytes()
         block.view[:] = array.tobytes()

@@ -13,6 +13,7 @@
     │   │   ├── QueueFull
     │   │   └── Stopping            the server ends: another one may take it
     │   ├── ResourceExhausted       larger than a limit
+    │   ├── NoMemory                not now: the memory for requests is full; another try may succeed
     │   ├── DeadlineExceeded
     │   ├── Cancelled               the client went away
     │   ├── Unimplemented
@@ -48,6 +49,7 @@ class Code(enum.Enum):
     PERMISSION_DENIED = "PERMISSION_DENIED"
     UNAVAILABLE = "UNAVAILABLE"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    NO_MEMORY = "NO_MEMORY"
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
     UNIMPLEMENTED = "UNIMPLEMENTED"
@@ -106,6 +108,12 @@ class ResourceExhausted(RequestError):
     """The request is larger than a limit of the server."""
 
     code = Code.RESOURCE_EXHAUSTED
+
+
+class NoMemory(RequestError):
+    """The server has no memory for the request now; another try may succeed."""
+
+    code = Code.NO_MEMORY
 
 
 class DeadlineExceeded(RequestError):

@@ -193,6 +193,12 @@ class ServerSettings:
     max_arena_nbytes: int = option(
         8 << 30, "Shared memory that a model's inputs may take, in bytes.", least=1
     )
+    max_intake_nbytes: int = option(
+        256 << 20,
+        "Memory that bodies of requests may take beside the arenas, of all models and connections together, "
+        "in bytes: JSON, requests of streams, what is compressed. Others are refused meanwhile.",
+        least=1 << 20,
+    )
     shared_memory_owners: tuple[int, ...] = option(
         (),
         "Users (uid) whose system shared memory any client may register. Of others only a client of that "

@@ -7,6 +7,7 @@ arena a model (inputs), each worker owns one (outputs); each maps the other's.
 A segment is a memfd with ``F_SEAL_SHRINK``, so no peer can take pages away under a mapping
 (SIGBUS). Its pages are reserved with ``posix_fallocate``, after a look at what the machine and our
 control group have left, so a full machine is an error here and never a SIGBUS or an OOM kill later.
+A block that somebody only claims is reserved while it is filled: a claim of a few bytes costs nothing.
 An arena grows by segments. Empty ones are kept up to ``RETAINED_NBYTES``, because making one
 (reserve, clear, map, send) costs as much as copying into it; beyond that they are given up, so memory
 goes back after a burst.
@@ -29,11 +30,25 @@ ALIGNMENT: Final = 64
 SEGMENT_NBYTES: Final = 16 << 20
 #: How much empty memory an arena keeps for the next burst.
 RETAINED_NBYTES: Final = 256 << 20
-#: (limit, usage) of the group this process is in, as a container sees it: cgroup v2, then v1.
+#: What is left for whoever does not ask: reserving the last byte wakes the OOM killer.
+SPARED_NBYTES: Final = 32 << 20
+#: Segments that claims may leave without some of their pages; each takes two descriptors.
+MAX_SPARSE_SEGMENTS: Final = 32
+#: Claimed memory is reserved in multiples of this.
+_UNIT_NBYTES: Final = 16 << 10
+#: (limit, usage, statistics) of the group this process is in, as a container sees it: cgroup v2, then v1.
 _CGROUPS: Final = (
-    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-    ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current", "sys/fs/cgroup/memory.stat"),
+    (
+        "sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "sys/fs/cgroup/memory/memory.stat",
+    ),
 )
+#: The page cache of the group, which the kernel takes back before it kills; shared memory is not in it.
+_RECLAIMABLE: Final = frozenset({"active_file", "inactive_file"})
+#: MADV_POPULATE_WRITE, from Linux 5.14 on.
+_POPULATE_WRITE: Final = 23
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -90,37 +105,52 @@ class Allocator:
 
 
 class _OwnedSegment:
-    """One memfd, its mapping and its free space, on the owner's side."""
+    """One memfd, its mapping and its free space, on the owner's side. Pages that are not ``reserved``, a flag
+    for each unit, must not be written. ``is_told``: borrowers know of it.
+    """
 
-    __slots__ = ("allocator", "fd", "map", "nbytes", "view")
+    __slots__ = ("_units", "allocator", "fd", "is_told", "map", "nbytes", "reserved_nbytes", "view")
 
     def __init__(self, nbytes: int) -> None:
-        self.fd = _create_memfd(nbytes)
-        try:  # which takes another descriptor
-            self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        try:
+            self.fd = os.memfd_create("gpuserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise _no_memory(nbytes, error) from error
+        try:
+            os.ftruncate(self.fd, nbytes)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED)
         except OSError as error:
             os.close(self.fd)
             raise _no_memory(nbytes, error) from error
         self.view = memoryview(self.map)
         self.nbytes = nbytes
+        self.reserved_nbytes = 0
+        self.is_told = False
         self.allocator = Allocator(nbytes)
+        self._units = bytearray(-(-nbytes // _UNIT_NBYTES))
 
+    def missing(self, start: int, end: int) -> tuple[int, int]:
+        """Where the first run in this range begins and ends that is not reserved; equal where all is."""
+        last = -(-end // _UNIT_NBYTES)
+        first = self._units.find(0, start // _UNIT_NBYTES, last)
+        if first < 0:
+            return end, end
+        after = self._units.find(1, first, last)
+        return first * _UNIT_NBYTES, min(self.nbytes, (last if after < 0 else after) * _UNIT_NBYTES)
 
-def _create_memfd(nbytes: int) -> int:
-    available = available_nbytes()
-    if available is not None and nbytes > available:
-        raise OutOfMemory(f"no shared memory for {nbytes} bytes: {available} bytes are available")
-    try:
-        fd = os.memfd_create("gpuserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise _no_memory(nbytes, error) from error
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError as error:
-        os.close(fd)
-        raise _no_memory(nbytes, error) from error
-    return fd
+    def reserve(self, start: int, end: int) -> None:
+        """Take the pages of a run that ``missing`` gave; ``OutOfMemory``: there are none."""
+        nbytes = end - start
+        try:
+            os.posix_fallocate(self.fd, start, nbytes)
+        except OSError as error:
+            raise _no_memory(nbytes, error) from error
+        with suppress(OSError):  # otherwise each page is mapped when it is touched
+            self.map.madvise(_POPULATE_WRITE, start, nbytes)
+        first, last = start // _UNIT_NBYTES, -(-end // _UNIT_NBYTES)
+        self._units[first:last] = b"\1" * (last - first)
+        self.reserved_nbytes += nbytes
 
 
 def _no_memory(nbytes: int, error: OSError) -> OutOfMemory:
@@ -148,6 +178,12 @@ class Block:
         if self.arena is not None:
             self.arena.free(self)
 
+    def reserve(self, nbytes: int) -> int:
+        """Have the first so many bytes of a claimed block be there to be written; how many are.
+        ``OutOfMemory``: the arena's limit or the machine does not allow it.
+        """
+        return self.nbytes if self.arena is None else self.arena.reserve(self, nbytes)
+
 
 class ArenaStatistics(NamedTuple):
     """A moment of an arena. ``allocated - freed == blocks``; ``blocks`` is 0 when nothing is in flight."""
@@ -172,7 +208,7 @@ class Arena:
         on_drop: Callable[[int], None],
         locks: PageLocks | None = None,
     ) -> None:
-        self._limit_nbytes = limit_nbytes
+        self.limit_nbytes = limit_nbytes
         self._on_segment = on_segment
         self._on_drop = on_drop
         self._locks = locks
@@ -186,12 +222,41 @@ class Arena:
 
     def allocate(self, nbytes: int) -> Block:
         """A block, not cleared; ``OutOfMemory``: the arena's limit or the machine does not allow it."""
-        size = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
-        number, offset = self._place(size)
-        segment = self._segments[number]
-        self._allocated += 1
-        self._block_nbytes += size
-        return Block(number, offset, nbytes, segment.view[offset : offset + nbytes], self)
+        block = self._place(nbytes, is_claim=False)
+        assert block is not None, "only claims are bounded"
+        segment = self._segments[block.segment]
+        if segment.reserved_nbytes < segment.nbytes:  # it was made for a claim
+            try:
+                self.reserve(block, nbytes)
+            except OutOfMemory:
+                self.free(block)
+                raise
+        return block
+
+    def claim(self, nbytes: int) -> Block | None:
+        """A block of which nothing is there yet, to be filled from its beginning on, each part after
+        ``Block.reserve``; None: too many are being filled. ``OutOfMemory``: the machine does not allow it.
+        """
+        return self._place(nbytes, is_claim=True)
+
+    def reserve(self, block: Block, nbytes: int) -> int:
+        """As ``Block.reserve``. Borrowers are told of a segment once a block of it is all there: they need it
+        no earlier.
+        """
+        segment, begin = self._segments[block.segment], block.offset
+        if segment.reserved_nbytes == segment.nbytes and segment.is_told:
+            return block.nbytes
+        while True:
+            start, end = segment.missing(begin, begin + max(nbytes, 1))
+            if start == end:
+                break
+            self._make_room(end - start)
+            segment.reserve(start, end)
+            self._nbytes += end - start
+        there = min(segment.missing(begin, begin + max(block.nbytes, 1))[0] - begin, block.nbytes)
+        if there == block.nbytes and not segment.is_told:
+            self._tell(block.segment, segment)
+        return there
 
     def free(self, block: Block) -> None:
         """Take a block back. Its view must not be used any more. It may come back after ``close()``."""
@@ -204,12 +269,15 @@ class Arena:
         self._freed += 1
         self._block_nbytes -= size
         if segment.allocator.empty:
-            self._empty_nbytes += segment.nbytes
-            self._trim(RETAINED_NBYTES)
+            self._empty_nbytes += segment.reserved_nbytes
+            if segment.is_told:
+                self._trim(RETAINED_NBYTES)
+            else:  # nothing was ever filled
+                self._give_up(block.segment)
 
     def segments(self) -> list[tuple[int, int, int]]:
-        """(segment, fd, nbytes) of every segment, for a borrower that comes later."""
-        return [(number, one.fd, one.nbytes) for number, one in self._segments.items()]
+        """(segment, fd, nbytes) of every segment that borrowers know, for one that comes later."""
+        return [(number, one.fd, one.nbytes) for number, one in self._segments.items() if one.is_told]
 
     def statistics(self) -> ArenaStatistics:
         return ArenaStatistics(
@@ -225,18 +293,57 @@ class Arena:
         for number in list(self._segments):
             self._drop(number)
 
-    def _place(self, size: int) -> tuple[int, int]:
+    def _place(self, nbytes: int, *, is_claim: bool) -> Block | None:
+        size = max(ALIGNMENT, -(-nbytes // ALIGNMENT) * ALIGNMENT)
+        found = self._find(size)
+        if found is None:
+            sparse = [one for one in self._segments.values() if one.reserved_nbytes < one.nbytes]
+            if is_claim and len(sparse) >= MAX_SPARSE_SEGMENTS:
+                return None
+            found = self._add(size, is_claim=is_claim)
+        number, offset = found
+        self._allocated += 1
+        self._block_nbytes += size
+        view = self._segments[number].view[offset : offset + nbytes]
+        return Block(number, offset, nbytes, view, self)
+
+    def _find(self, size: int) -> tuple[int, int] | None:
+        """Room in a segment that is there: (segment, offset)."""
         for number, segment in self._segments.items():
             was_empty = segment.allocator.empty
             offset = segment.allocator.allocate(size)
             if offset is not None:
                 if was_empty:
-                    self._empty_nbytes -= segment.nbytes
+                    self._empty_nbytes -= segment.reserved_nbytes
                 return number, offset
-        number = self._add(max(SEGMENT_NBYTES, _page_align(size)))
-        offset = self._segments[number].allocator.allocate(size)
+        return None
+
+    def _add(self, size: int, *, is_claim: bool) -> tuple[int, int]:
+        """Room in a new segment, of which all is reserved unless it is made for a claim."""
+        nbytes = max(SEGMENT_NBYTES, _page_align(size))
+        if not is_claim:
+            self._make_room(nbytes)
+        segment = _OwnedSegment(nbytes)
+        number = self._next_segment
+        self._next_segment += 1
+        self._segments[number] = segment
+        if not is_claim:
+            try:
+                segment.reserve(0, nbytes)
+            except OutOfMemory:
+                self._drop(number)
+                raise
+            self._nbytes += nbytes
+            self._tell(number, segment)
+        offset = segment.allocator.allocate(size)
         assert offset is not None, "a new segment has room for the block it was made for"
         return number, offset
+
+    def _tell(self, number: int, segment: _OwnedSegment) -> None:
+        segment.is_told = True
+        if self._locks is not None:
+            self._locks.lock(segment.view)
+        self._on_segment(number, segment.fd, segment.nbytes)
 
     def _trim(self, retained_nbytes: int) -> None:
         """Give empty segments up, newest first, until little enough is kept."""
@@ -244,33 +351,35 @@ class Arena:
             if self._empty_nbytes <= retained_nbytes:
                 return
             if self._segments[number].allocator.empty:
-                self._empty_nbytes -= self._segments[number].nbytes
-                self._drop(number)
+                self._give_up(number)
 
-    def _add(self, nbytes: int) -> int:
-        if self._nbytes + nbytes > self._limit_nbytes:
+    def _make_room(self, nbytes: int) -> None:
+        """Give empty segments up where so much more would not be allowed; ``OutOfMemory``: in vain, or the
+        machine has less.
+        """
+        if self._nbytes + nbytes > self.limit_nbytes:
             self._trim(0)
-        if self._nbytes + nbytes > self._limit_nbytes:
+        if self._nbytes + nbytes > self.limit_nbytes:
             raise OutOfMemory(
                 f"the arena would grow to {self._nbytes + nbytes} bytes, "
-                f"over its limit of {self._limit_nbytes}"
+                f"over its limit of {self.limit_nbytes}"
             )
-        segment = _OwnedSegment(nbytes)
-        number = self._next_segment
-        self._next_segment += 1
-        self._segments[number] = segment
-        self._nbytes += nbytes
-        if self._locks is not None:
-            self._locks.lock(segment.view)
-        self._on_segment(number, segment.fd, nbytes)
-        return number
+        available = available_nbytes()
+        if available is not None and nbytes > available - SPARED_NBYTES:
+            raise OutOfMemory(f"no shared memory for {nbytes} bytes: {available} bytes are available")
+
+    def _give_up(self, number: int) -> None:
+        """Drop a segment that is empty."""
+        self._empty_nbytes -= self._segments[number].reserved_nbytes
+        self._drop(number)
 
     def _drop(self, number: int) -> None:
         segment = self._segments.pop(number)
-        self._nbytes -= segment.nbytes
-        self._on_drop(number)
-        if self._locks is not None:
-            self._locks.unlock(segment.view)
+        self._nbytes -= segment.reserved_nbytes
+        if segment.is_told:
+            self._on_drop(number)
+            if self._locks is not None:
+                self._locks.unlock(segment.view)
         _unmap(segment.map, segment.view)
         os.close(segment.fd)
 
@@ -327,7 +436,7 @@ def available_nbytes(root: Path = Path("/")) -> int | None:
     memfd has no limit of its own: reserving more than there is wakes the OOM killer, which may choose
     anybody.
     """
-    told = [_of_machine(root), *(_of_group(root, limit, usage) for limit, usage in _CGROUPS)]
+    told = [_of_machine(root), *(_of_group(root, *files) for files in _CGROUPS)]
     known = [nbytes for nbytes in told if nbytes is not None]
     return min(known) if known else None
 
@@ -343,10 +452,22 @@ def _of_machine(root: Path) -> int | None:
     return None
 
 
-def _of_group(root: Path, limit: str, usage: str) -> int | None:
+def _of_group(root: Path, limit: str, usage: str, statistics: str) -> int | None:
     try:
         most, used = (root / limit).read_text().strip(), (root / usage).read_text().strip()
     except OSError:
         return None
     # "max" is no limit in v2; v1 has a number near 2**63 for that, which does no harm.
-    return max(0, int(most) - int(used)) if most.isdigit() and used.isdigit() else None
+    if not (most.isdigit() and used.isdigit()):
+        return None
+    return max(0, int(most) - max(0, int(used) - _reclaimable(root / statistics)))
+
+
+def _reclaimable(statistics: Path) -> int:
+    try:
+        lines = statistics.read_text().splitlines()
+    except OSError:
+        return 0
+    # v1 tells of the group alone, and after "total_" of those below it too, as its usage does.
+    named = dict(line.removeprefix("total_").split(maxsplit=1) for line in lines if " " in line)
+    return sum(int(named.get(name, "0")) for name in _RECLAIMABLE)

@@ -49,6 +49,25 @@ def test_a_group_over_its_limit_has_nothing(tmp_path: Path) -> None:
     assert available_nbytes(write(tmp_path, files)) == 0
 
 
+@pytest.mark.parametrize(
+    ("folder", "files", "statistics"),
+    [
+        ("sys/fs/cgroup", ("memory.max", "memory.current"), "anon 9\ninactive_file {}\nactive_file 7\n"),
+        (
+            "sys/fs/cgroup/memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "inactive_file 1\nactive_file 1\ntotal_inactive_file {}\ntotal_active_file 7\n",
+        ),
+    ],
+)
+def test_page_cache_of_the_group_is_not_in_use(
+    tmp_path: Path, folder: str, files: tuple[str, str], statistics: str
+) -> None:
+    limit, usage = (f"{folder}/{name}" for name in files)
+    told = {limit: f"{GIB}\n", usage: f"{GIB - 100}\n", f"{folder}/memory.stat": statistics.format(GIB // 2)}
+    assert available_nbytes(write(tmp_path, told)) == GIB // 2 + 107
+
+
 def test_nothing_told_is_none(tmp_path: Path) -> None:
     assert available_nbytes(tmp_path) is None
 

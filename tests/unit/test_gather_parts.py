@@ -133,7 +133,7 @@ def test_which_inputs_go_to_a_device() -> None:
 
 
 def large_request(scene: Scene, name: str = "x") -> tuple[InferRequest, Block]:
-    block = scene.driver.allocate(4 * WIDTH)
+    block = scene.driver.arena.allocate(4 * WIDTH)
     assert block is not None
     block.view[:] = bytes(4 * WIDTH)
     return InferRequest("m", "", "", {}, [InputTensor(name, "FP32", (1, WIDTH), block)], (), None), block

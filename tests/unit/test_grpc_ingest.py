@@ -15,10 +15,15 @@ from gpuserve.front.doors.grpc.framing import frame
 from gpuserve.front.doors.grpc.ingest import MAX_FIELDS, GrpcBodyScanner
 from gpuserve.front.doors.grpc.requests import parse_infer_request
 from gpuserve.front.doors.grpc.responses import LARGE_NBYTES
+from gpuserve.front.memory.intake import Intake, Share
 from gpuserve.front.v2.types import Data, InferRequest
 from gpuserve_worker.memory.arena import Arena, Block
 
 LIMIT = 1 << 30
+
+
+def share() -> Share:
+    return Share(Intake(LIMIT, lambda: None))
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +151,7 @@ def test_any_message_in_any_cut_reads_as_it_does_at_once(
     body = frame(len(message)) + message
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=10)))
     refuse = data.draw(st.booleans())
-    scanner = GrpcBodyScanner(lambda _, nbytes: None if refuse else arena.allocate(nbytes), LIMIT)
+    scanner = GrpcBodyScanner(lambda _, nbytes: None if refuse else arena.allocate(nbytes), LIMIT, share())
     requests = []
 
     def read() -> InferRequest:
@@ -163,7 +168,7 @@ def test_any_message_in_any_cut_reads_as_it_does_at_once(
 
 def test_every_byte_may_come_alone(arena: Arena) -> None:
     body = body_of(*request_fields([b"abc", b"", b"d" * 200]))
-    scanner = GrpcBodyScanner(allocator(arena), LIMIT)
+    scanner = GrpcBodyScanner(allocator(arena), LIMIT, share())
     request = scan(scanner, body, range(len(body)))
     assert [data_bytes(t.data) for t in request.inputs] == [b"abc", b"", b"d" * 200]
 
@@ -176,7 +181,7 @@ def test_large_tensors_go_to_blocks_and_small_ones_do_not(arena: Arena) -> None:
         asked.append((model_name, nbytes))
         return arena.allocate(nbytes)
 
-    scanner = GrpcBodyScanner(allocate, LIMIT)
+    scanner = GrpcBodyScanner(allocate, LIMIT, share())
     body = body_of(*request_fields([large, b"small", large]))
     request = scan(scanner, body, [100, LARGE_NBYTES, LARGE_NBYTES + 1])
     assert asked == [("m", LARGE_NBYTES)] * 2
@@ -188,21 +193,21 @@ def test_large_tensors_go_to_blocks_and_small_ones_do_not(arena: Arena) -> None:
 
 def test_a_tensor_before_the_model_name_stays_on_the_heap(arena: Arena) -> None:
     large = bytes(LARGE_NBYTES)
-    scanner = GrpcBodyScanner(allocator(arena), LIMIT)
+    scanner = GrpcBodyScanner(allocator(arena), LIMIT, share())
     request = scan(scanner, body_of(*reversed(request_fields([large]))))
     assert isinstance(request.inputs[0].data, memoryview)
     assert data_bytes(request.inputs[0].data) == large
 
 
 def test_tensors_stay_on_the_heap_when_there_is_no_block() -> None:
-    scanner = GrpcBodyScanner(lambda model_name, nbytes: None, LIMIT)
+    scanner = GrpcBodyScanner(lambda model_name, nbytes: None, LIMIT, share())
     request = scan(scanner, body_of(*request_fields([bytes(LARGE_NBYTES)])))
     assert data_bytes(request.inputs[0].data) == bytes(LARGE_NBYTES)
 
 
 def test_a_request_that_changes_its_model_after_a_block_was_given_is_refused(arena: Arena) -> None:
     fields = [*request_fields([bytes(LARGE_NBYTES), bytes(LARGE_NBYTES)]), field(1, b"other")]
-    scanner = GrpcBodyScanner(allocator(arena), LIMIT)
+    scanner = GrpcBodyScanner(allocator(arena), LIMIT, share())
     with pytest.raises(InvalidArgument, match="names more than one model"):
         scan(scanner, body_of(*fields))
     blocks = scanner.abort()
@@ -214,7 +219,7 @@ def test_a_request_that_changes_its_model_after_a_block_was_given_is_refused(are
 def test_a_body_cut_anywhere_is_refused_and_gives_its_blocks_back(arena: Arena) -> None:
     body = body_of(*request_fields([b"abc", bytes(LARGE_NBYTES)]))
     for nbytes in [*range(60), LARGE_NBYTES, len(body) - 1]:
-        scanner = GrpcBodyScanner(allocator(arena), LIMIT)
+        scanner = GrpcBodyScanner(allocator(arena), LIMIT, share())
         scanner.feed(body[:nbytes])
         with pytest.raises(InvalidArgument, match=f"truncated: expected .* got {nbytes}$"):
             scanner.finish()
@@ -224,7 +229,7 @@ def test_a_body_cut_anywhere_is_refused_and_gives_its_blocks_back(arena: Arena) 
 
 
 def test_abort_gives_each_block_back_once(arena: Arena) -> None:
-    scanner = GrpcBodyScanner(allocator(arena), LIMIT)
+    scanner = GrpcBodyScanner(allocator(arena), LIMIT, share())
     scanner.feed(body_of(*request_fields([bytes(LARGE_NBYTES)]))[:1000])
     blocks = scanner.abort()
     assert len(blocks) == 1
@@ -251,7 +256,7 @@ def test_abort_gives_each_block_back_once(arena: Arena) -> None:
     ],
 )
 def test_a_wrong_body_is_refused(body: bytes, error: type[RequestError], sentence: str) -> None:
-    scanner = GrpcBodyScanner(lambda model_name, nbytes: None, LIMIT)
+    scanner = GrpcBodyScanner(lambda model_name, nbytes: None, LIMIT, share())
     with pytest.raises(error, match=sentence):
         scan(scanner, body)
 
@@ -262,7 +267,7 @@ def test_a_length_that_lies_asks_for_no_memory() -> None:
     def allocate(model_name: str, nbytes: int) -> None:
         asked.append(nbytes)
 
-    scanner = GrpcBodyScanner(allocate, LIMIT)
+    scanner = GrpcBodyScanner(allocate, LIMIT, share())
     with pytest.raises(InvalidArgument, match="before its end"):
         scan(scanner, body_of(field(1, b"m"), b"\x3a" + varint(1 << 40)))
     assert asked == []

@@ -16,11 +16,16 @@ from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.http.codec import LARGE_NBYTES, parse_infer_request
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
+from gpuserve.front.memory.intake import Intake, Share
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 LIMIT_NBYTES = 1 << 24
 RAW_MODEL = ModelSpec("m", (TensorSpec("x", "BYTES", (1,)),), (), 0, (InstanceSpec("m_0", "cpu", {}),))
+
+
+def share() -> Share:
+    return Share(Intake(LIMIT_NBYTES, lambda: None))
 
 
 class Blocks:
@@ -109,6 +114,7 @@ def test_any_chunking_makes_what_the_parser_makes(
         BodyHead("m", "1", header_length, len(body) if length_known else None, RAW_MODEL),
         blocks.allocate if in_blocks else no_block,
         LIMIT_NBYTES,
+        share(),
     )
     expected = outcome(lambda: parse_infer_request("m", "1", body, header_length, RAW_MODEL))
     found = outcome(lambda: scan(scanner, chunks_of(body, cuts)))
@@ -124,7 +130,9 @@ def test_any_chunking_makes_what_the_parser_makes(
 def test_large_tensors_are_in_blocks_and_small_ones_in_heap_bytes() -> None:
     body, header_length = body_of([LARGE_NBYTES, LARGE_NBYTES - 1])
     blocks = Blocks()
-    scanner = HttpBodyScanner(BodyHead("m", "", header_length, len(body)), blocks.allocate, LIMIT_NBYTES)
+    scanner = HttpBodyScanner(
+        BodyHead("m", "", header_length, len(body)), blocks.allocate, LIMIT_NBYTES, share()
+    )
     scanner.feed(memoryview(body))
     request, _ = scanner.finish()
     assert request.inputs[1].data is blocks.given[0]
@@ -134,7 +142,9 @@ def test_large_tensors_are_in_blocks_and_small_ones_in_heap_bytes() -> None:
 
 def test_a_raw_request_of_known_length_is_in_a_block_with_its_prefix() -> None:
     blocks = Blocks()
-    scanner = HttpBodyScanner(BodyHead("m", "", "0", LARGE_NBYTES, RAW_MODEL), blocks.allocate, LIMIT_NBYTES)
+    scanner = HttpBodyScanner(
+        BodyHead("m", "", "0", LARGE_NBYTES, RAW_MODEL), blocks.allocate, LIMIT_NBYTES, share()
+    )
     scanner.feed(b"a" * LARGE_NBYTES)
     scanner.finish()
     assert bytes(blocks.given[0].view) == LARGE_NBYTES.to_bytes(4, "little") + b"a" * LARGE_NBYTES
@@ -143,7 +153,7 @@ def test_a_raw_request_of_known_length_is_in_a_block_with_its_prefix() -> None:
 def test_blocks_are_the_callers_until_the_end() -> None:
     body, header_length = body_of([LARGE_NBYTES, LARGE_NBYTES])
     blocks = Blocks()
-    scanner = HttpBodyScanner(BodyHead("m", "", header_length, None), blocks.allocate, LIMIT_NBYTES)
+    scanner = HttpBodyScanner(BodyHead("m", "", header_length, None), blocks.allocate, LIMIT_NBYTES, share())
     scanner.feed(body[:-LARGE_NBYTES])
     assert scanner.blocks == blocks.given[:1], "the second tensor has not begun"
     scanner.feed(body[-LARGE_NBYTES:-1])
@@ -161,7 +171,9 @@ def test_nothing_is_allocated_where_the_length_contradicts_the_header(size: int)
     }
     text = json.dumps(document).encode()
     blocks = Blocks()
-    scanner = HttpBodyScanner(BodyHead("m", "", str(len(text)), len(text) + 1), blocks.allocate, LIMIT_NBYTES)
+    scanner = HttpBodyScanner(
+        BodyHead("m", "", str(len(text)), len(text) + 1), blocks.allocate, LIMIT_NBYTES, share()
+    )
     with pytest.raises(InvalidArgument, match=f"expecting {size - 1} additional bytes"):
         scanner.feed(text + b"1")
     assert blocks.given == []
@@ -169,13 +181,13 @@ def test_nothing_is_allocated_where_the_length_contradicts_the_header(size: int)
 
 class TestLimits:
     def test_announced_by_the_content_length(self) -> None:
-        scanner = HttpBodyScanner(BodyHead("m", "", None, 11), no_block, 10)
+        scanner = HttpBodyScanner(BodyHead("m", "", None, 11), no_block, 10, share())
         with pytest.raises(ResourceExhausted, match="request size of 11 bytes exceeds the maximum"):
             scanner.feed(b"{")
 
     @pytest.mark.parametrize("header_length", [None, "0", "1000"])
     def test_reached_by_chunks(self, header_length: str | None) -> None:
-        scanner = HttpBodyScanner(BodyHead("m", "", header_length, None, RAW_MODEL), no_block, 10)
+        scanner = HttpBodyScanner(BodyHead("m", "", header_length, None, RAW_MODEL), no_block, 10, share())
         scanner.feed(b" " * 10)
         with pytest.raises(ResourceExhausted, match="request size of 11 bytes exceeds the maximum"):
             scanner.feed(b" ")
@@ -183,7 +195,9 @@ class TestLimits:
     def test_announced_by_a_tensor(self) -> None:
         body, header_length = body_of([LIMIT_NBYTES + 1])
         blocks = Blocks()
-        scanner = HttpBodyScanner(BodyHead("m", "", header_length, None), blocks.allocate, LIMIT_NBYTES)
+        scanner = HttpBodyScanner(
+            BodyHead("m", "", header_length, None), blocks.allocate, LIMIT_NBYTES, share()
+        )
         with pytest.raises(ResourceExhausted):
             scanner.feed(body[:2000])
         assert blocks.given == []
@@ -191,7 +205,7 @@ class TestLimits:
 
 @pytest.mark.parametrize("header_length", [None, "13"])
 def test_a_scanner_reads_one_body(header_length: str | None) -> None:
-    scanner = HttpBodyScanner(BodyHead("m", "", header_length, None), no_block, LIMIT_NBYTES)
+    scanner = HttpBodyScanner(BodyHead("m", "", header_length, None), no_block, LIMIT_NBYTES, share())
     scanner.feed(b'{"inputs":[]}')
     request, _ = scanner.finish()
     assert request.inputs == []

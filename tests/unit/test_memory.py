@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpuserve_worker.memory.arena import (
     ALIGNMENT,
+    MAX_SPARSE_SEGMENTS,
     RETAINED_NBYTES,
     SEGMENT_NBYTES,
     Allocator,
@@ -127,6 +128,63 @@ def test_the_limit_is_kept_and_empty_segments_make_room(borrower: Borrower) -> N
     arena.free(small)
     arena.allocate(4 * SEGMENT_NBYTES)
     assert borrower.dropped == [small.segment]
+    arena.close()
+
+
+def test_a_claim_takes_memory_as_it_is_filled_and_is_told_when_it_is_whole(
+    arena: Arena, borrower: Borrower
+) -> None:
+    nbytes = 200 << 20
+    block = arena.claim(nbytes)
+    assert block is not None
+    assert (arena.statistics().nbytes, arena.segments()) == (0, [])
+    assert 1 <= block.reserve(1) <= 1 << 16
+    assert 0 < arena.statistics().nbytes <= 1 << 16
+    assert arena.segments() == []
+    assert block.reserve(nbytes) == nbytes
+    assert arena.statistics().nbytes == nbytes
+    assert len(borrower.mapping.view(block.segment, 0, nbytes)) == nbytes
+    block.free()
+
+
+def test_a_claim_that_nobody_fills_leaves_nothing(arena: Arena, borrower: Borrower) -> None:
+    block = arena.claim(64 << 20)
+    assert block is not None
+    block.reserve(1)
+    block.free()
+    assert (arena.statistics().nbytes, arena.statistics().segments, borrower.dropped) == (0, 0, [])
+
+
+def test_what_was_filled_once_is_there_for_the_next_claim(arena: Arena) -> None:
+    for _ in range(2):
+        block = arena.claim(1 << 20)
+        assert block is not None
+        first = block.reserve(1)
+        block.reserve(1 << 20)
+        block.free()
+    assert first == 1 << 20
+    assert arena.allocate(SEGMENT_NBYTES).segment == block.segment
+    assert arena.statistics().nbytes == SEGMENT_NBYTES
+
+
+def test_claims_that_are_not_filled_are_bounded(arena: Arena) -> None:
+    claims = [arena.claim(SEGMENT_NBYTES) for _ in range(MAX_SPARSE_SEGMENTS + 1)]
+    assert claims.count(None) == 1
+    for block in claims[:-1]:
+        assert block is not None
+        block.free()
+
+
+def test_the_limit_is_for_what_is_filled(borrower: Borrower) -> None:
+    arena = Arena(2 * SEGMENT_NBYTES, borrower.segment, borrower.drop)
+    claims = [arena.claim(2 * SEGMENT_NBYTES) for _ in range(3)]
+    assert claims[0] is not None
+    assert claims[1] is not None
+    claims[0].reserve(SEGMENT_NBYTES + 1)
+    with pytest.raises(OutOfMemory, match="limit"):
+        claims[1].reserve(SEGMENT_NBYTES)
+    claims[0].free()
+    assert claims[1].reserve(2 * SEGMENT_NBYTES) == 2 * SEGMENT_NBYTES
     arena.close()
 
 

@@ -171,6 +171,8 @@ def memory_parts(configuration: Configuration, groups: Sequence[InstanceGroup]) 
     """The shares of a pod's memory. Files in /dev/shm and arenas count as the container's."""
     settings = configuration.settings
     parts = [MemoryShare("supervisor and front", SERVER_NBYTES, ("server",)), *map(_processes, groups)]
+    intake = settings.max_intake_nbytes
+    parts.append(MemoryShare("bodies of requests that come", intake, ("server", "max_intake_nbytes")))
     for index, model in enumerate(configuration.models):
         slots = _slots(model, [group for group in groups if group.model == index])
         parts.append(_inputs(index, model, slots, settings))

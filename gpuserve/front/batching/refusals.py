@@ -9,8 +9,8 @@ from gpuserve.errors import (
     DeadlineExceeded,
     Internal,
     InvalidArgument,
+    NoMemory,
     RequestError,
-    ResourceExhausted,
     Stopping,
     Unavailable,
     Unimplemented,
@@ -42,7 +42,7 @@ def waited_too_long(model: str, limit_s: float) -> RequestError:
 
 
 def no_memory(model: str) -> RequestError:
-    return ResourceExhausted(f"model {model!r} has no memory left for its inputs")
+    return NoMemory(f"model {model!r} has no memory left for its inputs")
 
 
 def nonsense(model: str) -> RequestError:

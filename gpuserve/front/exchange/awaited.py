@@ -103,11 +103,16 @@ class AwaitedRequest:
         self.exchange.consumed(len(data))
         return data
 
-    async def body(self, max_nbytes: int, refusal: type[RequestError] = ResourceExhausted) -> bytes:
-        """The whole body, or what of it was not read by ``part``.
+    async def body(
+        self,
+        max_nbytes: int,
+        refusal: type[RequestError] = ResourceExhausted,
+        hold: Callable[[int], None] = lambda _: None,
+    ) -> bytes:
+        """The whole body, or what of it was not read by ``part``. ``hold`` is told how much is kept of it.
 
         Raises:
-            RequestError: it is larger than ``max_nbytes``: a ``refusal``.
+            RequestError: it is larger than ``max_nbytes``: a ``refusal``; or what ``hold`` raises.
             ClientGone: it has not ended, and will not.
         """
         parts: list[bytes] = []
@@ -117,6 +122,7 @@ class AwaitedRequest:
             nbytes += len(part)
             if nbytes > max_nbytes:
                 raise refusal(f"the request body is over the limit of {max_nbytes} bytes")
+            hold(nbytes)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def unless_gone(self, future: asyncio.Future[T]) -> T:

@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import ResourceExhausted
+from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
 from gpuserve.front.models.answers import ModelAnswers
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.types import InferRequest
+from gpuserve.front.v2.validation import check_claim
 from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
 
 if TYPE_CHECKING:
@@ -59,12 +62,26 @@ class Driver(ABC):
         counts = self.statistics()
         return counts.queued + counts.running_requests
 
-    def allocate(self, nbytes: int) -> Block | None:
-        """Memory for one large input, to be filled while its bytes arrive; None when there is none."""
+    def claim(self, nbytes: int) -> Block | None:
+        """Memory for one large input, to be filled while its bytes arrive, each part after ``reserve``; None:
+        it is for the heap.
+
+        Raises:
+            InvalidArgument: no input that the model declares is so large.
+            ResourceExhausted: it is larger than the arena may be.
+            NoMemory: the machine does not allow it.
+        """
+        check_claim(self.spec, nbytes)
+        most = self.arena.limit_nbytes
+        if nbytes > most:
+            raise ResourceExhausted(
+                f"an input of {nbytes} bytes for model {self.spec.name!r} is larger than its memory for "
+                f"inputs, expected at most {most} bytes (max_arena_nbytes)"
+            )
         try:
-            return self.arena.allocate(nbytes)
-        except OutOfMemory:
-            return None
+            return self.arena.claim(nbytes)
+        except OutOfMemory as error:
+            raise refusals.no_memory(self.spec.name) from error
 
     def free(self, blocks: Iterable[Block]) -> None:
         """Take that memory back, of a request that was not submitted."""

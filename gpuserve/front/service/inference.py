@@ -65,9 +65,14 @@ class Inference:
         except RequestError:
             return None
 
-    def allocate(self, model_name: str, nbytes: int, model_version: str = "") -> Block | None:
-        """Memory in the model's arena for a large input whose bytes arrive; None: keep it on the heap."""
+    def claim(self, model_name: str, nbytes: int, model_version: str = "") -> Block | None:
+        """Memory in the model's arena for a large input whose bytes arrive; None: keep it on the heap.
+
+        Raises:
+            RequestError: the model can never take it, see ``Driver.claim``.
+        """
         try:
-            return self._find(model_name, model_version).allocate(nbytes)
+            driver = self._find(model_name, model_version)
         except RequestError:  # said once the request is complete
             return None
+        return driver.claim(nbytes)

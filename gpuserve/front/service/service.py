@@ -6,14 +6,17 @@ A door converts, calls one of the parts, and converts back. Nothing here knows H
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from gpuserve.control import messages
 from gpuserve.front.links.worker_link import DeviceLinks
+from gpuserve.front.memory.intake import Intake
 from gpuserve.front.memory.regions import RegionTable
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics_page import MetricsPage
+from gpuserve.front.observe.triton_metrics import Family, family
 from gpuserve.front.service.control import AdminControl, LogControl, Questions, RepositoryControl, Say
 from gpuserve.front.service.health import ServerHealth
 from gpuserve.front.service.inference import Inference
@@ -67,6 +70,7 @@ class InferenceService:
     health: ServerHealth
     control: ServiceControl
     metrics_page: MetricsPage
+    intake: Intake
     version: str = VERSION
     extensions: tuple[str, ...] = EXTENSIONS
 
@@ -110,4 +114,15 @@ def inference_service(
     health.require(settings.min_healthy_devices, settings.min_ready_instances)
     cache = cache or ResponseCache(0)
     page = MetricsPage(models.metrics, VERSION, lambda: cache.statistics().nbytes, gpus.families)
-    return InferenceService(settings.name, Inference(models, regions), models, health, control, page)
+    intake = Intake(settings.max_intake_nbytes)
+    page.add(partial(_intake_families, intake))
+    return InferenceService(settings.name, Inference(models, regions), models, health, control, page, intake)
+
+
+def _intake_families(intake: Intake) -> list[Family]:
+    held = "Memory that bodies of requests take on the heap of the front, beside the arenas."
+    refused = "Requests that were refused because there was no memory for their bodies."
+    return [
+        family("gpuserve_intake_bytes", "gauge", held, [({}, intake.nbytes)]),
+        family("gpuserve_intake_refused_total", "counter", refused, [({}, intake.refused)]),
+    ]

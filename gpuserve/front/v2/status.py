@@ -13,6 +13,7 @@ STATUS: Final[dict[Code, tuple[int, int]]] = {
     Code.PERMISSION_DENIED: (403, 7),
     Code.UNAVAILABLE: (503, 14),
     Code.RESOURCE_EXHAUSTED: (413, 8),
+    Code.NO_MEMORY: (503, 8),
     Code.DEADLINE_EXCEEDED: (504, 4),
     Code.CANCELLED: (499, 1),
     Code.UNIMPLEMENTED: (501, 12),

@@ -251,6 +251,20 @@ def check_of(spec: ModelSpec) -> ModelCheck:
     return SequenceCheck(spec) if spec.in_sequences else ModelCheck(spec)
 
 
+def check_claim(spec: ModelSpec, nbytes: int) -> None:
+    """Refuse an input of so many bytes before they come, where every one that is declared has fewer."""
+    most = 0
+    for one in spec.inputs:
+        if one.datatype == BYTES or -1 in one.shape:
+            return
+        most = max(most, element_count(one.shape) * ITEMSIZE[one.datatype] * max(1, spec.max_batch_size))
+    if nbytes > most:
+        raise InvalidArgument(
+            f"an input of {nbytes} bytes for model '{spec.name}' is larger than any that it declares, "
+            f"expected at most {most} bytes"
+        )
+
+
 class _InputCheck:
     """The check of one declared input of a model."""
 

@@ -40,6 +40,8 @@ from gpuserve.front.observe.tracing.reception import Reception
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import NO_COMPRESSION
 
+#: Requests of a stream that come whole in so few bytes are not counted where nothing else of it is.
+_UNCOUNTED_NBYTES: Final = 8 << 10
 #: Their requests need not end before they are refused.
 _STREAMS: Final = frozenset({rpcs.MODEL_STREAM_INFER, *reflection.METHODS})
 
@@ -189,6 +191,7 @@ class StreamingInference:
                 timer.cancel()
             reader.cancel()
             stream.cancel()
+            stream.share.hold(0)
             if reception is not None:
                 reception.close()
 
@@ -227,7 +230,10 @@ class StreamingInference:
                 for body in unframer.messages(part):
                     stream.take(body)
                     if stream.is_full:  # it may be so until a request is through, and the client leave before
+                        stream.hold(len(unframer.unread))
                         await request.unless_gone(asyncio.ensure_future(stream.wait_for_room()))
+                if unframer.unread or len(part) > _UNCOUNTED_NBYTES or stream.share.nbytes:
+                    stream.hold(len(unframer.unread))
                 if reception is not None:
                     reception.reading()
             unframer.finish()

@@ -98,7 +98,8 @@ class Unframer:
     def __init__(self, limit_nbytes: int, encoding: str = "") -> None:
         self._limit_nbytes = limit_nbytes
         self._encoding = check_encoding(encoding)
-        self._buffer = bytearray()
+        #: What is kept of messages that are not complete, or were not asked for yet.
+        self.unread = bytearray()
 
     def feed(self, chunk: Buffer) -> list[bytes]:
         """The messages that this chunk completes; see ``messages``."""
@@ -112,14 +113,14 @@ class Unframer:
             InvalidArgument: a wrong prefix, or compressed data that is none.
             ResourceExhausted: a message is larger than the limit.
         """
-        self._buffer += chunk
-        while len(self._buffer) >= PREFIX_NBYTES:
-            compressed, nbytes = read_prefix(self._buffer, self._limit_nbytes, self._encoding)
+        self.unread += chunk
+        while len(self.unread) >= PREFIX_NBYTES:
+            compressed, nbytes = read_prefix(self.unread, self._limit_nbytes, self._encoding)
             end = PREFIX_NBYTES + nbytes
-            if len(self._buffer) < end:
+            if len(self.unread) < end:
                 break
-            message = bytes(memoryview(self._buffer)[PREFIX_NBYTES:end])
-            del self._buffer[:end]
+            message = bytes(memoryview(self.unread)[PREFIX_NBYTES:end])
+            del self.unread[:end]
             if compressed:
                 message = decompress(message, self._encoding, self._limit_nbytes)
             yield message
@@ -130,11 +131,11 @@ class Unframer:
         Raises:
             InvalidArgument: in the middle of a message.
         """
-        if self._buffer:
+        if self.unread:
             expected = PREFIX_NBYTES
-            if len(self._buffer) >= PREFIX_NBYTES:
-                expected += PREFIX.unpack_from(self._buffer)[1]
-            raise truncated(len(self._buffer), expected)
+            if len(self.unread) >= PREFIX_NBYTES:
+                expected += PREFIX.unpack_from(self.unread)[1]
+            raise truncated(len(self.unread), expected)
 
 
 def decompress(message: Buffer, encoding: str, limit_nbytes: int) -> bytes:

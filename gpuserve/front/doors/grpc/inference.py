@@ -27,6 +27,7 @@ from gpuserve.front.doors.grpc.framing import (
 from gpuserve.front.doors.grpc.headers import OK, CallHead, ok_head, refuse
 from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Piece
+from gpuserve.front.memory.intake import Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.service.service import InferenceService
@@ -52,6 +53,7 @@ class GrpcInference:
         level: int = 0,
     ) -> None:
         self.inference = service.inference
+        self.intake = service.intake
         self.receptions = service.control.trace.receptions
         self.max_request_nbytes = max_request_nbytes
         self.forwarding = forwarding
@@ -68,6 +70,7 @@ class InferCall:
         "_pending",
         "_reception",
         "_scanner",
+        "_share",
         "_shared",
         "_through",
     )
@@ -78,6 +81,8 @@ class InferCall:
         self._exchange = exchange
         self._parts: bytearray | None = None
         self._scanner: GrpcBodyScanner | None = None
+        #: What it holds of the intake; a message that has come in one small part is not counted.
+        self._share: Share | None = None
         self._pending: PendingRequest | None = None
         self._reception = (
             None if shared.receptions.deliver is None else shared.receptions.of(exchange.head.headers)
@@ -111,7 +116,7 @@ class InferCall:
 
     def abandon(self) -> None:
         self._through = True
-        self._drop_blocks()
+        self._let_go()
         if self._pending is not None:
             self._pending.take_back()
         if self._reception is not None:
@@ -120,7 +125,9 @@ class InferCall:
     def _collect(self, data: Piece) -> None:
         """Keep what has come of a small or compressed message, or begin to place a large one."""
         parts = self._parts = bytearray() if self._parts is None else self._parts
+        share = self._share = self._share or Share(self._shared.intake)
         parts += data
+        share.hold(len(parts))
         if len(parts) < PREFIX_NBYTES:
             return
         encoding, limit = self._call.encoding, self._shared.max_request_nbytes
@@ -129,7 +136,7 @@ class InferCall:
             raise surplus()
         if nbytes < INGEST_NBYTES or encoding:
             return
-        self._scanner = GrpcBodyScanner(self._allocate, limit)
+        self._scanner = GrpcBodyScanner(self._claim, limit, share)
         self._scanner.feed(parts)
         self._parts = None
 
@@ -160,9 +167,9 @@ class InferCall:
         except Exception as error:
             self._refuse(error)
 
-    def _allocate(self, model_name: str, nbytes: int) -> Block | None:
+    def _claim(self, model_name: str, nbytes: int) -> Block | None:
         version = "" if self._scanner is None else self._scanner.model_version
-        return self._shared.inference.allocate(model_name, nbytes, version)
+        return self._shared.inference.claim(model_name, nbytes, version)
 
     def _submit(self, request: InferRequest) -> None:
         shared = self._shared
@@ -193,6 +200,8 @@ class InferCall:
             self._refuse(error)
             return
         self._pending = None  # which refers to this call: nothing is left to the garbage collector
+        if self._share is not None:
+            self._share.hold(0)
         nbytes = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         if self._call.coding and self._shared.level:
             work = partial(compress_messages, self._call.coding, self._shared.level, b"".join(pieces))
@@ -230,7 +239,7 @@ class InferCall:
             return
         self._through = True
         self._pending = None
-        self._drop_blocks()
+        self._let_go()
         if self._reception is not None:
             self._reception.sending()
         refuse(self._exchange, told)
@@ -238,8 +247,10 @@ class InferCall:
             self._reception.sent()
             self._reception.close()
 
-    def _drop_blocks(self) -> None:
-        """Free what a message that did not become a request was placed in."""
+    def _let_go(self) -> None:
+        """Hold nothing any more; free what a message that did not become a request was placed in."""
+        if self._share is not None:
+            self._share.hold(0)
         scanner, self._scanner = self._scanner, None
         if scanner is not None:
             for block in scanner.abort():

@@ -1,8 +1,8 @@
 """A large gRPC request, read while it arrives: its tensors are copied once, from the chunk they came
 in to the place where the worker will read them.
 
-Pure: chunks in, an ``InferRequest`` out; memory comes from a callable. One unary call's body is
-five bytes of framing and one ``ModelInferRequest``; only the message's top level is walked here.
+Pure: chunks in, an ``InferRequest`` out; memory comes from a callable and is counted by a share. One unary
+call's body is five bytes of framing and one ``ModelInferRequest``; only its top level is walked here.
 Entries of ``raw_input_contents`` (field 7) are taken out of it, and the rest, which is small, is kept
 as it came and parsed by the same code as every other request. Fields may come in any order and in
 any cut; field 7 usually comes last, and only then is the model, whose memory is asked for, known.
@@ -23,6 +23,7 @@ from gpuserve.errors import InvalidArgument
 from gpuserve.front.doors.grpc.framing import PREFIX_NBYTES, read_prefix, surplus, truncated
 from gpuserve.front.doors.grpc.requests import decode, infer_request
 from gpuserve.front.doors.grpc.responses import LARGE_NBYTES
+from gpuserve.front.memory.intake import Share
 from gpuserve.front.v2.limits import MAX_INPUTS, MAX_NAME_NBYTES
 from gpuserve.front.v2.types import Data, InferRequest
 from gpuserve_worker.memory.arena import Block
@@ -51,16 +52,18 @@ class WireType(enum.IntEnum):
 class GrpcBodyScanner:
     """Reads the body of one unary ``ModelInfer`` call, uncompressed, chunk by chunk.
 
-    ``allocate(model_name, nbytes)`` gives memory for one large tensor, or None, and then the tensor
-    stays on the heap. ``blocks`` are the ones given so far. They are the request's once ``finish()``
-    has returned it; before, and whenever an error was raised, ``abort()`` hands them back.
+    ``claim(model_name, nbytes)`` gives memory for one large tensor, or None, and then the tensor
+    stays on the heap; ``share`` holds what the body takes of that. ``blocks`` are the ones given so far.
+    They are the request's once ``finish()`` has returned it; before, and whenever an error was raised,
+    ``abort()`` hands them back.
 
     Its attributes are where the walk stands, in one object because every step of it moves several of them.
     """
 
-    def __init__(self, allocate: Callable[[str, int], Block | None], limit_nbytes: int) -> None:
+    def __init__(self, claim: Callable[[str, int], Block | None], limit_nbytes: int, share: Share) -> None:
         self.blocks: list[Block] = []
-        self._allocate = allocate
+        self._claim = claim
+        self._share = share
         self._limit_nbytes = limit_nbytes
         self._header = bytearray()
         self._raws: list[Data] = []
@@ -71,11 +74,13 @@ class GrpcBodyScanner:
         self._chunk = memoryview(b"")
         self._position = 0
         self._received = 0
+        self._placed = 0
         self._unread = PREFIX_NBYTES
         self._complete = False
-        #: The block that is being filled, and how far.
+        #: The block that is being filled, how far, and how far it may be.
         self._target: memoryview | None = None
         self._filled = 0
+        self._reserved = 0
         self._walk = self._body()
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> None:
@@ -84,6 +89,7 @@ class GrpcBodyScanner:
         Raises:
             InvalidArgument: the framing or the message is malformed, or the body holds more than one.
             ResourceExhausted: the message is larger than the limit.
+            NoMemory: there is none for it now.
         """
         nbytes = len(chunk)
         self._received += nbytes
@@ -94,6 +100,7 @@ class GrpcBodyScanner:
         self._chunk, self._position = memoryview(chunk), 0
         next(self._walk)
         self._chunk, self._position = memoryview(b""), 0
+        self._share.hold(self._received - self._placed)
 
     def finish(self) -> InferRequest:
         """The body has ended: the request it held.
@@ -194,7 +201,7 @@ class GrpcBodyScanner:
         if self.blocks and self._blocks_model_name != self._model_name:
             return None
         self._check_length(nbytes)
-        block = self._allocate(self._model_name, nbytes)
+        block = self._claim(self._model_name, nbytes)
         if block is not None:
             self.blocks.append(block)
             self._blocks_model_name = self._model_name
@@ -203,7 +210,7 @@ class GrpcBodyScanner:
     def _fill(self, target: memoryview) -> _Walk:
         """Copy the next bytes to the end of ``target``, as they come."""
         self._check_length(len(target))
-        self._target, self._filled = target, 0
+        self._target, self._filled, self._reserved = target, 0, 0
         while (left := len(target) - self._filled) > 0:
             piece = self._chunk[self._position : self._position + left]
             if not piece:
@@ -214,10 +221,14 @@ class GrpcBodyScanner:
         self._target = None
 
     def _put(self, target: memoryview, piece: bytes | bytearray | memoryview) -> None:
-        end = self._filled + len(piece)
+        nbytes = len(piece)
+        end = self._filled + nbytes
+        if end > self._reserved:
+            self._reserved = self._share.reserve(self.blocks[-1], end)
         target[self._filled : end] = piece
         self._filled = end
-        self._unread -= len(piece)
+        self._placed += nbytes
+        self._unread -= nbytes
 
     def _copy(self, nbytes: int, put: Callable[[memoryview], None]) -> _Walk:
         """Hand the next ``nbytes`` to ``put``, piece by piece as they come."""

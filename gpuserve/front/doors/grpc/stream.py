@@ -20,6 +20,7 @@ from gpuserve.errors import RequestError, Stopping
 from gpuserve.front.doors.grpc.framing import frame
 from gpuserve.front.doors.grpc.requests import decode, infer_request
 from gpuserve.front.doors.grpc.responses import Piece, check_size, response_parts, varint
+from gpuserve.front.memory.intake import Share
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.tracing.reception import Reception
 from gpuserve.front.service.service import InferenceService
@@ -28,7 +29,8 @@ from gpuserve.front.v2.types import InferRequest, InferResponse
 #: As much is written in one go; what comes after it waits for the next.
 CHUNK_NBYTES: Final = 1 << 20
 #: No more requests are taken off the connection while a client has so much to read, while requests of so many
-#: bytes are under way, or so many answers wait for an earlier one.
+#: bytes are under way, or so many answers wait for an earlier one; nor, while one is under way, where the
+#: bodies of all clients together take much of the memory that they may.
 MAX_UNREAD_NBYTES: Final = 4 << 20
 MAX_PENDING_NBYTES: Final = 64 << 20
 MAX_ORDERED: Final = 4096
@@ -64,6 +66,8 @@ class InferStream:
         #: Notes when what comes and goes of the call, while anything is traced.
         self._reception = reception
         self._strict_errors = strict_errors
+        #: What is kept of requests that have not come whole, or are under way.
+        self.share = Share(service.intake)
         self._pending: set[PendingRequest] = set()
         #: In the order of the requests; the message of one that was refused waits as it is.
         self._ordered: deque[_Ordered | list[Piece]] = deque()
@@ -112,7 +116,12 @@ class InferStream:
             self._unread_nbytes > MAX_UNREAD_NBYTES
             or self._pending_nbytes > MAX_PENDING_NBYTES
             or len(self._ordered) > MAX_ORDERED
+            or (self._pending_nbytes > 0 and self._service.intake.is_crowded)
         )
+
+    def hold(self, unread_nbytes: int) -> None:
+        """Count what is kept of the client's requests, and so many bytes of the next. Raises NoMemory."""
+        self.share.hold(self._pending_nbytes + unread_nbytes)
 
     async def wait_for_room(self) -> None:
         """Until the client has read enough of its answers to be asked for more requests."""
@@ -223,6 +232,8 @@ class InferStream:
 
         def on_answer(answer: asyncio.Future[Any]) -> None:
             self._pending_nbytes -= nbytes
+            if self.share.nbytes:
+                self.share.hold(max(0, self.share.nbytes - nbytes))
             self._has_room.set()
             self._on_answer(pending, ordered, answer)
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from gpuserve.errors import Code, RequestError, ResourceExhausted
+from gpuserve.errors import RequestError, ResourceExhausted
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.routes import Refusal
 from gpuserve.front.doors.http import encoding
@@ -47,7 +47,7 @@ def failure(error: RequestError, details: Mapping[str, Any] | None = None) -> Ht
     """The answer to a failed request; ``details`` are members beside "error"."""
     status = STATUS[error.code][0]
     body = error_body(str(error), details)
-    if error.code is Code.UNAVAILABLE:
+    if status == 503:
         return HttpAnswer(_json_head(status, (b"retry-after", b"1")), body)
     if isinstance(error, encoding.UnsupportedCoding):
         return HttpAnswer(_json_head(status, encoding.ACCEPT_ENCODING), body)

@@ -17,6 +17,7 @@ from gpuserve.front.doors.http import generate_codec
 from gpuserve.front.doors.http.answers import error_body, json_answer
 from gpuserve.front.doors.http.encoding import IDENTITY
 from gpuserve.front.exchange.awaited import AwaitedRequest
+from gpuserve.front.memory.intake import Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.service.service import InferenceService
@@ -146,7 +147,11 @@ class GenerateEndpoints:
         spec = self._service.models.find(route.model_name, route.model_version).spec
         if dict(headers).get(b"content-encoding", b"") not in _NO_CODING:
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
-        body = await client.body(self._max_request_nbytes)
+        share = Share(self._service.intake)
+        try:
+            body = await client.body(self._max_request_nbytes, hold=share.hold)
+        finally:
+            share.hold(0)
         request = generate_codec.parse_generate_request(body, spec, route.model_version)
         if self._forwarding is not None:
             self._forwarding.add_to(request, headers)

@@ -22,6 +22,7 @@ from gpuserve.front.doors.http.encoding import IDENTITY, Decompressor
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Piece, Sink
+from gpuserve.front.memory.intake import Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import PendingRequest
@@ -96,6 +97,7 @@ class InferPost:
         "_pending",
         "_reception",
         "_scanner",
+        "_share",
         "_through",
     )
 
@@ -107,6 +109,8 @@ class InferPost:
         self._driver = driver
         self._asked = asked
         self._scanner: HttpBodyScanner | None = None
+        #: What it holds of the intake; a body that has come in one small part is not counted.
+        self._share: Share | None = None
         self._pending: PendingRequest | None = None
         receptions, head = door.receptions, exchange.head
         self._reception = None if receptions.deliver is None else receptions.of(head.headers, grpc=False)
@@ -121,7 +125,7 @@ class InferPost:
 
     def abandon(self) -> None:
         self._through = True
-        self._drop_blocks()
+        self._let_go()
         if self._pending is not None:
             self._pending.take_back()
         if self._reception is not None:
@@ -145,7 +149,7 @@ class InferPost:
         if not self._through:
             self._through = True
             self._pending = None
-            self._drop_blocks()
+            self._let_go()
             self._send(*failure(told))
 
     def _parse(self, body: bytes) -> None:
@@ -166,7 +170,8 @@ class InferPost:
                 raise too_large(len(data), most)
             route, length, *_ = self._asked
             head = BodyHead(route.model_name, route.model_version, length, content_length, self._driver.spec)
-            scanner = self._scanner = HttpBodyScanner(head, self._driver.allocate, most)
+            share = self._share = Share(self._door.service.intake)
+            scanner = self._scanner = HttpBodyScanner(head, self._driver.claim, most, share)
         scanner.feed(data)
         if end:
             found = scanner.finish()
@@ -201,6 +206,8 @@ class InferPost:
             self.refuse(error)
         else:
             self._pending = None
+            if self._share is not None:
+                self._share.hold(0)
             coding = self._asked.answer_coding
             if coding == IDENTITY:
                 self._through = True
@@ -230,8 +237,10 @@ class InferPost:
         else:
             self._reception.send(send)
 
-    def _drop_blocks(self) -> None:
-        """Free what a body that did not become a request was placed in."""
+    def _let_go(self) -> None:
+        """Hold nothing any more; free what a body that did not become a request was placed in."""
+        if self._share is not None:
+            self._share.hold(0)
         scanner, self._scanner = self._scanner, None
         if scanner is not None:
             self._driver.free(scanner.blocks)

@@ -2,8 +2,8 @@
 
 Pure: chunks in, the same request out that ``codec.parse_infer_request`` makes of the whole body. Tensors from
 ``LARGE_NBYTES`` on are copied once, from the chunk into a block of the model's arena; the rest is kept in
-heap memory. Nothing is allocated on the word of a header alone where the body's length is known and
-contradicts it.
+heap memory, which a share counts. Nothing is allocated on the word of a header alone where the body's length
+is known and contradicts it.
 
 ::
 
@@ -32,6 +32,7 @@ from gpuserve.front.doors.http.codec import (
     surplus_data,
 )
 from gpuserve.front.doors.http.header import InferHeader, OutputForm, header_for
+from gpuserve.front.memory.intake import Share
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor
 from gpuserve.states import StepTable
 from gpuserve_worker.memory.arena import Block
@@ -75,15 +76,17 @@ class BodyHead(NamedTuple):
 
 
 class _Tensor:
-    """The memory of one binary input and how far it is filled."""
+    """The memory of one binary input, how far it is filled, and how far it may be."""
 
-    __slots__ = ("data", "filled", "view")
+    __slots__ = ("_reserved", "_share", "data", "filled", "view")
 
-    def __init__(self, data: bytearray | Block, prefix: bytes) -> None:
+    def __init__(self, data: bytearray | Block, prefix: bytes, share: Share) -> None:
         self.data = data
         self.view = data.view if isinstance(data, Block) else memoryview(data)
-        self.view[: len(prefix)] = prefix
-        self.filled = len(prefix)
+        self.filled = 0
+        self._share = share
+        self._reserved = 0
+        self.fill(memoryview(prefix))
 
     @property
     def is_full(self) -> bool:
@@ -92,8 +95,11 @@ class _Tensor:
     def fill(self, chunk: memoryview) -> int:
         """Copy as much of a chunk as there is room for, and return how many bytes that was."""
         taken = min(len(chunk), len(self.view) - self.filled)
-        self.view[self.filled : self.filled + taken] = chunk[:taken]
-        self.filled += taken
+        end = self.filled + taken
+        if end > self._reserved and isinstance(self.data, Block):
+            self._reserved = self._share.reserve(self.data, end)
+        self.view[self.filled : end] = chunk[:taken]
+        self.filled = end
         return taken
 
     def result(self) -> Data:
@@ -105,24 +111,26 @@ class _Tensor:
 class _Tensors:
     """The binary tensors that a header announces, one after the other. ``prefix`` goes before the first.
 
-    ``allocate(nbytes)`` gives a block of exactly that size, or None for heap memory instead. ``blocks`` are
-    all that it gave.
+    ``claim(nbytes)`` gives a block of exactly that size, or None for heap memory instead. ``blocks`` are
+    all that it gave, and ``placed_nbytes`` is what is in them.
     """
 
     def __init__(
         self,
         header: InferHeader,
         prefix: bytes,
-        allocate: Callable[[int], Block | None],
+        claim: Callable[[int], Block | None],
         check_limit: Callable[[int], None],
+        share: Share,
     ) -> None:
         self.header = header
         self.prefix = prefix
         self.blocks: list[Block] = []
         self._sizes = [one.nbytes for one in header.inputs if one.nbytes is not None]
         self._made: list[_Tensor] = []
-        self._allocate = allocate
+        self._claim = claim
         self._check_limit = check_limit
+        self._share = share
 
     def take(self, chunk: memoryview) -> memoryview:
         """Copy a chunk to where it belongs, and return what of it is behind the last tensor."""
@@ -133,6 +141,10 @@ class _Tensors:
                 self._add()
             chunk = chunk[self._made[-1].fill(chunk) :]
         return chunk
+
+    @property
+    def placed_nbytes(self) -> int:
+        return sum(one.filled for one in self._made if isinstance(one.data, Block))
 
     def inputs(self) -> list[InputTensor]:
         """All inputs of the request, once every byte was taken."""
@@ -153,23 +165,26 @@ class _Tensors:
         """Make memory for the next tensor, not before its first byte is there."""
         nbytes = self._sizes[len(self._made)]
         self._check_limit(nbytes)
-        block = self._allocate(nbytes) if nbytes >= LARGE_NBYTES else None
+        block = self._claim(nbytes) if nbytes >= LARGE_NBYTES else None
         if block is not None:
             self.blocks.append(block)
-        self._made.append(_Tensor(bytearray(nbytes) if block is None else block, self.prefix))
+        self._made.append(_Tensor(bytearray(nbytes) if block is None else block, self.prefix, self._share))
 
 
 class HttpBodyScanner:
     """Reads one body. ``feed`` its chunks, then ``finish``; any of them may raise ``RequestError``.
 
-    ``allocate(nbytes)`` gives a block of exactly that size for a large tensor, or None for heap memory. Until
-    ``finish`` returns, ``blocks`` are the caller's to free when it gives the body up; after that they belong
-    to the request. After an error nothing more may be fed.
+    ``claim(nbytes)`` gives a block of exactly that size for a large tensor, or None for heap memory, of which
+    ``share`` holds what the body takes. Until ``finish`` returns, ``blocks`` are the caller's to free when it
+    gives the body up; after that they belong to the request. After an error nothing more may be fed.
     """
 
-    def __init__(self, head: BodyHead, allocate: Callable[[int], Block | None], limit_nbytes: int) -> None:
+    def __init__(
+        self, head: BodyHead, claim: Callable[[int], Block | None], limit_nbytes: int, share: Share
+    ) -> None:
         self._head = head
-        self._allocate = allocate
+        self._claim = claim
+        self._share = share
         self._limit_nbytes = limit_nbytes
         self._part = BodyPart.START
         self._received_nbytes = 0
@@ -196,6 +211,7 @@ class HttpBodyScanner:
         self._received_nbytes += len(chunk)
         self._check_limit(self._received_nbytes)
         if self._part is BodyPart.WHOLE:
+            self._share.hold(self._received_nbytes)
             self._text += chunk
             return
         rest = memoryview(chunk)
@@ -203,6 +219,8 @@ class HttpBodyScanner:
             rest = self._take_json(rest)
         if self._tensors is not None and self._tensors.take(rest):
             raise surplus_data(self._head.model_name)
+        placed = 0 if self._tensors is None else self._tensors.placed_nbytes
+        self._share.hold(max(0, self._received_nbytes - placed))
 
     def finish(self) -> tuple[InferRequest, OutputForm]:
         """The request, and the form its outputs are wanted in, once the whole body was fed.
@@ -258,7 +276,7 @@ class HttpBodyScanner:
 
     def _expect(self, header: InferHeader, prefix: bytes) -> None:
         """Take tensors from now on, behind these bytes that the client did not send."""
-        tensors = _Tensors(header, prefix, self._allocate, self._check_limit)
+        tensors = _Tensors(header, prefix, self._claim, self._check_limit, self._share)
         if self._head.content_length is not None:
             self._check_sizes(tensors, self._head.content_length)
         self._enter(BodyPart.TENSORS)

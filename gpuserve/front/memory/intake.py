@@ -1,0 +1,96 @@
+"""What the bodies of requests take of the memory of the front from their first byte to their answer.
+
+A tensor lies in the arena of its model, whose pages are there as far as its bytes have come, and at most as
+far again: what a client claims costs nothing. Everything else lies on the heap, and is counted here: one
+account for all connections, and no more than the machine has left.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gpuserve.errors import NoMemory
+from gpuserve_worker.memory.arena import SPARED_NBYTES, Block, OutOfMemory, available_nbytes
+
+logger = logging.getLogger(__name__)
+
+#: So much of a block is reserved at most beyond what has come: the loop clears it in a few milliseconds.
+AHEAD_NBYTES: Final = 2 << 20
+#: How far the account grows until the machine is asked again what it has left.
+_LOOK_NBYTES: Final = 8 << 20
+_TELL_PERIOD_S: Final = 10.0
+
+
+class Intake:
+    """The account of what lies on the heap. ``limit_nbytes`` is for all bodies together; ``refused`` counts
+    the requests for which there was no memory, there or in an arena.
+    """
+
+    def __init__(
+        self, limit_nbytes: int, available_nbytes: Callable[[], int | None] = available_nbytes
+    ) -> None:
+        self.limit_nbytes = limit_nbytes
+        self.nbytes = 0
+        self.refused = 0
+        self._available_nbytes = available_nbytes
+        self._allowed_nbytes = 0
+        self._told_at = -math.inf
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether who can wait should, before more is read."""
+        return 2 * self.nbytes > self.limit_nbytes
+
+    def change(self, nbytes: int) -> None:
+        """Count so many bytes more, or fewer. Raises NoMemory: there is no room for them."""
+        total = self.nbytes + nbytes
+        if nbytes <= 0:
+            self._allowed_nbytes = min(self._allowed_nbytes, total + _LOOK_NBYTES)
+        elif total > self.limit_nbytes:
+            raise self.refusal(
+                f"the bodies of requests under way hold {self.nbytes} bytes, expected at most "
+                f"{self.limit_nbytes} with {nbytes} more (max_intake_nbytes)"
+            )
+        elif total > self._allowed_nbytes:
+            left = self._available_nbytes()
+            if left is not None and left < nbytes + _LOOK_NBYTES + SPARED_NBYTES:
+                raise self.refusal(f"its machine or control group has {left} bytes left")
+            self._allowed_nbytes = total + _LOOK_NBYTES
+        self.nbytes = total
+
+    def refusal(self, why: str) -> NoMemory:
+        """The error of a request for which there is no memory, which is counted, and logged now and then."""
+        self.refused += 1
+        if time.monotonic() - self._told_at >= _TELL_PERIOD_S:
+            self._told_at = time.monotonic()
+            logger.warning("requests are refused for want of memory, %d so far: %s", self.refused, why)
+        return NoMemory(f"the server has no memory for the request now: {why}")
+
+
+class Share:
+    """What one request holds of an intake. Whoever makes it holds nothing any more in the end."""
+
+    __slots__ = ("_intake", "nbytes")
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self.nbytes = 0
+
+    def hold(self, nbytes: int) -> None:
+        """Hold so many bytes from now on. Raises NoMemory: they are too many, and all is as it was."""
+        if nbytes != self.nbytes:
+            self._intake.change(nbytes - self.nbytes)
+            self.nbytes = nbytes
+
+    def reserve(self, block: Block, nbytes: int) -> int:
+        """Have the first so many bytes of a claimed block ready to be filled; how many are, mostly more.
+        Raises NoMemory: the arena or the machine has none.
+        """
+        try:
+            return block.reserve(min(block.nbytes, nbytes + min(nbytes, AHEAD_NBYTES)))
+        except OutOfMemory as error:
+            raise self._intake.refusal(str(error)) from error

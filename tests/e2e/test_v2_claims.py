@@ -1,0 +1,113 @@
+"""Clients that claim memory and send nothing, or more than there is: they are refused, others are served, and
+nothing is kept when they have gone.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from config_file import models, write_config
+from operated import OperatedServer
+from processes import wait_until
+from sending import TIMEOUT_S, Sender, assert_clear, entry, sized
+
+MIB = 1 << 20
+GIB = 1 << 30
+SERVED = {"echo_FP32", "cube", "flat_FP32"}
+
+
+@pytest.fixture(scope="module")
+def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
+    entries = [one for one in models() if one["name"] in SERVED]
+    limits = {"host": "127.0.0.1", "max_arena_nbytes": 2 * GIB, "max_intake_nbytes": 4 * MIB}
+    config = write_config(tmp_path_factory.mktemp("claims"), entries, **limits)
+    with OperatedServer(config) as started:
+        made = Sender(started.wait_ready())
+        made.assert_serves()
+        yield made
+        made.close()
+        assert started.end() == 0
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(sender: Sender) -> Iterator[None]:
+    yield
+    for gauge in ("gpuserve_arena_blocks", "gpuserve_intake_bytes"):
+        wait_until(lambda gauge=gauge: sender.server.metric(gauge) == 0, gauge, TIMEOUT_S)
+    sender.assert_serves()
+
+
+def begun(sender: Sender, text: bytes, content_length: int, *, binary: bool = True) -> socket.socket:
+    """A request of which this has been sent."""
+    host, port = sender.server.addresses["HTTP"].split(":")
+    sock = socket.create_connection((host, int(port)), TIMEOUT_S)
+    length = b"Inference-Header-Content-Length: %d\r\n" % len(text.rstrip(b"\0")) if binary else b""
+    head = b"POST /v2/models/echo_FP32/infer HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n"
+    sock.sendall(head % (length, content_length) + text)
+    return sock
+
+
+def announced(*entries: Any) -> bytes:
+    return json.dumps({"inputs": entries}).encode()
+
+
+def test_claims_without_bytes_hold_nobody_up(sender: Sender) -> None:
+    text = announced(sized(GIB, shape=[1, GIB // 4]))
+    started = time.monotonic()
+    socks = [begun(sender, text + b"\0", len(text) + GIB) for _ in range(20)]
+    wait_until(lambda: sender.server.metric("gpuserve_arena_blocks") == 20, "the claims", TIMEOUT_S)
+    asked = time.monotonic()
+    assert sender.http("/v2/health/ready", method="GET")[0] == 200
+    assert time.monotonic() - asked < 0.25
+    assert time.monotonic() - started < 5
+    assert sender.server.metric("gpuserve_arena_bytes") < 20 * MIB
+    for sock in socks:
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "claim", "status", "named"),
+    [
+        ("echo_FP32", sized(3 * GIB, shape=[1, 3 * GIB // 4]), 413, ["'echo_FP32'", "max_arena_nbytes"]),
+        ("flat_FP32", sized(GIB, shape=[GIB // 4]), 400, ["'flat_FP32'", "at most 4 bytes"]),
+    ],
+)
+def test_a_claim_that_can_never_be_met_is_refused_at_once(
+    sender: Sender, model: str, claim: Any, status: int, named: list[str]
+) -> None:
+    text = announced(claim)
+    nbytes = claim["parameters"]["binary_data_size"]
+    connection = http.client.HTTPConnection(sender.server.addresses["HTTP"], timeout=TIMEOUT_S)
+    connection.putrequest("POST", f"/v2/models/{model}/infer")
+    connection.putheader("Inference-Header-Content-Length", str(len(text)))
+    connection.putheader("Content-Length", str(len(text) + nbytes))
+    connection.endheaders(text + b"\0")
+    answer = connection.getresponse()
+    assert answer.status == status
+    assert_clear(json.loads(answer.read())["error"], named)
+    connection.close()
+
+
+def test_bodies_under_way_have_one_limit(sender: Sender) -> None:
+    """The fifth MiB is one too many, until somebody has gone."""
+    text = announced(entry(data=[0, 1, 2, 3]))
+    padded = text + b" " * MIB
+    held = [begun(sender, padded[:-1], len(padded), binary=False) for _ in range(3)]
+    wait_until(lambda: sender.server.metric("gpuserve_intake_bytes") > 3 * MIB, "three bodies", TIMEOUT_S)
+    connection = http.client.HTTPConnection(sender.server.addresses["HTTP"], timeout=TIMEOUT_S)
+    connection.request("POST", "/v2/models/echo_FP32/infer", text + b" " * 2 * MIB)
+    answer = connection.getresponse()
+    assert (answer.status, answer.getheader("retry-after")) == (503, "1")
+    assert_clear(json.loads(answer.read())["error"], ["max_intake_nbytes", str(4 * MIB)])
+    assert sender.server.metric("gpuserve_intake_refused_total") == 1
+    for sock in held:
+        sock.close()
+    connection.close()
+    wait_until(lambda: sender.server.metric("gpuserve_intake_bytes") == 0, "the others", TIMEOUT_S)
+    assert sender.json(text + b" " * 2 * MIB)[0] == 200

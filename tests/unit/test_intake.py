@@ -1,0 +1,97 @@
+"""What bodies of requests hold of the front's memory: no more than allowed, or than the machine has."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from gpuserve.declare.spec import InstanceSpec, ModelSpec
+from gpuserve.errors import InvalidArgument, NoMemory
+from gpuserve.front.memory.intake import AHEAD_NBYTES, Intake, Share
+from gpuserve.front.v2.status import STATUS
+from gpuserve.front.v2.validation import check_claim
+from gpuserve_worker.memory.arena import Arena
+from gpuserve_worker.protocol.tensor import TensorSpec
+
+MIB = 1 << 20
+
+
+def test_shares_of_all_requests_together_are_limited() -> None:
+    intake = Intake(10 * MIB, lambda: None)
+    first, second = Share(intake), Share(intake)
+    first.hold(6 * MIB)
+    assert intake.is_crowded
+    with pytest.raises(
+        NoMemory, match=f"hold {6 * MIB} bytes, expected at most {10 * MIB} with {5 * MIB} more"
+    ):
+        second.hold(5 * MIB)
+    assert (second.nbytes, intake.nbytes, intake.refused) == (0, 6 * MIB, 1)
+    first.hold(2 * MIB)
+    second.hold(5 * MIB)
+    for share in (first, second):
+        share.hold(0)
+    assert intake.nbytes == 0
+
+
+def test_who_is_refused_may_try_again() -> None:
+    assert STATUS[NoMemory.code] == (503, 8)
+
+
+def test_the_machine_is_asked_before_it_is_full_and_not_for_every_byte() -> None:
+    asked: list[int] = []
+    left = 100 * MIB
+
+    def available() -> int:
+        asked.append(left)
+        return left
+
+    share = Share(Intake(1 << 40, available))
+    for nbytes in range(0, 4 * MIB, 4096):
+        share.hold(nbytes)
+    assert len(asked) == 1
+    left = 5 * MIB
+    with pytest.raises(NoMemory, match=f"has {5 * MIB} bytes left"):
+        share.hold(64 * MIB)
+    share.hold(0)
+    with pytest.raises(NoMemory):
+        share.hold(20 * MIB)
+
+
+def test_refusals_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    share = Share(Intake(1, lambda: None))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            with pytest.raises(NoMemory):
+                share.hold(2)
+    assert len(caplog.records) == 1
+
+
+def test_a_block_is_there_as_far_as_its_bytes_have_come_and_as_far_again() -> None:
+    arena = Arena(1 << 30, lambda *_: None, lambda _: None)
+    intake = Intake(MIB, lambda: None)
+    block = arena.claim(1 << 28)
+    assert block is not None
+    share = Share(intake)
+    assert share.reserve(block, 1) <= 1 << 16
+    assert share.reserve(block, MIB) == 2 * MIB
+    assert share.reserve(block, 8 * MIB) == 8 * MIB + AHEAD_NBYTES
+    arena.limit_nbytes = 16 * MIB
+    with pytest.raises(NoMemory, match="limit"):
+        share.reserve(block, 16 * MIB)
+    assert (intake.nbytes, intake.refused) == (0, 1)
+    block.free()
+    arena.close()
+
+
+def spec_of(*inputs: TensorSpec) -> ModelSpec:
+    return ModelSpec("m", inputs, (), 4, (InstanceSpec("m_0", "cpu", {}),))
+
+
+def test_a_claim_over_what_the_model_declares_is_refused() -> None:
+    fixed = TensorSpec("x", "FP32", (100, 100)), TensorSpec("y", "FP64", (10,))
+    check_claim(spec_of(*fixed), 4 * 40_000)
+    with pytest.raises(InvalidArgument, match=r"160001 bytes for model 'm' .* at most 160000 bytes"):
+        check_claim(spec_of(*fixed), 4 * 40_000 + 1)
+    for free in (TensorSpec("z", "BYTES", (1,)), TensorSpec("z", "FP32", (-1, 2))):
+        check_claim(spec_of(*fixed, free), 1 << 40)
