@@ -98,7 +98,7 @@ def test_a_lost_gpu_is_taken_out_of_use_until_it_is_back(
     shared_machine.lose(GPU_0.uuid)
     wait_until(lambda: shared_server.up() == {"cuda:1#0"}, "the worker of the lost GPU is gone")
     assert shared_server.state(GPU_0.uuid) == "LOST"
-    assert shared_server.gpu(GPU_0.uuid)["reading"] is None
+    wait_until(lambda: shared_server.gpu(GPU_0.uuid)["reading"] is None, "its last reading is dropped")
     assert [shared_server.infer("m", 1.0).output("y") for _ in range(5)] == [[2.0]] * 5
     assert shared_server.status("/v2/health/ready") == 200
     assert shared_server.status("/v2/models/m/ready") == 200
