@@ -253,6 +253,12 @@ class ServerSettings:
         "logging, model-repository, shared-memory, trace.",
         words=CONTROL_GROUPS,
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Names by which pages in browsers may ask this server, besides addresses, localhost, the machine's "
+        "name and names that are not for sale, such as one without a dot; * is any. Empty: only what comes "
+        "from this machine is looked at.",
+    )
     admin_api: bool = option(
         False, "Whether operators may see and control the server over HTTP, by /v2/admin/…."
     )

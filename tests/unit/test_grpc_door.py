@@ -365,3 +365,11 @@ def test_a_watch_goes_on_and_ends_with_the_server() -> None:
         assert house.requests.tasks == set()
 
     run(test)
+
+
+def test_a_method_is_named_as_it_is() -> None:
+    async def test(house: House) -> None:
+        for path in (SERVICE + "Model%49nfer", SERVICE.replace("/i", "/%69") + "ServerLive"):
+            assert status(house.call(path, framed(b""))) == 12
+
+    run(test)

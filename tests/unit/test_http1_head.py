@@ -254,3 +254,9 @@ def test_whatever_comes_is_a_head_or_is_refused(raw: bytes, where: int, cut: int
         assert not set(joined) & set(b"\r\n\0")
         assert request.body_nbytes >= CHUNKED
     assert said is None or (said[0] in {400, 414, 431, 501, 505} and said[1].isprintable())
+
+
+def test_a_whole_url_does_not_make_up_for_the_host() -> None:
+    for fields in (b"", HOST + HOST, b"Host: a b\r\n"):
+        assert refusal(head(fields, b"GET http://a/v2 HTTP/1.1"))[0] == 400
+    assert parse(head(b"", b"GET http://a/v2 HTTP/1.0")).head.headers == ((b"host", b"a"),)

@@ -204,7 +204,33 @@ def test_heads_of_special_kinds() -> None:
     with pytest.raises(MalformedHead, match="several"):
         request_head([*FIELDS, (b"content-length", b"1"), (b"content-length", b"2")])
     assert request_head([*FIELDS, (b"content-length", b"7")]).content_length == 7
-    assert request_head([(b":authority", b"a"), *FIELDS, (b"host", b"b")]).headers[-1] == (b"host", b"b")
+    assert request_head([(b":authority", b"a"), *FIELDS, (b"host", b"A")]).headers[-1] == (b"host", b"A")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {b":path": b"/a b"},
+        {b":path": b"/a\x01"},
+        {b":path": b"/a\x7f"},
+        {b":path": b"*x"},
+        {b":method": b"PO ST"},
+        {b":method": b"P\x01"},
+        {b":scheme": b"ht tp"},
+        {b":authority": b"user@a"},
+        {b":authority": b"a b"},
+        {b"host": b"b"},
+        {b"host": b""},
+        {b":authority": b"", b"host": b"user:word@a"},
+    ],
+)
+def test_heads_that_say_two_things_or_what_no_head_says(changed: dict[bytes, bytes]) -> None:
+    fields = {b":authority": b"a", **dict(FIELDS)}
+    request_head(list(fields.items()))
+    with pytest.raises(MalformedHead):
+        request_head(list((fields | changed).items()))
+    with pytest.raises(MalformedHead, match="several hosts"):
+        request_head([*FIELDS, (b"host", b"a"), (b"host", b"a")])
 
 
 # ---- what goes back -------------------------------------------------------------------------

@@ -171,6 +171,7 @@ def longer(n: str) -> bytes:
         (STREAM_CLOSED, HALF_CLOSED + data(1, b"")),
         (STREAM_CLOSED, HALF_CLOSED + frame(HEADERS, END_HEADERS | END_STREAM, 1, b"")),
         (STREAM_CLOSED, HALF_CLOSED + frame(HEADERS, END_HEADERS, 1, b"")),
+        (STREAM_CLOSED, HALF_CLOSED + frame(HEADERS, END_HEADERS | END_STREAM, 1, b"\x83\x86\x84")),
         (STREAM_CLOSED, OPEN + reset(1) + data(1, b"x")),
         (PROTOCOL_ERROR, frame(HEADERS, END_HEADERS | END_STREAM, 1, longer("1"))),
         (PROTOCOL_ERROR, frame(HEADERS, END_HEADERS, 1, longer("3")) + data(1, b"ab", end=True)),

@@ -33,7 +33,19 @@ def test_not_local(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"]
+    "name",
+    [
+        b"forwarded",
+        b"via",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-real-ip",
+        b"x-envoy-external-address",
+        b"x-original-forwarded-for",
+        b"cf-connecting-ip",
+        b"true-client-ip",
+    ],
 )
 @pytest.mark.parametrize("address", ["127.0.0.1", UNIX])
 def test_what_was_forwarded_is_not_local(name: bytes, address: str) -> None:

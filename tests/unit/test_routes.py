@@ -117,3 +117,12 @@ def test_any_bytes_lead_somewhere_or_nowhere(tail: bytes) -> None:
 
 def test_endpoints_are_all_different() -> None:
     assert len(Endpoint) == len(Endpoint.__members__)  # equal values would be one member
+
+
+def test_a_call_of_grpc_has_to_say_that_it_is_one() -> None:
+    path = b"/inference.GRPCInferenceService/ModelInfer"
+    assert match("GET", path) == Refusal(405, "Method Not Allowed", "POST")
+    refusal = match("POST", path)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.status, "application/grpc" in refusal.text) == (415, True)
+    assert match("POST", path + b"s") == match("POST", path.replace(b"M", b"%4D")) == NOT_FOUND

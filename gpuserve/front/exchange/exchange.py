@@ -17,17 +17,18 @@ Piece: TypeAlias = bytes | memoryview
 Release: TypeAlias = Callable[[], None]
 
 TE: Final = (b"te", b"trailers")
-#: How the content type of a gRPC call begins; of several types the first one counts.
-GRPC: Final = b"application/grpc"
+#: The content types of gRPC calls with messages of protobuf; of several types the first one counts.
+_GRPC: Final = frozenset({b"application/grpc", b"application/grpc+proto"})
 
 
 class Head:
     """The head of a request. Equal bytes may share one: nobody changes it.
 
     ``headers`` have names in lower case, in the order in which they came; over HTTP/2 without those that
-    begin with a colon, and with ``host``. ``target`` is the path and the query as they were sent.
-    ``content_length`` is None where it is not told; ``trailers``: the client takes trailers; ``is_grpc``: it
-    is a call of gRPC. ``memo`` is for who answers, to keep what was worked out of the head.
+    begin with a colon, and with ``host``. ``target`` is the path and the query as they were sent, ``path``
+    without percent-encoding, but for calls of gRPC (``is_grpc``), which know none. ``content_length`` is None
+    where it is not told; ``trailers``: the client takes trailers. ``memo`` is for who answers, to keep what
+    was worked out of the head.
     """
 
     __slots__ = (
@@ -57,14 +58,15 @@ class Head:
         self.method = method
         self.target = target
         self.raw_path, _, self.query = target.partition(b"?")
-        self.path = urllib.parse.unquote(self.raw_path.decode("latin-1"))
         self.headers = headers
         self.http_version = http_version
         self.content_length = content_length
         self.scheme = scheme
         self.trailers = http_version == "2" and TE in headers
         kind = next((value for name, value in headers if name == b"content-type"), b"")
-        self.is_grpc = kind.startswith(GRPC)
+        self.is_grpc = method == "POST" and kind.partition(b";")[0].strip() in _GRPC
+        path = self.raw_path.decode("latin-1")
+        self.path = path if self.is_grpc else urllib.parse.unquote(path)
         self.memo: Any = None
 
 

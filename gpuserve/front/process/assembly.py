@@ -66,7 +66,14 @@ def _native(
     """The server's own transport, on listeners by role."""
     requests = AwaitedRequests()
     forwarded = _forwarding(settings, settings.http_header_forward_pattern)
-    http = HttpDoor(service, requests, settings.max_request_nbytes, _policy(settings), forwarded)
+    http = HttpDoor(
+        service,
+        requests,
+        settings.max_request_nbytes,
+        _policy(settings),
+        forwarded,
+        settings.allowed_hosts,
+    )
     accept = FrontDoor(_grpc(service, settings, requests, settings.grpc_response_compression), http).accept
     accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
     return NativeTransport(accepts, requests, tls, settings.max_connection_age_s, _NO_WORK, admission)

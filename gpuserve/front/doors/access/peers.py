@@ -18,18 +18,30 @@ UNIX: Final = "unix:"
 #: An address that is not known.
 UNKNOWN: Final = ""
 #: What proxies add.
-_FORWARDED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
+_FORWARDED: Final = frozenset(
+    {
+        b"cf-connecting-ip", b"cf-ray", b"forwarded", b"true-client-ip", b"via", b"x-client-ip",
+        b"x-cluster-client-ip", b"x-real-ip",
+    }
+)  # fmt: skip
+_FORWARDED_STARTS: Final = (b"x-forwarded-", b"x-envoy-", b"x-original-")
 _ORIGIN: Final = b"origin"
 _LOCAL_NAME: Final = "localhost"
 
 
 def is_local(address: str, headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether a request comes from a client on this machine; names of headers are in lower case."""
-    if address != UNIX and not _is_loopback(address):
-        return False
-    return not any(
-        name in _FORWARDED or (name == _ORIGIN and not _is_local_origin(value)) for name, value in headers
+    return is_here(address) and not any(
+        name in _FORWARDED
+        or name.startswith(_FORWARDED_STARTS)
+        or (name == _ORIGIN and not _is_local_origin(value))
+        for name, value in headers
     )
+
+
+def is_here(address: str) -> bool:
+    """Whether a connection's other end is on this machine, whoever speaks through it."""
+    return address == UNIX or _is_loopback(address)
 
 
 def address_of(ends: Ends) -> str:

@@ -10,7 +10,7 @@ import functools
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from gpuserve.front.doors.access.endpoints import Endpoint
+from gpuserve.front.doors.access.endpoints import METHODS, Endpoint
 from gpuserve.settings.access import ADMIN
 
 
@@ -43,19 +43,27 @@ _REMEMBERED_NBYTES: Final = 256
 
 
 def match(method: str, raw_path: bytes, *, admin: bool = False) -> Route | Refusal:
-    """The route of a request line: 404 for a path that does not exist, 405 for another method of it.
+    """The route of a request line: 404 for a path that does not exist, 405 for another method of it, 415 for
+    a call of gRPC that does not say that it is one.
 
     ``raw_path`` is still percent-encoded; a query string does not count. The paths of the admin API exist
     where ``admin`` says so.
     """
     routes = (_remembered if len(raw_path) <= _REMEMBERED_NBYTES else _routes_of)(raw_path)
     if not routes or (routes[0].endpoint.access.group == ADMIN and not admin):
-        return NOT_FOUND
+        return _of_grpc(method) if raw_path.decode("latin-1") in METHODS else NOT_FOUND
     for route in routes:
         if route.endpoint.method == method:
             return route
     allowed = dict.fromkeys(route.endpoint.method for route in routes)
     return Refusal(405, "Method Not Allowed", ", ".join(allowed))
+
+
+def _of_grpc(method: str) -> Refusal:
+    """What is said of a method of gRPC that is asked for by something else than a call of gRPC."""
+    if method != "POST":
+        return Refusal(405, "Method Not Allowed", "POST")
+    return Refusal(415, "a call of gRPC has the content type application/grpc or application/grpc+proto")
 
 
 def _routes_of(raw_path: bytes) -> list[Route]:

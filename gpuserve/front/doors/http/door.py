@@ -8,6 +8,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
@@ -15,6 +16,7 @@ from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
+from gpuserve.front.doors.access.hosts import AllowedHosts, ForeignHost, foreign_host
 from gpuserve.front.doors.access.peers import address_of, is_local
 from gpuserve.front.doors.access.restrictions import Policy, Verdict
 from gpuserve.front.doors.access.routes import Refusal, Route
@@ -61,8 +63,10 @@ class HttpDoor:
         max_request_nbytes: int,
         policy: Policy,
         forwarding: HeaderForwarding | None = None,
+        allowed_hosts: Iterable[str] = (),
     ) -> None:
         self._requests = requests
+        self._hosts = AllowedHosts(allowed_hosts)
         self._policy = policy
         self._open = frozenset(one for one in Endpoint if policy.is_open(one.access))
         self._infers_openly = Endpoint.MODEL_INFER in self._open
@@ -83,11 +87,15 @@ class HttpDoor:
     def accept(self, exchange: Exchange) -> Sink:
         """The sink of a request that is not gRPC."""
         head = exchange.head
-        asked: InferHead | bool | None = head.memo
+        asked: InferHead | ForeignHost | bool | None = head.memo
         if asked is None:
-            asked = head.memo = read_head(head) or False
+            asked = head.memo = foreign_host(head.headers) or read_head(head) or False
         if self._infers_openly and isinstance(asked, InferHead):
             return self._inference.accept(exchange, asked)
+        if isinstance(asked, ForeignHost):
+            if (misdirected := self._hosts.refusal(asked, address_of(exchange.ends))) is not None:
+                return Reply(exchange, partial(refused, misdirected))
+            asked = read_head(head)
         route = routes.match(head.method, head.raw_path, admin=self._admin)
         if isinstance(route, Refusal):
             return Reply(exchange, partial(refused, route))
@@ -102,7 +110,10 @@ class HttpDoor:
 
     def accept_metrics(self, exchange: Exchange) -> Sink:
         """The sink of a request to the metrics port, which has ``/metrics`` and health for anybody."""
-        route = routes.match(exchange.head.method, exchange.head.raw_path)
+        route: Route | Refusal | None = None
+        if (host := foreign_host(exchange.head.headers)) is not None:
+            route = self._hosts.refusal(host, address_of(exchange.ends))
+        route = route or routes.match(exchange.head.method, exchange.head.raw_path)
         if isinstance(route, Refusal):
             return Reply(exchange, partial(refused, route))
         if route.endpoint not in _ON_METRICS_PORT:

@@ -124,6 +124,7 @@ def _parse(text: bytes) -> RequestHead:
         )
     headers = parse_fields(lines)
     length, body_nbytes = _framing(headers, version)
+    _check_host(headers, version)
     target, headers = _resolved(method, target, headers)
     _check_host(headers, version)
     _check_upgrade(headers)
@@ -168,8 +169,6 @@ def _resolved(method: bytes, target: bytes, headers: list[Header]) -> tuple[byte
     if found is None:
         raise RequestRefused(400, f"the request target must be a path, got {shown(target)}")
     authority, path = found.groups()
-    if len([name for name, _ in headers if name == b"host"]) > 1:
-        raise _bad_host()
     others = [header for header in headers if header[0] != b"host"]
     return path if path[:1] == b"/" else b"/" + path, [(b"host", authority), *others]
 

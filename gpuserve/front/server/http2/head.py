@@ -16,6 +16,11 @@ _FORBIDDEN: Final = frozenset(
 )
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _VALUE: Final = re.compile(rb"(?![ \t])[^\x00\r\n]*(?<![ \t])")
+_METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_SCHEME: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+\-.]*")
+_PATH: Final = re.compile(rb"/[\x21-\x7e]*|\*")
+#: Without a user, spaces and control characters; clients of gRPC put names of targets there.
+_AUTHORITY: Final = re.compile(rb"[\x21-\x3f\x41-\x7e]*")
 _LENGTH: Final = re.compile(rb"[0-9]{1,19}")
 
 
@@ -58,14 +63,25 @@ def check_trailers(fields: Iterable[Header]) -> None:
 
 
 def _head(pseudo: dict[bytes, bytes], headers: list[Header]) -> Head:
-    path = pseudo[b":path"]
-    if not path.startswith(b"/") and path != b"*":
-        raise MalformedHead(":path begins with a slash")
-    authority = pseudo.get(b":authority")
-    if authority and not any(name == b"host" for name, _ in headers):
-        headers.insert(0, (b"host", authority))
-    method, scheme = pseudo[b":method"].decode("latin-1"), pseudo[b":scheme"].decode("latin-1")
-    return Head(method, path, headers, "2", _content_length(headers), scheme)
+    method, scheme, path = (pseudo[name] for name in _NEEDED)
+    if not (_METHOD.fullmatch(method) and _SCHEME.fullmatch(scheme) and _PATH.fullmatch(path)):
+        raise MalformedHead(":method, :scheme or :path has characters that it cannot have")
+    host = _host(pseudo.get(b":authority", b""), headers)
+    if host and not any(name == b"host" for name, _ in headers):
+        headers.insert(0, (b"host", host))
+    length = _content_length(headers)
+    return Head(method.decode(), path, headers, "2", length, scheme.decode())
+
+
+def _host(authority: bytes, headers: Iterable[Header]) -> bytes:
+    """The host that a request is for, which :authority and host may not tell in two ways."""
+    hosts = [value for name, value in headers if name == b"host"]
+    host = authority or b"".join(hosts)
+    if len(hosts) > 1 or any(one.lower() != host.lower() for one in hosts):
+        raise MalformedHead("there are several hosts")
+    if _AUTHORITY.fullmatch(host) is None:
+        raise MalformedHead("the host has characters that it cannot have")
+    return host
 
 
 def _content_length(headers: Iterable[Header]) -> int | None:

@@ -208,6 +208,9 @@ class Http2:
         stream = self._streams.get(stream_id)
         if stream is None and stream_id not in self._early:
             raise ConnectionFailed(ErrorCode.STREAM_CLOSED, f"HEADERS on the closed stream {stream_id}")
+        if stream is not None and stream.state is State.HALF_CLOSED_REMOTE:
+            self._blocks.skip(block)
+            raise StreamFailed(stream_id, ErrorCode.STREAM_CLOSED)
         self._blocks.trailers(block)
         if stream is None:
             return
