@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 _BACKLOG: Final = 128
 #: Out of descriptors, it is tried again to take a connection after this time.
 _RETRY_S: Final = 1.0
+#: Who may not come in is logged this often: it is any user of the machine.
+_LOG_INTERVAL_S: Final = 1.0
 
 
 class LocalListener:
@@ -30,6 +33,7 @@ class LocalListener:
         self._purpose = purpose
         self._socks: list[socket.socket] = []
         self._takes = True
+        self._quiet_until = 0.0
 
     def open(self, name: bytes, otherwise: str) -> None:
         """Take connections by one more name; where another process has it, ``otherwise`` is logged."""
@@ -83,6 +87,8 @@ class LocalListener:
         peer = peer_credentials(sock)
         if may_attach(os.geteuid(), peer.uid):
             self._on_connected(sock)
-        else:
+            return
+        sock.close()
+        if (now := time.monotonic()) >= self._quiet_until:
+            self._quiet_until = now + _LOG_INTERVAL_S
             logger.warning("process %d may not %s: it belongs to user %d", peer.pid, self._purpose, peer.uid)
-            sock.close()
