@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from gpuserve.front.exchange.exchange import Accept, AnswerHead, Ends, Exchange, Piece, Release
+from gpuserve.front.exchange.limits import Limits
 from gpuserve.front.server.http1.exchange import Http1Exchange
 from gpuserve.front.server.http1.protocol import Http1
 
@@ -25,6 +26,8 @@ class RecordingWay:
     def __init__(self, client: tuple[str, int] = ("127.0.0.1", 5)) -> None:
         self.ends = Ends(client, ("127.0.0.1", 80), tls=False)
         self.full = False
+        self.limits = Limits()
+        self.late: list[str] = []
         self.unsent_nbytes = 0
         self.raw = b""
         self.n_writes = 0
@@ -47,6 +50,9 @@ class RecordingWay:
         self.write(b"".join(pieces))
         if release is not None:
             self.releases.append(release)
+
+    def count_late(self, reason: str) -> None:
+        self.late.append(reason)
 
     def pause_reading(self) -> None:
         self.reading = False

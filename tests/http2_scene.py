@@ -9,6 +9,7 @@ from typing import TypeAlias
 from http2_peer import Frame, Peer
 
 from gpuserve.front.exchange.exchange import Accept, Ends, Exchange, Piece, Release
+from gpuserve.front.exchange.limits import Limits
 from gpuserve.front.server.http2.protocol import Http2
 from gpuserve.front.server.http2.stream import Stream
 
@@ -25,6 +26,8 @@ class RecordingWay:
     def __init__(self, limit_nbytes: int | None = None, *, tls: bool = False) -> None:
         self.ends = Ends(("127.0.0.1", 5), ("127.0.0.1", 80), tls=tls)
         self.full = False
+        self.limits = Limits()
+        self.late: list[str] = []
         self.reading = True
         self.said: list[str] = []
         self.drained: Callable[[], None] = lambda: None
@@ -65,6 +68,9 @@ class RecordingWay:
         releases, self._releases = self._releases, []
         for release in releases:
             release()
+
+    def count_late(self, reason: str) -> None:
+        self.late.append(reason)
 
     def pause_reading(self) -> None:
         self.reading = False

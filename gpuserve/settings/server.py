@@ -183,6 +183,21 @@ class ServerSettings:
         "can be at most.",
         least=1,
     )
+    head_timeout_s: float = option(
+        10.0, "Seconds that the head of a request may take, from its first byte on.", least=0
+    )
+    idle_timeout_s: float = option(
+        300.0, "Seconds after which a connection without a request is closed.", least=0
+    )
+    body_grace_s: float = option(
+        20.0,
+        "Seconds over which the rate is measured at which the body of a request comes. Streams of requests "
+        "may take as long as they like.",
+        least=1,
+    )
+    min_body_rate: int = option(
+        500, "Bytes a second of a request's body that are expected; slower ones are refused.", least=0
+    )
     load_timeout_s: float = option(
         0.0,
         "Seconds that a model may take to load; 0 is no limit.",

@@ -1,4 +1,4 @@
-"""More connections than there may be: others go on, and nothing is left when they have gone."""
+"""Clients that take too many connections, or too long: others go on, and nothing is held for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from config_file import model, tensor, write_config
-from http2_peer import Peer
+from http2_peer import Peer, data
 from operated import OperatedServer
 from processes import wait_until
 from serving import FREE_PORTS, GPUSERVE
@@ -19,14 +19,30 @@ from serving import FREE_PORTS, GPUSERVE
 N_FILES = 256
 N_ATTACKERS = 600
 LARGE_NBYTES = 2 << 20
-TIMEOUT_S = 20.0
+TIMEOUT_S = 8.0
+POST = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\n"
+LIMITS = {"head_timeout_s": 1, "body_grace_s": 1, "idle_timeout_s": 2}
+#: What a client sends, for what it is left, and what it is told.
+WAITS = {
+    "an idle HTTP/2 connection": (Peer().greeting(), "idle", b""),
+    "a head over HTTP/1": (b"GET / HTTP/1.1\r\nHost: ", "head", b" 408 "),
+    "a frame": (Peer().greeting() + Peer().headers(1)[:-1], "head", b"takes too long"),
+    "a body over HTTP/1": (POST + b"Content-Length: 9\r\n\r\n{", "body", b" 408 "),
+    "a body over HTTP/2": (
+        Peer().greeting() + Peer().headers(1) + data(1, b"x"),
+        "body",
+        b"500 bytes a second",
+    ),
+}
+#: How many of them are left for what.
+COUNTS = {"idle": 1, "head": 2, "body": 2}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
     """One echo model, whose server may have few files open."""
     echo = model("echo", "echo", [tensor("x", "UINT8", -1)], [tensor("y", "UINT8", -1)], 64)
-    config = write_config(tmp_path_factory.mktemp("floods"), [echo], host="0.0.0.0")
+    config = write_config(tmp_path_factory.mktemp("floods"), [echo], host="0.0.0.0", **LIMITS)
     serve = f"ulimit -n {N_FILES}; exec {GPUSERVE} serve {config} {' '.join(FREE_PORTS)} --log-format json"
     with OperatedServer(config, command=("bash", "-c", serve)) as started:
         yield started.wait_ready()
@@ -79,3 +95,23 @@ def test_a_flood_of_connections_leaves_the_others_served(server: OperatedServer)
     wait_until(lambda: n_files(server) <= before + 8, "the descriptors are given back", TIMEOUT_S)
     assert (server.front, server.workers) == (front, workers)
     assert sum("a connection is refused" in line for line in server.log) <= 3
+
+
+def test_who_begins_and_does_not_go_on_is_left(server: OperatedServer) -> None:
+    """One byte now and then does not keep what is begun."""
+    before = {reason: server.metric("gpuserve_connections_late_total", reason=reason) for reason in COUNTS}
+    address = "127.0.0.1", int(server.addresses["HTTP"].rpartition(":")[2])
+    with contextlib.ExitStack() as stack:
+        clients = {what: stack.enter_context(socket.create_connection(address, TIMEOUT_S)) for what in WAITS}
+        for what, one in clients.items():
+            one.sendall(WAITS[what][0])
+        for what, one in clients.items():
+            told = b""
+            while WAITS[what][2] not in told or "idle" in WAITS[what]:
+                part = one.recv(1 << 16)
+                told += part
+                if not part:
+                    break
+            assert WAITS[what][2] in told, what
+    found = {reason: server.metric("gpuserve_connections_late_total", reason=reason) for reason in COUNTS}
+    assert {reason: found[reason] - before[reason] for reason in COUNTS} == COUNTS

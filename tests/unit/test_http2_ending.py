@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from http2_peer import (
     ACK,
     END_HEADERS,
     ENHANCE_YOUR_CALM,
     GOAWAY,
+    HEADERS,
     NO_ERROR,
     PING,
+    PING_FRAME,
+    POST,
     PROTOCOL_ERROR,
     REFUSED_STREAM,
     data,
@@ -17,8 +23,8 @@ from http2_peer import (
 )
 from http2_scene import RecordingWay, Talk
 
+from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
 from gpuserve.front.exchange.exchange import AnswerHead
-from gpuserve.front.server.http2.blocks import BLOCK_TIMEOUT_S, BlockReader
 from gpuserve.front.server.http2.leaving import (
     ECHO_TIMEOUT_S,
     LAST_WORDS_S,
@@ -134,14 +140,73 @@ def test_a_lost_connection_abandons_every_request() -> None:
 
 
 def test_a_header_block_must_come_in_time() -> None:
-    now = 0.0
-    blocks = BlockReader(lambda: now)
-    assert blocks.begin(1, 0, b"\x83") is None
-    assert not blocks.late
-    now = BLOCK_TIMEOUT_S + 1
-    assert blocks.late
-    assert blocks.go_on(1, END_HEADERS, b"") is not None
-    assert not blocks.late
+    for begun in (frame(HEADERS, 0, 1, b"\x83"), frame(HEADERS, END_HEADERS, 1, b"\x83\x83")[:-1], b"\0\0"):
+        talk = Talk()
+        talk.feed(begun)
+        talk.http2.check(0)
+        talk.http2.check(10)
+        assert not talk.is_over
+        talk.http2.check(10.1)
+        talk.read()
+        assert (talk.peer.error, talk.way.late) == (PROTOCOL_ERROR, ["head"])
+
+
+def test_a_client_that_asks_for_nothing_is_taken_leave_of() -> None:
+    talk = Talk()
+    talk.feed(talk.peer.request(1))
+    talk.http2.check(0)
+    talk.http2.check(1000)  # it waits for its answer
+    talk.sinks[0].exchange.answer(OK, (b"a",), 1)
+    talk.http2.check(1001)
+    talk.feed(PING_FRAME)
+    talk.http2.check(1302)
+    talk.read()
+    assert (talk.peer.goaways, talk.way.late) == ([(NO_LAST, NO_ERROR)], ["idle"])
+    talk.http2.check(1304)
+    talk.read()
+    assert (talk.peer.goaways[1:], talk.is_over, talk.way.late) == ([(1, NO_ERROR)], True, ["idle"])
+
+
+@pytest.mark.parametrize(("part_nbytes", "late"), [(0, True), (499, True), (501, False)])
+def test_a_body_must_come_in_time(part_nbytes: int, late: bool) -> None:
+    talk = Talk()
+    talk.feed(talk.peer.headers(1) + data(1, bytes(5)))
+    for now in range(50):
+        talk.http2.check(now)
+        if part_nbytes and not talk.way.late:
+            talk.feed(data(1, bytes(part_nbytes)))
+    talk.read()
+    assert (talk.way.late == ["body"], talk.sinks[0].n_abandoned == 1) == (late, late)
+    if late:
+        response = talk.peer.responses[1]
+        assert (dict(response.heads[0])["grpc-status"], response.reset) == ("4", NO_ERROR)
+        assert talk.http2.unanswered == []
+    assert not talk.is_over
+
+
+def test_a_call_ends_in_its_own_time_though_its_body_does_not() -> None:
+    talk = Talk()
+    talk.feed(talk.peer.headers(1, [*POST, ("grpc-timeout", "3S")]))
+    for now in (0, 2.9):
+        talk.http2.check(now)
+        assert talk.http2.unanswered
+    talk.http2.check(3)
+    talk.read()
+    assert dict(talk.peer.responses[1].heads[0])["grpc-status"] == "4"
+
+
+def test_a_stream_of_requests_may_be_open_for_long() -> None:
+    async def run() -> None:
+        requests = AwaitedRequests()
+        talk = Talk(door=lambda exchange: requests.begin(exchange, AwaitedRequest.until_gone, is_stream=True))
+        talk.feed(talk.peer.headers(1))
+        for now in (0, 100, 200):
+            talk.http2.check(now)
+        assert talk.http2.unanswered
+        talk.http2.lost()
+        await requests.stop()
+
+    asyncio.run(run())
 
 
 def test_a_client_that_takes_nothing_is_given_up_in_the_end() -> None:

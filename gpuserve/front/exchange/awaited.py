@@ -51,12 +51,14 @@ class AwaitedRequest:
     """The ``Sink`` of a request that a coroutine serves, and what that coroutine asks.
 
     ``gone``: the client has left, or the response is through; nothing more comes. ``complete``: nothing of
-    the body is still to come, so ``part`` gives the rest of it, and will not wait.
+    the body is still to come, so ``part`` gives the rest of it, and will not wait. ``is_stream``: its body
+    is a stream of messages, which may come whenever they like.
     """
 
-    __slots__ = ("_parts", "_reading", "_waiting", "complete", "exchange", "gone", "head")
+    __slots__ = ("_parts", "_reading", "_waiting", "complete", "exchange", "gone", "head", "is_stream")
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, is_stream: bool = False) -> None:
+        self.is_stream = is_stream
         self.exchange = exchange
         self.head = exchange.head
         self.gone = False
@@ -164,9 +166,9 @@ class AwaitedRequests:
     def __init__(self) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, exchange: Exchange, serve: Serve) -> AwaitedRequest:
+    def begin(self, exchange: Exchange, serve: Serve, *, is_stream: bool = False) -> AwaitedRequest:
         """Have a request served; what is returned is the sink of its body."""
-        request = AwaitedRequest(exchange)
+        request = AwaitedRequest(exchange, is_stream)
         task = asyncio.get_running_loop().create_task(_run(request, serve))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

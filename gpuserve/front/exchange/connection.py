@@ -27,7 +27,7 @@ _SMALL_NBYTES: Final = 32 << 10
 HIGH_WATER_NBYTES: Final = 256 << 10
 #: So many small writes do not wait for the end of the turn.
 _MANY_WRITES: Final = 1024
-#: A connection that has not said which protocol it speaks is closed.
+#: A connection that has said nothing is closed.
 GREETING_TIMEOUT_S: Final = 30.0
 #: What a connection has when its age is over may take so long; then it is closed nevertheless.
 AGE_GRACE_S: Final = 3600.0
@@ -234,8 +234,13 @@ class Connection(asyncio.BufferedProtocol):
                 self.abort()
         if self._spoken is not None:
             self._spoken.check(now)
-        elif now - self._opened_at > GREETING_TIMEOUT_S:
+        elif now - self._opened_at > (self.limits.head_timeout_s if self._greeting else GREETING_TIMEOUT_S):
+            self.count_late("head" if self._greeting else "idle")
             self.close()
+
+    def count_late(self, reason: str) -> None:
+        """Note that the client took too long over this, for which it is left."""
+        self.admission.count_late(reason, self.ends.client)
 
     def _greet(self, data: bytes) -> None:
         data = self._greeting + data

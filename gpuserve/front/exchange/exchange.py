@@ -19,6 +19,7 @@ Release: TypeAlias = Callable[[], None]
 TE: Final = (b"te", b"trailers")
 #: The content types of gRPC calls with messages of protobuf; of several types the first one counts.
 _GRPC: Final = frozenset({b"application/grpc", b"application/grpc+proto"})
+_TIMEOUT_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 class Head:
@@ -68,6 +69,15 @@ class Head:
         path = self.raw_path.decode("latin-1")
         self.path = path if self.is_grpc else urllib.parse.unquote(path)
         self.memo: Any = None
+
+
+def grpc_timeout_s(headers: Iterable[Header]) -> float | None:
+    """The time limit of a call; one that does not parse is none, as in grpc's own servers."""
+    text = next((value.decode("latin-1") for name, value in headers if name == b"grpc-timeout"), "")
+    unit, digits = _TIMEOUT_UNITS.get(text[-1:]), text[:-1]
+    if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
+        return None
+    return int(digits) * unit
 
 
 class AnswerHead:

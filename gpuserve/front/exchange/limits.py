@@ -33,6 +33,18 @@ class Limits:
 
     max_connections: int = 16384
     max_connections_per_address: int = 8192
+    head_timeout_s: float = 10.0
+    idle_timeout_s: float = 300.0
+    body_grace_s: float = 20.0
+    min_body_rate: int = 500
+
+
+def slow_body(limits: Limits) -> str:
+    """What is answered to a request whose body comes too slowly."""
+    return (
+        f"the request body did not come in time: expected {limits.min_body_rate} bytes a second over any "
+        f"{limits.body_grace_s:g} s, got less"
+    )
 
 
 class Admission:
@@ -48,6 +60,8 @@ class Admission:
         self.limits = limits or Limits()
         self.n_open = 0
         self.refused = dict.fromkeys(("connections", "address", "descriptors"), 0)
+        #: Connections, and requests, that were ended for what was waited for too long.
+        self.late = dict.fromkeys(("idle", "head", "body"), 0)
         n = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if n_descriptors is None else n_descriptors
         self._n_descriptors = n - min(n_spare, n * n_spare // _MANY_DESCRIPTORS)
         most = min(self.limits.max_connections, self._n_descriptors)
@@ -79,6 +93,12 @@ class Admission:
         self._by_address[source] -= 1
         if not self._by_address[source]:
             del self._by_address[source]
+
+    def count_late(self, reason: str, client: tuple[str, int] | None) -> None:
+        """Count a connection, or a request, that is ended because its client took too long."""
+        self.late[reason] += 1
+        if reason != "idle":
+            self._log(f"a client took too long ({reason}): {client[0] if client else 'on a unix socket'}")
 
     def _refuse(self, reason: str, text: str) -> bool:
         self.refused[reason] += 1

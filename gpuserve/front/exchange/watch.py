@@ -1,5 +1,5 @@
-"""For how long something about a connection has been the same. Both protocols judge by it what takes too
-long. Pure: times come in.
+"""For how long something about a connection has been the same, or whether it moves fast enough. Both
+protocols judge by it what takes too long. Pure: times come in.
 """
 
 from __future__ import annotations
@@ -19,3 +19,26 @@ class Watch:
         if seen != self._seen:
             self._seen, self._since = seen, now
         return now - self._since
+
+
+class Pace:
+    """Judges whether what is waited for comes at a least rate, over one grace after the other: a byte now and
+    then does not do.
+    """
+
+    __slots__ = ("_moved", "_since")
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._moved = 0
+
+    def is_slow(self, now: float, moved: int | None, grace_s: float, rate: float) -> bool:
+        """Whether less than ``rate`` a second has come since a grace ago. ``moved`` is the sum of what has;
+        None: nothing is waited for.
+        """
+        since = self._since
+        if moved is not None and since is not None and now - since < grace_s:
+            return False
+        slow = moved is not None and since is not None and moved - self._moved < rate * (now - since)
+        self._since, self._moved = (None, 0) if moved is None else (now, moved)
+        return slow

@@ -93,6 +93,7 @@ def _grpc_aio(service: InferenceService, settings: ServerSettings, port: int) ->
         None if tls is None else GrpcCertificates(tls),
         settings.max_connection_age_s,
         settings.max_connections,
+        settings.idle_timeout_s,
     )
 
 
@@ -112,11 +113,16 @@ def limits_of(settings: ServerSettings) -> Limits:
 
 
 def connection_families(admission: Admission) -> Iterable[Family]:
-    """The metrics of the connections: how many are open, and were refused."""
+    """The metrics of the connections: how many are open, were refused, and took too long."""
     name = "gpuserve_connections"
     yield family(name, "gauge", "Connections that are open.", [({}, admission.n_open)])
-    refused, text = admission.refused.items(), "Connections that were refused, by the limit that they met."
-    yield family(f"{name}_refused_total", "counter", text, [({"reason": key}, n) for key, n in refused])
+    for what, text, counts in (
+        ("refused", "Connections that were refused, by the limit that they met.", admission.refused),
+        ("late", "Connections and requests that were ended, by what took too long.", admission.late),
+    ):
+        yield family(
+            f"{name}_{what}_total", "counter", text, [({"reason": key}, n) for key, n in counts.items()]
+        )
 
 
 def _policy(settings: ServerSettings) -> Policy:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 4096
 #: How often connections are looked at that take too long.
-_CHECK_S: Final = 5.0
+_CHECK_S: Final = 1.0
 #: And with the shortest of ages.
 _MIN_CHECK_S: Final = 0.1
 #: Of a connection's greatest age.

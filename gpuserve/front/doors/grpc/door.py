@@ -117,7 +117,8 @@ class GrpcDoor:
         return (local if is_here else remote)(exchange)
 
     def _begin(self, method: Method, call: CallHead, exchange: Exchange) -> Sink:
-        return self._requests.begin(exchange, partial(serve, method, call))
+        is_stream = exchange.head.path in _STREAMS
+        return self._requests.begin(exchange, partial(serve, method, call), is_stream=is_stream)
 
     # ---- methods that await ---------------------------------------------------------------
 

@@ -4,13 +4,14 @@ status. No message is here.
 
 from __future__ import annotations
 
+import time
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from gpuserve.errors import Code, RequestError, Stopping
+from gpuserve.errors import Code, DeadlineExceeded, RequestError, Stopping
 from gpuserve.front.doors.grpc.framing import ACCEPTED_ENCODINGS, IDENTITY
-from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head
+from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, grpc_timeout_s
 from gpuserve.front.v2.status import STATUS
 from gpuserve.front.v2.types import InferRequest
 
@@ -25,7 +26,6 @@ RETRY_PUSHBACK: Final = (b"grpc-retry-pushback-ms", b"100")
 STRICT_ERRORS: Final = b"triton_grpc_error"
 #: Codings of responses, the first that a client reads is taken: gzip is one that every client has.
 _PREFERENCE: Final = ("gzip", "deflate")
-_TIMEOUT_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MAX_MESSAGE_CHARS: Final = 8192
 
 
@@ -41,9 +41,17 @@ class CallHead(NamedTuple):
     timeout_s: float | None
     strict_errors: bool
 
-    def limit(self, request: InferRequest) -> None:
-        """Let a request take no longer than its call."""
+    def limit(self, request: InferRequest, since: float | None = None) -> None:
+        """Let a request take no longer than its call, which began at ``since``, if that is not now.
+
+        Raises:
+            DeadlineExceeded: its time is over.
+        """
         limit_s = self.timeout_s
+        if limit_s is not None and since is not None:
+            limit_s -= time.monotonic() - since
+            if limit_s <= 0:
+                raise DeadlineExceeded(f"the request did not come whole within its {self.timeout_s:g} s")
         if limit_s is not None and (request.timeout_s is None or limit_s < request.timeout_s):
             request.timeout_s = limit_s
 
@@ -55,7 +63,7 @@ def read_call(head: Head) -> CallHead:
     return CallHead(
         "" if encoding == IDENTITY else encoding,
         coding_for(head.headers),
-        timeout_s_of(headers),
+        grpc_timeout_s(head.headers),
         headers.get(STRICT_ERRORS) == b"true",
     )
 
@@ -85,19 +93,6 @@ def refuse(exchange: Exchange, error: RequestError) -> None:
     else:
         accepted = [ACCEPT_ENCODING] if error.code is Code.UNIMPLEMENTED else []
         exchange.start(200, [CONTENT_TYPE, *status_trailers(error), *accepted], end=True)
-
-
-def timeout_s_of(headers: Mapping[bytes, bytes]) -> float | None:
-    """The time limit of a call; one that does not parse is none, as in grpc's own servers."""
-    value = headers.get(b"grpc-timeout")
-    if value is None:
-        return None
-    text = value.decode("latin-1")
-    unit = _TIMEOUT_UNITS.get(text[-1:])
-    digits = text[:-1]
-    if unit is None or not digits.isascii() or not digits.isdigit() or len(digits) > 8:
-        return None
-    return int(digits) * unit
 
 
 def status_trailers(error: RequestError) -> list[tuple[bytes, bytes]]:

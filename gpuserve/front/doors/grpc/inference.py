@@ -6,6 +6,7 @@ Only zlib's work on large messages leaves the event loop, and comes back by a ca
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Final
 
@@ -72,6 +73,7 @@ class InferCall:
         "_scanner",
         "_share",
         "_shared",
+        "_since",
         "_through",
     )
 
@@ -84,6 +86,8 @@ class InferCall:
         #: What it holds of the intake; a message that has come in one small part is not counted.
         self._share: Share | None = None
         self._pending: PendingRequest | None = None
+        #: When the first part came of a message that does not come at once.
+        self._since: float | None = None
         self._reception = (
             None if shared.receptions.deliver is None else shared.receptions.of(exchange.head.headers)
         )
@@ -124,7 +128,10 @@ class InferCall:
 
     def _collect(self, data: Piece) -> None:
         """Keep what has come of a small or compressed message, or begin to place a large one."""
-        parts = self._parts = bytearray() if self._parts is None else self._parts
+        parts = self._parts
+        if parts is None:
+            parts, self._since = bytearray(), time.monotonic()
+            self._parts = parts
         share = self._share = self._share or Share(self._shared.intake)
         parts += data
         share.hold(len(parts))
@@ -176,7 +183,7 @@ class InferCall:
         if shared.forwarding is not None:
             shared.forwarding.add_to(request, self._exchange.head.headers)
         if self._call.timeout_s is not None:
-            self._call.limit(request)
+            self._call.limit(request, self._since)
         if self._reception is not None:
             self._reception.read()
             request.reception = self._reception

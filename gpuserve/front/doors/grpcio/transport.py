@@ -44,6 +44,7 @@ class GrpcAioTransport(Transport):
         certificates: GrpcCertificates | None = None,
         max_connection_age_s: float = 0.0,
         max_connections: int = _MAX_INT,
+        idle_timeout_s: float = _MAX_INT,
     ) -> None:
         self._calls = _Calls(accept)
         self._certificates = certificates
@@ -57,6 +58,7 @@ class GrpcAioTransport(Transport):
             ("grpc.so_reuseport", 1),  # beside the supervisor's socket, which only reserves the port
             ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
             ("grpc.max_allowed_incoming_connections", min(max_connections, _MAX_INT)),
+            ("grpc.max_connection_idle_ms", int(min(idle_timeout_s * 1000, _MAX_INT))),
         ]
         if max_connection_age_s:  # grpc adds the 10 % itself
             self._options += [

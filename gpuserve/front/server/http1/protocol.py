@@ -18,7 +18,8 @@ from typing import Final
 
 from gpuserve.front.exchange.connection import Connection
 from gpuserve.front.exchange.exchange import Accept, Piece, Release, Sink
-from gpuserve.front.exchange.watch import Watch
+from gpuserve.front.exchange.limits import slow_body
+from gpuserve.front.exchange.watch import Pace, Watch
 from gpuserve.front.server.http1.body import Body, body_of
 from gpuserve.front.server.http1.exchange import JOINED_NBYTES, Http1Exchange, Progress
 from gpuserve.front.server.http1.head import (
@@ -41,12 +42,6 @@ DRAIN_NBYTES: Final = 64 << 20
 #: Most heads are shorter; a longer one is looked for again.
 _USUAL_HEAD_NBYTES: Final = 4096
 _CARRIAGE_RETURN: Final = 0x0D
-#: From the first byte of a head to its last.
-_HEAD_S: Final = 30.0
-#: Between requests.
-_IDLE_S: Final = 120.0
-#: Without a byte of a body that is not complete.
-_BODY_S: Final = 60.0
 #: For the rest of a request that was answered before its end.
 _DRAIN_S: Final = 30.0
 #: A client that sends nothing for so long after its last answer has read it, or never will.
@@ -113,11 +108,13 @@ class Http1:
         #: The server wants to be rid of the connection, idle or not.
         self._asked_to_close = False
         self._n_fed = 0
+        self._body_nbytes = 0
         self._n_requests = 0
         self._written_nbytes = 0
         self._whole_watch = Watch()
         self._quiet_watch = Watch()
         self._sending_watch = Watch()
+        self._body_pace = Pace()
 
     @property
     def unanswered(self) -> Sequence[str]:
@@ -232,6 +229,7 @@ class Http1:
             exchange.is_plain = exchange.request.is_plain and not self._retiring
             sink.take(piece, True)
         elif len(piece):
+            self._body_nbytes += len(piece)
             self._unconsumed_nbytes += len(piece)
             sink.take(piece, False)
             self._steer_reading()
@@ -389,17 +387,29 @@ class Http1:
         part = self._stage, self._n_requests, bool(self._kept), bool(unsent)
         whole_s = self._whole_watch.unchanged_s(part, now)
         quiet_s = self._quiet_watch.unchanged_s((self._stage, self._n_fed, self._paused), now)
+        limits = self.way.limits
+        body_nbytes = self._body_nbytes if self._stage is Stage.BODY and not self._paused else None
+        is_slow = self._body_pace.is_slow(now, body_nbytes, limits.body_grace_s, limits.min_body_rate)
         match self._stage:
-            case Stage.HEAD if self._kept and not self.way.full and whole_s > _HEAD_S:
-                self._refuse(RequestRefused(408, "the request head did not come in time"))
-            case Stage.HEAD if not (self._kept or unsent) and whole_s > _IDLE_S:
+            case Stage.HEAD if self._kept and not self.way.full and whole_s > limits.head_timeout_s:
+                text = f"the request head did not come within {limits.head_timeout_s:g} s"
+                self._refuse_late("head", text)
+            case Stage.HEAD if not (self._kept or unsent) and whole_s > limits.idle_timeout_s:
+                self.way.count_late("idle")
                 self._close()
-            case Stage.BODY if quiet_s > _BODY_S and not self._paused:
-                self._refuse(RequestRefused(408, "the request body did not come in time"))
+            case Stage.BODY if is_slow:
+                self._refuse_late("body", slow_body(limits))
             case Stage.DRAIN if whole_s > _DRAIN_S:
                 self._close()
             case Stage.LINGER if quiet_s > _QUIET_S or whole_s > _DRAIN_S:
                 self._close()
+
+    def _refuse_late(self, what: str, text: str) -> None:
+        """Answer what takes too long, and do not wait for the rest of it."""
+        self.way.count_late(what)
+        self._refuse(RequestRefused(408, text))
+        if self._stage is Stage.LINGER:
+            self._close()
 
     def _drop_request(self) -> None:
         """Nobody waits for the answer any more."""

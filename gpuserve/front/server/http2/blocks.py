@@ -6,7 +6,6 @@ again and again: its head is made once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
@@ -27,8 +26,6 @@ T = TypeVar("T")
 
 #: The head of a request, encoded and decoded.
 MAX_HEAD_NBYTES: Final = 64 << 10
-#: A block must be complete after so long.
-BLOCK_TIMEOUT_S: Final = 30.0
 _REMEMBERED_HEADS: Final = 256
 _REMEMBERED_NBYTES: Final = 2048
 
@@ -48,15 +45,13 @@ class BlockReader:
     is no head, or no trailers, ``StreamFailed``.
     """
 
-    __slots__ = ("_clock", "_decoder", "_since", "heads", "unfinished")
+    __slots__ = ("_decoder", "heads", "unfinished")
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.heads: dict[bytes, Head] = {}
         #: Of a block that goes on in the next frame.
         self.unfinished: Block | None = None
         self._decoder = Decoder(MAX_HEAD_NBYTES)
-        self._clock = clock
-        self._since = 0.0
 
     def begin(self, stream_id: int, flags: int, payload: bytes) -> Block | None:
         """A HEADERS frame; its block, if that is complete."""
@@ -65,7 +60,7 @@ class BlockReader:
         block = _checked(Block(stream_id, flags, payload))
         if flags & END_HEADERS:
             return block
-        self.unfinished, self._since = block, self._clock()
+        self.unfinished = block
         return None
 
     def go_on(self, stream_id: int, flags: int, payload: bytes) -> Block | None:
@@ -93,10 +88,6 @@ class BlockReader:
     def skip(self, block: Block) -> None:
         """Decode a block that says nothing to anybody, for what it does to the table."""
         self._read(block, lambda _: None)
-
-    @property
-    def late(self) -> bool:
-        return self.unfinished is not None and self._clock() - self._since > BLOCK_TIMEOUT_S
 
     def _read(self, block: Block, read: Callable[[list[Header]], T]) -> T:
         revision = self._decoder.revision

@@ -11,8 +11,10 @@ from typing import Final
 
 from gpuserve.front.exchange.connection import Connection
 from gpuserve.front.exchange.exchange import Accept, Head, Piece
+from gpuserve.front.exchange.watch import Watch
 from gpuserve.front.server.http2 import frames as h2
 from gpuserve.front.server.http2.blocks import MAX_HEAD_NBYTES, Block, BlockReader
+from gpuserve.front.server.http2.bodies import Bodies, refuse_late
 from gpuserve.front.server.http2.control import Control, Patience
 from gpuserve.front.server.http2.frames import ConnectionFailed, ErrorCode, FrameType, StreamFailed
 from gpuserve.front.server.http2.leaving import Ending, Leaving
@@ -70,6 +72,9 @@ class Http2:
         #: Nothing that comes is of interest any more.
         self._over = False
         self._ending = Ending()
+        self._bodies = Bodies()
+        self._frame_watch = Watch()
+        self._idle_watch = Watch()
         grown = h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW)
         way.write(h2.settings_frame(_SETTINGS) + grown)
 
@@ -357,8 +362,15 @@ class Http2:
             self._finish()
 
     def check(self, now: float) -> None:
-        if self._blocks.late and not self._over:
-            self._fail(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a header block takes too long"))
+        if not self._over:
+            self._check_frames(now)
+            self._check_idleness(now)
+            late = self._bodies.late(
+                now, list(self._streams.values()), self.way.limits, has_room=self._receive_window > 0
+            )
+            for stream, text in late:
+                self.way.count_late("body")
+                refuse_late(stream, text)
         if self._leaving.is_late(now) and not self._over:
             self._take_last()
         held_nbytes = sum(stream.unsent_nbytes for stream in self._streams.values())
@@ -370,6 +382,21 @@ class Http2:
                 self.way.abort()
             else:
                 self.way.close()
+
+    def _check_frames(self, now: float) -> None:
+        """Close a connection on which a frame, or a header block, has begun and does not go on."""
+        begun = bool(self._kept) or self._blocks.unfinished is not None
+        begun_s = self._frame_watch.unchanged_s((begun, self._last_id, self._receive_window), now)
+        if begun and begun_s > self.way.limits.head_timeout_s:
+            self.way.count_late("head")
+            self._fail(ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a header block takes too long"))
+
+    def _check_idleness(self, now: float) -> None:
+        """Take leave of a client that has asked for nothing in a long time."""
+        idle_s = self._idle_watch.unchanged_s((self._last_id, bool(self._streams)), now)
+        if not self._streams and self._leaving.staying and idle_s > self.way.limits.idle_timeout_s:
+            self.way.count_late("idle")
+            self.announce()
 
     def _fail_stream(self, failure: StreamFailed) -> None:
         self._patience.spend()

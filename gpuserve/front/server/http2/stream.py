@@ -84,6 +84,7 @@ class Stream:
         "_tail",
         "_uncredited",
         "_waiter",
+        "credited_nbytes",
         "ends",
         "head",
         "id",
@@ -105,6 +106,7 @@ class Stream:
         self.state = State.OPEN
         self.window = window
         self.receive_window = RECEIVE_WINDOW
+        self.credited_nbytes = 0
         self.started = False
         self.unsent: deque[Piece] = deque()
         self.unsent_nbytes = 0
@@ -154,8 +156,14 @@ class Stream:
             self._uncredited += nbytes
             if self._uncredited >= RECEIVE_WINDOW // 2:
                 self.receive_window += self._uncredited
+                self.credited_nbytes += self._uncredited
                 self._connection.way.write(window_update(self.id, self._uncredited))
                 self._uncredited = 0
+
+    @property
+    def received_nbytes(self) -> int:
+        """How much of a body that has not ended has come."""
+        return self.credited_nbytes + RECEIVE_WINDOW - self.receive_window
 
     def pad(self, nbytes: int) -> None:
         """So much of the windows went to padding, which is used up at once."""

@@ -1,0 +1,79 @@
+"""Request bodies of one connection that do not end: which come too slowly, or not within the time that the
+call itself gives, and how their clients are told.
+
+Nothing is noted for a stream until the connection is looked at, about once a second: most have ended by then.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from gpuserve.front.exchange.awaited import AwaitedRequest
+from gpuserve.front.exchange.exchange import grpc_timeout_s
+from gpuserve.front.exchange.limits import Limits, slow_body
+from gpuserve.front.exchange.watch import Pace
+from gpuserve.front.server.http2.frames import ErrorCode
+from gpuserve.front.server.http2.stream import State, Stream
+
+_DEADLINE_EXCEEDED: Final = b"4"
+
+
+class _Seen(NamedTuple):
+    """A body that was not there whole, how it comes, and when its call ends."""
+
+    pace: Pace
+    ends_at: float | None
+    timeout_s: float | None
+
+
+class Bodies:
+    """The bodies that were seen under way. Pure: times come in."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def late(
+        self, now: float, streams: Iterable[Stream], limits: Limits, *, has_room: bool
+    ) -> Iterator[tuple[Stream, str]]:
+        """The streams that are not waited for any longer, with the reason. Without ``has_room`` their clients
+        may not send, which is our doing.
+        """
+        seen = {
+            one.id: self._seen.get(one.id) or _first_seen(one, now) for one in streams if _is_awaited(one)
+        }
+        self._seen = seen
+        for stream in [one for one in streams if one.id in seen]:
+            pace, ends_at, timeout_s = seen[stream.id]
+            moved = stream.received_nbytes if has_room and stream.receive_window > 0 else None
+            if ends_at is not None and now >= ends_at:
+                yield stream, f"the request did not come whole within its {timeout_s:g} s"
+            elif pace.is_slow(now, moved, limits.body_grace_s, limits.min_body_rate):
+                yield stream, slow_body(limits)
+
+
+def _is_awaited(stream: Stream) -> bool:
+    """Whether the end of the body is to come soon: a stream of requests may be open as long as it likes."""
+    if stream.state is State.HALF_CLOSED_REMOTE:
+        return False
+    return not (isinstance(stream.sink, AwaitedRequest) and stream.sink.is_stream)
+
+
+def _first_seen(stream: Stream, now: float) -> _Seen:
+    timeout_s = grpc_timeout_s(stream.head.headers) if stream.head.is_grpc else None
+    return _Seen(Pace(), None if timeout_s is None else now + timeout_s, timeout_s)
+
+
+def refuse_late(stream: Stream, text: str) -> None:
+    """Answer a request that has not come whole, unless it is answered, and end its stream."""
+    if not stream.started and stream.head.is_grpc:
+        message = urllib.parse.quote(text, safe=" ,:").encode()
+        status = ((b"grpc-status", _DEADLINE_EXCEEDED), (b"grpc-message", message))
+        stream.start(200, ((b"content-type", b"application/grpc"), *status), end=True)
+    elif not stream.started:
+        stream.start(408, ((b"content-type", b"text/plain; charset=utf-8"),))
+        stream.send(f"{text}\n".encode(), end=True)
+    stream.fail(ErrorCode.NO_ERROR)
