@@ -34,6 +34,10 @@ class Work:
         self.order: list[str] = []
         self.names: list[str] = []
         self.even = True
+        self.taken_back: list[str] = []
+
+    def take_back(self, name: str) -> None:
+        self.taken_back.append(name)
 
     def is_served(self, name: str) -> bool:
         return name in self.served

@@ -169,16 +169,24 @@ class FrontReady(NamedTuple):
 
 
 class Retired(NamedTuple):
-    """A generation that ``ServeModel`` left out has nothing in flight any more, and is forgotten."""
+    """A generation that ``ServeModel`` left out has nothing in flight any more, and is forgotten.
+
+    So many requests were ``unfinished``, and given up.
+    """
 
     generation: int
+    unfinished: int
 
 
 class InstanceRetired(NamedTuple):
-    """The instance of a ``RetireInstance`` has nothing in flight any more, and is forgotten."""
+    """The instance of a ``RetireInstance`` has nothing in flight any more, and is forgotten.
+
+    It was ``idle``, or else something was given up.
+    """
 
     generation: int
     instance: str
+    idle: bool
 
 
 class LoadModel(NamedTuple):

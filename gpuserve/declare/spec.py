@@ -378,6 +378,10 @@ class ModelOptions:
     )
 
 
+#: What of a declaration decides how its requests look, and their answers.
+_OF_REQUESTS: Final = ("inputs", "outputs", "max_batch_size", "decoupled", "sequence", "labels")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec(ModelOptions):
     """A model, complete. ``max_batch_size`` 0 means that the model does not batch.
@@ -441,6 +445,10 @@ class ModelSpec(ModelOptions):
     def in_sequences(self) -> bool:
         """Whether every request belongs to a sequence."""
         return bool(self.sequence.strategy)
+
+    def takes_requests_of(self, other: ModelSpec) -> bool:
+        """Whether every request that another declaration takes is one of this one too, and answered alike."""
+        return all(getattr(self, name) == getattr(other, name) for name in _OF_REQUESTS)
 
     def to_wire(self) -> dict[str, Any]:
         """The spec as plain data for another process, without the instances' callables; of their placements

@@ -13,12 +13,10 @@ from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.core.server_life import ServerState
 from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.quiescence import Quiescence
-from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
+from gpuserve.supervisor.workers.worker_group import stop_timeout_s
 
 logger = logging.getLogger(__name__)
 
-#: In place of ``STOP_TIMEOUT_S``: what outlived the drain has nobody to answer to.
-HURRIED_STOP_TIMEOUT_S: Final = 1.0
 #: After its Quit a front may close its connections this long, then it is killed. Longer than the
 #: front's own patience with them.
 FRONT_QUIT_TIMEOUT_S: Final = 6.0
@@ -85,8 +83,8 @@ class ServerEnding:
         """Stop the workers, because the front has closed its connections."""
         self._attached.end()
         self._models.stop()
-        timeout_s = HURRIED_STOP_TIMEOUT_S if self._unfinished else STOP_TIMEOUT_S
-        self._core.reactor.call_later(timeout_s, self.now)
+        # What outlived the drain has nobody to answer to.
+        self._core.reactor.call_later(stop_timeout_s(hurried=self._unfinished > 0), self.now)
         self.check_workers_stopped()
 
     def check_workers_stopped(self) -> None:

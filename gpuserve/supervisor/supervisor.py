@@ -74,10 +74,10 @@ class _Parts:
         match message:
             case messages.Drained(int(unfinished)):
                 self.ending.front_drained(unfinished)
-            case messages.Retired(int(generation)):
-                self.models.retired(generation)
-            case messages.InstanceRetired(int(generation), str(instance)):
-                self.models.instance_retired(generation, instance)
+            case messages.Retired(int(generation), int(unfinished)):
+                self.models.retired(generation, hurried=unfinished > 0)
+            case messages.InstanceRetired(int(generation), str(instance), bool(idle)):
+                self.models.instance_retired(generation, instance, hurried=not idle)
             case messages.LoadModel(int(ticket), str(model), dict(changes)):
                 self.loads.load(model, changes, self.front.answer_to(ticket))
             case messages.UnloadModel(int(ticket), str(model)):

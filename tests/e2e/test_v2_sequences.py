@@ -218,8 +218,8 @@ def test_a_sequence_ends_with_its_worker(client: Client) -> None:
         "sequence dead of model 'mortal' has ended: the worker process that ran it died",
     )
     wait_until(lambda: client.triton.is_model_ready("mortal"), "there is another worker")
-    _, text = refused(client.ask, "mortal", 1, "dead")
-    assert "must specify the START flag" in text
+    code, text = refused(client.ask, "mortal", 1, "dead")
+    assert (code, "was lost with its instance" in text) == (unavailable, True)
     assert client.total("mortal", 2, "dead", "se") == 2
 
 

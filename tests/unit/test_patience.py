@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+import driver_scene
 import pytest
+from driver_scene import Scene
 
 from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import Unavailable
+from gpuserve.front.models import instances, model_workers
 from gpuserve.front.models.instances import PATIENCE_S
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.observe.metrics import ModelMetrics
@@ -101,3 +105,56 @@ def test_what_must_run_on_a_device_is_refused_once_its_instances_are_down_for_lo
 
     devices = (InstanceSpec("a", "cuda:0", {}), InstanceSpec("b", "cuda:1", {}))
     with_driver(scenario, dataclasses.replace(SPEC, instances=devices))
+
+
+def test_requests_are_refused_when_nobody_says_when_an_instance_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its supervisor is stopped, or the program that serves it; or its load takes long."""
+    monkeypatch.setattr(instances, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(model_workers, "_LOOK_S", 0.06)
+
+    async def scenario(scene: Scene) -> None:
+        for worker in scene.workers:
+            worker.die()
+        await scene.settle()
+        scene.driver.workers.instance_down("a", "it died", 0.0)  # its load begins, and does not end
+        scene.submit(1, 1.0, None)
+        with pytest.raises(Unavailable, match="model 'm' has no live instance"):
+            await asyncio.wait_for(scene.pending[0].answer, 1)
+        with pytest.raises(Unavailable, match="model 'm' has no live instance"):
+            scene.driver.submit(driver_scene.request(1, 1.0))
+        await scene.revive(0)
+        scene.submit(1, 1.0, None)
+        assert scene.driver.unfinished == 1
+        scene.workers[0].die()
+
+    in_scene(scenario)
+
+
+def test_a_new_instance_that_does_not_come_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(model_workers, "_LOOK_S", 0.06)
+
+    async def scenario(scene: Scene) -> None:
+        new = (*SPEC.instances, InstanceSpec("c", "cpu", {}))
+        scene.driver.resize(dataclasses.replace(scene.driver.spec, instances=new))
+        for worker in scene.workers:
+            worker.die()
+        await scene.settle()
+        scene.submit(1, 1.0, None)
+        with pytest.raises(Unavailable, match="model 'm' has no live instance"):
+            await asyncio.wait_for(scene.pending[0].answer, 1)
+
+    in_scene(scenario)
+
+
+def in_scene(scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        scene = Scene(driver_scene.SPEC)
+        try:
+            await scenario(scene)
+        finally:
+            scene.driver.close()
+
+    asyncio.run(run())

@@ -8,6 +8,7 @@ from sequenced import Sequenced, ids
 from gpuserve.declare.spec import BatchingSpec, SequenceBatching, SequenceControl
 from gpuserve.errors import InvalidArgument, QueueFull, Unavailable
 from gpuserve.front.batching.queue import RemovalReason, RequestState
+from gpuserve.front.batching.sequence_scheduler import MAX_LOST, LostSequences
 from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
 from gpuserve.states import IllegalTransition
 
@@ -297,10 +298,52 @@ def test_what_had_begun_is_lost_with_its_instance() -> None:
     gone = next(one for one in (model.must_next(), model.must_next()) if running in one.requests)
     assert model.scheduler.instance_down(gone.instance) == [running, waiting]
     assert (model.count("lost"), model.count("retried")) == (2, 0)
-    with pytest.raises(InvalidArgument, match="START"):
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"sequence a of .* lost with its instance: .* START"):
+            model.submit("a")
+    model.submit("a", "se")
+    with pytest.raises(InvalidArgument, match="START"):  # it began anew, and this is not about what was lost
         model.submit("a")
     with pytest.raises(KeyError):
         model.scheduler.complete(gone.batch_id)
+
+
+def test_a_sequence_that_was_over_or_had_not_begun_is_not_lost() -> None:
+    model = Sequenced(max_batch_size=1)
+    model.submit("over", "se")
+    model.submit("waits", "s")
+    model.must_next()
+    model.scheduler.instance_down("i0")
+    with pytest.raises(InvalidArgument, match="START"):
+        model.submit("over")
+    model.submit("waits")
+    assert model.count("queued") == 2
+
+
+def test_of_sequences_that_are_lost_the_latest_are_remembered() -> None:
+    lost = LostSequences()
+    for number in range(MAX_LOST + 1):
+        lost.note(number)
+    assert (len(lost), 0 in lost, MAX_LOST in lost) == (MAX_LOST, False, True)
+
+
+def test_another_load_of_the_model_is_given_the_sequences_that_have_not_begun() -> None:
+    old, new = Sequenced(max_batch_size=1), Sequenced(max_batch_size=1)
+    old.submit("begun", "s")
+    batch = old.must_next()
+    follower = old.submit("begun")
+    waiting = [old.submit("waits", "s"), old.submit("waits")]
+    assert old.scheduler.hand_over(new.scheduler, 0) == []
+    assert old.scheduler.hand_over(new.scheduler, 1 << 20) == waiting
+    assert old.scheduler.hand_over(new.scheduler, 1 << 20) == []
+    for request in waiting:
+        new.scheduler.submit(request, new.now)
+    with pytest.raises(Unavailable, match="lost with its instance"):
+        new.submit("begun")
+    new.submit("waits", "e")
+    assert [new.step() for _ in range(3)] == [["waits"]] * 3
+    old.scheduler.complete(batch.batch_id)
+    assert old.must_next().requests == [follower]  # it is still answered where its state is
 
 
 def test_what_had_not_begun_goes_elsewhere() -> None:

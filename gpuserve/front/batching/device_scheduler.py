@@ -65,6 +65,9 @@ class DeviceScheduler(Scheduler):
             return self._bound[device].take_all() if device in self._bound else []
         return [request for one in self._all for request in one.take_all()]
 
+    def hand_over(self, to: Scheduler, most_nbytes: int) -> list[QueuedRequest]:
+        return next((taken for one in self._all if (taken := one.hand_over(to, most_nbytes))), [])
+
     def expire(self, now: float) -> list[QueuedRequest]:
         return [request for one in self._all for request in one.expire(now)]
 

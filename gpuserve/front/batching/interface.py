@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from gpuserve.front.batching.queue import Admission, QueuedRequest
 from gpuserve.front.batching.slots import Batch, Places
@@ -77,6 +77,10 @@ def statistics_of(queue: Admission, counts: RequestCounts, slots: Places[Any]) -
     )
 
 
+#: A request costs a hand-over as much as so many bytes do.
+HANDED_NBYTES: Final = 64 << 10
+
+
 class BatchSource(Protocol):
     """Who forms the batches of a model: its scheduler itself, or ``RateLimits`` around it."""
 
@@ -116,6 +120,11 @@ class Scheduler(BatchSource, Protocol):
     def take_all(self, device: str = "") -> list[QueuedRequest]:
         """Take every queued request out, or those that must run on a device."""
 
+    def hand_over(self, to: Scheduler, most_nbytes: int) -> list[QueuedRequest]:
+        """Take requests out that no instance has begun, of about so many bytes: they are new, for another
+        scheduler of the same model. ``to`` hears at once of the open sequences that it cannot go on with.
+        """
+
     def expire(self, now: float) -> list[QueuedRequest]:
         """The requests that were, or are now, taken out of the queue and are still to be answered."""
 
@@ -144,7 +153,10 @@ class Scheduler(BatchSource, Protocol):
         return self._slots.is_idle(name)
 
     def computed(self, batch: Batch) -> None:
-        """The call of a batch that runs is over, and another may run in its place before it has ended."""
+        """The call of a batch that runs is over, and another may run in its place before it has ended; of
+        sequences none may, which go on when it has ended.
+        """
+        return
 
     def statistics(self) -> SchedulerStatistics:
         """The counts at this moment."""

@@ -30,7 +30,13 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import QueueFull, RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.batch_former import BatchFormer
-from gpuserve.front.batching.interface import RequestCounts, Scheduler, SchedulerStatistics, statistics_of
+from gpuserve.front.batching.interface import (
+    HANDED_NBYTES,
+    RequestCounts,
+    Scheduler,
+    SchedulerStatistics,
+    statistics_of,
+)
 from gpuserve.front.batching.priority_queue import request_queue
 from gpuserve.front.batching.queue import QueuedRequest, RequestQueue, RequestState, advance, first_queued
 from gpuserve.front.batching.slots import Batch, InstanceSlots
@@ -105,6 +111,18 @@ class ModelScheduler(Scheduler):
         for request in queued:
             self.cancel(request)
         return queued
+
+    def hand_over(self, to: Scheduler, most_nbytes: int) -> list[QueuedRequest]:
+        taken: list[QueuedRequest] = []
+        for request in (*self._queue.retried, *self._queue.waiting):
+            if most_nbytes <= 0:
+                break
+            if request.state is RequestState.QUEUED and not request.attempts:
+                self.cancel(request)
+                request.renew()
+                taken.append(request)
+                most_nbytes -= request.nbytes + HANDED_NBYTES
+        return taken
 
     def first(self) -> QueuedRequest | None:
         return first_queued(self._queue.retried) or self._former.first(self._queue.waiting)

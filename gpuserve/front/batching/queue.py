@@ -108,6 +108,10 @@ class QueuedRequest:
     timeout_at: float | None = field(init=False)
     removal_reason: RemovalReason = field(init=False)
 
+    def renew(self) -> None:
+        """Let it be submitted again, elsewhere: it was taken out of a queue in which nothing had begun it."""
+        self.state, self.cancelled, self.deadline = _NEW, False, None
+
     @property
     def is_inner(self) -> bool:
         """Whether it is a part of one that was accepted before, and so taken also while others are not."""

@@ -23,17 +23,35 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
-from typing import Literal
+from typing import Final, Literal
 
 from gpuserve.declare.spec import DIRECT, ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.batching import refusals
-from gpuserve.front.batching.interface import RequestCounts, Scheduler, SchedulerStatistics, statistics_of
+from gpuserve.front.batching.interface import (
+    HANDED_NBYTES,
+    RequestCounts,
+    Scheduler,
+    SchedulerStatistics,
+    statistics_of,
+)
 from gpuserve.front.batching.queue import Admission, QueuedRequest, RemovalReason, RequestState, advance
 from gpuserve.front.batching.sequence_slots import SequenceInstance, SequenceSlots
 from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
 from gpuserve.front.batching.sequence_strategies import strategy_of
 from gpuserve.front.batching.slots import Batch
+
+#: So many sequences that were lost are remembered, the latest.
+MAX_LOST: Final = 1 << 14
+
+
+class LostSequences(dict[int | str, None]):
+    """The ids of sequences that were open when their instance was lost, until they begin anew."""
+
+    def note(self, sequence: int | str) -> None:
+        if len(self) >= MAX_LOST:
+            del self[next(iter(self))]
+        self[sequence] = None
 
 
 class IdleSequences:
@@ -76,6 +94,7 @@ class SequenceScheduler(Scheduler):
         self._slots: SequenceSlots = SequenceSlots(spec.sequence.seats(spec.max_batch_size))
         self._sequences: dict[int | str, ActiveSequence] = {}
         self._idle = IdleSequences(spec.sequence.max_sequence_idle_us / 1e6)
+        self._lost = LostSequences()
         #: Taken out, and not yet given by ``expire``.
         self._removed: list[QueuedRequest] = []
         self._counts = RequestCounts()
@@ -88,6 +107,7 @@ class SequenceScheduler(Scheduler):
 
         Raises:
             InvalidArgument: it is no start, and its sequence is not there or has been given its end.
+            Unavailable: it is no start, and its sequence was lost with its instance.
             Unavailable, QueueFull, DeadlineExceeded, IllegalTransition: as ``ModelScheduler.submit``.
         """
         assert request.correlation is not None
@@ -98,7 +118,8 @@ class SequenceScheduler(Scheduler):
             self._drop_idle(now)
             sequence = self._sequences.get(correlation_id)
             if not start and (sequence is None or not sequence.open):
-                raise refusals.not_started(self._spec.name, correlation_id)
+                refusal = refusals.lost_before if correlation_id in self._lost else refusals.not_started
+                raise refusal(self._spec.name, correlation_id)
             if request.timeout_s is not None:
                 request.deadline, request.timeout_s = now + request.timeout_s, None
             self._queue.add(request, now)
@@ -108,6 +129,7 @@ class SequenceScheduler(Scheduler):
         if sequence is None:
             sequence = self._sequences[correlation_id] = ActiveSequence(correlation_id)
             self._slots.add(sequence)
+            self._lost.pop(correlation_id, None)
         sequence.join(request)
         self._idle.remove(sequence)
         self._slots.fill_seats()
@@ -136,9 +158,34 @@ class SequenceScheduler(Scheduler):
         for sequence in list(self._sequences.values()):
             taken += sequence.waiting
             sequence.waiting.clear()
+            if sequence.open:
+                self._lost.note(sequence.id)
             sequence.open = False
             self._settle(sequence)
         self._cancel_all(taken)
+        return taken
+
+    def hand_over(self, to: Scheduler, most_nbytes: int) -> list[QueuedRequest]:
+        """A sequence that no instance has begun goes as a whole; any other is not gone on with."""
+        taken: list[QueuedRequest] = []
+        for sequence in list(self._sequences.values()):
+            if sequence.begun or sequence.running is not None:
+                if sequence.open:
+                    self._lost.note(sequence.id)
+            elif most_nbytes > 0:
+                most_nbytes -= sum([one.nbytes + HANDED_NBYTES for one in sequence.waiting])
+                taken += sequence.waiting
+                sequence.waiting.clear()
+            else:
+                continue
+            sequence.open = False
+            self._settle(sequence)
+        self._cancel_all(taken)
+        for request in taken:
+            request.renew()
+        if isinstance(to, SequenceScheduler):
+            while self._lost:
+                to._lost.note(self._lost.popitem()[0])
         return taken
 
     def expire(self, now: float) -> list[QueuedRequest]:
@@ -209,9 +256,6 @@ class SequenceScheduler(Scheduler):
         soonest = min(*times, self._queue.next_due(), self._idle.next_due())
         return None if soonest == math.inf else max(now, soonest)
 
-    def computed(self, batch: Batch) -> None:
-        """The call of a batch is over; the sequences in it go on when it has ended, and not before."""
-
     def complete(self, batch_id: int) -> Batch:
         batch = self._slots.release(batch_id)
         advance(batch.requests, "complete")
@@ -256,7 +300,9 @@ class SequenceScheduler(Scheduler):
             advance((running,), "lose")
             running.attempts += 1
             lost.append(running)
-        waiting = sequence.take_begun()
+        was_open, waiting = sequence.open, sequence.take_begun()
+        if was_open and not sequence.open:
+            self._lost.note(sequence.id)
         for request in waiting:
             self._queue.remove(request, "cancel")
         return lost + waiting

@@ -28,6 +28,8 @@ class Instances:
         self._coming: set[str] = set()
         #: When the next start of each instance that is down is due; past while it loads.
         self._due_at: dict[str, float] = {}
+        #: Since when each instance that is down, or new, is waited for; not at the start of the model.
+        self._missed_since: dict[str, float] = {}
 
     def __bool__(self) -> bool:
         return not self.up.keys() <= self._retired
@@ -46,7 +48,9 @@ class Instances:
 
     def resize(self, devices: Mapping[str, str]) -> None:
         """Add the instances that are new; what the model had besides is retired, or will be."""
-        self._coming |= devices.keys() - self._devices.keys()
+        new = devices.keys() - self._devices.keys()
+        self._coming |= new
+        self._missed_since |= dict.fromkeys(new, time.monotonic())
         self._devices |= devices
 
     def retire(self, instance: str) -> None:
@@ -58,11 +62,13 @@ class Instances:
         link = self.remove(instance, None)
         self._devices.pop(instance, None)
         self._due_at.pop(instance, None)
+        self._missed_since.pop(instance, None)
         self._retired.discard(instance)
         return link
 
     def add(self, link: WorkerLink) -> None:
         self._due_at.pop(link.instance, None)
+        self._missed_since.pop(link.instance, None)
         self._coming.discard(link.instance)
         self._retired.discard(link.instance)  # another that had its name
         self.up[link.instance] = link
@@ -74,8 +80,10 @@ class Instances:
         if (link := self.up.get(instance)) is not None:
             link.drain()  # what it answered before is answered
         self._coming.discard(instance)
+        now = time.monotonic()
+        self._missed_since.setdefault(instance, now)
         if restart_in_s is not None:
-            self._due_at[instance] = time.monotonic() + restart_in_s
+            self._due_at[instance] = now + restart_in_s
         return self.up.pop(instance, None)
 
     def owes(self, instance: str) -> bool:
@@ -86,10 +94,16 @@ class Instances:
         return self._devices[instance]
 
     def none_is_due(self, device: str = "") -> bool:
-        """Whether every instance, or every one of a device, is down for longer than a request should wait."""
-        patient_until = time.monotonic() + PATIENCE_S
+        """Whether every instance, or every one of a device, is down for longer than a request should wait: it
+        was waited for so long already, or its next start is not due within that time.
+        """
+        now = time.monotonic()
         return all(
-            self._due_at.get(name, 0) > patient_until
+            name not in self.up
+            and (
+                self._missed_since.get(name, now) <= now - PATIENCE_S
+                or self._due_at.get(name, now) > now + PATIENCE_S
+            )
             for name, its_device in self._devices.items()
             if device in ("", its_device) and name not in self._retired
         )

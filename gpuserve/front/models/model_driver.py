@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
@@ -32,6 +33,9 @@ from gpuserve.front.v2.types import InferRequest
 from gpuserve.front.v2.validation import check_of
 from gpuserve_worker.memory.arena import Arena, Block
 from gpuserve_worker.protocol import wire
+
+#: What is handed over to another driver in one turn of the loop: milliseconds of copying.
+_HANDED_NBYTES: Final = 16 << 20
 
 
 class ModelDriver(Driver):
@@ -145,6 +149,38 @@ class ModelDriver(Driver):
             self._runner.call_off(pending)
 
     # ---- ending ---------------------------------------------------------------------------
+
+    def hand_over(self, successor: ModelDriver) -> bool:
+        """Give what no instance has begun to the driver that is served in place of this one, if that takes
+        such requests: as much as is done in one turn of the loop. Whether there may be more.
+        """
+        fits = successor.spec.takes_requests_of(self.spec) and not self._scheduler.draining
+        taken = self._scheduler.hand_over(successor._scheduler, _HANDED_NBYTES if fits else 0)
+        for pending in taken:
+            assert isinstance(pending, PendingRequest)
+            self._answers.drop(pending)
+            successor._take_over(pending)
+        return bool(taken)
+
+    def _take_over(self, pending: PendingRequest) -> None:
+        """Queue a request that waits for another driver; it is as old as it was."""
+        request = pending.request
+        pending.move(self, bring_home(request, self.arena))
+        pending.retriable = not pending.blocks or self._messages.is_repeatable(request)
+        try:
+            if request.regions:
+                self._device_check.check(request)
+            if self.workers.refusal is not None:
+                raise self.workers.refusal()
+            self._scheduler.submit(pending, pending.enqueued_at)
+        except RequestError as error:
+            self._answers.finish(pending, error, Reason.REJECTED)
+            return
+        self._answers.expect(pending)
+        if pending.timeout_s is not None:
+            due_at = pending.enqueued_at + pending.timeout_s
+            pending.timer = self._loop.call_at(due_at, self._on_deadline, pending)
+        self._pump_soon()
 
     def resize(self, spec: ModelSpec) -> None:
         super().resize(spec)

@@ -4,8 +4,10 @@ or is retired, and when nobody is to wait for one any more.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
@@ -14,12 +16,16 @@ from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.device_inputs import DeviceInputs
 from gpuserve.front.models.answers import ModelAnswers
 from gpuserve.front.models.batch_runner import BatchRunner, Queueing
-from gpuserve.front.models.instances import Instances
+from gpuserve.front.models.instances import PATIENCE_S, Instances
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
 
 logger = logging.getLogger(__name__)
+
+
+#: When it is looked whether an instance that went is still gone.
+_LOOK_S: Final = PATIENCE_S + 0.01
 
 
 class ModelWorkers:
@@ -73,10 +79,14 @@ class ModelWorkers:
         link = self.instances.remove(instance, restart_in_s)
         if link is not None:
             self._lose(link, reason, self.refusal if self._closed else None)
+            # Nobody may tell us more of it: then this does.
+            asyncio.get_running_loop().call_later(_LOOK_S, self._refuse_hopeless, instance)
         self._refuse_hopeless(instance)
 
     def _refuse_hopeless(self, instance: str) -> None:
-        """Let nobody wait for what cannot run soon, after an instance went."""
+        """Let nobody wait for what cannot run soon, when an instance went and when it is gone for long."""
+        if instance not in self.instances:
+            return
         if not (self.instances or self._closed) and self.instances.none_is_due():
             self._give_up(lambda: refusals.no_instance(self._name, self.fault))
         device = self.instances.device_of(instance)
@@ -108,6 +118,11 @@ class ModelWorkers:
         if link is not None:
             self._lose(link, "it is retired", lambda: refusals.retired(self._name))
         self._queueing.source.instance_down(instance)
+
+    def give_back(self) -> None:
+        """Let all instances go that have not finished; what was not begun waits again, for somebody else."""
+        for instance in list(self.instances.up):
+            self.let_go(instance)
 
     def _lose(self, link: WorkerLink, reason: str, ended: Callable[[], RequestError] | None) -> None:
         instance = self._metrics.instance(link.instance)

@@ -135,6 +135,14 @@ class PendingRequest(QueuedRequest):
         elif isinstance(answer, InferResponse):
             answer.close()
 
+    def move(self, driver: Driver, blocks: Sequence[Block]) -> None:
+        """Belong to another driver, as if it had just come there; ``blocks`` are where its body lies now."""
+        self._driver, self.blocks = driver, blocks
+        self.timeout_s = self.request.timeout_s
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
     def take_back(self) -> None:
         self._driver.take_back(self)
 

@@ -102,13 +102,25 @@ class Generations:
             self._drivers[number].retire()
         self._service.models.serve(model, drivers)
         for number in retired:
-            self._spawn(self._retire(number, timeout_s))
+            self._spawn(self._retire(number, self._drivers[number], timeout_s))
 
-    async def _retire(self, generation: int, timeout_s: float) -> None:
-        driver = self._drivers.get(generation)
-        await _wait(lambda: driver is None or not driver.unfinished, time.monotonic() + timeout_s)
+    async def _retire(self, generation: int, driver: Driver, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        await self._hand_over(driver)
+        await _wait(lambda: not driver.unfinished, deadline)
+        unfinished = driver.unfinished
+        if unfinished and driver.workers is not None:
+            driver.workers.give_back()
+            await self._hand_over(driver)
         self.remove(messages.RemoveModel(generation))
-        self._say(messages.Retired(generation))
+        self._say(messages.Retired(generation, unfinished))
+
+    async def _hand_over(self, retired: Driver) -> None:
+        """Give what waits for a generation to that which serves its version now: its instances may hang."""
+        for one in self._service.models.of(retired.spec.name):
+            if isinstance(one, ModelDriver) and isinstance(retired, ModelDriver):
+                while one.spec.version == retired.spec.version and retired.hand_over(one):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
 
     def remove(self, message: messages.RemoveModel) -> None:
         """Forget a generation; whoever waits for it is refused."""
@@ -198,26 +210,32 @@ class Generations:
         self, message: messages.RetireInstance, driver: ModelDriver | None, link: WorkerLink | None
     ) -> None:
         generation, instance, timeout_s = message
+        idle = True
         if driver is not None and instance in driver.workers.instances:
-            await self._let_go(driver, instance, link, time.monotonic() + timeout_s)
-        self._say(messages.InstanceRetired(generation, instance))
+            idle = await self._let_go(driver, instance, link, time.monotonic() + timeout_s)
+        self._say(messages.InstanceRetired(generation, instance, idle))
 
     async def _let_go(
         self, driver: ModelDriver, instance: str, link: WorkerLink | None, deadline: float
-    ) -> None:
+    ) -> bool:
+        """Give an instance nothing new, and let it go when it has finished, which is told, or at the time."""
+
         def is_up() -> bool:
             return link is not None and driver.workers.instances.up.get(instance) is link
 
         # While all others wait for the model itself, or start again, it is needed.
         await _wait(lambda: not is_up() or self._calls.can_spare(driver, instance), deadline)
         if _is_another(driver, instance, link):
-            return
+            return True
         driver.workers.retire_instance(instance)
         self._service.models.refresh(driver.spec.name)
         await _wait(lambda: not is_up() or driver.workers.is_idle(instance), deadline)
-        if not _is_another(driver, instance, link):
-            driver.workers.let_go(instance)
-            self._calls.refuse_stuck(driver)
+        if _is_another(driver, instance, link):
+            return True
+        idle = not is_up() or driver.workers.is_idle(instance)
+        driver.workers.let_go(instance)
+        self._calls.refuse_stuck(driver)
+        return idle
 
     def _on_other(self, link: WorkerLink, message: wire.Message) -> None:
         match message:

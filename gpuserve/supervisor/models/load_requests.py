@@ -57,6 +57,7 @@ class LoadRequests:
         *,
         again: bool = True,
         failure: Failure = refused_load,
+        is_last_word: bool = False,
     ) -> None:
         """Load every version of a model as it is declared now, with these changes.
 
@@ -71,7 +72,7 @@ class LoadRequests:
 
         def load(error: GpuserveError | None = None) -> None:
             if error is None:
-                self._load(model, changes, tell, failure, again=again)
+                self._load(model, changes, tell, failure, again=again, is_last_word=is_last_word)
             else:
                 tell(error)
 
@@ -83,7 +84,14 @@ class LoadRequests:
             load()
 
     def _load(
-        self, model: str, changes: dict[str, Any], tell: Answer, failure: Failure, *, again: bool = True
+        self,
+        model: str,
+        changes: dict[str, Any],
+        tell: Answer,
+        failure: Failure,
+        *,
+        again: bool = True,
+        is_last_word: bool = False,
     ) -> None:
         declared: list[ModelSpec] = []
 
@@ -102,7 +110,8 @@ class LoadRequests:
                 self._on_loaded(model, declared)
             tell(error)
 
-        self._models.begin(LoadOperation(model, answer, read, failure, replaces=True))
+        load = LoadOperation(model, answer, read, failure, replaces=True, is_last_word=is_last_word)
+        self._models.begin(load)
 
     def _missing_members(self, model: str) -> list[str]:
         table = self._models.table

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import GpuserveError, Internal, InvalidArgument, RequestError, StartupError
+from gpuserve.errors import Cancelled, GpuserveError, Internal, InvalidArgument, RequestError, StartupError
 from gpuserve.supervisor.models.generations import Generation
 
 #: Tells whoever asked how it went; None: well.
@@ -30,24 +31,38 @@ class ModelOperation:
     model: str
     answer: Answer
 
+    @property
+    def overtakes(self) -> bool:
+        """Whether loads and changes of size that were asked for before are taken back for it."""
+        return False
+
 
 @dataclass(eq=False)
 class LoadOperation(ModelOperation):
     """The load of versions of a model.
 
     ``read`` gives their declarations, when it is their turn. With ``replaces`` they take the place of all
-    versions that are served; otherwise they join them.
+    versions that are served; otherwise they join them. An operator's ``is_last_word`` overtakes others.
     """
 
     read: Callable[[], Sequence[ModelSpec]]
     failure: Failure
     replaces: bool
+    is_last_word: bool = False
     generations: list[Generation] = field(default_factory=list)
+
+    @property
+    def overtakes(self) -> bool:
+        return self.is_last_word
 
 
 @dataclass(eq=False)
 class UnloadOperation(ModelOperation):
     """The unload of every version of a model."""
+
+    @property
+    def overtakes(self) -> bool:
+        return True
 
 
 @dataclass(eq=False)
@@ -73,6 +88,12 @@ class Operations:
         queue = self._queues.get(model)
         return queue[0] if queue else None
 
+    def is_overtaken(self, operation: ModelOperation) -> bool:
+        """Whether a load or a change of size is at work, and is to be taken back for what came after it."""
+        queue = self._queues.get(operation.model, deque())
+        is_first = bool(queue) and queue[0] is operation and not isinstance(operation, UnloadOperation)
+        return is_first and any(one.overtakes for one in islice(queue, 1, None))
+
     def load_of(self, generation: Generation) -> LoadOperation | None:
         """Return the load that a generation belongs to, while it is at work."""
         running = self.running(generation.spec.name)
@@ -93,6 +114,11 @@ class Operations:
         queues, self._queues = self._queues, {}
         for queue in queues.values():
             yield from queue
+
+
+def taken_back(model: str) -> RequestError:
+    """Make the error for whoever asked for something that was still being loaded when another word came."""
+    return Cancelled(f"model '{model}': the load was taken back, for what was asked for after it")
 
 
 def cannot_poll(model: str) -> RequestError:

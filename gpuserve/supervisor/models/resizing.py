@@ -21,8 +21,8 @@ from gpuserve.placement.instance_counts import joined, with_count
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.models.generations import Generation, GenerationTable
-from gpuserve.supervisor.models.model_operations import OperationEnd, ResizeOperation
-from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
+from gpuserve.supervisor.models.model_operations import OperationEnd, ResizeOperation, taken_back
+from gpuserve.supervisor.workers.worker_group import stop_timeout_s
 from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,13 @@ class ModelResizes:
         course.phase = _Phase.GROWING
         return self._advance(course)
 
+    def take_back(self, resize: ResizeOperation) -> None:
+        """Drop what is still coming, and go back to the instances that there were."""
+        course = self._courses.get(resize.model)
+        if course is not None and course.phase is _Phase.GROWING:
+            self._give_up(course, taken_back(resize.model))
+            self._go_on(next(iter(course.wanted)))
+
     def abandon(self, resize: ResizeOperation) -> None:
         """Drop what was coming, because the server ends. What leaves goes on leaving."""
         course = self._courses.pop(resize.model, None)
@@ -115,21 +122,21 @@ class ModelResizes:
             self._fail(self._courses[generation.spec.name], worker, reason)
         self._go_on(generation)
 
-    def retired(self, generation: Generation, instance: str) -> None:
-        """Stop the worker of an instance that leaves and has nothing in flight any more."""
+    def retired(self, generation: Generation, instance: str, *, hurried: bool) -> None:
+        """Stop the worker of an instance that leaves and has nothing in flight any more, or gave it up."""
         leaving = generation.group.leaving
         worker = next((one for one in leaving if one.instance.name == instance), None)
         if worker is not None:
-            self._stop(generation, worker)
+            self._stop(generation, worker, hurried=hurried)
 
-    def _stop(self, generation: Generation, worker: WorkerKeeper) -> None:
+    def _stop(self, generation: Generation, worker: WorkerKeeper, *, hurried: bool = True) -> None:
         if worker.life.state in {InstanceState.STOPPING, InstanceState.STOPPED}:
             return
         was_ready = worker.life.state is InstanceState.READY
         worker.stop()
         if not was_ready:  # it has nothing to finish
             worker.kill()
-        self._core.reactor.call_later(STOP_TIMEOUT_S, worker.kill)
+        self._core.reactor.call_later(stop_timeout_s(hurried=hurried), worker.kill)
         self._forget_stopped(generation, worker)
         self._go_on(generation)
 
@@ -152,8 +159,11 @@ class ModelResizes:
         model, instance = course.resize.model, worker.instance.name
         text = f"instance {instance} could not be started: {reason}"
         logger.error("model %s stays as it was: %s", model, text)
-        course.error = Internal(f"model '{model}' stays as it was: {text}")
-        course.wanted = dict(course.before)
+        self._give_up(course, Internal(f"model '{model}' stays as it was: {text}"))
+
+    def _give_up(self, course: _Course, error: GpuserveError) -> None:
+        """Go back to the instances that there were."""
+        course.error, course.wanted = error, dict(course.before)
         for generation in course.wanted:
             generation.group.discard_coming()
 

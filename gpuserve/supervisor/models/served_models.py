@@ -32,9 +32,10 @@ from gpuserve.supervisor.models.model_operations import (
     UnloadOperation,
     cannot_poll,
     failed_start,
+    taken_back,
 )
 from gpuserve.supervisor.models.resizing import ModelResizes
-from gpuserve.supervisor.workers.worker_group import STOP_TIMEOUT_S
+from gpuserve.supervisor.workers.worker_group import stop_timeout_s
 from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
 
 logger = logging.getLogger(__name__)
@@ -69,9 +70,24 @@ class ServedModels:
     # ---- what is asked for ----------------------------------------------------------------
 
     def begin(self, operation: ModelOperation) -> None:
-        """Do it now, or as soon as what was asked before for the same model is done."""
+        """Do it now, or as soon as what was asked before of this model is done or taken back."""
         if self._operations.put(operation):
             self._run(operation)
+            return
+        first = self._operations.running(operation.model)
+        if first is not None and self._operations.is_overtaken(first):
+            self.take_back(operation.model)
+
+    def take_back(self, model: str) -> None:
+        """End the load or the change of size that is at work on a model: its workers may never be loaded."""
+        running = self._operations.running(model)
+        if isinstance(running, ResizeOperation):
+            self._resizes.take_back(running)
+        elif isinstance(running, LoadOperation):
+            logger.warning("model %s: its load is taken back", model)
+            self.table.drop(running.generations)
+            self.table.tell_states(model)
+            self._end(running, taken_back(model))
 
     def check_resize(self, model: str, count: int) -> None:
         """Raise ``InvalidArgument`` unless the model could have ``count`` instances on each device."""
@@ -136,21 +152,21 @@ class ServedModels:
             return None
         return failed_start(generation.spec, name, reason)
 
-    def retired(self, number: int) -> None:
-        """Stop the workers of a generation that has nothing in flight any more."""
+    def retired(self, number: int, *, hurried: bool = True) -> None:
+        """Stop the workers of a generation that has nothing in flight, or gave it up (``hurried``)."""
         generation = self.table.get(number)
         if generation is None or generation.state is not GenerationState.RETIRING:
             return
         generation.move(GenerationState.STOPPING)
         generation.group.stop()
-        self._core.reactor.call_later(STOP_TIMEOUT_S, generation.group.kill)
+        self._core.reactor.call_later(stop_timeout_s(hurried=hurried), generation.group.kill)
         self._check_stopped(generation)
 
-    def instance_retired(self, number: int, instance: str) -> None:
-        """Stop the worker of an instance that leaves its model and has nothing in flight any more."""
+    def instance_retired(self, number: int, instance: str, *, hurried: bool) -> None:
+        """Stop the worker of an instance that leaves its model, as ``retired`` does."""
         generation = self.table.get(number)
         if generation is not None:
-            self._resizes.retired(generation, instance)
+            self._resizes.retired(generation, instance, hurried=hurried)
 
     # ---- ending ---------------------------------------------------------------------------
 
@@ -176,6 +192,8 @@ class ServedModels:
 
     def _do(self, operation: ModelOperation) -> OperationEnd | None:
         """Begin an operation; its end where it is over at once."""
+        if self._operations.is_overtaken(operation):
+            return OperationEnd(taken_back(operation.model))
         if isinstance(operation, LoadOperation):
             return self._loads.begin(operation)
         if isinstance(operation, ResizeOperation):

@@ -106,7 +106,8 @@ class OperatorVerbs:
         self._check_declared(model)
         tell(f"loading model {model} anew, beside the one that serves")
         told = functools.partial(_answered, f"model '{model}' is loaded anew", answer)
-        self._loads.load(model, {}, told, failure=functools.partial(_failure, "stays as it was"))
+        failure = functools.partial(_failure, "stays as it was")
+        self._loads.load(model, {}, told, failure=failure, is_last_word=True)
 
     def _scale(self, counts: dict[str, int], tell: Tell, answer: AnswerOutcome) -> None:
         for model, count in counts.items():

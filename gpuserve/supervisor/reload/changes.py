@@ -111,33 +111,33 @@ def needs(found: Mapping[str, Action], before: Declared, now: Declared) -> dict[
 
 
 class ReloadSteps:
-    """The work of one reload: each step once those are done that it needs."""
+    """The work of one reload: each step once those are done that it needs. Some are ``running``."""
 
     def __init__(self, needed: Mapping[str, Collection[str]]) -> None:
         self._waiting = dict(needed)
-        self._running: set[str] = set()
+        self.running: set[str] = set()
         self._done: set[str] = set()
 
     @property
     def is_over(self) -> bool:
         """Whether nothing waits or runs."""
-        return not self._waiting and not self._running
+        return not self._waiting and not self.running
 
     def begin(self) -> list[str]:
         """Set the steps running that may begin now, and return them."""
         ready = [name for name, needed in self._waiting.items() if self._done.issuperset(needed)]
         for name in ready:
             del self._waiting[name]
-        self._running.update(ready)
+        self.running.update(ready)
         return ready
 
     def done(self, name: str) -> None:
-        self._running.remove(name)
+        self.running.remove(name)
         self._done.add(name)
 
     def failed(self, name: str) -> list[tuple[str, str]]:
         """Note that a step failed; return each step that cannot be done now, with the one that it needs."""
-        self._running.remove(name)
+        self.running.remove(name)
         return self._without(name)
 
     def _without(self, name: str) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ runs at a time; who asks meanwhile is answered by one more, which follows it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -65,6 +66,14 @@ class ConfigReload:
         self._asked.append((answer, tell))
         if self._run is None:
             self._begin_next()
+        else:
+            self._take_back_outdated(self._run)
+
+    def _take_back_outdated(self, run: ConfigRun) -> None:
+        """Let nothing hold the next reload up that the file does not say any more."""
+        assert self._source is not None
+        with contextlib.suppress(GpuserveError):  # said when it is its turn
+            run.take_back_outdated(_models(self._source.read_all(), self._settings))
 
     def signalled(self) -> None:
         """Reload because of SIGHUP; only the log says how it went. It waits until the server has started."""

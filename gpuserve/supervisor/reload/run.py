@@ -116,6 +116,9 @@ class ConfigWork:
                 LoadOperation(model, answer, lambda: self._placed(specs), failed_version, replaces=True)
             )
 
+    def take_back(self, model: str) -> None:
+        self._models.take_back(model)
+
     def names_changed(self, models: Sequence[str]) -> None:
         """Tell clients what may be loaded now, because the config has other models than before."""
         self._models.table.tell_states(*models)
@@ -186,6 +189,12 @@ class ConfigRun:
             logger.info(_LINE, NOTHING)
         loads = [name for name, action in self._actions.items() if action is not Action.UNLOAD]
         self._do(loads, self._unload)
+
+    def take_back_outdated(self, now: ConfigModels) -> None:
+        """Take back what is at work on models that the file declares otherwise by now: it may never end."""
+        for name in list(self._steps.running):
+            if now.declared.get(name) != self._now.declared.get(name):
+                self._work.take_back(name)
 
     def _feasible(self, model: str, action: Action) -> Action:
         """Turn a scale into a reload where the numbers of instances cannot be had in place."""

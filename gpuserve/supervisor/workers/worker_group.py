@@ -18,6 +18,13 @@ from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
 
 #: After its Stop a worker that its model has no use for may take this long to end, then it is killed.
 STOP_TIMEOUT_S: Final = 10.0
+#: In place of that where it runs something that was given up: nobody waits for the answer.
+HURRIED_STOP_TIMEOUT_S: Final = 1.0
+
+
+def stop_timeout_s(*, hurried: bool) -> float:
+    """Return the seconds that a worker has after its Stop."""
+    return HURRIED_STOP_TIMEOUT_S if hurried else STOP_TIMEOUT_S
 
 
 class WorkerGroup:

@@ -1,0 +1,164 @@
+"""What waits when a model is loaded anew: the instances that it waits for may never answer."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from driver_scene import SPEC, Scene, Worker, request
+
+from gpuserve.declare.spec import InstanceSpec, ModelSpec, PolicySpec, QueueSpec
+from gpuserve.errors import DeadlineExceeded, QueueFull
+from gpuserve.front.v2.types import InferResponse
+from gpuserve_worker.memory.arena import Block
+
+ONE = dataclasses.replace(SPEC, instances=SPEC.instances[:1], max_batch_size=1)
+
+
+def between(
+    scenario: Callable[[Scene, Scene], Coroutine[Any, Any, None]], old: ModelSpec = ONE, new: ModelSpec = ONE
+) -> None:
+    """Run a scenario with the driver of a model and the one that is loaded in its place."""
+
+    async def run() -> None:
+        scenes = Scene(old, arena_nbytes=1 << 25), Scene(new)
+        try:
+            await scenario(*scenes)
+        finally:
+            for one in scenes:
+                one.close()
+
+    asyncio.run(run())
+
+
+async def hung_with(old: Scene, *waiting: float | None) -> None:
+    """Let the only worker run a request for ever, and others wait behind it, each with a timeout."""
+    for timeout_s in (None, *waiting):
+        old.submit(1, 1.0, timeout_s)
+        await old.settle()
+
+
+def test_what_waits_behind_a_hung_instance_is_answered_by_the_new_one() -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        await hung_with(old, None, None)
+        assert old.driver.hand_over(new.driver)
+        assert not old.driver.hand_over(new.driver)
+        assert (old.driver.unfinished, new.driver.unfinished) == (1, 2)
+        for _ in range(2):
+            await new.settle()
+            new.workers[0].answer([True])
+        for pending in old.pending[1:]:
+            response = await asyncio.wait_for(pending.answer, 1)
+            assert isinstance(response, InferResponse)
+            response.close()
+        old.workers[0].answer([True])  # it was only slow
+        (await asyncio.wait_for(old.pending[0].answer, 1)).close()
+
+    between(scenario)
+
+
+def test_what_an_instance_only_held_goes_over_when_that_is_given_up() -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        await hung_with(old, None)
+        assert len(old.workers[0].runs) == 2
+        assert not old.driver.hand_over(new.driver)
+        old.driver.workers.give_back()
+        assert old.driver.hand_over(new.driver)
+        await new.settle()
+        assert (old.driver.unfinished, len(new.workers[0].runs)) == (1, 1)  # what was begun stays
+
+    between(scenario, dataclasses.replace(ONE, prefetch=1))
+
+
+def test_its_time_goes_on_and_its_client_may_still_leave() -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        await hung_with(old, 0.05, 60.0)
+        old.driver.hand_over(new.driver)
+        new.driver.workers.instance_down("a", "it died", 0.0)
+        with pytest.raises(DeadlineExceeded, match=r"0\.05 s were given to model 'm', and .* still queued"):
+            await asyncio.wait_for(old.pending[1].answer, 1)
+        assert new.driver.unfinished == 1
+        old.pending[2].take_back()
+        assert new.driver.unfinished == 0
+
+    between(scenario)
+
+
+def test_a_time_that_a_queue_policy_keeps_goes_on() -> None:
+    policy = PolicySpec(default_timeout_us=60_000_000, allow_timeout_override=True)
+    spec = dataclasses.replace(ONE, queue=QueueSpec(policy=policy))
+
+    async def scenario(old: Scene, new: Scene) -> None:
+        await hung_with(old, 5.0)
+        old.driver.hand_over(new.driver)
+        pending = old.pending[1]
+        assert pending.timeout_at == pytest.approx(pending.enqueued_at + 5.0)
+
+    between(scenario, spec, spec)
+
+
+def test_a_body_in_the_memory_of_the_old_driver_moves() -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        await hung_with(old)
+        block = old.driver.arena.allocate(4)
+        block.view[:] = bytes(4)
+        asked = request(1, 1.0)
+        asked.inputs[0].data = block
+        pending = old.driver.submit(asked)
+        old.driver.hand_over(new.driver)
+        assert not isinstance(asked.inputs[0].data, Block)
+        assert (old.driver.arena.statistics().blocks, pending.retriable) == (0, True)
+        await new.settle()
+        new.workers[0].answer([True])
+        (await asyncio.wait_for(pending.answer, 1)).close()
+
+    between(scenario)
+
+
+def test_a_load_that_takes_other_requests_is_given_none() -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        await hung_with(old, None)
+        assert not old.driver.hand_over(new.driver)
+        assert old.driver.unfinished == 2
+
+    between(scenario, new=dataclasses.replace(ONE, max_batch_size=2))
+
+
+def test_whoever_has_no_room_there_is_told_so() -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        await hung_with(old, None, None)
+        old.driver.hand_over(new.driver)
+        with pytest.raises(QueueFull, match="maximum queue size of 1 requests"):
+            await asyncio.wait_for(old.pending[2].answer, 1)
+        assert new.driver.unfinished == 1
+
+    between(scenario, new=dataclasses.replace(ONE, queue=QueueSpec(1)))
+
+
+def test_answers_that_keep_their_order_do_not_wait_for_the_hung_one() -> None:
+    spec = dataclasses.replace(ONE, batching=dataclasses.replace(ONE.batching, preserve_ordering=True))
+
+    async def scenario(old: Scene, new: Scene) -> None:
+        await hung_with(old, None)
+        old.driver.hand_over(new.driver)
+        await new.settle()
+        new.workers[0].answer([True])
+        (await asyncio.wait_for(old.pending[1].answer, 1)).close()
+
+    between(scenario, spec, spec)
+
+
+def test_it_goes_on_at_an_instance_that_comes_later() -> None:
+    async def scenario(old: Scene, new: Scene) -> None:
+        await hung_with(old, None)
+        new.workers[0].die()
+        await new.settle()
+        old.driver.hand_over(new.driver)
+        new.workers[0] = Worker(new.driver, "a")
+        await new.settle()
+        assert len(new.workers[0].runs) == 1
+
+    between(scenario, new=dataclasses.replace(ONE, instances=(InstanceSpec("a", "cpu", {}),)))
