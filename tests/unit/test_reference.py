@@ -13,9 +13,12 @@ from gpuserve.config.schema import json_schema
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.observe.metrics_page import MetricsPage
 from gpuserve.front.v2.status import STATUS
-from gpuserve.settings.server import live_settings
+from gpuserve.options import rows
+from gpuserve.settings.server import ServerSettings, live_settings
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference.md").read_text()
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = (REPOSITORY / "docs" / "reference.md").read_text()
+SECURITY = (REPOSITORY / "SECURITY.md").read_text()
 
 
 #: Each section of the page with the mapping of a file that it describes.
@@ -63,6 +66,16 @@ def test_the_settings_that_can_change_are_documented() -> None:
     _, _, section = PAGE.partition("#### Settings that can change\n")
     rows = [line.split("|")[1] for line in section.partition("###")[0].splitlines() if line.startswith("| `")]
     assert sorted(key for row in rows for key in row.split("`")[1::2]) == sorted(live_settings())
+
+
+def test_what_one_client_can_hold_is_told_by_keys_that_there_are() -> None:
+    """In the reference, and in the advice for networks of strangers."""
+    _, _, section = PAGE.partition("### What one client can hold\n")
+    _, _, advice = SECURITY.partition("## On a hostile network\n")
+    text = section.partition("\n#")[0] + advice
+    named = set(re.findall(r"`((?:max|min|head|idle|body|allowed|tls|remote|shared)_\w+)`", text))
+    assert len(named) > 10
+    assert named - set(rows(ServerSettings)) == set()
 
 
 def test_every_exit_code_is_documented() -> None:
