@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hpack
 import pytest
+from fuzzing.header_blocks import FIELDS
+from fuzzing.header_blocks import LIMIT_NBYTES as LIMIT
 from hpack.hpack import encode_integer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,13 +20,6 @@ from gpuserve.front.server.http2.hpack import (
     encode,
     status_field,
 )
-
-LIMIT = 64 << 10
-NAMES = st.sampled_from(
-    [b":path", b":method", b":status", b"te", b"cookie", b"grpc-timeout", b"x-a", b"x-long-er"]
-)
-VALUES = st.one_of(st.sampled_from([b"", b"GET", b"200", b"/", b"trailers"]), st.binary(max_size=300))
-FIELDS = st.lists(st.tuples(NAMES, VALUES), max_size=12)
 
 
 def theirs(block: bytes) -> list[Header]:

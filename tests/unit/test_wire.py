@@ -4,59 +4,9 @@ from __future__ import annotations
 
 import msgpack
 import pytest
+from fuzzing.worker_messages import ELSEWHERE, MESSAGES, TENSOR
 
 from gpuserve_worker.protocol import wire
-
-TENSOR = wire.WireTensor("x", "FP32", (2, 3), b"\x00" * 24)
-ELSEWHERE = wire.WireTensor("y", "BYTES", (0,), wire.Ref(3, 1 << 40, 5))
-PLACED = wire.WireTensor("z", "INT8", (4,), wire.Place(3, 8, 4))
-BORROWED = wire.WireTensor("w", "INT8", (4,), wire.Loan(9, 0, 4))
-REQUEST = wire.WireRequest(1, {}, ("z",), (("z", wire.Place(3, 8, 4)),), ("s", True, False))
-MESSAGES: list[wire.Message] = [
-    wire.Init(
-        2, "m", 2, "cpu#0", "cpu", {"path": "a.py:b", "kwargs": {}}, (), (), 8, (4,), True, 2, True, False, ()
-    ),
-    wire.Stop(),
-    wire.Phase("loading"),
-    wire.Ready(0.25, 4),
-    wire.LoadFailed("no", "Traceback"),
-    wire.Log(40, "text", ""),
-    wire.Unrecoverable("the device fell off the bus"),
-    wire.Segment(1, 1 << 24),
-    wire.DropSegment(1),
-    wire.Attach(4),
-    wire.Run(7, (wire.WireRequest(2, {"k": 1, "s": "é"}, ("y",)),), (TENSOR, ELSEWHERE)),
-    wire.Run(8, (1, 2, 1), (TENSOR,)),
-    wire.Run(8, (REQUEST,), (TENSOR, PLACED), (wire.Fill(0, "FP32", 2, 0, 64, wire.Place(3, 0, 8)),)),
-    wire.Cancel(7, 1),
-    wire.Credit(7, 32),
-    wire.Free(((0, 64), (1, 0))),
-    wire.Attached(4),
-    wire.Done(7, (TENSOR,), None, True, 1, 2, 3),
-    wire.Done(7, None, ((ELSEWHERE,), wire.WireFailure("INTERNAL", "no"), ()), False, 1, 2, 3),
-    wire.Failed(7, wire.WireFailure("INTERNAL", "no"), True),
-    wire.Released((7, 8)),
-    wire.Computed((7, 8)),
-    wire.Split(7),
-    wire.Yield(7, (TENSOR,), None),
-    wire.Yield(7, None, ((ELSEWHERE,), wire.WireFailure("INTERNAL", "no"), None)),
-    wire.Region(3, 4096, 64),
-    wire.CudaRegion(4, 1, 64, b"h" * 64),
-    wire.DropRegion(3),
-    wire.RegionOpened(4, "no such device"),
-    wire.Lend(9, 1 << 24),
-    wire.Unlend(9),
-    wire.Call(1, "m", "", (TENSOR,), ("y",), {"k": 1}, 0.5, False, True),
-    wire.CallOff(1),
-    wire.Answer(1, 5, (BORROWED, PLACED), {}, None, True),
-    wire.Return((1, 2)),
-    wire.StartExports(),
-    wire.ExportSegment(0, 1 << 25, b"h" * 64),
-    wire.FreeExports(((0, 512),)),
-    wire.LendExport(2, 1 << 25, b"h" * 64),
-    wire.ExportOpened(2, "no such memory"),
-    wire.UnlendExport(2),
-]
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda one: type(one).__name__)
