@@ -26,6 +26,7 @@ from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
 from gpuserve.front.doors.http.codec import parse_infer_request
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.exchange.exchange import AnswerHead, Ends
+from gpuserve.front.memory.intake import Intake, Share
 from gpuserve.front.server.http1.protocol import Http1
 from gpuserve.front.server.http2.protocol import Http2
 from gpuserve_worker.memory.arena import Block
@@ -158,6 +159,10 @@ def _block(*request: Any) -> Block:
     return Block(0, 0, request[-1], memoryview(bytearray(request[-1])))
 
 
+def _share() -> Share:
+    return Share(Intake(_LIMIT_NBYTES, lambda: None))
+
+
 def json_floats() -> bytes:
     """An inference whose values are text."""
     chance = random.Random(1)
@@ -184,7 +189,7 @@ def http_binary() -> bytes:
 
 def read_grpc(body: bytes) -> None:
     """As the gRPC door does."""
-    scanner = GrpcBodyScanner(_block, _LIMIT_NBYTES)
+    scanner = GrpcBodyScanner(_block, _LIMIT_NBYTES, _share())
     fed(scanner.feed, body)
     scanner.finish()
 
@@ -192,7 +197,7 @@ def read_grpc(body: bytes) -> None:
 def read_http(body: bytes) -> None:
     """As the HTTP door does."""
     head = BodyHead("m", "", str(len(body) - MIB), len(body), None)
-    scanner = HttpBodyScanner(head, _block, _LIMIT_NBYTES)
+    scanner = HttpBodyScanner(head, _block, _LIMIT_NBYTES, _share())
     fed(scanner.feed, body)
     scanner.finish()
 

@@ -13,6 +13,7 @@ from fuzzing.cuts import cuts_of
 from gpuserve.errors import RequestError
 from gpuserve.front.doors.http.codec import parse_infer_request
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
+from gpuserve.front.memory.intake import Intake, Share
 
 _DTYPES = {
     "BOOL": np.bool_, "INT8": np.int8, "INT64": np.int64, "UINT8": np.uint8, "UINT64": np.uint64,
@@ -89,7 +90,8 @@ def check(body: bytes) -> None:
     told = _told(lambda: parse_infer_request("m", "", body, None))
 
     def in_pieces() -> Any:
-        scanner = HttpBodyScanner(BodyHead("m", "", None, None), lambda _: None, _LIMIT_NBYTES)
+        share = Share(Intake(_LIMIT_NBYTES, lambda: None))
+        scanner = HttpBodyScanner(BodyHead("m", "", None, None), lambda _: None, _LIMIT_NBYTES, share)
         edges = [0, *sorted(cuts_of(body)), len(body)]
         for start, end in itertools.pairwise(edges):
             scanner.feed(body[start:end])
