@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gpuserve.control import messages
+from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.links.worker_link import DeviceLinks
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.process.draining import Draining
@@ -14,6 +15,22 @@ from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.ports import Ports
 from gpuserve.front.service.service import InferenceService, inference_service
 from gpuserve.settings.server import ServerSettings
+
+
+class Told(Transport):
+    """Counts the notices, and has a client that hears of none."""
+
+    n_told = 0
+    n_unaware = 1
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    def announce(self) -> None:
+        self.n_told += 1
 
 
 class Scene:
@@ -28,6 +45,8 @@ class Scene:
         generations = Generations(parts, self.said.append, self.spawn)
         ports = Ports(self.service, settings, self.spawn)
         self.draining = Draining(self.service.health, ports, generations, self.said.append, self.spawn)
+        self.transport = Told()
+        ports._transports.append(self.transport)
         self.service.health.serving()
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -72,5 +91,20 @@ def test_a_drain_is_for_good() -> None:
         assert scene.service.health.draining
         scene.draining.resume(messages.Resume())
         assert not scene.service.health.ready
+
+    asyncio.run(run())
+
+
+def test_clients_are_not_told_again_and_again() -> None:
+    """A client that connects anew after the notice would be sent away each time that it is given."""
+
+    async def run() -> None:
+        scene = Scene()
+        scene.draining.quiesce(messages.Quiesce(7, 5.0, 0.0))
+        await scene.finish()
+        assert scene.transport.n_told == 1
+        scene.draining.drain(messages.Drain(5.0, notice=True))
+        await scene.finish()
+        assert scene.transport.n_told == 3  # the second time it is for those who have come since
 
     asyncio.run(run())

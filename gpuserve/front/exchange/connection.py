@@ -206,8 +206,10 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def aware(self) -> bool:
-        """Whether the client has heard of it, as far as that can be known, or is about to by its answer."""
-        return self._spoken is not None and self._spoken.aware
+        """Whether the client has heard of it, as far as that can be known, or is about to by its answer. One
+        that was not told has nothing to hear.
+        """
+        return not self._announced or (self._spoken is not None and self._spoken.aware)
 
     @property
     def held(self) -> Sequence[str]:

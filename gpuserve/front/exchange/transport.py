@@ -18,12 +18,12 @@ class Transport(abc.ABC):
 
     def announce(self) -> None:  # noqa: B027
         """Have clients told that their connections take no more requests: those that come before they have
-        heard of it are still served. May be called again, for connections made since.
+        heard of it are still served. Each is told once; called again, it is for those made since.
         """
 
     @property
     def n_unaware(self) -> int:
-        """How many connections there are whose clients may not have heard of it."""
+        """How many connections were told whose clients may not have heard of it."""
         return 0
 
     @property

@@ -16,8 +16,9 @@ served. Finishing: what was accepted is run, what comes now is refused.
 
 At the end, where there is to be no lame duck there is no notice either: clients are told while the rest is
 finished. One that was over before, because an operator had taken the server out of service, is not had again.
-An operator's notice is not for connections that are made after it, or clients that know no other server would
-connect for ever.
+A notice is for the connections that are there when it is given, and each gets one. Those that are made after
+it are left alone: their clients know no other server, and would be sent away again and again. At the end they
+get theirs with the finishing.
 """
 
 from __future__ import annotations
@@ -70,20 +71,15 @@ class Draining:
         deadline = time.monotonic() + message.timeout_s
         if message.notice:
             notice_end = min(deadline, time.monotonic() + NOTICE_S)
-            await self._announce_until(lambda: not self._ports.n_unaware, notice_end)
+            self._ports.announce()
+            await _until(lambda: not self._ports.n_unaware, notice_end)
         self._health.drain()
-        await self._announce_until(lambda: not self._generations.unfinished(), deadline)
+        self._ports.announce()
+        await _until(lambda: not self._generations.unfinished(), deadline)
         unfinished = self._generations.unfinished()
         # A turn more for the answers that were just given to be written.
         await asyncio.sleep(_FINISHING_POLL_S)
         self._say(messages.Drained(unfinished))
-
-    async def _announce_until(self, done: Callable[[], bool], deadline: float) -> None:
-        while True:
-            self._ports.announce()
-            if done() or time.monotonic() >= deadline:
-                return
-            await asyncio.sleep(_FINISHING_POLL_S)
 
     # ---- at an operator's word ------------------------------------------------------------
 
@@ -104,10 +100,11 @@ class Draining:
     async def _quiesce(self, message: messages.Quiesce, absence: object) -> None:
         await asyncio.sleep(message.lame_duck_s)
         started = quiet_since = time.monotonic()
+        self._ports.announce()
         accepted, has_come = self._generations.accepted(), False
         while self._absence is absence:
             now = time.monotonic()
-            is_aware = self._tell_clients(now - started < NOTICE_S)
+            is_aware = now - started >= NOTICE_S or not self._ports.n_unaware
             left = max(self._generations.unfinished(), self._ports.n_held)
             if self._generations.accepted() != accepted:
                 accepted, quiet_since, has_come = self._generations.accepted(), now, True
@@ -117,9 +114,7 @@ class Draining:
                 return
             await asyncio.sleep(_QUIESCING_POLL_S)
 
-    def _tell_clients(self, is_notice: bool) -> bool:
-        """Tell the clients of all connections, during the notice; whether that is done."""
-        if not is_notice:
-            return True
-        self._ports.announce()
-        return not self._ports.n_unaware
+
+async def _until(done: Callable[[], bool], deadline: float) -> None:
+    while not done() and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(_FINISHING_POLL_S)
