@@ -280,6 +280,11 @@ class ServerSettings:
     attachable: bool = option(
         True, "Whether other programs of this user on this machine may serve models through it."
     )
+    require_control: bool = option(
+        False,
+        "Whether the server ends at its start where another process has a name by which operators or "
+        "programs would reach it on this machine; else that is an error in the log.",
+    )
     model_control: str = option(
         NO_CONTROL,
         "Whether clients may load and unload models (explicit).",

@@ -180,7 +180,7 @@ class Supervisor:
         core.life.move(ServerState.STARTING)
         try:
             core.listeners.open(core.settings.now)
-            parts.control.open(core.listeners)
+            parts.control.open(core.listeners, required=core.settings.now.require_control)
             core.front.start(self, parts.obey)
             parts.models.start()
             self._check_started()
@@ -268,11 +268,15 @@ class Supervisor:
         starting = self.state is ServerState.STARTING
         if not starting or not core.front.ready or not parts.models.table.all_loaded():
             return
+        addresses = core.listeners.addresses(core.settings.now)
+        try:
+            if core.settings.now.attachable:
+                parts.attached.open(addresses)
+        except StartupError as failure:
+            self._fail(failure)
+            return
         core.life.move(ServerState.SERVING)
         core.front.send(messages.Serving())
-        addresses = core.listeners.addresses(core.settings.now)
-        if core.settings.now.attachable:
-            parts.attached.open(addresses)
         self._observer.server_ready(addresses)
         self.started.set_result(addresses)
         parts.config.started()

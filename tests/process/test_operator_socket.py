@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from operated import InBackground, OperatedServer, Orders, config, model
 from processes import wait_until
 from serving import GPUSERVE
 
+from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.control import operator_client
+from gpuserve.control.attach import attach_name
 from gpuserve.control.operator import OPERATE, PROTOCOL, Alive, Answered, Ask, Told
 from gpuserve.control.operator_client import ControlName
 from gpuserve.errors import ControlError
@@ -200,3 +203,57 @@ def test_a_name_that_somebody_else_has_is_no_end_of_the_server(tmp_path: Path) -
             server.wait_log(f"the server cannot be operated by 127.0.0.1:{port}: ")
             server.wait_ready()
             assert status(server.addresses["gRPC"])["server"]["pid"] == server.pid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_processes_of_other_users_cost_nearly_nothing(server: OperatedServer) -> None:
+    address, _, port = server.addresses["HTTP"].rpartition(":")
+    name = ControlName(os.geteuid(), address, int(port)).encode()
+    n_lines, used_s, until = len(server.log), cpu_s(server.pid), time.monotonic() + 1.5
+    stranger = os.fork()
+    if not stranger:
+        _connect_until(until, name)
+    status(server.addresses["HTTP"])  # who may, gets through
+    os.waitpid(stranger, 0)
+    assert cpu_s(server.pid) - used_s < 0.5
+    told = [line for line in server.log[n_lines:] if "may not operate the server" in line]
+    assert len(told) <= 1
+
+
+def _connect_until(until: float, name: bytes) -> None:
+    """What another user does, in a process of its own."""
+    os.setuid(54321)
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(0.1)
+            sock.connect(name)
+    os._exit(0)
+
+
+def cpu_s(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("kind", ["operators", "programs"])
+def test_a_name_that_somebody_else_has_ends_a_server_that_requires_it(tmp_path: Path, kind: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    names = {
+        "operators": ControlName(os.geteuid(), "127.0.0.1", port).encode(),
+        "programs": attach_name(os.geteuid(), port),
+    }
+    path = config(tmp_path, model("m", Orders(tmp_path / "orders")), host="127.0.0.1")
+    flags = ("--require-control", "true", "--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
+        squatter.bind(names[kind])
+        squatter.listen()
+        ran = subprocess.run(
+            [GPUSERVE, "serve", str(path), *flags], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert ran.returncode == ExitCode.STARTUP_FAILURE
+    said = (
+        f"Address already in use by process {os.getpid()} of user {os.geteuid()} (the setting require_control"
+    )
+    assert said in ran.stderr

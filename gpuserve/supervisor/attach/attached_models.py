@@ -43,13 +43,18 @@ class AttachedModels:
         self._is_closing = False
 
     def open(self, addresses: dict[str, str]) -> None:
-        """Take programs from now on; each is told the name and these addresses of the server."""
+        """Take programs from now on; each is told the name and these addresses of the server.
+
+        Raises:
+            StartupError: another process has a name that ``require_control`` asks for.
+        """
         self._welcome = Welcome(self._core.settings.now.name, addresses)
         for role in ("http", "grpc"):
             port = self._core.listeners.port(role)
             if port is not None:
                 name = attach_name(os.geteuid(), port)
-                self._listener.open(name, f"programs cannot attach by port {port}")
+                required = self._core.settings.now.require_control
+                self._listener.open(name, f"programs cannot attach by port {port}", required=required)
 
     def take_no_more(self) -> None:
         """Take no program and no model any more; those that are there stay."""

@@ -5,21 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from gpuserve.control.attach import may_attach, peer_credentials
 from gpuserve.control.reactor import Reactor
+from gpuserve.errors import StartupError
+from gpuserve.settings.rare_log import RareLog
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 128
 #: Out of descriptors, it is tried again to take a connection after this time.
 _RETRY_S: Final = 1.0
-#: Who may not come in is logged this often: it is any user of the machine.
-_LOG_INTERVAL_S: Final = 1.0
+#: After so many processes of other users no connection is taken for a moment, whoever's: they may come as
+#: fast as they like.
+_STRANGERS: Final = 128
+_REST_S: Final = 0.05
 
 
 class LocalListener:
@@ -33,17 +36,25 @@ class LocalListener:
         self._purpose = purpose
         self._socks: list[socket.socket] = []
         self._takes = True
-        self._quiet_until = 0.0
+        self._refusals = RareLog(logger)
+        self._n_strangers = 0
 
-    def open(self, name: bytes, otherwise: str) -> None:
-        """Take connections by one more name; where another process has it, ``otherwise`` is logged."""
+    def open(self, name: bytes, otherwise: str, *, required: bool) -> None:
+        """Take connections by one more name; where another process has it, ``otherwise`` is logged.
+
+        Raises:
+            StartupError: another process has it, and it is ``required``.
+        """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             sock.bind(name)
             sock.listen(_BACKLOG)
         except OSError as error:
             sock.close()
-            logger.warning("%s: %s", otherwise, error.strerror or error)
+            text = f"{otherwise}: {error.strerror or error}{_holder(name)}"
+            if required:
+                raise StartupError(f"{text} (the setting require_control is on)") from None
+            logger.error("%s", text)
             return
         sock.setblocking(False)
         self._socks.append(sock)
@@ -87,8 +98,23 @@ class LocalListener:
         peer = peer_credentials(sock)
         if may_attach(os.geteuid(), peer.uid):
             self._on_connected(sock)
-            return
-        sock.close()
-        if (now := time.monotonic()) >= self._quiet_until:
-            self._quiet_until = now + _LOG_INTERVAL_S
-            logger.warning("process %d may not %s: it belongs to user %d", peer.pid, self._purpose, peer.uid)
+        else:
+            sock.close()
+            text = "process %d may not %s: it belongs to user %d"
+            self._refusals.say(text, peer.pid, self._purpose, peer.uid)
+            self._n_strangers += 1
+            if not self._n_strangers % _STRANGERS:
+                self._unwatch()
+                self._reactor.call_later(_REST_S, self._watch)
+
+
+def _holder(name: bytes) -> str:
+    """Who listens on a name, for a sentence; "" where nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(name)
+        except OSError:
+            return ""
+        peer = peer_credentials(sock)
+    return f" by process {peer.pid} of user {peer.uid}"

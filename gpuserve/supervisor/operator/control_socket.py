@@ -51,12 +51,16 @@ class ControlSocket:
         self._listener = LocalListener(reactor, self._connected, "operate the server")
         self._clients: set[ControlClient] = set()
 
-    def open(self, ports: Listeners) -> None:
-        """Take clients from now on, by a name for each port."""
+    def open(self, ports: Listeners, *, required: bool) -> None:
+        """Take clients from now on, by a name for each port.
+
+        Raises:
+            StartupError: another process has a name, and all are ``required``.
+        """
         for listener in ports.sockets.values():
             address, port = listener.getsockname()[:2]
             name = ControlName(os.geteuid(), address, port)
-            self._listener.open(name.encode(), f"the server cannot be operated by {name}")
+            self._listener.open(name.encode(), f"the server cannot be operated by {name}", required=required)
 
     def close(self) -> None:
         """Close the listeners and the connections of all clients."""

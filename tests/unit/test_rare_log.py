@@ -1,0 +1,20 @@
+"""Log lines that others can cause as often as they like."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from gpuserve.settings.rare_log import RareLog
+
+
+def test_one_line_in_ten_seconds_with_how_many_there_were(caplog: pytest.LogCaptureFixture) -> None:
+    now = 100.0
+    log = RareLog(logging.getLogger("test"), lambda: now)
+    for number in range(1000):
+        log.say("process %d", number)
+    now += 10.0
+    log.say("process %s%%", "x")
+    log.say("process %s%%", "y")
+    assert caplog.messages == ["process 0", "process x% (999 more like it before)"]
