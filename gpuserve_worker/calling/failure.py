@@ -28,6 +28,8 @@ CODES: Final = frozenset(
     }
 )
 TEXT_LIMIT: Final = 4096
+#: The log is given so much of a traceback.
+TRACEBACK_LIMIT: Final = 16384
 _OWN_DIRECTORY: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 #: An absolute path in quotes may hold spaces; outside them it ends at one. URLs are left alone.
@@ -68,8 +70,8 @@ def failure_of(error: BaseException) -> WireFailure:
 
 
 def log_text(error: BaseException) -> str:
-    """The class and the message of ``error``, on one line, nothing cut out."""
-    return " ".join(f"{type(error).__name__}: {_text(error)}".split())
+    """The class and the message of ``error``, on one line, cut where it is endless."""
+    return cut(" ".join(f"{type(error).__name__}: {_text(error)[: 4 * TEXT_LIMIT]}".split()), TEXT_LIMIT)
 
 
 def log_traceback(error: BaseException) -> str:
@@ -79,7 +81,15 @@ def log_traceback(error: BaseException) -> str:
     frames: TracebackType | None = error.__traceback__
     while frames is not None and frames.tb_next is not None and _is_ours(frames):
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    return cut("".join(traceback.format_exception(type(error), error, frames)), TRACEBACK_LIMIT)
+
+
+def cut(text: str, most: int) -> str:
+    """The beginning and the end of a text that is longer than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
 
 
 def _text(error: BaseException) -> str:

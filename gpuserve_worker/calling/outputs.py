@@ -7,13 +7,13 @@ All that touches objects of the user happens there, so whatever it raises is the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuserve_worker.calling.failure import INTERNAL, DeviceFailure, client_text, failure_of
+from gpuserve_worker.calling.failure import INTERNAL, TEXT_LIMIT, DeviceFailure, client_text, cut, failure_of
 from gpuserve_worker.calling.request import BatchedOutputs, Request
 from gpuserve_worker.calling.response import PARAMETER, Response, is_parameter
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, encode_bytes, fits_shape, numpy_dtype
@@ -82,7 +82,7 @@ class BatchAnswers(NamedTuple):
 
 
 class OutputRules:
-    """What a model's outputs must be. Pure: no state but the declaration."""
+    """What a model's outputs must be. ``tell`` is given what is wrong with single answers, for the log."""
 
     def __init__(
         self,
@@ -93,8 +93,10 @@ class OutputRules:
         strict: bool,
         decoupled: bool = False,
         reader: DeviceReader | None = None,
+        tell: Callable[[str], object] = str,
     ) -> None:
         self._model = model
+        self._tell = tell
         self._reader = reader
         self._specs = tuple(specs)
         self._names = tuple(spec.name for spec in specs)
@@ -105,34 +107,61 @@ class OutputRules:
 
     def check(self, result: Any, requests: Sequence[WireRequest], *, apart: bool = False) -> BatchAnswers:
         """The answers in what the callable returned for these requests, each request's by itself where
-        ``apart``; raises ``OutputError``.
+        ``apart``; raises ``OutputError`` where none of them can be sent.
         """
         if type(result) is BatchedOutputs and (not apart or len(requests) == 1):
             whole = self._whole(result, requests)
             if whole is not None:
                 return BatchAnswers(None, [whole]) if apart else BatchAnswers(whole, None)
         elements = self._elements(result, len(requests))
-        each = [self._element(one, request) for one, request in zip(elements, requests, strict=True)]
-        parameters = self._parameters(elements)
+        each = self._each(elements, requests)
+        parameters = self._parameters(elements, each)
         if self._batching and not self._decoupled and not apart:
             whole = _combined(each)
             if whole is not None:
                 return BatchAnswers(whole, None, parameters)
         return BatchAnswers(None, each, parameters)
 
-    def _parameters(self, elements: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+    def _each(
+        self, elements: Sequence[Any], requests: Sequence[WireRequest]
+    ) -> list[list[CheckedOutput] | WireFailure | None]:
+        """The answer to each request; one that cannot be sent fails its own request."""
+        each: list[list[CheckedOutput] | WireFailure | None] = []
+        wrong: list[OutputError] = []
+        for one, request in zip(elements, requests, strict=True):
+            try:
+                each.append(self._element(one, request))
+            except OutputError as error:
+                wrong.append(error)
+                each.append(failure_of(error))
+        if wrong:
+            if len(wrong) == len(each):
+                raise wrong[0]
+            self._tell(
+                f"{cut(str(wrong[0]), TEXT_LIMIT)} ({len(wrong)} of {len(each)} requests of the batch)"
+            )
+        return each
+
+    def _parameters(self, elements: Sequence[Any], answers: Sequence[Any]) -> tuple[dict[str, Any], ...]:
         """What the callable set as the parameters of each response; nothing where it set none at all."""
         if type(elements) is BatchedOutputs or not any(isinstance(one, Response) for one in elements):
             return ()
-        each = tuple([dict(one.parameters) if isinstance(one, Response) else {} for one in elements])
-        for parameters in each:
-            for key, value in parameters.items():
-                if not (isinstance(key, str) and is_parameter(key) and is_parameter(value)):
-                    raise OutputError(
-                        f"Response parameter {key!r} of model {self._model!r} is the {type(value).__name__} "
-                        f"{repr(value)[:_SHOWN]}: expected {PARAMETER}, by a name that is a str"
-                    )
-        return each
+        pairs = zip(elements, answers, strict=True)
+        return tuple(
+            [
+                dict(one.parameters) if isinstance(one, Response) and isinstance(answer, list) else {}
+                for one, answer in pairs
+            ]
+        )
+
+    def _check_parameters(self, response: Response) -> None:
+        for key, value in response.parameters.items():
+            if not (isinstance(key, str) and is_parameter(key) and is_parameter(value)):
+                given = f"the {type(value).__name__} {repr(value)[:_SHOWN]}"
+                raise OutputError(
+                    f"Response parameter {repr(key)[:_SHOWN]} of model {self._model!r} is {given}: expected "
+                    f"{PARAMETER}, by a name that is a str"
+                )
 
     def _whole(self, result: BatchedOutputs, requests: Sequence[WireRequest]) -> list[CheckedOutput] | None:
         """The outputs of the batch as one; None where the requests must be told apart."""
@@ -174,6 +203,8 @@ class OutputRules:
         if element is None and self._decoupled:
             return None
         data = element.data if isinstance(element, Request) else element
+        if isinstance(data, Response):
+            self._check_parameters(data)
         if not isinstance(data, Mapping):
             raise OutputError(
                 f"Each response of the inference callable of model {self._model!r} must be a mapping of "
@@ -307,7 +338,7 @@ class OutputRules:
             raise self._wrong_dtype(spec, array)
         try:
             return encode_bytes(array.ravel().tolist())
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # a str may have no UTF-8
             raise OutputError(f"{self._of(spec)}: {error}") from None
 
     def _castable(self, spec: TensorSpec, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -9,9 +9,11 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuserve_worker.calling.failure import (
+    TEXT_LIMIT,
     DeviceFailure,
     UnrecoverableError,
     client_text,
+    cut,
     failure_of,
     log_text,
     log_traceback,
@@ -88,6 +90,7 @@ class Execution:
             strict=model.strict,
             decoupled=model.context.decoupled,
             reader=model.path.reader,
+            tell=reporter.error,
         )
         #: Makes the stopwatch of a batch that has just come.
         self.new_watch: Callable[[], Stopwatch] = model.path.new_watch
@@ -194,7 +197,7 @@ class Execution:
             code = "RESOURCE_EXHAUSTED" if error.is_out_of_memory else "INTERNAL"
             return WireFailure(code, f"{whose} failed: {client_text(error)}")
         if isinstance(error, OutputError):
-            self._reporter.error(str(error))
+            self._reporter.error(cut(str(error), TEXT_LIMIT))
             return failure_of(error)
         failure = failure_of(error)
         if self._model.read_only_inputs and isinstance(error, ValueError) and "read-only" in failure.text:

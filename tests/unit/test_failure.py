@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserve_worker.calling.failure import TEXT_LIMIT, client_text, log_text, log_traceback
+from gpuserve_worker.calling.failure import TEXT_LIMIT, TRACEBACK_LIMIT, client_text, log_text, log_traceback
 
 
 class Unprintable(Exception):
@@ -55,3 +55,11 @@ def test_the_log_has_the_class_the_message_and_the_cause() -> None:
     traceback = log_traceback(caught.value)
     assert __file__ in traceback
     assert "KeyError: '/srv/w.bin'" in traceback
+
+
+def test_an_endless_text_is_cut_in_the_log() -> None:
+    error = ValueError("x" * 100_000 + "end")
+    assert len(log_text(error)) < TEXT_LIMIT + 100
+    traceback = log_traceback(error)
+    assert len(traceback) < TRACEBACK_LIMIT + 100
+    assert traceback.endswith("xend\n")

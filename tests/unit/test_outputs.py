@@ -12,6 +12,7 @@ import pytest
 
 from gpuserve_worker.calling.outputs import BatchAnswers, OutputError, OutputRules
 from gpuserve_worker.calling.request import BatchedOutputs, Request
+from gpuserve_worker.calling.response import Response
 from gpuserve_worker.memory.arena import Arena, OutOfMemory
 from gpuserve_worker.memory.output_writer import OutputWriter
 from gpuserve_worker.memory.regions import ClientRegions
@@ -366,3 +367,34 @@ def test_nothing_is_kept_when_there_is_no_memory() -> None:
 def test_a_block_that_is_not_held_cannot_be_freed(front: Front) -> None:
     with pytest.raises(KeyError):
         front.writer.free([(0, 64)])
+
+
+LABELLED = {"y": floats(1, 2), "label": np.array([["a"]], object)}
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ({**LABELLED, "y": floats(2, 2)}, "must have 1 row on its first axis"),
+        ({**LABELLED, "y": np.array([["text"]])}, "must be FP32"),
+        ({**LABELLED, "y": object()}, "must be an array"),
+        ({**LABELLED, "label": np.array([[7]], object)}, "Output 'label' of model 'm'"),
+        ({**LABELLED, "label": np.array([["\ud800"]], object)}, "Output 'label' of model 'm'"),
+        ({7: floats(1, 2)}, "names must be str"),
+        ({"z": floats(1, 2)}, "None of the returned outputs 'z' is declared"),
+        (None, "must be a mapping"),
+        (Response(LABELLED, {"n": object()}), "Response parameter 'n' of model 'm' is the object"),
+    ],
+)
+def test_an_answer_that_cannot_be_sent_fails_its_own_request(front: Front, bad: Any, told: str) -> None:
+    lines: list[str] = []
+    checked = OutputRules("m", (Y, LABEL), batching=True, strict=False, tell=lines.append)
+    good = Response(LABELLED, {"n": 1})
+    answers = checked.check([good, bad, good], requests(1, 1, 1))
+    first, failed, last = each(front, answers)
+    assert first["y"].tolist() == last["y"].tolist() == [[0, 1]]
+    assert (failed.code, told in failed.text) == ("INTERNAL", True)
+    assert answers.parameters == ({"n": 1}, {}, {"n": 1})
+    assert (len(lines), told in lines[0], "1 of 3 requests" in lines[0]) == (1, True, True)
+    with pytest.raises(OutputError):
+        checked.check([bad, bad], requests(1, 1))
