@@ -198,6 +198,20 @@ class ServerSettings:
     min_body_rate: int = option(
         500, "Bytes a second of a request's body that are expected; slower ones are refused.", least=0
     )
+    answer_grace_s: float = option(
+        300.0, "Seconds over which the rate is measured at which a client reads its answers.", least=1
+    )
+    min_answer_rate: int = option(
+        100,
+        "Bytes a second that a client is expected to read of its answers; slower ones are closed.",
+        least=0,
+    )
+    max_unsent_nbytes: int = option(
+        256 << 20,
+        "Bytes of answers that are held for clients that read nothing; then more is refused, and they are "
+        "closed.",
+        least=1,
+    )
     load_timeout_s: float = option(
         0.0,
         "Seconds that a model may take to load; 0 is no limit.",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from config_file import model, tensor, write_config
@@ -21,7 +23,7 @@ N_ATTACKERS = 600
 LARGE_NBYTES = 2 << 20
 TIMEOUT_S = 8.0
 POST = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\n"
-LIMITS = {"head_timeout_s": 1, "body_grace_s": 1, "idle_timeout_s": 2}
+LIMITS = {"head_timeout_s": 1, "body_grace_s": 1, "idle_timeout_s": 2, "max_unsent_nbytes": 4 << 20}
 #: What a client sends, for what it is left, and what it is told.
 WAITS = {
     "an idle HTTP/2 connection": (Peer().greeting(), "idle", b""),
@@ -69,14 +71,19 @@ def n_files(server: OperatedServer) -> int:
     return len(os.listdir(f"/proc/{server.front}/fd"))
 
 
+def ask(connection: http.client.HTTPConnection, nbytes: int) -> None:
+    """Have a tensor of this size echoed, and do not read the answer."""
+    parameters = {"binary_data_size": nbytes}
+    entry = {"name": "x", "datatype": "UINT8", "shape": [1, nbytes], "parameters": parameters}
+    head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    connection.request("POST", "/v2/models/echo/infer", head + bytes(nbytes), headers)
+
+
 def echoed_nbytes(server: OperatedServer) -> int:
     """How much of a large tensor comes back."""
-    parameters = {"binary_data_size": LARGE_NBYTES}
-    entry = {"name": "x", "datatype": "UINT8", "shape": [1, LARGE_NBYTES], "parameters": parameters}
-    head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
     with server.client() as client:
-        headers = {"Inference-Header-Content-Length": str(len(head))}
-        client.connection.request("POST", "/v2/models/echo/infer", head + bytes(LARGE_NBYTES), headers)
+        ask(client.connection, LARGE_NBYTES)
         response = client.connection.getresponse()
         assert response.status == 200
         return len(response.read()) - int(response.headers["Inference-Header-Content-Length"])
@@ -115,3 +122,15 @@ def test_who_begins_and_does_not_go_on_is_left(server: OperatedServer) -> None:
             assert WAITS[what][2] in told, what
     found = {reason: server.metric("gpuserve_connections_late_total", reason=reason) for reason in COUNTS}
     assert {reason: found[reason] - before[reason] for reason in COUNTS} == COUNTS
+
+
+def test_answers_that_nobody_reads_are_not_held(server: OperatedServer) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            ask(stack.enter_context(server.client()).connection, 8 << 20)
+        held = partial(server.metric, "gpuserve_connections_unsent_bytes")
+        late = partial(server.metric, "gpuserve_connections_late_total", reason="answer")
+        wait_until(lambda: late() >= 2, "those who read nothing are closed", TIMEOUT_S)
+        wait_until(lambda: held() <= 4 << 20, "what they did not read is given back", TIMEOUT_S)
+        assert echoed_nbytes(server) == LARGE_NBYTES
+    wait_until(lambda: held() == 0, "nothing is held", TIMEOUT_S)

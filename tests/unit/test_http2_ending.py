@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from http2_peer import (
@@ -25,6 +26,7 @@ from http2_scene import RecordingWay, Talk
 
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
 from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.exchange.limits import Limits
 from gpuserve.front.server.http2.leaving import (
     ECHO_TIMEOUT_S,
     LAST_WORDS_S,
@@ -33,6 +35,7 @@ from gpuserve.front.server.http2.leaving import (
     WINDOW_S,
     Ending,
 )
+from gpuserve.front.server.http2.output import STUCK_S
 
 #: The last stream of a GOAWAY that does not know it yet.
 NO_LAST = (1 << 31) - 1
@@ -245,3 +248,27 @@ def test_answers_that_no_window_lets_through_are_given_up_in_the_end() -> None:
     assert talk.peer.error == ENHANCE_YOUR_CALM
     assert (talk.way.said, released) == (["end"], [1])
     assert not talk.http2.unanswered
+
+
+def test_a_client_that_reads_nothing_is_answered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    talk, body, released = Talk(), bytes(1 << 20), list[int]()
+    talk.way.limits = Limits(max_unsent_nbytes=3 << 20)
+    for stream_id in (1, 3, 5, 7, 9):
+        talk.feed(talk.peer.request(stream_id))
+
+    def answer(n: int) -> None:
+        talk.sinks[n].exchange.answer(OK, (body,), len(body), lambda: released.append(n))
+
+    for n in range(4):
+        answer(n)  # it has had no time to read
+    assert (released, talk.http2.sent[1] > 3 << 20) == ([], True)
+    now += STUCK_S
+    answer(4)
+    talk.read()
+    assert released == [4]
+    refused = dict(talk.peer.responses[9].heads[0])
+    assert (refused["grpc-status"], "are not read" in refused["grpc-message"]) == ("8", True)
+    talk.http2.lost()
+    assert (sorted(released), talk.http2.sent[1]) == ([0, 1, 2, 3, 4], 0)

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from gpuserve.front.exchange.exchange import Ends, Piece, Release, Spoken
 from gpuserve.front.exchange.limits import Admission
+from gpuserve.front.exchange.watch import Pace, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,11 @@ class Connection(asyncio.BufferedProtocol):
         self.ends = Ends(None, ("", None), tls=False)
         #: So much waits to be sent that no more should be made; ``Spoken.drained`` ends it.
         self.full = False
+        #: What waits until the client reads, and for how long that has not moved, as of the last ``check``.
+        self.backlog_nbytes = 0
+        self.stuck_s = 0.0
+        self._stuck_watch = Watch()
+        self._answer_pace = Pace()
         self._http1 = http1
         self._http2 = http2
         self._buffer = buffer
@@ -236,9 +242,21 @@ class Connection(asyncio.BufferedProtocol):
                 self.abort()
         if self._spoken is not None:
             self._spoken.check(now)
+            self._check_answers(self._spoken, now)
         elif now - self._opened_at > (self.limits.head_timeout_s if self._greeting else GREETING_TIMEOUT_S):
             self.count_late("head" if self._greeting else "idle")
             self.close()
+
+    def _check_answers(self, spoken: Spoken, now: float) -> None:
+        """Close what reads its answers so slowly that they are held for nothing."""
+        sent_nbytes, backlog_nbytes = spoken.sent
+        self.backlog_nbytes = backlog_nbytes
+        self.stuck_s = self._stuck_watch.unchanged_s((sent_nbytes, backlog_nbytes > 0), now)
+        awaited = sent_nbytes if backlog_nbytes else None
+        limits = self.limits
+        if self._answer_pace.is_slow(now, awaited, limits.answer_grace_s, limits.min_answer_rate):
+            self.count_late("answer")
+            self.abort()
 
     def count_late(self, reason: str) -> None:
         """Note that the client took too long over this, for which it is left."""

@@ -182,6 +182,10 @@ class Spoken(Protocol):
     """A protocol on one connection. Called in the loop; none of these raises."""
 
     @property
+    def sent(self) -> tuple[int, int]:
+        """How many bytes of answers its client has been sent so far, and how many wait until it reads."""
+
+    @property
     def unanswered(self) -> Sequence[str]:
         """The paths of the requests that are not answered yet."""
 

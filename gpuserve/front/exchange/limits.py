@@ -37,6 +37,9 @@ class Limits:
     idle_timeout_s: float = 300.0
     body_grace_s: float = 20.0
     min_body_rate: int = 500
+    answer_grace_s: float = 300.0
+    min_answer_rate: int = 100
+    max_unsent_nbytes: int = 256 << 20
 
 
 def slow_body(limits: Limits) -> str:
@@ -61,7 +64,9 @@ class Admission:
         self.n_open = 0
         self.refused = dict.fromkeys(("connections", "address", "descriptors"), 0)
         #: Connections, and requests, that were ended for what was waited for too long.
-        self.late = dict.fromkeys(("idle", "head", "body"), 0)
+        self.late = dict.fromkeys(("idle", "head", "body", "answer"), 0)
+        #: What clients have not read of their answers, by transport, as of the last look.
+        self.unsent_nbytes: dict[object, int] = {}
         n = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if n_descriptors is None else n_descriptors
         self._n_descriptors = n - min(n_spare, n * n_spare // _MANY_DESCRIPTORS)
         most = min(self.limits.max_connections, self._n_descriptors)

@@ -116,6 +116,8 @@ def connection_families(admission: Admission) -> Iterable[Family]:
     """The metrics of the connections: how many are open, were refused, and took too long."""
     name = "gpuserve_connections"
     yield family(name, "gauge", "Connections that are open.", [({}, admission.n_open)])
+    text, unsent_nbytes = "Answers that clients have not read.", sum(admission.unsent_nbytes.values())
+    yield family(f"{name}_unsent_bytes", "gauge", text, [({}, unsent_nbytes)])
     for what, text, counts in (
         ("refused", "Connections that were refused, by the limit that they met.", admission.refused),
         ("late", "Connections and requests that were ended, by what took too long.", admission.late),

@@ -38,6 +38,8 @@ _KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
 )
+#: Who reads nothing for so long is closed where ``max_unsent_nbytes`` are held.
+_STUCK_S: Final = 2.0
 _TLS_HANDSHAKE_S: Final = 15.0
 #: After our own drain every request is answered, and what idles is closed at once. What is waited for are
 #: answers to clients that are slow to read them.
@@ -163,6 +165,19 @@ class NativeTransport(Transport):
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check(now)
+        self._shed()
+
+    def _shed(self) -> None:
+        """Where too much waits to be read, close who reads nothing, with the most first."""
+        unsent_nbytes = sum(one.backlog_nbytes for one in self._connections)
+        most_nbytes = self._admission.limits.max_unsent_nbytes
+        if unsent_nbytes > most_nbytes:
+            for one in sorted(self._connections, key=lambda one: one.backlog_nbytes, reverse=True):
+                if unsent_nbytes > most_nbytes and one.stuck_s >= _STUCK_S:
+                    unsent_nbytes -= one.backlog_nbytes
+                    one.count_late("answer")
+                    one.abort()
+        self._admission.unsent_nbytes[self] = unsent_nbytes
 
 
 def _tls_context(files: TlsFiles) -> ssl.SSLContext:

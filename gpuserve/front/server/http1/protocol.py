@@ -117,6 +117,11 @@ class Http1:
         self._body_pace = Pace()
 
     @property
+    def sent(self) -> tuple[int, int]:
+        unsent_nbytes = self.way.unsent_nbytes
+        return self._written_nbytes - unsent_nbytes, unsent_nbytes
+
+    @property
     def unanswered(self) -> Sequence[str]:
         return () if self._exchange is None else (self._exchange.head.path,)
 

@@ -6,7 +6,6 @@ Nothing is noted for a stream until the connection is looked at, about once a se
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -15,9 +14,9 @@ from gpuserve.front.exchange.exchange import grpc_timeout_s
 from gpuserve.front.exchange.limits import Limits, slow_body
 from gpuserve.front.exchange.watch import Pace
 from gpuserve.front.server.http2.frames import ErrorCode
-from gpuserve.front.server.http2.stream import State, Stream
+from gpuserve.front.server.http2.stream import State, Stream, refuse
 
-_DEADLINE_EXCEEDED: Final = b"4"
+_DEADLINE_EXCEEDED: Final = 4
 
 
 class _Seen(NamedTuple):
@@ -69,11 +68,6 @@ def _first_seen(stream: Stream, now: float) -> _Seen:
 
 def refuse_late(stream: Stream, text: str) -> None:
     """Answer a request that has not come whole, unless it is answered, and end its stream."""
-    if not stream.started and stream.head.is_grpc:
-        message = urllib.parse.quote(text, safe=" ,:").encode()
-        status = ((b"grpc-status", _DEADLINE_EXCEEDED), (b"grpc-message", message))
-        stream.start(200, ((b"content-type", b"application/grpc"), *status), end=True)
-    elif not stream.started:
-        stream.start(408, ((b"content-type", b"text/plain; charset=utf-8"),))
-        stream.send(f"{text}\n".encode(), end=True)
+    if not stream.started:
+        refuse(stream, text, 408, _DEADLINE_EXCEEDED)
     stream.fail(ErrorCode.NO_ERROR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: What one stream sends before it is the next one's turn.
 TURN_NBYTES: Final = 1 << 20
+#: A client that has taken nothing for so long does not read.
+STUCK_S: Final = 0.5
 #: A larger frame would hold the others of a connection up.
 _MOST_FRAME_NBYTES: Final = 256 << 10
 
@@ -41,6 +44,9 @@ class Output:
         "_turns",
         "_way",
         "frame_nbytes",
+        "held_nbytes",
+        "moved_at",
+        "sent_nbytes",
         "small_nbytes",
         "stream_window",
         "window",
@@ -53,6 +59,10 @@ class Output:
         self.frame_nbytes = DEFAULT_FRAME_NBYTES
         #: Up to here a body is copied into one write, in one frame.
         self.small_nbytes = DEFAULT_FRAME_NBYTES
+        #: What of bodies is not sent, and is, and when the last of it was.
+        self.held_nbytes = 0
+        self.sent_nbytes = 0
+        self.moved_at = 0.0
         self._way = way
         #: Streams with a part of a body that their windows let through; the first is the next one.
         self._turns: OrderedDict[Stream, None] = OrderedDict()
@@ -82,7 +92,20 @@ class Output:
             if stream.unsent and stream.window > 0:
                 self._turns[stream] = None
 
+    def hold(self, nbytes: int) -> None:
+        """So much more is to be sent of a stream."""
+        if not self.held_nbytes:
+            self.moved_at = time.monotonic()
+        self.held_nbytes += nbytes
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so much more may wait for the client: always while it reads, else up to a limit."""
+        if not self.held_nbytes or self.held_nbytes + nbytes <= self._way.limits.max_unsent_nbytes:
+            return True
+        return time.monotonic() - self.moved_at < STUCK_S
+
     def drop(self, stream: Stream) -> None:
+        self.held_nbytes -= stream.unsent_nbytes
         self._turns.pop(stream, None)
         self._ends.pop(stream, None)
 
@@ -134,7 +157,12 @@ class Output:
     def _send(self, stream: Stream) -> None:
         before = stream.unsent_nbytes
         frames = stream.frames(min(self.window, TURN_NBYTES), self.frame_nbytes)
-        self.window -= before - stream.unsent_nbytes
+        nbytes = before - stream.unsent_nbytes
+        if nbytes:
+            self.window -= nbytes
+            self.held_nbytes -= nbytes
+            self.sent_nbytes += nbytes
+            self.moved_at = time.monotonic()
         if stream.through:
             self._way.write_pieces(frames, stream.take_release())
             stream.on_ended()

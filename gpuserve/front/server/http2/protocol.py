@@ -79,6 +79,11 @@ class Http2:
         way.write(h2.settings_frame(_SETTINGS) + grown)
 
     @property
+    def sent(self) -> tuple[int, int]:
+        unsent_nbytes = self.way.unsent_nbytes
+        return self.output.sent_nbytes - unsent_nbytes, self.output.held_nbytes + unsent_nbytes
+
+    @property
     def unanswered(self) -> list[str]:
         return [stream.head.path for stream in self._streams.values()]
 
@@ -373,8 +378,7 @@ class Http2:
                 refuse_late(stream, text)
         if self._leaving.is_late(now) and not self._over:
             self._take_last()
-        held_nbytes = sum(stream.unsent_nbytes for stream in self._streams.values())
-        if self._ending.is_stuck(now, held_nbytes):
+        if self._ending.is_stuck(now, self.output.held_nbytes):
             self._fail(ConnectionFailed(ErrorCode.ENHANCE_YOUR_CALM, "the answers are not taken"))
         unsent_nbytes = self.way.unsent_nbytes
         if self._ending.is_late(now, unsent_nbytes, over=self._over):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import urllib.parse
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 RECEIVE_WINDOW: Final = 4 << 20
 #: What of a response waits to be sent before ``room`` waits.
 UNSENT_NBYTES: Final = 256 << 10
+#: What is answered to a client that asks for more than it reads.
+TOO_MUCH_UNREAD: Final = (
+    "the answers on this connection are not read: %d bytes of them wait, expected at most %d; read them first"
+)
 _pack: Final = HEAD.pack
 
 
@@ -208,6 +213,10 @@ class Stream:
             self._close()
             if release is not None:
                 release()
+        elif self.state in _ANSWERABLE and not self.started and not out.has_room(nbytes):
+            if release is not None:
+                release()
+            refuse(self, TOO_MUCH_UNREAD % (out.held_nbytes, connection.way.limits.max_unsent_nbytes), 503, 8)
         elif self.state in _ANSWERABLE and not self.started:
             if not tail:
                 block += encode(((b"content-length", b"%d" % nbytes),))
@@ -263,10 +272,12 @@ class Stream:
         self._connection.way.write(header_frames(self.id, out.block(block), out.frame_nbytes, end=end))
 
     def _queue(self, pieces: Iterable[Piece]) -> None:
+        before = self.unsent_nbytes
         for piece in pieces:
             if piece:
                 self.unsent.append(memoryview(piece) if len(piece) > UNSENT_NBYTES else piece)
                 self.unsent_nbytes += len(piece)
+        self._connection.output.hold(self.unsent_nbytes - before)
 
     # ---- for the output -------------------------------------------------------------------
 
@@ -353,9 +364,9 @@ class Stream:
         """The stream is over before its time: nothing more is sent or taken."""
         if self.state is State.CLOSED:
             return
+        self._connection.output.drop(self)
         self.unsent.clear()
         self.unsent_nbytes = 0
-        self._connection.output.drop(self)
         sink = self.sink
         self._close()
         sink.abandon()
@@ -368,6 +379,17 @@ class Stream:
         held_nbytes, self._held_nbytes = self._held_nbytes, 0
         self._connection.forget(self, held_nbytes)
         self.sink = _NOBODY  # the sink refers to the stream: no cycle is left to the garbage collector
+
+
+def refuse(stream: Stream, text: str, status: int, grpc_status: int) -> None:
+    """Answer with an error alone, as HTTP or as gRPC."""
+    if stream.head.is_grpc:
+        message = urllib.parse.quote(text, safe=" ,:;").encode()
+        told = ((b"grpc-status", b"%d" % grpc_status), (b"grpc-message", message))
+        stream.start(200, ((b"content-type", b"application/grpc"), *told), end=True)
+    else:
+        stream.start(status, ((b"content-type", b"text/plain; charset=utf-8"),))
+        stream.send(f"{text}\n".encode(), end=True)
 
 
 def _encode_head(head: AnswerHead) -> bytes:
