@@ -26,7 +26,8 @@ class Limits:
     more_nbytes: int = 300 * MIB
     #: What is not called kept: what an allocator keeps for later.
     kept_nbytes: int = 64 * MIB
-    kept_descriptors: int = 8
+    #: Arenas and the connections of the well-behaved client come with its first requests.
+    kept_descriptors: int = 16
 
 
 @dataclass(frozen=True, slots=True)

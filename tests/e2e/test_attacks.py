@@ -58,7 +58,7 @@ QUICK = [0.001] * 99
         (QUICK, {}, Held(400 * MIB, 4000), CALM, []),
         (QUICK, {}, Held(401 * MIB, 40), CALM, ["memory"]),
         (QUICK, {}, CALM, Held(165 * MIB, 40), ["not given back"]),
-        (QUICK, {}, CALM, Held(100 * MIB, 49), ["not given back"]),
+        (QUICK, {}, CALM, Held(100 * MIB, 57), ["not given back"]),
     ],
 )
 def test_what_is_not_held(
