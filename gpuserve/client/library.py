@@ -41,6 +41,8 @@ def library(url: ServerUrl, *, aio: bool = False) -> Library:
         options, errors = options_of()
         module = importlib.import_module(f"tritonclient.{url.protocol}{'.aio' if aio else ''}")
     except ImportError as error:
+        if url.protocol == GRPC:
+            raise
         raise ImportError(
             f"a client over HTTP needs more packages: pip install 'gpuserve[client]' ({error})"
         ) from error

@@ -186,3 +186,14 @@ def test_keda_asks_the_prometheus_that_is_named(tmp_path: Path, prometheus: str)
     files = kubernetes(loaded(tmp_path), replace(OPTIONS, prometheus=prometheus))
     (scaler,) = documents(files["components/keda/scaledobject.yaml"])
     assert scaler["spec"]["triggers"][0]["metadata"]["serverAddress"] == prometheus
+
+
+@pytest.mark.parametrize("component", ["daemonset", "keda"])
+def test_a_name_that_yaml_has_a_meaning_for_is_a_text_in_patches_too(tmp_path: Path, component: str) -> None:
+    files = kubernetes(loaded(tmp_path), replace(OPTIONS, name="null"))
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    kinds = {one["kind"] for one in kustomized(tmp_path / "overlays" / component)}
+    assert "HorizontalPodAutoscaler" not in kinds
+    assert "Deployment" in kinds or "DaemonSet" in kinds

@@ -331,3 +331,16 @@ def test_grpc_clients_need_no_packages_of_http() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.count("pip install 'gpuserve[client]'") == 2
+
+
+def test_a_package_that_grpc_misses_is_not_one_of_http() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['grpc'] = None\n"
+        "from gpuserve.client import ModelClient\n"
+        "try: ModelClient('grpc://localhost', 'm')._library\n"
+        "except ImportError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "grpc" in done.stdout
+    assert "HTTP" not in done.stdout
