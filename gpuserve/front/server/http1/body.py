@@ -13,6 +13,8 @@ from gpuserve.front.exchange.exchange import Piece
 from gpuserve.front.server.http1.head import CHUNKED, RequestRefused, parse_fields, shown
 
 _SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
+#: A chunk's size without extensions, and the end of its line.
+_CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 #: A chunk's size with its extensions.
 _SIZE_LINE_NBYTES: Final = 256
 _TRAILERS_NBYTES: Final = 16 << 10
@@ -85,6 +87,10 @@ class ChunkedBody:
                 self._left -= len(piece)
                 if not self._left:
                     self._part = Part.DATA_END
+            elif self._part is Part.SIZE and not self._kept and (found := _CHUNK.match(data, position)):
+                position = _take_chunks(data, position, found, pieces)
+                if position == found.start():
+                    position = self._read_line(data, position)
             else:
                 position = self._read_line(data, position)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces), data[position:]
@@ -130,6 +136,21 @@ class ChunkedBody:
             parse_fields((line,))
         else:
             self.ended = True
+
+
+def _take_chunks(data: Piece, position: int, found: re.Match[bytes] | None, pieces: list[Piece]) -> int:
+    """Append the data of chunks that are there whole, without extensions; where they end. A body may have
+    thousands of them, and line by line they take five times as long.
+    """
+    while found is not None:
+        start = found.end()
+        end = start + int(found[1], 16)
+        if end == start or data[end : end + 2] != b"\r\n":
+            break
+        pieces.append(data[start:end])
+        position = end + 2
+        found = _CHUNK.match(data, position)
+    return position
 
 
 #: A body that arrives.
