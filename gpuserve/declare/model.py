@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.declare.spec import BatchingSpec, ModelOptions, QueueSpec, RateLimiter, SequenceBatching
 from gpuserve.options import changeable, option, required, spelled
@@ -142,12 +142,14 @@ class Step:
     version: int | None = None
 
 
-#: Any, as it is made here, which type checkers need not follow.
-_Options: Any = changeable(ModelOptions)
+if TYPE_CHECKING:  # it has the same fields
+    _Options = ModelOptions
+else:
+    _Options = changeable(ModelOptions)
 
 
 @dataclass
-class ModelConfig(_Options):  # type: ignore[misc]  # as above
+class ModelConfig(_Options):
     """How a bound model is run.
 
     With ``batching=False`` the tensors' shapes are complete and every request is its own call.
@@ -170,3 +172,6 @@ class ModelConfig(_Options):  # type: ignore[misc]  # as above
     sequence_batching: SequenceBatching | None = None
     rate_limiter: RateLimiter | None = None
     queue: QueueSpec | None = None
+    if TYPE_CHECKING:  # the options for which None stands for a default
+        array: str | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # a spec has none
+        prefetch: int | None = field(default=None, kw_only=True)  # type: ignore[assignment]  # as above

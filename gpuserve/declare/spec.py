@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from gpuserve.devices.names import CPU, check_device_name
 from gpuserve.devices.placement import ANYWHERE, Placement
 from gpuserve.errors import BindError
-from gpuserve.options import option, rebuilt, required, spelled
+from gpuserve.options import by_keyword, option, rebuilt, required, spelled
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
 
 MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -352,7 +352,7 @@ class InstanceSpec:
 # ---- the model ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@by_keyword
 class ModelOptions:
     """Options that ``ModelConfig`` and a file have alike: a row here is all that makes one."""
 
@@ -383,7 +383,7 @@ _OF_REQUESTS: Final = ("inputs", "outputs", "max_batch_size", "decoupled", "sequ
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSpec(ModelOptions):
+class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, see ``by_keyword``
     """A model, complete. ``max_batch_size`` 0 means that the model does not batch.
 
     ``concurrency`` 0 leaves it to the worker, which knows what kind its callable is. ``array`` is the kind of

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -131,7 +132,7 @@ def key_and_value(hint: Any) -> tuple[Any, Any] | None:
 
 
 def spelled(table: Any) -> Any:
-    """A table whose constructor takes Triton's names of options too; a decorator."""
+    """A table whose options have Triton's names too, in its constructor and as attributes; a decorator."""
     options = [(one.name, one.metadata[_KEY]) for one in dataclasses.fields(table) if _KEY in one.metadata]
     own = {said.triton: name for name, said in options}
     make = table.__init__
@@ -144,7 +145,25 @@ def spelled(table: Any) -> Any:
         make(self, *values, **usual)
 
     table.__init__ = init
+    for theirs, name in own.items():
+        if theirs not in {"", name}:
+            setattr(table, theirs, _other_name(name))
     return table
+
+
+def _other_name(name: str) -> property:
+    def change(self: Any, value: Any) -> None:
+        setattr(self, name, value)
+
+    return property(operator.attrgetter(name), change)
+
+
+@typing.dataclass_transform(kw_only_default=True)
+def by_keyword(table: type[_Table]) -> type[_Table]:
+    """A table with which ``changeable`` may be called. Type checkers are not told that it is frozen: to them
+    it is the base of the class that may be changed as well.
+    """
+    return dataclass(frozen=True, slots=True, kw_only=True)(table)
 
 
 def changeable(table: type) -> Any:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import gpuserve
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve.api.binding import model_spec
 from gpuserve.config.entries.fields import entry_of
@@ -189,3 +194,50 @@ def test_a_message_of_triton_is_filled_and_read_by_the_same_rows() -> None:
     said = options_of(message, BatchingSpec) | options_of(message, QueueSpec)
     assert declared(BatchingSpec, said) == batching
     assert declared(QueueSpec, said) == queue
+
+
+PROGRAM = """\
+from gpuserve.declare.model import ModelConfig
+
+config = ModelConfig(True, 4, array=None, prefetch=None, read_only_inputs=True)
+config.array = "cupy"
+config.read_only_inputs = False
+ModelConfig(aray="cupy")  # wrong
+ModelConfig(read_only_inputs="yes")  # wrong
+ModelConfig(prefetch="many")  # wrong
+ModelConfig(batchng=False)  # wrong
+config.prefech = 1  # wrong
+"""
+
+
+def test_type_checkers_know_the_options_of_a_config(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    read = ("declare/model.py", "declare/spec.py", "options/__init__.py")
+    files = [str(program), *(str(Path(gpuserve.__file__).parent / one) for one in read)]
+    options = ["--strict", "--follow-imports=skip", "--config-file=", f"--cache-dir={tmp_path}/cache"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, *files],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=Path(gpuserve.__file__).parents[1],
+        timeout=120,
+    )
+    found = re.findall(r"program\.py:(\d+): error", done.stdout)
+    lines = enumerate(PROGRAM.splitlines(), start=1)
+    assert [int(one) for one in found] == [n for n, line in lines if "# wrong" in line], done.stdout
+
+
+def test_a_misspelt_option_is_named() -> None:
+    with pytest.raises(TypeError, match="aray"):
+        ModelConfig(aray="cupy")
+
+
+def test_triton_names_are_attributes_too() -> None:
+    warmup: Any = WarmupInput(np.float32, (1,), input_data_file="a.npy")
+    assert warmup.input_data_file == "a.npy"
+    warmup.input_data_file = "b.npy"
+    assert warmup.file == "b.npy"
+    sequences: Any = SequenceBatching(max_sequence_idle_us=7)
+    assert sequences.max_sequence_idle_microseconds == 7
