@@ -228,6 +228,16 @@ class ServerSettings:
         "in bytes: JSON, requests of streams, what is compressed. Others are refused meanwhile.",
         least=1 << 20,
     )
+    max_inflated_nbytes: int = option(
+        64 << 20,
+        "What a compressed request may come to, in bytes; transport native alone.",
+        least=1,
+    )
+    max_inflation_ratio: int = option(
+        500,
+        "How many times its compressed size a request of over 8 MiB may come to; transport native alone.",
+        least=1,
+    )
     shared_memory_owners: tuple[int, ...] = option(
         (),
         "Users (uid) whose system shared memory any client may register. Of others only a client of that "

@@ -4,21 +4,25 @@ nothing is kept when they have gone.
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import socket
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 from config_file import models, write_config
 from operated import OperatedServer
 from processes import wait_until
-from sending import TIMEOUT_S, Sender, assert_clear, entry, sized
+from sending import INFER, TIMEOUT_S, Sender, assert_clear, entry, message, sized
 
 MIB = 1 << 20
 GIB = 1 << 30
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 SERVED = {"echo_FP32", "cube", "flat_FP32"}
 
 
@@ -26,6 +30,7 @@ SERVED = {"echo_FP32", "cube", "flat_FP32"}
 def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     entries = [one for one in models() if one["name"] in SERVED]
     limits = {"host": "127.0.0.1", "max_arena_nbytes": 2 * GIB, "max_intake_nbytes": 4 * MIB}
+    limits["max_inflated_nbytes"] = 2 * MIB
     config = write_config(tmp_path_factory.mktemp("claims"), entries, **limits)
     with OperatedServer(config) as started:
         made = Sender(started.wait_ready())
@@ -111,3 +116,25 @@ def test_bodies_under_way_have_one_limit(sender: Sender) -> None:
     connection.close()
     wait_until(lambda: sender.server.metric("gpuserve_intake_bytes") == 0, "the others", TIMEOUT_S)
     assert sender.json(text + b" " * 2 * MIB)[0] == 200
+
+
+BOMB = zlib.compress(bytes(64 * MIB), 1)
+
+
+def test_bombs_are_refused_over_both_protocols(sender: Sender) -> None:
+    status, text = sender.json(BOMB, content_encoding="deflate")
+    assert status == 413
+    assert_clear(text, [str(2 * MIB), "max_inflated_nbytes"])
+    packed = message("echo_FP32", 1, 16 * MIB, raw=bytes(64 * MIB)).SerializeToString()
+    for method in (INFER, STREAM):
+        code, text = sender.grpc(packed, method, compression=grpc.Compression.Gzip)
+        assert code == "RESOURCE_EXHAUSTED"
+        assert_clear(text, [str(2 * MIB), "max_inflated_nbytes"])
+
+
+def test_what_is_inflated_counts_and_is_read_in_slices(sender: Sender) -> None:
+    text = announced(entry(data=[0, 1, 2, 3])) + b" " * MIB
+    assert sender.json(gzip.compress(text), content_encoding="gzip")[0] == 200
+    packed = message("echo_FP32", 1, MIB // 4, raw=bytes(MIB)).SerializeToString()
+    for method in (INFER, STREAM):
+        assert sender.grpc(packed, method, compression=grpc.Compression.Gzip) == ("OK", "")

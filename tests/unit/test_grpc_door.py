@@ -228,6 +228,9 @@ def test_messages_that_are_none(
         else:
             response = house.call(rpcs.MODEL_INFER, body[:cut], *fields, end=False)
             house.feed(body[cut:], end=True)
+        while not response.heads:  # what grows is inflated in a thread
+            await asyncio.sleep(0.001)
+            await house.settle()
         assert status(response) == code
         assert len(response.heads) == 1
 

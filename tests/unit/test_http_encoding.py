@@ -10,19 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.errors import InvalidArgument, ResourceExhausted, Unimplemented
-from gpuserve.front.doors.http.encoding import (
-    Decompressor,
-    compress,
-    negotiate,
-    request_coding,
-)
+from gpuserve.front.doors.access.inflation import FREE_NBYTES, SLICE_NBYTES, Inflater, inflate
+from gpuserve.front.doors.http.encoding import compress, negotiate, request_coding
 from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.v2.limits import InflationLimits
 
 COMPRESS = {"gzip": gzip.compress, "deflate": zlib.compress}
 
 
 def decompress(coding: str, body: bytes | memoryview, limit_nbytes: int) -> bytes:
-    return Decompressor(coding, limit_nbytes).last(body)
+    return inflate(body, coding, InflationLimits(limit_nbytes, 1 << 20))
+
+
+def fed(inflater: Inflater, data: bytes, *, end: bool = False) -> bytes:
+    return b"".join(one.data for one in inflater.slices(data, end=end))
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,8 @@ class TestRequestBodies:
     @given(body=st.binary(), cut=st.integers(0, 40))
     def test_in_chunks(self, coding: str, body: bytes, cut: int) -> None:
         packed = COMPRESS[coding](body)
-        decompressor = Decompressor(coding, len(body))
-        assert decompressor.feed(packed[:cut]) + decompressor.last(packed[cut:]) == body
+        inflater = Inflater(coding, InflationLimits(len(body), 1 << 20))
+        assert fed(inflater, packed[:cut]) + fed(inflater, packed[cut:], end=True) == body
 
     def test_a_bomb_stops_at_the_limit(self, coding: str) -> None:
         bomb = COMPRESS[coding](bytes(50_000_000))
@@ -66,14 +67,31 @@ class TestRequestBodies:
             decompress(coding, COMPRESS[coding](b"abc")[:-1], 100)
 
     def test_something_else(self, coding: str) -> None:
-        with pytest.raises(InvalidArgument, match=f"not valid {coding} data"):
+        with pytest.raises(InvalidArgument, match=f"it is not {coding} data"):
             decompress(coding, b"this is no such data", 100)
 
     def test_more_behind_the_end(self, coding: str) -> None:
-        decompressor = Decompressor(coding, 100)
-        assert decompressor.feed(COMPRESS[coding](b"abc")) == b"abc"
+        inflater = Inflater(coding, InflationLimits(100, 1 << 20))
+        assert fed(inflater, COMPRESS[coding](b"abc")) == b"abc"
         with pytest.raises(InvalidArgument, match="goes on behind the end"):
-            decompressor.feed(b"x")
+            fed(inflater, b"x")
+
+    @pytest.mark.parametrize("nbytes", [0, 1, 65_535, 65_536, 65_537, 65_536 + SLICE_NBYTES, 3_000_000])
+    def test_slices_are_bounded_and_the_last_one_is_known(self, coding: str, nbytes: int) -> None:
+        noise = bytes(range(256)) * 16 + bytes(nbytes)
+        body = noise[-nbytes:] if nbytes else b""
+        slices = list(
+            Inflater(coding, InflationLimits(nbytes, 1 << 20)).slices(COMPRESS[coding](body), end=True)
+        )
+        assert b"".join(one.data for one in slices) == body
+        assert max(len(one.data) for one in slices) <= SLICE_NBYTES
+        assert [one.more for one in slices] == [True] * (len(slices) - 1) + [False]
+
+    def test_what_grows_too_much_is_refused_once_it_is_large(self, coding: str) -> None:
+        limits = InflationLimits(1 << 30, 500)
+        assert len(inflate(COMPRESS[coding](bytes(FREE_NBYTES)), coding, limits)) == FREE_NBYTES
+        with pytest.raises(ResourceExhausted, match="more than 500 times"):
+            inflate(COMPRESS[coding](bytes(2 * FREE_NBYTES)), coding, limits)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from gpuserve.front.service.inference import Inference
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.service.trace_control import TraceControl
 from gpuserve.front.v2.health import Watchers
+from gpuserve.front.v2.limits import InflationLimits
 from gpuserve.settings.server import ServerSettings
 from gpuserve.settings.version import VERSION
 
@@ -71,6 +72,7 @@ class InferenceService:
     control: ServiceControl
     metrics_page: MetricsPage
     intake: Intake
+    inflation: InflationLimits
     version: str = VERSION
     extensions: tuple[str, ...] = EXTENSIONS
 
@@ -115,8 +117,11 @@ def inference_service(
     cache = cache or ResponseCache(0)
     page = MetricsPage(models.metrics, VERSION, lambda: cache.statistics().nbytes, gpus.families)
     intake = Intake(settings.max_intake_nbytes)
+    inflation = InflationLimits(settings.max_inflated_nbytes, settings.max_inflation_ratio)
     page.add(partial(_intake_families, intake))
-    return InferenceService(settings.name, Inference(models, regions), models, health, control, page, intake)
+    return InferenceService(
+        settings.name, Inference(models, regions), models, health, control, page, intake, inflation
+    )
 
 
 def _intake_families(intake: Intake) -> list[Family]:

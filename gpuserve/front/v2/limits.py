@@ -7,7 +7,7 @@ it is refused, and the length of the sentence that refuses it. No rule of the pr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpuserve.errors import InvalidArgument
 
@@ -19,6 +19,17 @@ MAX_NAME_NBYTES: Final = 256
 _SHOWN_CHARACTERS: Final = 128
 _SHOWN_ITEMS: Final = 16
 _SHOWN_NUMBER: Final = 10**20
+
+
+class InflationLimits(NamedTuple):
+    """What a compressed body or message may come to: in bytes, and in bytes for each compressed one."""
+
+    nbytes: int
+    ratio: int
+
+    def within(self, nbytes: int) -> InflationLimits:
+        """The same, of at most so many bytes."""
+        return self._replace(nbytes=min(self.nbytes, nbytes))
 
 
 def shown(text: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from gpuserve.errors import RequestError
 from gpuserve.front.doors.access.failures import error_to_tell
+from gpuserve.front.doors.access.inflation import Slice
 
 #: From this size on; below, the way to a thread and back costs more than the work.
 THREAD_NBYTES: Final = 16 << 10
@@ -30,6 +32,18 @@ def off_loop(nbytes: int, work: Callable[[], T], then: Callable[[T | RequestErro
     else:
         working = asyncio.get_running_loop().run_in_executor(None, _result_of, work)
         working.add_done_callback(lambda done: then(done.result()))
+
+
+def each_off_loop(nbytes: int, slices: Iterator[Slice], take: Callable[[Slice | RequestError], bool]) -> None:
+    """Call ``take`` with one slice after the other while it wants more, or with the error that came instead.
+    The first is made of so many bytes; each is made as ``off_loop`` does its work.
+    """
+
+    def go_on(found: Slice | RequestError) -> None:
+        if take(found) and not isinstance(found, RequestError) and found.more:
+            off_loop(len(found.data), partial(next, slices), go_on)
+
+    off_loop(nbytes, partial(next, slices), go_on)
 
 
 def _result_of(work: Callable[[], T]) -> T | RequestError:

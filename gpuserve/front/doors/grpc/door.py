@@ -8,6 +8,7 @@ the service, and convert back. The status travels in trailers, or, where no mess
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -15,6 +16,7 @@ from gpuserve.errors import DeadlineExceeded, InvalidArgument
 from gpuserve.front.doors.access.endpoints import METHODS, Access
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
+from gpuserve.front.doors.access.inflation import WINDOW_BITS, Inflater
 from gpuserve.front.doors.access.offload import offload
 from gpuserve.front.doors.access.peers import address_of, is_local
 from gpuserve.front.doors.access.restrictions import GRPC_PREFIX, Policy, Verdict
@@ -30,7 +32,7 @@ from gpuserve.front.doors.grpc.calls import (
     small_message,
     small_messages,
 )
-from gpuserve.front.doors.grpc.framing import LEVELS, WINDOW_BITS, Unframer, compress_messages, frame
+from gpuserve.front.doors.grpc.framing import LEVELS, Unframer, compress_messages, frame
 from gpuserve.front.doors.grpc.headers import OK, OK_TRAILERS, CallHead, ok_head, read_call
 from gpuserve.front.doors.grpc.inference import GrpcInference, InferCall
 from gpuserve.front.doors.grpc.stream import InferStream
@@ -228,8 +230,12 @@ class StreamingInference:
             while (part := await request.part()) is not None:
                 if reception is not None:
                     reception.read()
-                for body in unframer.messages(part):
-                    stream.take(body)
+                for compressed, body in unframer.parts(part):
+                    if compressed:
+                        kept = stream.hold, len(unframer.unread) + len(body)
+                        stream.take(await self._inflated(call.encoding, body, *kept))
+                    else:
+                        stream.take(body)
                     if stream.is_full:  # it may be so until a request is through, and the client leave before
                         stream.hold(len(unframer.unread))
                         await request.unless_gone(asyncio.ensure_future(stream.wait_for_room()))
@@ -245,3 +251,21 @@ class StreamingInference:
             stream.cancel()
         except Exception as error:
             stream.fail(error_to_tell(error, "reading a stream"))
+
+    async def _inflated(
+        self, encoding: str, message: bytes, hold: Callable[[int], None], kept_nbytes: int
+    ) -> bytes:
+        """A message of a stream, while other clients have their turns; ``hold`` is told how much is kept.
+
+        Raises:
+            RequestError: it is not what the encoding says, or too large.
+        """
+        slices = Inflater(encoding, self._shared.inflation).slices(message, end=True)
+        await asyncio.sleep(0)
+        found = await offload(len(message), next, slices)
+        plain = bytearray(found.data)
+        while found.more:
+            found = await offload(len(found.data), next, slices)
+            plain += found.data
+            hold(kept_nbytes + len(plain))
+        return bytes(plain)

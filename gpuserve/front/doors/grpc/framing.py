@@ -11,22 +11,23 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Final
 
 from gpuserve.errors import InvalidArgument, ResourceExhausted, Unimplemented
+from gpuserve.front.doors.access.inflation import WINDOW_BITS, Buffer, inflate
+from gpuserve.front.v2.limits import InflationLimits
 
 PREFIX_NBYTES: Final = 5
 IDENTITY: Final = "identity"
 #: What the server answers in ``grpc-accept-encoding``.
 ACCEPTED_ENCODINGS: Final = "identity, deflate, gzip"
 PREFIX: Final = struct.Struct(">BI")
-WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
+#: Of small messages, whose size alone is limited.
+_ANY_RATIO: Final = 1 << 20
 #: Level as in the settings -> zlib's, 0 for no compression.
 LEVELS: Final[dict[str, int]] = {"none": 0, "low": 1, "medium": 6, "high": 9}
 #: Shorter messages do not get smaller.
 _LEAST_NBYTES: Final = 64
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 def frame(nbytes: int) -> bytes:
@@ -72,8 +73,20 @@ def unary_message(body: Buffer, limit_nbytes: int, encoding: str = "") -> Buffer
     """The one message of a whole body. It is not copied unless it is compressed.
 
     Raises:
-        InvalidArgument: the body does not hold exactly one message.
+        InvalidArgument: as ``unary_part``, or what is compressed is not what the encoding says.
         ResourceExhausted: the message is larger than ``limit_nbytes``, compressed or not.
+        Unimplemented: the encoding is not known.
+    """
+    compressed, message = unary_part(body, limit_nbytes, encoding)
+    return inflate(message, encoding, InflationLimits(limit_nbytes, _ANY_RATIO)) if compressed else message
+
+
+def unary_part(body: Buffer, limit_nbytes: int, encoding: str = "") -> tuple[bool, Buffer]:
+    """(compressed, message) of the one message of a whole body, as it is in it.
+
+    Raises:
+        InvalidArgument: the body does not hold exactly one message.
+        ResourceExhausted: the message is larger than ``limit_nbytes``.
         Unimplemented: the encoding is not known.
     """
     encoding = check_encoding(encoding)
@@ -84,8 +97,7 @@ def unary_message(body: Buffer, limit_nbytes: int, encoding: str = "") -> Buffer
         raise truncated(len(body), PREFIX_NBYTES + nbytes)
     if len(body) > PREFIX_NBYTES + nbytes:
         raise surplus()
-    message = memoryview(body)[PREFIX_NBYTES:]
-    return decompress(message, encoding, limit_nbytes) if compressed else message
+    return compressed, memoryview(body)[PREFIX_NBYTES:]
 
 
 class Unframer:
@@ -106,11 +118,21 @@ class Unframer:
         return list(self.messages(chunk))
 
     def messages(self, chunk: Buffer) -> Iterator[bytes]:
-        """The messages that this chunk completes. Each is unpacked once it is asked for: a chunk of packed
-        ones may come to a thousand times its size.
+        """The small messages that this chunk completes, inflated. Each is unpacked once it is asked for.
 
         Raises:
             InvalidArgument: a wrong prefix, or compressed data that is none.
+            ResourceExhausted: a message is larger than the limit.
+        """
+        limits = InflationLimits(self._limit_nbytes, _ANY_RATIO)
+        for compressed, message in self.parts(chunk):
+            yield inflate(message, self._encoding, limits) if compressed else message
+
+    def parts(self, chunk: Buffer) -> Iterator[tuple[bool, bytes]]:
+        """(compressed, message) of those that this chunk completes, as they are in it.
+
+        Raises:
+            InvalidArgument: a wrong prefix.
             ResourceExhausted: a message is larger than the limit.
         """
         self.unread += chunk
@@ -121,9 +143,7 @@ class Unframer:
                 break
             message = bytes(memoryview(self.unread)[PREFIX_NBYTES:end])
             del self.unread[:end]
-            if compressed:
-                message = decompress(message, self._encoding, self._limit_nbytes)
-            yield message
+            yield compressed, message
 
     def finish(self) -> None:
         """The body has ended.
@@ -136,25 +156,6 @@ class Unframer:
             if len(self.unread) >= PREFIX_NBYTES:
                 expected += PREFIX.unpack_from(self.unread)[1]
             raise truncated(len(self.unread), expected)
-
-
-def decompress(message: Buffer, encoding: str, limit_nbytes: int) -> bytes:
-    """A message compressed with gzip or deflate.
-
-    Raises:
-        InvalidArgument: it is not what the encoding says, or it is cut.
-        ResourceExhausted: it is larger than ``limit_nbytes`` once unpacked; no more than that is unpacked.
-    """
-    inflater = zlib.decompressobj(WINDOW_BITS[encoding])
-    try:
-        plain = inflater.decompress(message, limit_nbytes + 1)
-    except zlib.error:
-        raise InvalidArgument(f"the request is marked as {encoding}, but it is not {encoding} data") from None
-    if len(plain) > limit_nbytes:
-        raise ResourceExhausted(f"the decompressed request is over the limit of {limit_nbytes} bytes")
-    if not inflater.eof or inflater.unused_data:
-        raise InvalidArgument(f"the {encoding} data of the request does not end where its message ends")
-    return plain
 
 
 def compress_messages(coding: str, level: int, data: Buffer) -> bytes:

@@ -13,17 +13,17 @@ from typing import Final
 from gpuserve.errors import Internal, RequestError
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
-from gpuserve.front.doors.access.offload import off_loop
+from gpuserve.front.doors.access.inflation import WINDOW_BITS, Inflater, Slice
+from gpuserve.front.doors.access.offload import each_off_loop, off_loop
 from gpuserve.front.doors.grpc import requests, responses
 from gpuserve.front.doors.grpc.framing import (
     IDENTITY,
     PREFIX,
     PREFIX_NBYTES,
-    WINDOW_BITS,
     compress_messages,
     read_prefix,
     surplus,
-    unary_message,
+    unary_part,
 )
 from gpuserve.front.doors.grpc.headers import OK, CallHead, ok_head, refuse
 from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
@@ -57,6 +57,7 @@ class GrpcInference:
         self.intake = service.intake
         self.receptions = service.control.trace.receptions
         self.max_request_nbytes = max_request_nbytes
+        self.inflation = service.inflation.within(max_request_nbytes)
         self.forwarding = forwarding
         self.level = level
 
@@ -151,7 +152,8 @@ class InferCall:
         """The message has come, in more than one part."""
         scanner = self._scanner
         if scanner is None:
-            self._take_whole(bytes(self._parts or b""))
+            body, self._parts = bytes(self._parts or b""), None
+            self._take_whole(body)
         else:
             request = scanner.finish()
             self._scanner = None
@@ -159,20 +161,31 @@ class InferCall:
 
     def _take_whole(self, body: bytes) -> None:
         """Read a body that is there, with its prefix."""
-        encoding = self._call.encoding
-        work = partial(unary_message, body, self._shared.max_request_nbytes, encoding)
-        off_loop(len(body) if encoding else 0, work, self._parse)
-
-    def _parse(self, message: bytes | bytearray | memoryview | RequestError) -> None:
-        """Read a message without its prefix, or tell why there is none."""
-        if isinstance(message, RequestError):
-            self._refuse(message)
+        compressed, message = unary_part(body, self._shared.max_request_nbytes, self._call.encoding)
+        if not compressed:
+            self._submit(requests.parse_infer_request(message))
             return
+        share = self._share = self._share or Share(self._shared.intake)
+        slices = Inflater(self._call.encoding, self._shared.inflation).slices(message, end=True)
+        each_off_loop(len(message), slices, partial(self._take_slice, share, len(body), bytearray()))
+
+    def _take_slice(
+        self, share: Share, body_nbytes: int, message: bytearray, found: Slice | RequestError
+    ) -> bool:
+        """Read a message once all of it is inflated; False: no more of it is wanted."""
+        if self._through:
+            return False
         try:
-            if not self._through:
+            if isinstance(found, RequestError):
+                raise found
+            message += found.data
+            share.hold(body_nbytes + len(message))
+            if not found.more:
                 self._submit(requests.parse_infer_request(message))
         except Exception as error:
             self._refuse(error)
+            return False
+        return True
 
     def _claim(self, model_name: str, nbytes: int) -> Block | None:
         version = "" if self._scanner is None else self._scanner.model_version

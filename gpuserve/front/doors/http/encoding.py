@@ -1,7 +1,7 @@
 """Content codings of the HTTP endpoint: gzip and deflate (zlib) of requests and of responses.
 
-Pure; zlib releases the GIL, so a caller may move large bodies to a thread. What a body grows to is
-limited while it grows, never after.
+Pure; zlib releases the GIL, so a caller may move large bodies to a thread. How a request is inflated is in
+``access/inflation.py``.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpuserve.errors import InvalidArgument, ResourceExhausted, Unimplemented
+from gpuserve.errors import Unimplemented
+from gpuserve.front.doors.access.inflation import WINDOW_BITS
 from gpuserve.front.exchange.exchange import AnswerHead
 
 #: Goes with the refusal of a coding, so that the client learns what it may use.
 ACCEPT_ENCODING: Final = (b"accept-encoding", b"gzip, deflate")
 IDENTITY: Final = "identity"
-#: coding -> zlib's window bits, which also say which container it is.
-_WINDOW_BITS: Final[dict[str, int]] = {"gzip": 31, "deflate": 15}
 #: The fastest: tensors are mostly floats, where harder work gains next to nothing.
 _LEVEL: Final = 1
 
@@ -33,53 +32,9 @@ def request_coding(content_encoding: str | None) -> str:
         UnsupportedCoding: any other; answer it with the ``ACCEPT_ENCODING`` header.
     """
     coding = (content_encoding or IDENTITY).strip().lower().removeprefix("x-") or IDENTITY
-    if coding != IDENTITY and coding not in _WINDOW_BITS:
+    if coding != IDENTITY and coding not in WINDOW_BITS:
         raise UnsupportedCoding("Unsupported compression type")
     return coding
-
-
-class Decompressor:
-    """A request body in "gzip" or "deflate", chunk by chunk, up to ``limit_nbytes`` of what comes out."""
-
-    def __init__(self, coding: str, limit_nbytes: int) -> None:
-        self._coding = coding
-        self._limit_nbytes = limit_nbytes
-        self._zlib = zlib.decompressobj(_WINDOW_BITS[coding])
-        self._nbytes = 0
-
-    def feed(self, chunk: bytes | memoryview) -> bytes:
-        """Decompress a chunk; what comes out may be empty.
-
-        Raises:
-            InvalidArgument: not of this coding, or it goes on behind its end.
-            ResourceExhausted: more than the limit.
-        """
-        try:
-            # One byte more than allowed is enough to know; zero would mean without limit.
-            out = self._zlib.decompress(chunk, self._limit_nbytes - self._nbytes + 1)
-        except zlib.error:
-            raise InvalidArgument(f"the request body is not valid {self._coding} data") from None
-        self._nbytes += len(out)
-        if self._nbytes > self._limit_nbytes:
-            raise ResourceExhausted(
-                f"the request body exceeds the maximum allowed input size of {self._limit_nbytes} bytes "
-                "after decompression. Use --max-request-nbytes to increase the limit."
-            )
-        # A second gzip member is legal but nobody sends one; a million empty ones are an attack.
-        if self._zlib.unused_data:
-            raise InvalidArgument(f"the request body goes on behind the end of its {self._coding} data")
-        return out
-
-    def last(self, chunk: bytes | memoryview) -> bytes:
-        """Decompress the last chunk.
-
-        Raises:
-            InvalidArgument, ResourceExhausted: as ``feed``, or the compressed data has not ended.
-        """
-        out = self.feed(chunk)
-        if not self._zlib.eof:
-            raise InvalidArgument(f"the {self._coding} data of the request body is truncated")
-        return out
 
 
 def negotiate(accept_encoding: str | None) -> str:
@@ -91,7 +46,7 @@ def negotiate(accept_encoding: str | None) -> str:
         return IDENTITY
     best, best_quality = IDENTITY, 0.0
     for coding, quality in _preferences(accept_encoding):
-        known = coding == IDENTITY or coding in _WINDOW_BITS
+        known = coding == IDENTITY or coding in WINDOW_BITS
         if known and quality > best_quality:
             best, best_quality = coding, quality
     return best
@@ -101,7 +56,7 @@ def compress(
     coding: str, head: AnswerHead, pieces: Iterable[bytes | memoryview]
 ) -> tuple[AnswerHead, list[bytes]]:
     """Head and body of a response in the coding that ``negotiate`` chose ("gzip" or "deflate")."""
-    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[coding])
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, WINDOW_BITS[coding])
     out = [compressor.compress(piece) for piece in pieces]
     out = [piece for piece in (*out, compressor.flush()) if piece]
     coded = ((b"content-encoding", coding.encode()), (b"vary", b"accept-encoding"))

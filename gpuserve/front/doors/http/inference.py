@@ -14,15 +14,16 @@ from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
-from gpuserve.front.doors.access.offload import off_loop
+from gpuserve.front.doors.access.inflation import Inflater, Slice
+from gpuserve.front.doors.access.offload import each_off_loop, off_loop
 from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http import codec, encoding
 from gpuserve.front.doors.http.answers import Reply, failure, too_large
-from gpuserve.front.doors.http.encoding import IDENTITY, Decompressor
+from gpuserve.front.doors.http.encoding import IDENTITY
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Piece, Sink
-from gpuserve.front.memory.intake import Share
+from gpuserve.front.memory.intake import Intake, Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import PendingRequest
@@ -67,6 +68,7 @@ class HttpInference:
         self.service = service
         self.receptions = service.control.trace.receptions
         self.max_request_nbytes = max_request_nbytes
+        self.inflation = service.inflation.within(max_request_nbytes)
         self.forwarding = forwarding
 
     def accept(self, exchange: Exchange, asked: InferHead) -> Sink:
@@ -82,7 +84,7 @@ class HttpInference:
         post = InferPost(self, exchange, driver, asked)
         if coding == IDENTITY:
             return post
-        return CompressedBody(exchange, Decompressor(coding, self.max_request_nbytes), post)
+        return CompressedBody(exchange, Inflater(coding, self.inflation), post, self.service.intake)
 
 
 class InferPost:
@@ -118,6 +120,11 @@ class InferPost:
         self._through = False
 
     # ---- the request ----------------------------------------------------------------------
+
+    @property
+    def is_through(self) -> bool:
+        """Whether it is answered, or given up: nothing more is read."""
+        return self._through
 
     def take(self, data: Piece, end: bool) -> None:
         self.read(data, end, self._exchange.head.content_length)
@@ -247,42 +254,57 @@ class InferPost:
 
 
 class CompressedBody:
-    """The sink of a compressed body: ``post`` reads what it decompresses to."""
+    """The sink of a compressed body: ``post`` reads what it inflates to."""
 
-    __slots__ = ("_busy", "_decompressor", "_ended", "_exchange", "_parts", "_post")
+    __slots__ = ("_busy", "_ended", "_exchange", "_inflater", "_parts", "_post", "_share")
 
-    def __init__(self, exchange: Exchange, decompressor: Decompressor, post: InferPost) -> None:
+    def __init__(self, exchange: Exchange, inflater: Inflater, post: InferPost, intake: Intake) -> None:
         self._exchange = exchange
-        self._decompressor = decompressor
+        self._inflater = inflater
         self._post = post
+        self._share = Share(intake)
         self._parts: list[bytes] = []
         self._ended = False
-        #: Whether a part is being decompressed: what comes meanwhile waits.
+        #: Whether a part is being inflated: what comes meanwhile waits.
         self._busy = False
 
     def take(self, data: Piece, end: bool) -> None:
+        if self._post.is_through:
+            return
         self._parts.append(bytes(data))
         self._ended = end
+        try:
+            self._share.hold(self._share.nbytes + len(data))
+        except RequestError as error:
+            self._post.refuse(error)
         if not self._busy:
-            self._decompress()
+            self._inflate()
 
     def abandon(self) -> None:
         self._parts.clear()
+        self._share.hold(0)
         self._post.abandon()
 
-    def _decompress(self) -> None:
+    def _inflate(self) -> None:
         data, end = b"".join(self._parts), self._ended
         self._parts.clear()
         self._busy = True
-        work = partial(self._decompressor.last if end else self._decompressor.feed, data)
-        off_loop(len(data), work, partial(self._read, len(data), end))
+        slices = self._inflater.slices(data, end=end)
+        each_off_loop(len(data), slices, partial(self._read, len(data), end))
 
-    def _read(self, nbytes: int, end: bool, plain: bytes | RequestError) -> None:
-        self._busy = False
-        if isinstance(plain, RequestError):
-            self._post.refuse(plain)
+    def _read(self, nbytes: int, end: bool, found: Slice | RequestError) -> bool:
+        """Have a slice read of what so many bytes inflate to; False: no more of it is wanted."""
+        post, more = self._post, False
+        if isinstance(found, RequestError):
+            post.refuse(found)
         else:
-            self._post.read(plain, end, None)
-            self._exchange.consumed(nbytes)
-            if self._parts or self._ended is not end:
-                self._decompress()
+            more = found.more
+            post.read(found.data, end and not more, None)
+        if more and not post.is_through:
+            return True
+        self._busy = False
+        self._share.hold(0 if post.is_through else self._share.nbytes - nbytes)
+        self._exchange.consumed(nbytes)
+        if not post.is_through and (self._parts or self._ended is not end):
+            self._inflate()
+        return False
