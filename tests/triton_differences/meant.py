@@ -108,7 +108,7 @@ HTTP: tuple[Meant, ...] = (
     Meant(
         "Paths",
         "compared as they were sent",
-        "percent-decoded; a slash at the end is passed over",
+        "names in them are percent-decoded; `/v2/` is `/v2`",
         "Clients quote the names of models.",
         (Rule(("http path /v2/", "http quoted name")),),
     ),
@@ -118,13 +118,6 @@ HTTP: tuple[Meant, ...] = (
         "400, and the connection is closed",
         "Two readings of one body are how requests are smuggled past a proxy.",
         (Rule(("chunked and a length", "two lengths")),),
-    ),
-    Meant(
-        "HTTP/1.0",
-        "accepted",
-        "400",
-        "HTTP/1.1 and HTTP/2 are spoken. For nginx: `proxy_http_version 1.1`.",
-        (Rule(("HTTP/1.0 *",)),),
     ),
 )
 
@@ -341,6 +334,20 @@ UNSEEN: tuple[Meant, ...] = (
         "`failed to register shared memory region: invalid args` and the like",
         "INVALID_ARGUMENT / 400; the text says what CUDA or the driver said, or which devices there are",
         "One can see what to change.",
+        (),
+    ),
+    Meant(
+        "Registering system shared memory of another user than the client's",
+        "accepted where the server can open it",
+        "NOT_FOUND / 404, unless `shared_memory_owners` has its owner",
+        "The server must not read and write for a user what that user cannot.",
+        (),
+    ),
+    Meant(
+        "A request of a page in a browser on the server's machine, for a host whose name could be anybody's",
+        "answered",
+        "421, unless `allowed_hosts` has the name",
+        "A page could otherwise read what this machine alone may.",
         (),
     ),
     Meant(
