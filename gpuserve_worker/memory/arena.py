@@ -243,7 +243,9 @@ class Arena:
         """As ``Block.reserve``. Borrowers are told of a segment once a block of it is all there: they need it
         no earlier.
         """
-        segment, begin = self._segments[block.segment], block.offset
+        segment, begin = self._segments.get(block.segment), block.offset
+        if segment is None:  # given up with its model: what still comes takes its pages as it is written
+            return block.nbytes
         if segment.reserved_nbytes == segment.nbytes and segment.is_told:
             return block.nbytes
         while True:

@@ -167,6 +167,17 @@ def test_what_was_filled_once_is_there_for_the_next_claim(arena: Arena) -> None:
     assert arena.statistics().nbytes == SEGMENT_NBYTES
 
 
+def test_a_claim_is_filled_to_its_end_though_its_arena_is_closed(arena: Arena) -> None:
+    """As the body of a request is whose model is reloaded while it arrives."""
+    block = arena.claim(SEGMENT_NBYTES)
+    assert block is not None
+    block.reserve(1)
+    arena.close()
+    assert block.reserve(SEGMENT_NBYTES) == SEGMENT_NBYTES
+    block.view[-1] = 7
+    block.free()
+
+
 def test_claims_that_are_not_filled_are_bounded(arena: Arena) -> None:
     claims = [arena.claim(SEGMENT_NBYTES) for _ in range(MAX_SPARSE_SEGMENTS + 1)]
     assert claims.count(None) == 1
