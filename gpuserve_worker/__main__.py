@@ -1,9 +1,7 @@
 """A worker process: ``python -m gpuserve_worker BOOT_FD LINK_FD``, both inherited from the supervisor.
 
-The boot socket leads to the supervisor: what to load comes in, how it went and log records go out. The link
-leads to the front: batches. Here the two are put together and nothing else is done; the life of the process
-is in ``running/lifecycle.py``, the loading in ``loading.py``, the work in ``running/loop.py``. stdout and
-stderr are the user's.
+The boot socket leads to the supervisor, the link to the front. Here the two are put together and nothing
+else is done; the life of the process is in ``running/lifecycle.py``. stdout and stderr are the user's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""From ``Init`` to a loaded ``Model`` and its loop, and the worker's word to the supervisor meanwhile.
-
-The same for a worker process and for a worker thread; what only a process owes its surroundings is in
+"""From ``Init`` to a loaded ``Model`` and its loop, and the worker's word to the supervisor meanwhile. The
+same for a worker process and for a worker thread; what only a process owes its surroundings is in
 ``running/lifecycle.py``.
 """
 

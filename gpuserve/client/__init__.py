@@ -1,7 +1,5 @@
 """Clients of a gpuserve server, and of every other server of the v2 protocol that tells a model's
-configuration: one model each, built on tritonclient.
-
-The public names, imported on first use.
+configuration: one model each, built on tritonclient. The public names, imported on first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What the blocking and the asyncio clients share: arguments, connection, questions before an inference.
-
-It is all written once, as coroutines. What they wait for is called by ``_call``, which blocks in the blocking
+"""What the blocking and the asyncio clients share: arguments, connection, questions before an inference. It
+is all written once, as coroutines. What they wait for is called by ``_call``, which blocks in the blocking
 clients, so that their coroutines run to the end at once (``sync.run``).
 """
 
@@ -44,7 +43,6 @@ class Wait:
 
     @property
     def question_s(self) -> float:
-        """How long the next question may take, in seconds."""
         return min(max(self._deadline - self._clock(), _SHORTEST_QUESTION_S), _LONGEST_QUESTION_S)
 
     def pause_s(self) -> float | None:

@@ -1,8 +1,7 @@
-"""The clients of decoupled models, over gRPC: the responses of an inference as a generator.
-
-The blocking client has one stream, which serves one inference after the other. It is given up when an
-inference did not come to its end (what is still on its way would be taken for the next one's) and when the
-headers change, which belong to it.
+"""The clients of decoupled models, over gRPC: the responses of an inference as a generator. The blocking
+client has one stream, which serves one inference after the other. It is given up when an inference did not
+come to its end (what is still on its way would be taken for the next one's) and when the headers change,
+which belong to it.
 """
 
 from __future__ import annotations
@@ -205,10 +204,8 @@ class AsyncioDecoupledModelClient(AsyncioClient):
             await _end(stream)
 
     async def _next(self, stream: Any) -> Any:
-        """The next result, None at the end of the stream.
-
-        Raises:
-            ClientTimeoutError: it does not come in time. ClientInferenceServerError: it is an error.
+        """The next result, None at the end of the stream. Raises ClientTimeoutError: it does not come in
+        time; ClientInferenceServerError: it is an error.
         """
         timeout_s = self.settings.inference_timeout_s
         try:
@@ -241,7 +238,6 @@ async def _only(arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 
 
 def is_final(result: Any) -> bool:
-    """Whether no response follows this one."""
     parameters = result.get_response().parameters
     return _FINAL in parameters and bool(parameters[_FINAL].bool_param)
 
@@ -252,7 +248,6 @@ def is_empty(result: Any) -> bool:
 
 
 def no_response(model: str, timeout_s: float) -> ClientTimeoutError:
-    """The next response did not come in time."""
     return ClientTimeoutError(
         f"Timeout occurred while waiting for the next response of {model}. Timeout: {timeout_s} s"
     )

@@ -1,6 +1,5 @@
-"""Threads that each own one resource and run calls on it, with a bounded queue in front of them.
-
-A thread is started when a call comes and none is free, up to a limit. All state is under one lock.
+"""Threads that each own one resource and run calls on it, with a bounded queue in front of them. A thread is
+started when a call comes and none is free, up to a limit. All state is under one lock.
 """
 
 from __future__ import annotations

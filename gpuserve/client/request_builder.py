@@ -136,7 +136,6 @@ class RequestBuilder:
 
     @property
     def batches(self) -> bool:
-        """Whether requests have a batch axis."""
         return self.config.max_batch_size > 0
 
     def _check_kind(self, decoupled: bool, sample: bool) -> None:
@@ -180,7 +179,6 @@ class RequestBuilder:
         }
 
     def arrays(self, result: Any, *, sample: bool) -> Arrays:
-        """The outputs of a result that are there, by name."""
         names = self._names or _output_names(result)
         found = {name: result.as_numpy(name) for name in names}
         one_row = sample and self.batches

@@ -52,7 +52,6 @@ class ClientSettings:
 
     @property
     def shown(self) -> str:
-        """The model as messages name it."""
         return f"{self.model_name}/{self.model_version or '<latest>'}"
 
     def headers(self, more: Mapping[str, Any] | None = None) -> dict[str, str] | None:

@@ -50,7 +50,6 @@ class ServerUrl(NamedTuple):
 
     @property
     def address(self) -> str:
-        """``host:port``, IPv6 in brackets."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 

@@ -1,7 +1,6 @@
-"""A whole configuration: read, overridden, checked and converted, with all its mistakes told at once.
-
-The only file of this package that reads files. Devices and imports are not looked at: what a
-machine has, and what a callable does, is for ``cli/console/preflight.py`` and for the workers.
+"""A whole configuration: read, overridden, checked and converted, with all its mistakes told at once. The
+only file of this package that reads files. Devices and imports are not looked at: what a machine has, and
+what a callable does, is for ``cli/console/preflight.py`` and for the workers.
 """
 
 from __future__ import annotations
@@ -68,12 +67,9 @@ class Configuration:
 def load_file(
     path: str, environ: Mapping[str, str], flags: Sequence[Override] = (), *, served_here: bool = True
 ) -> Configuration:
-    """The configuration of a file, under an environment and flags.
-
-    Not ``served_here``: another machine has the files of TLS, which are not looked at.
-
-    Raises:
-        ConfigProblems: all that is wrong with the file, the variables and the flags.
+    """The configuration of a file, under an environment and flags. Not ``served_here``: another machine has
+    the files of TLS, which are not looked at. Raises ConfigProblems: all that is wrong with the file, the
+    variables and the flags.
     """
     try:
         document = positions.parse(_read(path), schema.usual_key)
@@ -159,7 +155,6 @@ def _schema_problem(record: Any, sources: Sources) -> Problem:
 
 
 def _bad_together(configuration: Configuration, *, served_here: bool) -> list[Problem]:
-    """What is wrong between several parts of models that hold by themselves."""
     entries = configuration.entries.models
     retried = [
         "retry_on_worker_death" in one.model_fields_set and one.retry_on_worker_death for one in entries
@@ -175,7 +170,6 @@ def _bad_together(configuration: Configuration, *, served_here: bool) -> list[Pr
 
 
 def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
-    """Callables of the form ``file.py:attribute`` whose file is not there."""
     problems = []
     for index, model in rules.entries(mapping(data).get("models")):
         path = model.get("callable")

@@ -1,7 +1,6 @@
-"""How a mistake in the configuration is told: where it stands, what was expected, what was given.
-
-``Problem`` is one mistake, ready to print; the functions turn pydantic's error records into its
-sentences. Nothing is read or printed here.
+"""How a mistake in the configuration is told: where it stands, what was expected, what was given. ``Problem``
+is one mistake, ready to print; the functions turn pydantic's error records into its sentences. Nothing is
+read or printed here.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class Problem:
         return "\n".join((head, *self._excerpt(self.span))) if self.source_line.strip() else head
 
     def as_json(self) -> dict[str, Any]:
-        """The mistake as ``gpuserve check --json`` prints it."""
         place = {"line": self.span.line, "column": self.span.column} if self.span else {}
         return {"origin": self.origin.value, "where": self.label, **place, "message": self.message}
 
@@ -76,7 +74,6 @@ class ConfigProblems(ConfigError):
 
     @property
     def only_flags(self) -> bool:
-        """Whether the command line alone is to blame."""
         return all(problem.origin is Origin.FLAG for problem in self.problems)
 
 
@@ -158,7 +155,6 @@ def _inside(path: Path) -> str:
 
 
 def _width(text: str) -> int:
-    """How many columns of a terminal the text takes."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
         for char in text

@@ -75,7 +75,6 @@ def _tensors(entries: Sequence[InputEntry | OutputEntry]) -> list[Tensor]:
 
 
 def violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violation]:
-    """What is wrong with a model whose keys hold by themselves."""
     inputs = tensor_specs(_tensors(entry.inputs), "INPUT", entry.array)
     for index, one in enumerate(_warmups(entry, base_dir)):
         for place, text in warmup_faults(one, inputs, entry.max_batch_size):
@@ -101,9 +100,8 @@ def _control_violations(entry: ModelEntry, path: Path) -> Iterator[Violation]:
 def violations_together(
     models: Sequence[ModelSpec], retried: Sequence[bool], settings: ServerSettings
 ) -> Iterator[Violation]:
-    """What does not go together in models without other violations: in one, or in all of them.
-
-    ``retried`` says of which models the file asks for a second run where a worker dies.
+    """What does not go together in models without other violations: in one, or in all of them. ``retried``
+    says of which models the file asks for a second run where a worker dies.
     """
     for index, (spec, retry) in enumerate(zip(models, retried, strict=True)):
         path: Path = ("models", index)
@@ -161,7 +159,6 @@ def _warmup_input(given: Any, base_dir: str) -> WarmupInput:
 
 
 def _label_specs(entry: ModelEntry, base_dir: str) -> tuple[LabelSpec, ...]:
-    """The labels of a model without violations."""
     return tuple(
         LabelSpec(one.name, _labels(one, base_dir), one.label_filename or "")
         for one in entry.outputs
@@ -189,11 +186,8 @@ def _label_violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[
 
 
 def _labels(output: OutputEntry, base_dir: str) -> tuple[str, ...]:
-    """The labels themselves.
-
-    Raises:
-        OSError: there is no such file.
-        ValueError: it is no UTF-8, or they are too many.
+    """The labels themselves. Raises OSError: there is no such file; ValueError: it is no UTF-8, or they are
+    too many.
     """
     if output.label_filename is None:
         return labels_from(output.labels or ())

@@ -1,9 +1,6 @@
-"""YAML text as plain data, with the place of every key and value.
-
-Only text comes in: no file is opened and nothing of gpuserve's own schema is known here. YAML is
-read as version 1.2, so ``no`` is a string and ``0o17`` a number. A document is composed into nodes,
-which carry marks, and the plain data is built from those; that way all duplicate keys are found, not
-the first alone.
+"""YAML text as plain data, with the place of every key and value. YAML is read as version 1.2, so ``no`` is a
+string and ``0o17`` a number. A document is composed into nodes, which carry marks, and the plain data is
+built from those; that way all duplicate keys are found, not the first alone.
 """
 
 from __future__ import annotations
@@ -67,7 +64,6 @@ class Document:
     text: str
 
     def line(self, number: int) -> str:
-        """The source line of that number (from 1), "" past the end."""
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
     def span_of_value(self, path: Path) -> Span:
@@ -95,12 +91,9 @@ class Document:
 
 
 def parse(text: str, usual_key: Callable[[Path], str] | None = None) -> Document:
-    """Compose and build one document.
-
-    ``usual_key`` gives the key at a path the name by which all else knows it; its place stays what it was.
-
-    Raises:
-        YamlSyntaxError: the text is not YAML, holds several documents, or is nested too deeply.
+    """Compose and build one document. ``usual_key`` gives the key at a path the name by which all else knows
+    it; its place stays what it was. Raises YamlSyntaxError: the text is not YAML, holds several documents, or
+    is nested too deeply.
     """
     lines = tuple(text.splitlines())
     yaml = YAML(typ="safe", pure=True)
@@ -122,9 +115,8 @@ def parse(text: str, usual_key: Callable[[Path], str] | None = None) -> Document
 
 
 def parse_value(text: str) -> Any:
-    """One value out of an environment variable or a flag: a YAML scalar or flow collection.
-
-    Text that is no YAML stands for itself, so that the schema can say what it expected instead.
+    """One value out of an environment variable or a flag: a YAML scalar or flow collection. Text that is no
+    YAML stands for itself, so that the schema can say what it expected instead.
     """
     try:
         document = parse(text)
@@ -220,7 +212,6 @@ def _merge_sources(node: MappingNode) -> list[Node]:
 
 
 def _child(node: Node, step: str | int) -> tuple[Node | None, Node] | None:
-    """The key node and the value node that one step of a path leads to."""
     if isinstance(node, SequenceNode):
         inside = isinstance(step, int) and 0 <= step < len(node.value)
         return (None, node.value[step]) if inside else None

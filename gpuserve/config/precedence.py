@@ -1,8 +1,6 @@
 """What overrides the file: environment variables, then flags. Pure: the environment is an argument.
-
-A variable is ``GPUSERVE_`` and the path to a key, its steps joined by two underscores:
-``GPUSERVE_SERVER__HTTP_PORT``, ``GPUSERVE_MODELS__LINEAR__BATCHING__MAX_QUEUE_DELAY_US``. A model is
-named in capitals, with an underscore for each character that no variable may have. Values are YAML.
+``GPUSERVE_MODELS__LINEAR__BATCHING__MAX_QUEUE_DELAY_US`` is a path to a key, its steps joined by two
+underscores. A model is named in capitals, ``_`` for what no variable may have. Values are YAML.
 """
 
 from __future__ import annotations
@@ -97,7 +95,6 @@ def _path_of(rest: str, model_names: Sequence[str]) -> list[Path] | str:
 
 
 def _model_paths(rest: str, model_names: Sequence[str]) -> list[Path] | str:
-    """One path for each version of the model."""
     indices = [
         index for index, name in enumerate(model_names) if rest.startswith(_capitals(name) + _SEPARATOR)
     ]
@@ -134,7 +131,6 @@ def _is_service_link(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def _put(whole: Any, path: Path, value: Any) -> None:
-    """Set one value, making the mappings on the way. What is no mapping or list is left to the schema."""
     *parents, last = path
     for step, following in zip(parents, (*parents[1:], last), strict=True):
         if isinstance(whole, dict):

@@ -26,7 +26,6 @@ class FileRepository:
         self._known = _names(start)
 
     def names(self) -> Sequence[str]:
-        """Every model of the file, when it was read last."""
         return self._known
 
     def read(self, model: str) -> Sequence[ModelSpec]:

@@ -1,7 +1,6 @@
-"""What must hold between several keys of a configuration.
-
-The rules look at plain data that the schema may have found wrong as well, so that a file shows all
-its mistakes at once; what has the wrong type is passed over here.
+"""What must hold between several keys of a configuration. The rules look at plain data that the schema may
+have found wrong as well, so that a file shows all its mistakes at once; what has the wrong type is passed
+over here.
 """
 
 from __future__ import annotations
@@ -34,13 +33,11 @@ class Violation(NamedTuple):
 
 
 def entries(value: Any) -> list[tuple[int, dict[str, Any]]]:
-    """The mappings of a list, with their positions."""
     listed = value if isinstance(value, list) else []
     return [(index, entry) for index, entry in enumerate(listed) if isinstance(entry, dict)]
 
 
 def violations(data: Any) -> Iterator[Violation]:
-    """Every broken rule of a whole configuration."""
     server = mapping(mapping(data).get("server"))
     yield from _ports(server)
     yield from _access_and_tls(server)

@@ -1,7 +1,6 @@
-"""What a config file may say, as a whole, and what may stand at a path in it.
-
-``gpuserve schema`` prints the JSON Schema of these classes, and the names of environment variables follow
-from the keys. No file, no environment.
+"""What a config file may say, as a whole, and what may stand at a path in it. ``gpuserve schema`` prints the
+JSON Schema of these classes, and the names of environment variables follow from the keys. No file, no
+environment.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ def usual_key(path: Path) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a config file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **ConfigFile.model_json_schema()}
 
 
@@ -75,7 +73,6 @@ def _member(annotation: Any, step: str | int) -> Any:
 
 
 def _bare(annotation: Any) -> Any:
-    """A type without ``Annotated`` and without ``| None``."""
     if typing.get_origin(annotation) is Annotated:
         return _bare(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in {types.UnionType, typing.Union}:

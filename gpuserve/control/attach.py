@@ -57,10 +57,8 @@ def may_attach(own_uid: int, peer_uid: int) -> bool:
 
 
 def port_of(url: str) -> int:
-    """Return the port that a url names; 8000, or 8001 for grpc://, where it names none.
-
-    Raises:
-        AttachError: the text is not a url of a server, or the server is on another machine.
+    """Return the port that a url names; 8000, or 8001 for grpc://, where it names none. Raises AttachError:
+    the text is not a url of a server, or the server is on another machine.
     """
     parts = server_url(url) if isinstance(url, str) else None
     if parts is None:
@@ -211,7 +209,6 @@ def connect(port: int) -> socket.socket:
 
 
 def peer_credentials(sock: socket.socket) -> PeerCredentials:
-    """Ask the kernel which process and user are at the other end of a socket."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return PeerCredentials(pid, uid)
@@ -228,10 +225,9 @@ class AttachEvents(Protocol):
 
 
 class AttachEnd:
-    """One end of an attachment, from ``open()`` to ``close()`` or to the loss of the other end.
-
-    The kernel says who the peer is. That it has ended is told by its end of the socket, and by its pidfd as
-    well: a child that it forked may hold the socket open.
+    """One end of an attachment, from ``open()`` to ``close()`` or to the loss of the other end. The kernel
+    says who the peer is. That it has ended is told by its end of the socket, and by its pidfd as well: a
+    child that it forked may hold the socket open.
     """
 
     def __init__(
@@ -261,7 +257,6 @@ class AttachEnd:
             self._reactor.call_later(0.0, lambda: self._lose("it does not read what it is told"))
 
     def close(self) -> None:
-        """Close this end; the peer sees the end of the attachment."""
         if self._closed:
             return
         self._closed = True

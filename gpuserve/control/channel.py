@@ -43,7 +43,6 @@ class Channel:
             pass
 
     def pending(self) -> bool:
-        """Whether ``receive`` would return at once."""
         poll = select.poll()  # select() stops at descriptor 1023
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(0))

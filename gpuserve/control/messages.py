@@ -24,10 +24,9 @@ from gpuserve_worker.protocol.wire import Vocabulary
 
 
 class Setup(NamedTuple):
-    """The first message: the settings, and the listeners' descriptors beside it, in this order.
-
-    ``epoch`` counts the fronts of this server; links are taken over with it.
-    ``listeners`` are the roles of the descriptors: "http", "grpc", "metrics", "health".
+    """The first message: the settings, and the listeners' descriptors beside it, in this order. ``epoch``
+    counts the fronts of this server; links are taken over with it. ``listeners`` are the roles of the
+    descriptors: "http", "grpc", "metrics", "health".
     """
 
     epoch: int
@@ -36,10 +35,9 @@ class Setup(NamedTuple):
 
 
 class AddModel(NamedTuple):
-    """A generation that exists from now on (``ModelSpec.to_wire``); its instances come up later.
-
-    An ``attached`` one lives in another program: the server can be ready without it. One that is not
-    ``served`` gets no requests before ``ServeModel`` says so.
+    """A generation that exists from now on (``ModelSpec.to_wire``); its instances come up later. An
+    ``attached`` one lives in another program: the server can be ready without it. One that is not ``served``
+    gets no requests before ``ServeModel`` says so.
     """
 
     generation: int
@@ -55,10 +53,9 @@ class RemoveModel(NamedTuple):
 
 
 class ServeModel(NamedTuple):
-    """These generations, and no others, get the requests for a model from now on.
-
-    Each other one that had them is answered by ``Retired``, once it has finished what it has, or has
-    refused it after ``timeout_s``; the front does not know it any more then.
+    """These generations, and no others, get the requests for a model from now on. Each other one that had
+    them is answered by ``Retired``, once it has finished what it has, or has refused it after ``timeout_s``;
+    the front does not know it any more then.
     """
 
     model: str
@@ -86,9 +83,8 @@ class RetireInstance(NamedTuple):
 
 
 class ModelStates(NamedTuple):
-    """What the repository index says of a model: (version, state, reason) of each version.
-
-    A model that was never loaded has the one entry ``(0, "", "")``; one without entries does not exist.
+    """What the repository index says of a model: (version, state, reason) of each version. A model that was
+    never loaded has the one entry ``(0, "", "")``; one without entries does not exist.
     """
 
     model: str
@@ -169,9 +165,8 @@ class FrontReady(NamedTuple):
 
 
 class Retired(NamedTuple):
-    """A generation that ``ServeModel`` left out has nothing in flight any more, and is forgotten.
-
-    So many requests were ``unfinished``, and given up.
+    """A generation that ``ServeModel`` left out has nothing in flight any more, and is forgotten. So many
+    requests were ``unfinished``, and given up.
     """
 
     generation: int
@@ -179,9 +174,8 @@ class Retired(NamedTuple):
 
 
 class InstanceRetired(NamedTuple):
-    """The instance of a ``RetireInstance`` has nothing in flight any more, and is forgotten.
-
-    It was ``idle``, or else something was given up.
+    """The instance of a ``RetireInstance`` has nothing in flight any more, and is forgotten. It was ``idle``,
+    or else something was given up.
     """
 
     generation: int
@@ -191,7 +185,6 @@ class InstanceRetired(NamedTuple):
 
 class LoadModel(NamedTuple):
     """A client wants a model loaded, or loaded anew. ``Outcome`` answers with the same ``ticket``.
-
     ``changes`` are those that the client makes to the model's declaration, as ``spec_changes`` takes them.
     """
 
@@ -232,12 +225,10 @@ class Quiesced(NamedTuple):
 
 
 class Census(NamedTuple):
-    """``ready``: whether requests should come here.
-
-    ``counts``: of each generation (its model, its version, requests that wait, requests that run, batches
-    that its instances run at once, saturation or None). One that gets no requests has no slots here.
-    ``states``: the repository index, (model, version, state, reason). ``gpu_memory``: bytes on GPUs by the
-    pid of the worker that has them, as pairs.
+    """``ready``: whether requests should come here. ``counts``: of each generation (its model, its version,
+    requests that wait, requests that run, batches that its instances run at once, saturation or None). One
+    that gets no requests has no slots here. ``states``: the repository index, (model, version, state,
+    reason). ``gpu_memory``: bytes on GPUs by the pid of the worker that has them, as pairs.
     """
 
     ticket: int
@@ -248,9 +239,8 @@ class Census(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """Settings that clients have changed while the server runs; ``kind`` is "log" or "trace".
-
-    From a front: all of that kind, to be remembered. To a front: what its predecessor said last.
+    """Settings that clients have changed while the server runs; ``kind`` is "log" or "trace". From a front:
+    all of that kind, to be remembered. To a front: what its predecessor said last.
     """
 
     kind: str
@@ -265,7 +255,6 @@ class Adjust(NamedTuple):
 
 class LostGpus(NamedTuple):
     """The GPUs that cannot be used, and no others: (UUID, device, reason) of each. No worker runs on them.
-
     From a front: whenever these are others. To a front: what its predecessor said last.
     """
 

@@ -88,7 +88,6 @@ _SHOWN_CHARACTERS: Final = 128
 
 
 def check_verb(verb: object, arguments: object) -> None:
-    """Raise ``InvalidArgument`` unless a verb exists and takes arguments of these names."""
     if not isinstance(verb, str) or verb not in VERBS:
         raise InvalidArgument(f"expected one of {', '.join(VERBS)}, got {_shown(verb)}")
     if not isinstance(arguments, dict):
@@ -99,7 +98,6 @@ def check_verb(verb: object, arguments: object) -> None:
 
 
 def model_name(verb: str, arguments: Mapping[str, Any]) -> str:
-    """Return the model that a verb is about; ``InvalidArgument`` where none is named."""
     name = arguments.get("model")
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"{verb}: expected the name of a model, got {_shown(name)}")
@@ -155,5 +153,4 @@ def near(name: object, known: Collection[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Cut a peer's value to a length that fits into a sentence."""
     return repr(value)[:_SHOWN_CHARACTERS]

@@ -1,9 +1,7 @@
-"""How an operator's command finds a running server of its machine and asks it. Blocking.
-
-A server listens on one abstract AF_UNIX name for each of its ports, as it does for programs that attach
-(``attach.py``). This one has the address as well: several servers of a machine may have one port.
-
-Nothing heavy is imported here: a probe may run a command every few seconds.
+"""How an operator's command finds a running server of its machine and asks it. Blocking. A server listens on
+one abstract AF_UNIX name for each of its ports, as it does for programs that attach (``attach.py``). This one
+has the address as well: several servers of a machine may have one port. Nothing heavy is imported here: a
+probe may run a command every few seconds.
 """
 
 from __future__ import annotations
@@ -41,11 +39,8 @@ def ask(
     timeout_s: float = SILENCE_TIMEOUT_S,
 ) -> VerbOutcome:
     """Ask the server at an address, or the only one of this user, for a verb and wait for the outcome.
-
-    ``tell`` is given lines of progress. ``timeout_s`` is the limit for each message from the server.
-
-    Raises:
-        ControlError: there is no such server, or several, or it ended before it answered.
+    ``tell`` is given lines of progress. ``timeout_s`` is the limit for each message from the server. Raises
+    ControlError: there is no such server, or several, or it ended before it answered.
     """
     with _connected(_found(server)) as sock:
         sock.settimeout(timeout_s)
@@ -85,7 +80,6 @@ def running() -> dict[tuple[int, int], list[ControlName]]:
 
 
 def _found(server: str | None) -> ControlName:
-    """Find the one server that is meant, or raise ``ControlError``, and return one of its names."""
     if server is None:
         there, where = running(), ""
     else:
@@ -101,7 +95,6 @@ def _found(server: str | None) -> ControlName:
 
 
 def _names() -> list[ControlName]:
-    """Return the names of this user's servers and of root's."""
     uid, text = os.geteuid(), Path("/proc/net/unix").read_text("utf-8", "replace")
     return [one for one in listening_names(text) if may_attach(one.uid, uid)]
 
@@ -140,7 +133,6 @@ def _by_process(names: Iterable[ControlName]) -> dict[tuple[int, int], list[Cont
 
 
 def _listed(servers: Mapping[tuple[int, int], list[ControlName]]) -> str:
-    """List servers in a sentence, each by one of its names."""
     return ", ".join(f"{min(names)} (process {pid})" for (_, pid), names in sorted(servers.items()))
 
 

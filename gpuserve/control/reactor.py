@@ -1,7 +1,6 @@
-"""Descriptors, timers and calls from other threads, in one loop of one thread.
-
-The supervisor could run asyncio; it must also run inside the user's program, in a thread, next to
-an event loop of theirs, and stay small. This is all it needs.
+"""Descriptors, timers and calls from other threads, in one loop of one thread. The supervisor could run
+asyncio; it must also run inside the user's program, in a thread, next to an event loop of theirs, and stay
+small. This is all it needs.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Reactor:
         self._wake_lock = threading.RLock()
 
     def watch(self, fd: int, callback: Callback) -> None:
-        """Call back whenever the descriptor is readable."""
         self._selector.register(fd, selectors.EVENT_READ, callback)
 
     def unwatch(self, fd: int) -> None:
@@ -46,7 +44,6 @@ class Reactor:
             self._selector.unregister(fd)
 
     def call_later(self, delay_s: float, callback: Callback) -> None:
-        """Call back once, after ``delay_s`` seconds of monotonic time."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._order), callback))
 
     def call_soon_threadsafe(self, callback: Callback) -> bool:
@@ -60,7 +57,6 @@ class Reactor:
             return True
 
     def run(self) -> None:
-        """Serve callbacks until ``stop()``."""
         while not self._stopped:
             self._run_due()
             for key, _ in self._selector.select(self._timeout_s()):
@@ -69,7 +65,6 @@ class Reactor:
                     key.data()
 
     def stop(self) -> None:
-        """Let ``run()`` return after the callback at hand."""
         self._stopped = True
 
     def close(self) -> None:

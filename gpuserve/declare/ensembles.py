@@ -1,9 +1,7 @@
-"""What must hold for an ensemble: in itself, and between it and the models of its steps. Pure.
-
-A fault has a place within the declaration, so that a config file can show where it is.
-
-Every tensor of an ensemble has a name. A tensor is an input of the ensemble, or one step makes it; whoever
-reads it waits for that. So the steps are a graph, which must have no cycle.
+"""What must hold for an ensemble: in itself, and between it and the models of its steps. Pure. A fault has a
+place within the declaration, so that a config file can show where it is. Every tensor of an ensemble has a
+name. A tensor is an input of the ensemble, or one step makes it; whoever reads it waits for that. So the
+steps are a graph, which must have no cycle.
 """
 
 from __future__ import annotations
@@ -79,7 +77,6 @@ def faults(spec: ModelSpec) -> Iterator[DeclarationFault]:
 
 
 def _unmade(spec: ModelSpec, inputs: Sequence[str], makers: Mapping[str, int]) -> Iterator[DeclarationFault]:
-    """Tensors that a step reads, or the ensemble returns, and no step makes."""
     there = [*inputs, *makers]
     for number, step in enumerate(spec.steps):
         for theirs, ours in step.inputs:
@@ -118,7 +115,6 @@ def needed_steps(steps: Sequence[StepSpec], outputs: Iterable[str]) -> list[int]
 
 
 def _cycle(steps: Sequence[StepSpec], makers: Mapping[str, int]) -> DeclarationFault | None:
-    """The first step, if any, that waits for itself."""
     left = dict(enumerate(steps))
     while left:
         ready = [
@@ -168,7 +164,6 @@ def _member(step: StepSpec, known: Known) -> ModelSpec | str:
 
 
 def _misnamed(number: int, step: StepSpec, member: ModelSpec) -> Iterator[DeclarationFault]:
-    """Tensors that the model does not have, and inputs that it does not get."""
     for key, pairs, tensors in (
         ("inputs", step.inputs, member.inputs),
         ("outputs", step.outputs, member.outputs),
@@ -187,7 +182,6 @@ def _misnamed(number: int, step: StepSpec, member: ModelSpec) -> Iterator[Declar
 
 
 def _misfit(spec: ModelSpec, number: int, member: ModelSpec, known: Known) -> Iterator[DeclarationFault]:
-    """Models that cannot be part of this ensemble."""
     place = ("steps", number, "model")
     if member.decoupled:
         yield DeclarationFault(
@@ -219,7 +213,6 @@ def reaches(spec: ModelSpec, name: str, known: Known) -> bool:
 
 
 def _mistyped(spec: ModelSpec, members: Mapping[int, ModelSpec]) -> Iterator[DeclarationFault]:
-    """Tensors that are not what who reads them expects."""
     tensors = {one.name: _typed(one, spec) for one in spec.inputs}
     for number, member in members.items():
         theirs = {one.name: one for one in member.outputs}

@@ -1,8 +1,7 @@
-"""What must hold between several options of a model: the same for a program, a file and a client. Pure.
-
-The rules of batching and of the queue look at plain data with the names of a file, which a schema may have
-found wrong as well, so that a file shows all its mistakes at once: what has the wrong type is passed over. A
-fault has a place in the model, so that a file can show where it is.
+"""What must hold between several options of a model: the same for a program, a file and a client. Pure. The
+rules of batching and of the queue look at plain data with the names of a file, which a schema may have found
+wrong as well, so that a file shows all its mistakes at once: what has the wrong type is passed over. A fault
+has a place in the model, so that a file can show where it is.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class DeclarationFault(NamedTuple):
 
 @contextmanager
 def told_as_config() -> Iterator[None]:
-    """Tell a value that cannot be, which is a ValueError, as BadModelConfig."""
     try:
         yield
     except ValueError as error:
@@ -53,12 +51,10 @@ def told_as_config() -> Iterator[None]:
 
 
 def mapping(value: Any) -> Mapping[Any, Any]:
-    """The value, or an empty mapping where it is none."""
     return value if isinstance(value, dict) else {}
 
 
 def is_int(value: Any) -> bool:
-    """Whether it is an integer; YAML's true is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

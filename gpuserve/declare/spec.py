@@ -1,9 +1,8 @@
 """What a model is, complete: ``ModelSpec`` and its parts, to which ``bind()``, the config file and a client's
-load request come alike, and which the supervisor, the front and (in part) the workers are given.
-
-The classes are the tables of a model's options: a field made by ``option`` is one, said once, for all who
-take or tell it (see ``gpuserve/options``). Plain values only, no I/O; what must hold between several options
-is in ``rules.py``, and the classes that programs write in ``model.py``.
+load request come alike, and which the supervisor, the front and (in part) the workers are given. The classes
+are the tables of a model's options: a field made by ``option`` is one, said once, for all who take or tell it
+(see ``gpuserve/options``). Plain values only, no I/O; what must hold between several options is in
+``rules.py``, and the classes that programs write in ``model.py``.
 """
 
 from __future__ import annotations

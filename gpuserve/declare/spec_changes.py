@@ -1,8 +1,6 @@
 """What a client changes of a model's declaration when it has the model loaded: plain data, applied to the
-``ModelSpec`` of each of its versions. Pure.
-
-The data has the names of Triton's ``ModelConfig``; where it comes from is in
-``front/v2/config_override.py``. It is another process's word and is looked at like any.
+``ModelSpec`` of each of its versions. Pure. The data has the names of Triton's ``ModelConfig``; where it
+comes from is in ``front/v2/config_override.py``. It is another process's word and is looked at like any.
 """
 
 from __future__ import annotations

@@ -52,12 +52,10 @@ def device_problem(array: str, devices: Iterable[str]) -> str | None:
 
 
 def array_of(array: str | None, memories: Iterable[str | None]) -> str:
-    """The kind of array that a model's inputs come as."""
     return array or (CUPY if GPU in memories else NUMPY)
 
 
 def memory_of(memory: str | None, datatype: str, array: str | None) -> str:
-    """Where an input is given to the callable: "cpu" or "gpu"."""
     if memory is not None:
         return memory
     return GPU if array in {CUPY, TORCH} and datatype != BYTES else CPU
@@ -89,7 +87,6 @@ def tensor_specs(tensors: Sequence[Tensor], prefix: str, array: str | None = Non
 
 
 def array_kind(array: str | None, inputs: Sequence[Tensor]) -> str:
-    """The kind of array that the inputs of a model come as; ``array`` as its ``ModelConfig`` says."""
     declared = inputs if isinstance(inputs, Sequence) else ()  # ``tensor_specs`` refuses what is no tensor
     return array_of(array, [one.memory for one in declared if isinstance(one, Tensor)])
 

@@ -1,7 +1,6 @@
 """Arrays of other libraries than numpy, on a device or not, as the decorators meet them: what numpy's
-functions do not do with them, or would do on the host.
-
-Values of a device are brought to the host only where a decorator has to look at them.
+functions do not do with them, or would do on the host. Values of a device are brought to the host only where
+a decorator has to look at them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""``batch`` and ``sample``: from requests to arrays, and from arrays to responses.
-
-The worker gives both the whole ``Batch``, whose arrays are views of the arena, and neither of them copies
-it. What they do for a plain function is on the path of every request.
+"""``batch`` and ``sample``: from requests to arrays, and from arrays to responses. The worker gives both the
+whole ``Batch``, whose arrays are views of the arena, and neither of them copies it. What they do for a plain
+function is on the path of every request.
 """
 
 from __future__ import annotations
@@ -90,7 +89,6 @@ def sample(decorated: InferenceCallable | None = None, /) -> InferenceCallable:
 
 
 def _batched(result: Any, rows: tuple[int, ...], names: Sequence[str], batching: bool) -> Any:
-    """The outputs of a batch, seen as the responses to its requests."""
     if type(result) is SomeRows:
         return per_request(result, rows)
     outputs = named(result, names)
@@ -101,7 +99,6 @@ def _batched(result: Any, rows: tuple[int, ...], names: Sequence[str], batching:
 
 
 def _only(requests: Any) -> Batch:
-    """The batch of the one request that there is."""
     count = len(requests.requests) if isinstance(requests, Batch) else None
     if count is None and isinstance(requests, list | tuple):
         count = len(requests)

@@ -1,6 +1,5 @@
-"""``group_by_keys`` and ``group_by_values``: one call for each kind of request, or of row, in a batch.
-
-Where all are of one kind, as they mostly are, nothing is cut and nothing is put together again.
+"""``group_by_keys`` and ``group_by_values``: one call for each kind of request, or of row, in a batch. Where
+all are of one kind, as they mostly are, nothing is cut and nothing is put together again.
 """
 
 from __future__ import annotations
@@ -141,11 +140,9 @@ def _groups_of_rows(inputs: Mapping[str, Any], keys: Sequence[str]) -> list[Grou
 
 
 def _is_present(key: str, inputs: Mapping[str, Any]) -> bool:
-    """Whether there is an input to group by; one that requests may leave out need not be there.
-
-    Raises:
-        StackError: there are no inputs at all.
-        BatchError: the model has no such input, it has to be there, or it has no rows.
+    """Whether there is an input to group by; one that requests may leave out need not be there. Raises
+    StackError: there are no inputs at all; BatchError: the model has no such input, it has to be there, or it
+    has no rows.
     """
     if not inputs:
         raise StackError(
@@ -173,7 +170,6 @@ def _labels(array: Any) -> list[bytes]:
 
 
 def _values(row: Any) -> list[Any]:
-    """The elements of a row as they are sorted by."""
     return [one.encode() if isinstance(one, str) else one for one in np.ravel(row).tolist()]
 
 
@@ -185,7 +181,6 @@ def _rows_of_inputs(inputs: Mapping[str, Any], group: Group, rows: int) -> dict[
 
 
 def _part(group: Group, answer: Any) -> SomeRows:
-    """The answer of a generator to one group of rows."""
     if isinstance(answer, SomeRows):  # of another @group_by_values below
         return SomeRows(answer.arrays, [group[position] for position in answer.positions])
     return SomeRows(_outputs(answer, len(group)), group)
@@ -199,7 +194,6 @@ def _outputs(answer: Any, rows: int) -> dict[str, Any]:
 
 
 def _joined(groups: Sequence[Group], answers: Sequence[Any], pad_fn: PadFunction | None) -> dict[str, Any]:
-    """The outputs of all groups as those of the batch."""
     outputs = [_outputs(answer, len(group)) for group, answer in zip(groups, answers, strict=True)]
     if pad_fn is not None:
         outputs = pad_fn(outputs)

@@ -1,6 +1,5 @@
-"""Lists of requests, as callables without ``batch`` see them: read, joined, changed, taken apart.
-
-A request is a ``Request`` or, where a callable is called by hand, any mapping of input names to arrays.
+"""Lists of requests, as callables without ``batch`` see them: read, joined, changed, taken apart. A request
+is a ``Request`` or, where a callable is called by hand, any mapping of input names to arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ def last_of(args: tuple[Any, ...], decorator: str) -> tuple[tuple[Any, ...], Any
 
 
 def not_requests(decorator: str, *given: Any) -> TypeError:
-    """The error of a call whose last positional argument is no list of requests."""
     what = f"an object of type {type(given[0]).__name__}" if given else "no positional argument"
     return TypeError(
         f"{decorator} expected a list of requests, each a mapping of input names to arrays, but was given "
@@ -37,7 +35,6 @@ def not_requests(decorator: str, *given: Any) -> TypeError:
 
 
 def is_request_list(value: Any) -> bool:
-    """Whether this is a list of requests, or a batch of them."""
     if isinstance(value, Batch | RequestBatch):
         return True
     return isinstance(value, list | tuple) and all(isinstance(one, Mapping) for one in value)
@@ -65,7 +62,6 @@ def joined(requests: Any, decorator: str) -> Batch:
 
 
 def data_of(request: Any) -> Data:
-    """The arrays of a request, by input name."""
     data: Data = request.data if isinstance(request, Request) else request
     return data
 

@@ -1,7 +1,6 @@
-"""What a call gave, whatever its kind: an answer, something to await for it, a generator of answers, an
-async generator of them. Nothing of requests or arrays is known here.
-
-Whatever is built over a result is of its kind: nothing is awaited or iterated before its consumer does.
+"""What a call gave, whatever its kind: an answer, something to await for it, a generator of answers, an async
+generator of them. Nothing of requests or arrays is known here. Whatever is built over a result is of its
+kind: nothing is awaited or iterated before its consumer does.
 """
 
 from __future__ import annotations

@@ -49,7 +49,6 @@ def check_model_batches(decorator: str) -> None:
 
 
 def not_batching(decorator: str) -> BatchError:
-    """The error of a decorator over rows, for a model whose requests have none."""
     return BatchError(
         f"The {decorator} decorator can only be used with models that batch, but this one does not"
     )
@@ -145,14 +144,12 @@ def is_misfit(error: TypeError) -> bool:
 
 
 def misfit(error: TypeError, function: Any, inputs: Iterable[str]) -> TypeError:
-    """The error of a function whose parameters are not the inputs that it is called with."""
     names = list(inputs)
     given = f"the inputs {', '.join(names)}" if names else "no inputs"
     return TypeError(f"{_shown(function)} cannot be called with {given}: {error}{_hint(names)}")
 
 
 def name_of(function: Any) -> str:
-    """The name of a function as errors show it."""
     named = _innermost(function)
     return str(getattr(named, "__name__", type(named).__name__))
 

@@ -40,12 +40,10 @@ def numa_node(root: Path, bus_id: str) -> int:
 
 
 def local_cpus(root: Path, bus_id: str) -> tuple[int, ...]:
-    """Return the CPUs that a PCI device is next to; empty where nothing tells."""
     return cpu_list(_text(root / _PCI / _kernel_bus_id(bus_id) / "local_cpulist"))
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
-    """Read the kernel's ``0-3,8`` as (0, 1, 2, 3, 8); empty for anything else."""
     if re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text) is None:
         return ()
     bounds = (part.split("-") for part in text.split(","))

@@ -1,7 +1,6 @@
-"""One look at this machine: its GPUs, and the devices among them that models may name.
-
-NVML is asked where ``nvidia-ml-py`` is installed, else the driver's files are read; both in a thread that is
-left alone when the driver hangs.
+"""One look at this machine: its GPUs, and the devices among them that models may name. NVML is asked where
+``nvidia-ml-py`` is installed, else the driver's files are read; both in a thread that is left alone when the
+driver hangs.
 """
 
 from __future__ import annotations
@@ -41,9 +40,8 @@ class Inventory:
         return [CPU, *(one.name for one in self.devices)]
 
     def numbered_as(self, earlier: Inventory) -> Inventory:
-        """Keep the numbers of an earlier look: a name means one device for as long as a server runs.
-
-        A device that is gone leaves its number free; one that is new gets the next number.
+        """Keep the numbers of an earlier look: a name means one device for as long as a server runs. A device
+        that is gone leaves its number free; one that is new gets the next number.
         """
         numbers = {one.entry: one.number for one in earlier.devices}
         unused = 1 + max(numbers.values(), default=-1)
@@ -56,14 +54,12 @@ class Inventory:
 
 
 def load_nvml() -> Any:
-    """Import the module of NVML, or raise ``ImportError``."""
     return importlib.import_module("pynvml")
 
 
 class DriverLook:
-    """Looks at the machine, again and again. A look that hangs makes all later ones fail at once.
-
-    ``root`` is where the driver's files are, ``load`` gives the module of NVML or raises ImportError.
+    """Looks at the machine, again and again. A look that hangs makes all later ones fail at once. ``root`` is
+    where the driver's files are, ``load`` gives the module of NVML or raises ImportError.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ class MigInstance:
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU. ``number`` is its place on the PCI bus, as in ``nvidia-smi``; "" and None are not known.
-
     ``cpus`` and ``numa_node`` are those that the GPU is next to (-1: all are alike). Of a GPU in MIG mode
     only its instances ``mig`` can be used, of which there may be none.
     """
@@ -54,10 +53,9 @@ class NvidiaDriver:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was found on a machine. ``driver`` None: there is none.
-
-    ``shortage`` says what stood in the way of finding more, as a clause, "" for nothing. ``idle_gpus`` are
-    the PCI addresses of GPUs that no driver serves.
+    """What was found on a machine. ``driver`` None: there is none. ``shortage`` says what stood in the way of
+    finding more, as a clause, "" for nothing. ``idle_gpus`` are the PCI addresses of GPUs that no driver
+    serves.
     """
 
     driver: NvidiaDriver | None = None

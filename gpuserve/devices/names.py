@@ -32,11 +32,6 @@ _UUID = re.compile(r"(?:GPU-[0-9a-fA-F]|MIG-[0-9a-fA-FG])[0-9a-zA-Z/-]*")
 
 
 def check_device_name(text: str) -> str:
-    """Return the text, if it is the name of a device.
-
-    Raises:
-        ValueError: it is not.
-    """
     if text in (CPU, EVERY_GPU) or number_of(text) is not None or is_uuid(text):
         return text
     raise ValueError(
@@ -55,12 +50,10 @@ def meant(text: str) -> str | None:
 
 
 def gpu_name(number: int) -> str:
-    """Return the name of a GPU by its number, such as ``cuda:3``."""
     return f"cuda:{number}"
 
 
 def number_of(text: str) -> int | None:
-    """Return the 3 of ``cuda:3``; None for every other name."""
     found = _NUMBERED.fullmatch(text)
     return None if found is None else int(found[1])
 

@@ -1,5 +1,4 @@
 """NVML, the driver's own library, through ``nvidia-ml-py`` (module ``pynvml``): its one reader. No CUDA.
-
 ``machine_by_nvml`` takes one look at what there is; an open ``Nvml`` asks for figures round after round.
 Every call may hang with the driver: the caller sees to that. A GPU that does not answer hides no other.
 """
@@ -55,12 +54,8 @@ class NvmlGone(Exception):
 
 
 def machine_by_nvml(nvml: Any, root: Path) -> Machine:
-    """The driver and the GPUs, as NVML tells of them.
-
-    ``nvml`` is the module ``pynvml``; ``/sys`` below ``root`` has what NVML does not say.
-
-    Raises:
-        pynvml.NVMLError: NVML cannot be used at all.
+    """The driver and the GPUs, as NVML tells of them. ``nvml`` is the module ``pynvml``; ``/sys`` below
+    ``root`` has what NVML does not say. Raises pynvml.NVMLError: NVML cannot be used at all.
     """
     nvml.nvmlInit()
     try:
@@ -145,19 +140,14 @@ class _Handle(NamedTuple):
 
 
 class Nvml:
-    """NVML, open from the start; ``load`` gives the module.
-
-    Between two rounds of questions ``next_xid`` waits for errors that the driver reports. What a GPU, a
-    driver or a version of the module does not tell is None; a GPU that is gone is a fault; anything else that
-    goes wrong is silence.
+    """NVML, open from the start; ``load`` gives the module. Between two rounds of questions ``next_xid``
+    waits for errors that the driver reports. What a GPU, a driver or a version of the module does not tell is
+    None; a GPU that is gone is a fault; anything else that goes wrong is silence.
     """
 
     def __init__(self, load: Callable[[], Any]) -> None:
-        """Find the GPUs, and listen for what their driver reports.
-
-        Raises:
-            NvmlAbsent: there is none on this machine.
-            NvmlSilent: there is, but it does not work.
+        """Find the GPUs, and listen for what their driver reports. Raises NvmlAbsent: there is none on this
+        machine; NvmlSilent: there is, but it does not work.
         """
         self._handles: list[_Handle] = []
         self._events: Any = None
@@ -232,9 +222,8 @@ class Nvml:
             self._events = events
 
     def _concerned(self, event: Any) -> tuple[str, ...]:
-        """The GPU that an event is about, or its MIG instances: the one that the event names, or all.
-
-        Empty where the GPU does not even tell its UUID any more.
+        """The GPU that an event is about, or its MIG instances: the one that the event names, or all. Empty
+        where the GPU does not even tell its UUID any more.
         """
         try:
             uuid = _text(self._nvml.nvmlDeviceGetUUID(event.device))

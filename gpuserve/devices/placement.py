@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a worker runs. ``gpu_uuid`` is of its GPU or MIG instance, "" for none or an unknown one.
-
     ``visible`` is what ``CUDA_VISIBLE_DEVICES`` is in the process, "" where it is left alone. ``cpus``: all,
     where empty; ``numa_nodes`` has one, or none.
     """
@@ -26,13 +25,11 @@ class Placement:
 
     @property
     def numa_node(self) -> int:
-        """The NUMA node for ``wire.Init``; -1 for none."""
         return self.numa_nodes[0] if self.numa_nodes else -1
 
     def environment(self) -> dict[str, str]:
-        """Return what the process's environment has besides its parent's.
-
-        CUDA numbers GPUs by speed unless told otherwise; a number in ``visible`` counts them by the bus.
+        """Return what the process's environment has besides its parent's. CUDA numbers GPUs by speed unless
+        told otherwise; a number in ``visible`` counts them by the bus.
         """
         return {VARIABLE: self.visible, ORDER_VARIABLE: BY_BUS} if self.visible else {}
 

@@ -54,10 +54,9 @@ class GpuReading:
 
 
 class GpuReport(NamedTuple):
-    """What became of the questions about one GPU or MIG instance.
-
-    ``device`` is "cuda:0" and so on, ``product`` what the maker calls it. ``fault`` says why it cannot be
-    used; without a fault and without a ``reading`` NVML gave no answer.
+    """What became of the questions about one GPU or MIG instance. ``device`` is "cuda:0" and so on,
+    ``product`` what the maker calls it. ``fault`` says why it cannot be used; without a fault and without a
+    ``reading`` NVML gave no answer.
     """
 
     uuid: str

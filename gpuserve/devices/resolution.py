@@ -14,10 +14,8 @@ from gpuserve.errors import DeviceError
 
 
 def devices_named(text: str, inventory: Inventory) -> tuple[VisibleDevice, ...]:
-    """Return the devices behind a name other than "cpu": one, or for ``cuda:*`` every one.
-
-    Raises:
-        DeviceError: there is none, several begin with the UUID, or no process may use it.
+    """Return the devices behind a name other than "cpu": one, or for ``cuda:*`` every one. Raises
+    DeviceError: there is none, several begin with the UUID, or no process may use it.
     """
     if text == EVERY_GPU:
         found = inventory.devices

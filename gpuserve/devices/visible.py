@@ -1,8 +1,7 @@
-"""Which devices ``CUDA_VISIBLE_DEVICES`` leaves of a machine's GPUs, and what they are called here. Pure.
-
-The variable is read as CUDA reads it: numbers and UUIDs (or beginnings of them), up to the first entry that
-names nothing or names a device again. Numbers count the GPUs in the order of the PCI bus. One thing differs:
-CUDA lets a process use one MIG instance only, but here every instance gets its own worker process.
+"""Which devices ``CUDA_VISIBLE_DEVICES`` leaves of a machine's GPUs, and what they are called here. Pure. The
+variable is read as CUDA reads it: numbers and UUIDs (or beginnings of them), up to the first entry that names
+nothing or names a device again. Numbers count the GPUs in the order of the PCI bus. One thing differs: CUDA
+lets a process use one MIG instance only, but here every instance gets its own worker process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """What an option is: a field of a frozen dataclass that also carries its description and its bounds.
 
 Such a dataclass is a table, and each of its fields a row. From the rows come the keys of the config file with
-their JSON schema and checks (``config/entries/fields.py``), what ``declared`` takes from a program or a
-client, what Triton's model configuration says (``front/v2/model_config.py``), and the lines of
-docs/reference.md. The tables themselves are elsewhere: of a model in ``declare/spec.py``, of a server in
-``settings/server.py``. No option is named here.
+their JSON schema and checks, what a program or a client may say, Triton's model configuration, and the lines
+of docs/reference.md. No option is named here: see ``declare/spec.py`` and ``settings/server.py``.
 """
 
 from __future__ import annotations
@@ -101,7 +99,6 @@ def _rows(table: Hashable) -> dict[str, Row]:
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:
-    """A type without ``| None``, and whether that was there."""
     if typing.get_origin(hint) in {types.UnionType, typing.Union}:
         return next(one for one in typing.get_args(hint) if one is not type(None)), True
     return hint, False
@@ -114,7 +111,6 @@ def _default(one: dataclasses.Field[Any]) -> Any:
 
 
 def element(hint: Any) -> Any:
-    """The type of the elements of a list; None where it is none. A table has a list as a tuple."""
     args = typing.get_args(hint)
     is_list = typing.get_origin(hint) is Sequence or (
         typing.get_origin(hint) is tuple and args[-1] is Ellipsis
@@ -292,7 +288,6 @@ def _key(kind: Any, key: Any, name: str, by_program: bool) -> Any:
 
 
 def _listed(kind: Any, said: Option, written: Mapping[type, type]) -> str:
-    """The elements of a list as a message names them."""
     if dataclasses.is_dataclass(kind):
         return written.get(typing.cast(type, kind), typing.cast(type, kind)).__name__
     if said.words:
@@ -301,7 +296,6 @@ def _listed(kind: Any, said: Option, written: Mapping[type, type]) -> str:
 
 
 def integer(name: str, value: Any, least: float | None = 0, most: float | None = None) -> int:
-    """The value, if it is an integer within bounds. Raises ValueError: it is not."""
     if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
         raise ValueError(f"{name} must be an integer{_bounds(Option('', least))}, got {value!r}")
     if most is not None and value > most:
@@ -310,14 +304,12 @@ def integer(name: str, value: Any, least: float | None = 0, most: float | None =
 
 
 def boolean(name: str, value: Any) -> bool:
-    """The value, if it is True or False. Raises ValueError: it is not."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return value
 
 
 def number(name: str, value: Any, least: float | None = None, most: float | None = None) -> float:
-    """The value, if it is a number within bounds. Raises ValueError: it is not."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or (least is not None and value < least) or (most is not None and value > most):
         raise ValueError(f"{name} must be a number{_bounds(Option('', least, most))}, got {value!r}")

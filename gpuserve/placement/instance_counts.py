@@ -17,10 +17,7 @@ def instances_by_device(spec: ModelSpec) -> dict[str, int]:
 
 def with_count(spec: ModelSpec, count: int, down: Collection[str] = ()) -> ModelSpec:
     """The model with ``count`` instances on each device that it has: those that are ``down`` are gone, then
-    its last ones; or new ones are like its first one there.
-
-    Raises:
-        InvalidArgument: there cannot be so many.
+    its last ones; or new ones are like its first one there. Raises InvalidArgument: there cannot be so many.
     """
     _check(spec, count)
     on_device = all(one.name.startswith(f"{one.device}#") for one in spec.instances)

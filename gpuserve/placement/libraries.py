@@ -24,7 +24,6 @@ class Cupy(NamedTuple):
 
 
 def is_importable(package: str) -> bool:
-    """Whether an import would find the package, without importing it."""
     try:
         return importlib.util.find_spec(package) is not None
     except ValueError:  # it is in sys.modules without a spec

@@ -1,6 +1,5 @@
-"""The devices of one server: from models as they are declared to models whose instances have their devices.
-
-A look at the machine is taken when the first model that names a GPU is placed, and once more for models that
+"""The devices of one server: from models as they are declared to models whose instances have their devices. A
+look at the machine is taken when the first model that names a GPU is placed, and once more for models that
 are loaded later. Numbers stay what they were at the first look.
 """
 
@@ -55,12 +54,9 @@ class ServerDevices:
         return devices_named(text, self.inventory())
 
     def place(self, specs: Iterable[ModelSpec], *, again: bool = False) -> list[ModelSpec]:
-        """The models with a device for each instance; those that are placed already stay as they are.
-
-        With ``again`` the machine is looked at once more, where any of them needs a GPU.
-
-        Raises:
-            DeviceError: a model names a device that is not there, or needs a library that is not.
+        """The models with a device for each instance; those that are placed already stay as they are. With
+        ``again`` the machine is looked at once more, where any of them needs a GPU. Raises DeviceError: a
+        model names a device that is not there, or needs a library that is not.
         """
         models = list(specs)
         if again and any(_is_unplaced(one) for model in models for one in model.instances):

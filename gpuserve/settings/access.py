@@ -52,7 +52,6 @@ def header_pattern(text: str) -> re.Pattern[str]:
 
 
 def read_pattern(text: Any) -> str:
-    """The text of a pattern of headers. Raises ValueError: it is no regular expression."""
     if not isinstance(text, str):
         raise ValueError(f"expected a regular expression, given {text!r:.200}")
     header_pattern(text)
@@ -69,7 +68,6 @@ def read_token(token: Any) -> str:
 
 
 def read_header(header: Any) -> str:
-    """The name of a token's header. Raises ValueError: it cannot be one."""
     if not isinstance(header, str) or _HEADER_NAME.fullmatch(header) is None:
         raise ValueError(f"expected a header's name of letters, digits, '.', '_' and '-', given {header!r}")
     if header.lower() == "authorization" or header.lower().endswith("-bin"):

@@ -1,6 +1,5 @@
-"""Whether a server can be started with settings that a program gives: each by itself, and all together.
-
-A config file is checked by the rows of the same tables, and told what does not go together at its place
+"""Whether a server can be started with settings that a program gives: each by itself, and all together. A
+config file is checked by the rows of the same tables, and told what does not go together at its place
 (``gpuserve/config/rules.py``).
 """
 

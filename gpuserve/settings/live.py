@@ -1,7 +1,6 @@
-"""Which settings may change while a server runs, and in what words the others are refused. Pure.
-
-A setting is in the table where all that goes by it can be told of another value: who applies it is the
-supervisor (``supervisor/reload/config_reload.py``) and the front (``front/process/front.py``).
+"""Which settings may change while a server runs, and in what words the others are refused. Pure. A setting is
+in the table where all that goes by it can be told of another value: who applies it is the supervisor
+(``supervisor/reload/config_reload.py``) and the front (``front/process/front.py``).
 """
 
 from __future__ import annotations
@@ -61,12 +60,10 @@ def change(before: ServerSettings, given: ServerSettings) -> SettingsChange:
 
 
 def described(name: str, before: ServerSettings, now: ServerSettings) -> str:
-    """A setting that has changed, as a line for the log."""
     if name == "trace":  # too much for a line
         return f"{key_of(name)} is as the file says now"
     return f"{key_of(name)} is {shown(getattr(now, name))} now, it was {shown(getattr(before, name))}"
 
 
 def shown(value: Any) -> str:
-    """The value of a setting as JSON, for messages."""
     return json.dumps(value, default=repr)

@@ -43,7 +43,6 @@ class LogSettings(NamedTuple):
         return next((level for level in levels if self.lets_through(level)), logging.CRITICAL)
 
     def lets_through(self, level: int) -> bool:
-        """Whether records of a level of ``logging`` are logged."""
         switches = (
             (logging.CRITICAL, True),
             (logging.ERROR, self.log_error),

@@ -1,7 +1,6 @@
-"""The log of the command line: how a line looks, and how a child's output becomes such lines.
-
-Only the CLI calls ``configure``; only the loggers ``gpuserve`` and ``py.warnings`` are touched: a program
-that uses gpuserve as a library keeps its own logging. In JSON every line is one object.
+"""The log of the command line: how a line looks, and how a child's output becomes such lines. Only the CLI
+calls ``configure``; only the loggers ``gpuserve`` and ``py.warnings`` are touched: a program that uses
+gpuserve as a library keeps its own logging. In JSON every line is one object.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ class RareLog:
         self._n_untold = 0
 
     def say(self, text: str, *arguments: Any) -> None:
-        """Log a line, or count it."""
         now = self._clock()
         if now < self._next_at:
             self._n_untold += 1

@@ -1,7 +1,6 @@
-"""The settings of a server as a whole: one frozen class that the CLI, the config file and ``Server``
-all come to, and that the supervisor hands to the front. The models are not in it.
-
-The classes are tables: each setting is said once, for all of these (see ``gpuserve/options``).
+"""The settings of a server as a whole: one frozen class that the CLI, the config file and ``Server`` all come
+to, and that the supervisor hands to the front. The models are not in it. The classes are tables: each setting
+is said once, for all of these (see ``gpuserve/options``).
 """
 
 from __future__ import annotations
@@ -85,7 +84,6 @@ def read_resource(text: Any) -> str:
 
 
 def read_url(url: Any) -> str:
-    """An address of HTTP. Raises ValueError: it is none."""
     if not isinstance(url, str) or _URL.match(url) is None:
         raise ValueError(f"expected a URL such as 'http://localhost:4318/v1/traces', given {url!r:.200}")
     return url
@@ -385,12 +383,10 @@ class ServerSettings:
     )
 
     def to_wire(self) -> dict[str, Any]:
-        """The settings as plain data for the front process."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> ServerSettings:
-        """The settings behind what ``to_wire`` returned."""
         return declared(cls, wire)
 
 

@@ -1,5 +1,4 @@
 """The files of TLS: which they are, and whether a server can use them. Nothing of a key is in any text.
-
 ``ssl`` is imported where it is needed: most servers have no TLS.
 """
 

@@ -1,4 +1,3 @@
-"""The launching process: it owns the listeners, the front and the workers, and restarts them.
-
-It holds no tensor and runs no user code.
+"""The launching process: it owns the listeners, the front and the workers, and restarts them. It holds no
+tensor and runs no user code.
 """

@@ -66,7 +66,6 @@ class ServerEnding:
         self.begin_stop()
 
     def begin_stop(self) -> None:
-        """End the front, if the server drains; the workers follow."""
         if self._core.life.state is not ServerState.DRAINING:
             return
         self._core.life.move(ServerState.STOPPING)
@@ -92,10 +91,8 @@ class ServerEnding:
             self.now()
 
     def now(self) -> None:
-        """End; whatever still runs is not waited for."""
         self._core.reactor.stop()
 
 
 def ended() -> StartupError:
-    """Make the error for whoever wanted something from a server that ends."""
     return StartupError("the server has been stopped")

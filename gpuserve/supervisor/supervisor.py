@@ -1,8 +1,5 @@
-"""The supervisor: one reactor that starts everything, keeps it alive and ends it in order.
-
-``run()`` is the life of a server, told from top to bottom: open the listeners, start the front and
-the workers, say ready when every model is loaded, then wait; at the end drain the front, stop the
-workers, close the listeners. ``_Parts`` puts the parts of a server together.
+"""The supervisor: one reactor that starts everything, keeps it alive and ends it in order. ``run()`` is the
+life of a server, told from top to bottom; ``_Parts`` puts the parts of a server together.
 """
 
 from __future__ import annotations
@@ -46,8 +43,6 @@ BROKEN_DRAIN_TIMEOUT_S: Final = 5.0
 
 
 class _Parts:
-    """The parts of one server, above its core."""
-
     def __init__(
         self,
         core: ServerCore,
@@ -70,7 +65,6 @@ class _Parts:
         self.ending = ServerEnding(core, models, attached, self.operator.quiescence)
 
     def obey(self, message: Any) -> None:
-        """Do what the front asks for; ``WireError`` for what a front does not send."""
         match message:
             case messages.Drained(int(unfinished)):
                 self.ending.front_drained(unfinished)
@@ -95,11 +89,10 @@ class _Parts:
 
 
 class Supervisor:
-    """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``.
-
-    ``repository`` has the models that clients may load by name; without one these are ``models``, and those
-    that are added later. All models are placed; ``devices`` places those that clients load. ``config`` is the
-    config file, where there is one that can be read again.
+    """One server. ``started`` resolves with the addresses, or fails with the ``StartupError``. ``repository``
+    has the models that clients may load by name; without one these are ``models``, and those that are added
+    later. All models are placed; ``devices`` places those that clients load. ``config`` is the config file,
+    where there is one that can be read again.
     """
 
     def __init__(
@@ -146,10 +139,9 @@ class Supervisor:
         self._core.reactor.call_soon_threadsafe(self._parts.config.signalled)
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
-        """Serve one more model; the future resolves when every instance of it is loaded.
-
-        It fails with ``StartupError`` when an instance cannot load; the model is taken out again. It
-        fails with ``BindError`` when an attached program serves a model of that name.
+        """Serve one more model; the future resolves when every instance of it is loaded. It fails with
+        ``StartupError`` when an instance cannot load; the model is taken out again. It fails with
+        ``BindError`` when an attached program serves a model of that name.
         """
         loaded: Future[None] = Future()
         if not self._core.reactor.call_soon_threadsafe(lambda: self._add_model(spec, loaded)):
@@ -159,11 +151,9 @@ class Supervisor:
     # ---- the life of a server -------------------------------------------------------------
 
     def run(self) -> int:
-        """Serve until stopped, in the calling thread. 0 after a clean stop.
-
-        Raises:
-            StartupError: a port is taken, or a model could not be loaded; everything is ended.
-            ModelUnrecoverable: a callable said that it cannot go on; everything is ended.
+        """Serve until stopped, in the calling thread. 0 after a clean stop. Raises StartupError: a port is
+        taken, or a model could not be loaded; everything is ended; ModelUnrecoverable: a callable said that
+        it cannot go on; everything is ended.
         """
         try:
             self._serve()
@@ -201,7 +191,6 @@ class Supervisor:
         self._core.front.close()
 
     def _tell_waiting(self, error: BaseException) -> None:
-        """Fail whatever waits for what will not come."""
         if not self.started.done():
             self.started.set_exception(error)
         self._parts.models.abandon(error if isinstance(error, GpuserveError) else ended())

@@ -1,7 +1,6 @@
-"""What an inference callable asks other models of its server, and the answers that come.
-
-A callable asks through ``ModelContext``. Which messages go where, and who receives, is the loop's business
-(``CallPort``); here is which answer belongs to which question, and how a thread or a task waits for it.
+"""What an inference callable asks other models of its server, and the answers that come. A callable asks
+through ``ModelContext``. Which messages go where, and who receives, is the loop's business (``CallPort``);
+here is which answer belongs to which question, and how a thread or a task waits for it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ _NO_SERVER: Final = "no other model can be asked before a server calls this call
 
 
 class _Code(NamedTuple):
-    """An error code; ``value`` is one of ``failure.CODES``."""
-
     value: str
 
 
@@ -136,7 +133,6 @@ class ModelCall:
         return self._next()
 
     def close(self) -> None:
-        """Drop the replies, and call the question off if it has not ended."""
         while self._replies:
             self._next()
         if not self._ended:
@@ -190,7 +186,6 @@ class OutgoingCalls:
         call.close()
 
     def reply(self, call_id: int, reply: CallReply) -> bool:
-        """Hand a reply to its call; whether somebody still waits for it."""
         with self._lock:
             call = self._calls.get(call_id)
             if call is not None:

@@ -1,8 +1,7 @@
-"""What an inference callable, and the decorators over it, can know of the model that they serve.
-
-Every worker serves one model, in one thread; where workers are threads of one process, each has its own
-context. Coroutines and the threads of ``asyncio.to_thread`` inherit it. What a callable asks other models
-goes from here to ``calls.py``. Nothing of requests is in here.
+"""What an inference callable, and the decorators over it, can know of the model that they serve. Every worker
+serves one model, in one thread; where workers are threads of one process, each has its own context.
+Coroutines and the threads of ``asyncio.to_thread`` inherit it. What a callable asks other models goes from
+here to ``calls.py``. Nothing of requests is in here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What is told of an exception in user code: a line for the client, the whole for the log.
-
-Pure functions. A client never sees a path or a traceback; the log sees both.
+"""What is told of an exception in user code: a line for the client, the whole for the log. Pure functions. A
+client never sees a path or a traceback; the log sees both.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ def failure_of(error: BaseException) -> WireFailure:
 
 
 def log_text(error: BaseException) -> str:
-    """The class and the message of ``error``, on one line, cut where it is endless."""
     return cut(" ".join(f"{type(error).__name__}: {_text(error)[: 4 * TEXT_LIMIT]}".split()), TEXT_LIMIT)
 
 
@@ -85,7 +83,6 @@ def log_traceback(error: BaseException) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """The beginning and the end of a text that is longer than ``most`` characters."""
     if len(text) <= most:
         return text
     half = most // 2

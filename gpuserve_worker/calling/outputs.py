@@ -1,8 +1,6 @@
-"""From what an inference callable returned to tensors on the wire, in two steps.
-
-``OutputRules.check`` reads the answer against the declared outputs and converts what needs converting.
-All that touches objects of the user happens there, so whatever it raises is the callable's failure.
-``OutputWriter.write`` then only copies bytes. No socket here, and no callable is called.
+"""From what an inference callable returned to tensors on the wire. ``OutputRules.check`` reads and converts
+it by the declared outputs: all that touches objects of the user happens there, so whatever it raises is the
+callable's failure. ``OutputWriter.write`` then only copies bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""What an inference callable is given and may give back: ``Request``, and batches of them.
-
-Users see ``Request`` and, as the list of them, ``RequestBatch``. The decorators of this project are
-given a ``Batch`` instead: the arrays of the whole batch, not yet cut into requests, so that ``@batch``
-neither cuts nor concatenates. ``BatchedOutputs`` is its counterpart on the way back.
+"""What an inference callable is given and may give back: ``Request``, and batches of them. The decorators of
+this project are given a ``Batch`` instead, the arrays of the whole batch not yet cut into requests, so that
+``@batch`` neither cuts nor concatenates. ``BatchedOutputs`` is its counterpart on the way back.
 """
 
 from __future__ import annotations

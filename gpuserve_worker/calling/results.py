@@ -1,7 +1,6 @@
-"""What a call gave, whatever its kind: a value, something to await, a generator, an async generator.
-
-Where one answer is due, as in a model that is not decoupled, ``only_result`` and ``await_only_result``
-find it; ``try_result`` and ``try_async_result`` are for calls whose answer nobody wants.
+"""What a call gave, whatever its kind: a value, something to await, a generator, an async generator. Where
+one answer is due, as in a model that is not decoupled, ``only_result`` and ``await_only_result`` find it;
+``try_result`` and ``try_async_result`` are for calls whose answer nobody wants.
 """
 
 from __future__ import annotations

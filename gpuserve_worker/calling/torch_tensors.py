@@ -1,6 +1,5 @@
-"""Inputs as torch tensors, for models that ask for them. torch is imported when the first one is made.
-
-No tensor is copied here, and none moves to a device or from it.
+"""Inputs as torch tensors, for models that ask for them. torch is imported when the first one is made. No
+tensor is copied here, and none moves to a device or from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""From the declared warm-ups of a model to the batches that an instance runs before it is ready.
-
-Pure but for reading the files that are named; nothing is run here. A warm-up is as in
-``wire.Init.warmup``; that it fits the model was checked when the model was declared.
+"""From the declared warm-ups of a model to the batches that an instance runs before it is ready. Pure but for
+reading the files that are named; nothing is run here. A warm-up is as in ``wire.Init.warmup``; that it fits
+the model was checked when the model was declared.
 """
 
 from __future__ import annotations

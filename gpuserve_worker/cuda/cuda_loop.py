@@ -263,7 +263,6 @@ class DeviceCalls:
     def _attempt(
         self, job: Job, run: wire.Run, inputs: BatchInputs, *, is_last: bool = False
     ) -> BatchAnswers | WireFailure | None:
-        """Call the callable; None: there was too little memory, and it is to be called again."""
         try:
             inputs.admit()
             if not is_last:
@@ -340,13 +339,11 @@ class StagingThread(threading.Thread):
             self._on_fault(error)
 
     def _waits(self) -> bool:
-        """Wait until there is something to do; False at the end."""
         self._armed.wait()
         self._armed.clear()
         return not self._is_over
 
     def _may_rest(self) -> bool:
-        """Whether the loop's own thread receives by itself."""
         reception = self._reception
         return not reception.running or reception.ended or reception.stopping
 

@@ -101,7 +101,6 @@ class Jobs:
             announced.session.send(Computed((announced.batch_id,)))
 
     def answer(self, job: Job, reply: BatchReply) -> None:
-        """Send the answer to the oldest that has not been answered."""
         job.session.reply(reply)
         with self._changed:
             self._pipeline.answered(job)

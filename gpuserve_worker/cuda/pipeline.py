@@ -84,7 +84,6 @@ class Pipeline(Generic[_Batch]):
 
     @property
     def leaving(self) -> int:
-        """How many batches have been called and are not answered."""
         return len(self._leaving)
 
     def is_only_suspect(self, batch: _Batch) -> bool:
@@ -120,7 +119,6 @@ class Pipeline(Generic[_Batch]):
         self._leaving.append(batch)
 
     def answered(self, batch: _Batch) -> None:
-        """Note that the answer is sent; raises ``IllegalStep`` where it is not its turn."""
         if not self._leaving or self._leaving[0] is not batch:
             raise IllegalStep(f"batch {batch.batch_id} is answered out of turn")
         batch.advance(BatchStage.ENDED)

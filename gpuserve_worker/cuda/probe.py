@@ -1,6 +1,5 @@
-"""``python -m gpuserve_worker.cuda.probe``: whether a new process can use CUDA, told by its exit status.
-
-0: a device could be opened. ``EXIT_DEVICE``: none could. ``EXIT_FAILED``: that cannot be told, without cupy.
+"""``python -m gpuserve_worker.cuda.probe``: whether a new process can use CUDA, told by its exit status. 0: a
+device could be opened. ``EXIT_DEVICE``: none could. ``EXIT_FAILED``: that cannot be told, without cupy.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ def exit_status() -> int:
 
 
 def _works(runtime: Runtime, number: int) -> bool:
-    """Whether a device can be opened, and be made to do something."""
     try:
         runtime.use_device(number)
         runtime.destroy_stream(runtime.create_stream())

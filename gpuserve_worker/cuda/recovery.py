@@ -1,13 +1,10 @@
-"""What a worker on a GPU does after a failure: whether the device's memory did not suffice, in which case the
-batch is run again, whether this process can use the device any more, and which batch is to blame. No callable
-is called here.
+"""What a worker on a GPU does after a failure: whether the batch is run again because memory did not suffice,
+whether this process can use the device any more, and which batch is to blame. No callable is called here.
 
 CUDA's errors come in the exceptions of whatever library the callable uses. None of them is imported here.
-
-For a second run all caches are emptied, and the batch is cut in two where it has several requests. A callable
-may have written to its inputs before it failed, so the second run has new ones: those on the device are
-copied there again, those in messages read again. Large inputs on the host are there only once, and the batch
-fails at once unless they are read-only.
+For a second run the caches are emptied, and the batch is cut in two where it has several requests. It needs
+new inputs, since the callable may have written to the first: large ones on the host are there only once, so
+that batch fails at once unless they are read-only.
 """
 
 from __future__ import annotations
@@ -112,7 +109,6 @@ class Loss:
         return bool(self.text)
 
     def take_blame(self) -> bool:
-        """Whether no other batch was found to be to blame before."""
         with self._lock:
             is_first, self._has_blamed = not self._has_blamed, True
         return is_first

@@ -79,7 +79,6 @@ class CudaStopwatch(Stopwatch):
         self._device.runtime.record(event, stream)
 
     def _elapsed_ns(self, start: int, end: int) -> int:
-        """Nanoseconds between two events; 0 where one is missing or has not come."""
         first, last = self._events[start], self._events[end]
         try:
             return max(0, self._device.runtime.elapsed_ns(first, last)) if first and last else 0

@@ -1,16 +1,11 @@
-"""Tensor memory shared between processes: sealed memfds without a name.
+"""Tensor memory shared between processes: sealed memfds without a name. ``Arena`` owns memory: it creates
+segments, hands out blocks and takes them back. ``Mapping`` borrows: it maps what another process owns.
 
-``Arena`` owns memory: it creates segments, hands out blocks and takes them back. ``Mapping``
-borrows: it maps segments that another process owns and cannot free anything. The front owns one
-arena a model (inputs), each worker owns one (outputs); each maps the other's.
-
-A segment is a memfd with ``F_SEAL_SHRINK``, so no peer can take pages away under a mapping
-(SIGBUS). Its pages are reserved with ``posix_fallocate``, after a look at what the machine and our
-control group have left, so a full machine is an error here and never a SIGBUS or an OOM kill later.
-A block that somebody only claims is reserved while it is filled: a claim of a few bytes costs nothing.
-An arena grows by segments. Empty ones are kept up to ``RETAINED_NBYTES``, because making one
-(reserve, clear, map, send) costs as much as copying into it; beyond that they are given up, so memory
-goes back after a burst.
+A segment is a memfd with ``F_SEAL_SHRINK``, so no peer can take pages away under a mapping (SIGBUS). Its
+pages are reserved with ``posix_fallocate``, after a look at what the machine and our control group have left:
+a full machine is an error here, never a SIGBUS or an OOM kill later. A block that somebody only claims is
+reserved while it is filled. Empty segments are kept up to ``RETAINED_NBYTES``, because making one (reserve,
+clear, map, send) costs as much as copying into it; beyond that they are given up.
 """
 
 from __future__ import annotations
@@ -140,7 +135,6 @@ class _OwnedSegment:
         return first * _UNIT_NBYTES, min(self.nbytes, (last if after < 0 else after) * _UNIT_NBYTES)
 
     def reserve(self, start: int, end: int) -> None:
-        """Take the pages of a run that ``missing`` gave; ``OutOfMemory``: there are none."""
         nbytes = end - start
         try:
             os.posix_fallocate(self.fd, start, nbytes)
@@ -310,7 +304,6 @@ class Arena:
         return Block(number, offset, nbytes, view, self)
 
     def _find(self, size: int) -> tuple[int, int] | None:
-        """Room in a segment that is there: (segment, offset)."""
         for number, segment in self._segments.items():
             was_empty = segment.allocator.empty
             offset = segment.allocator.allocate(size)
@@ -348,7 +341,6 @@ class Arena:
         self._on_segment(number, segment.fd, segment.nbytes)
 
     def _trim(self, retained_nbytes: int) -> None:
-        """Give empty segments up, newest first, until little enough is kept."""
         for number in reversed(list(self._segments)):
             if self._empty_nbytes <= retained_nbytes:
                 return
@@ -371,7 +363,6 @@ class Arena:
             raise OutOfMemory(f"no shared memory for {nbytes} bytes: {available} bytes are available")
 
     def _give_up(self, number: int) -> None:
-        """Drop a segment that is empty."""
         self._empty_nbytes -= self._segments[number].reserved_nbytes
         self._drop(number)
 
@@ -411,7 +402,6 @@ class Mapping:
         return whole[offset : offset + nbytes]
 
     def detach(self, segment: int) -> None:
-        """Unmap a segment as soon as nothing views it."""
         mapped, whole = self._maps.pop(segment)
         if self._locks is not None:
             self._locks.unlock(whole)

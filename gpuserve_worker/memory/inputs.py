@@ -44,12 +44,11 @@ class _Lent(np.ndarray[Any, Any]):
 
 
 class Leases:
-    """Which batches' input blocks are still referred to, and the word to the front when that ends.
-
-    Leases end in any thread, also in a garbage collection in the middle of any line here, so a lock
-    could deadlock; instead every step is one atomic operation on a set, and whoever takes a batch out
-    of ``_dead`` is the one that reports it. A batch whose answer is not sent yet is not reported: the
-    answer itself says whether its inputs are free.
+    """Which batches' input blocks are still referred to, and the word to the front when that ends. Leases end
+    in any thread, also in a garbage collection in the middle of any line here, so a lock could deadlock;
+    instead every step is one atomic operation on a set, and whoever takes a batch out of ``_dead`` is the one
+    that reports it. A batch whose answer is not sent yet is not reported: the answer itself says whether its
+    inputs are free.
     """
 
     def __init__(self, report: Callable[[int], None]) -> None:
@@ -59,7 +58,6 @@ class Leases:
         self._unanswered: set[int] = set()
 
     def begin(self, batch_id: int) -> None:
-        """Report nothing of a batch until ``answered``."""
         self._unanswered.add(batch_id)
 
     def grant(self, batch_id: int) -> _InputLease:

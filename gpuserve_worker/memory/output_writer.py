@@ -1,7 +1,6 @@
 """From checked outputs to tensors on the wire: small ones into the message, the others into the worker's
-output arena or, where a client wants that, into its own region of shared memory.
-
-Only bytes are copied here. What an output is, and whether it may be one, is known before; see ``outputs.py``.
+output arena or, where a client wants that, into its own region of shared memory. Only bytes are copied here.
+What an output is, and whether it may be one, is known before; see ``outputs.py``.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ class OutputWriter:
     def _response(
         self, outputs: list[CheckedOutput], request: WireRequest, inline: Budget, taken: list[Block]
     ) -> tuple[WireTensor, ...] | WireFailure:
-        """The outputs of one request, some of which may be for the client's own memory."""
         if not request[3]:
             return self._tensors(outputs, inline, taken)
         places = {name: Place(*place) for name, place in request[3]}
@@ -152,7 +150,6 @@ class OutputWriter:
         return Ref(block.segment, block.offset, output.nbytes)
 
     def _block(self, output: CheckedOutput, taken: list[Block]) -> Block:
-        """A block of an output's ``nbytes``, not filled."""
         block = self._arena.allocate(output.nbytes)
         self._blocks[block.segment, block.offset] = block
         taken.append(block)

@@ -1,9 +1,7 @@
 """The regions of shared memory that clients registered, as a worker sees them: mapped when first used, read
-and written in place. A region's file is the client's, who may write to it or shrink it at any time: that
-may spoil what it asked for, and nothing else.
-
-A borrower: who registers, and who may, is the front's business. Regions of device memory are opened by the
-worker's device path, which is a ``DeviceRegionOpener``.
+and written in place. A region's file is the client's, who may write to it or shrink it at any time: that may
+spoil what it asked for, and nothing else. A borrower: who registers, and who may, is the front's business.
+Regions of device memory are opened by the worker's device path, which is a ``DeviceRegionOpener``.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """What keeps a process alive when a file that it has mapped is shrunk by somebody else.
 
-A load or store beyond the end of a mapped file raises SIGBUS, which ends a process. Here a signal action
-puts zeros in the place of such a mapping instead and notes that it did; the access goes on, and whoever
-watches the mapping asks ``MappingWatch.broken`` afterwards. A SIGBUS anywhere else does what it did before.
-Of the signal's default action nothing is changed until a mapping is watched. A mapping is watched until the
-last array over it dies: not a moment longer, since its addresses may be anybody's then.
-
-The signal is raised by the very instruction that touches the memory, in its own thread. Where that is a
-copy inside numpy or the interpreter, no lock of theirs is held but the interpreter's own, which ctypes
-takes or already has.
+A load or store beyond the end of a mapped file raises SIGBUS. Here a signal action puts zeros in the place of
+such a mapping and notes that it did; the access goes on, and whoever watches the mapping asks
+``MappingWatch.broken`` afterwards. A SIGBUS anywhere else does what it did before; nothing is changed until
+a mapping is watched: until the last array over it dies, not longer, since its addresses may be anybody's
+then. The signal is raised in the thread that touches the memory, where no lock is held but the
+interpreter's, which ctypes takes or has.
 """
 
 from __future__ import annotations

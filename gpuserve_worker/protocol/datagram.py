@@ -1,11 +1,8 @@
-"""One message as one SOCK_SEQPACKET datagram, with descriptors beside it. Stateless.
+"""One message as one SOCK_SEQPACKET datagram, with descriptors beside it. Stateless. A message larger than
+the socket's send buffer travels in a sealed memfd instead: the datagram is the byte ``SPILLED``, which
+msgpack never uses, and the memfd its first descriptor.
 
-A datagram cannot be larger than the socket's send buffer. A message that would be travels in a
-sealed memfd instead, and the datagram only says so: the byte ``SPILLED``, which msgpack never uses,
-and the memfd as the first descriptor. What a message means is not known here.
-
-Who owns a descriptor: a sender keeps its own; what ``receive`` returns is the caller's; on an error
-whatever had arrived is closed here.
+A sender keeps its descriptors; what ``receive`` returns is the caller's; on an error what came is closed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The worker's blocking end of a socket: whole messages in, whole messages out.
-
-How a message becomes a datagram is in ``datagram.py``, which the asynchronous ends use as well. What
-the messages mean is not known here.
+"""The worker's blocking end of a socket: whole messages in, whole messages out. How a message becomes a
+datagram is in ``datagram.py``, which the asynchronous ends use as well. What the messages mean is not known
+here.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class Link:
         return self._socket.fileno()
 
     def has_message(self) -> bool:
-        """Whether ``receive`` returns at once, with a message or at the end."""
         return bool(self._readable.poll(0))
 
     def receive(self) -> tuple[Message, list[int]] | None:

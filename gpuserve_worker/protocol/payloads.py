@@ -1,10 +1,9 @@
 """What the messages between front and worker say of tensors, requests and memory, and how it is read back.
+Pure, as ``wire.py``, which holds the messages themselves.
 
-Pure, as ``wire.py``, which holds the messages themselves. Memory of several kinds is referred to, by numbers
-that its sender gave out: a segment of an arena of the sender (``Ref``), a region that a client registered
-(``Place``), and a segment of another worker's arena that the front lends (``Loan``), so that what one
-model gave another takes without a copy. What stays on a device is ``Exported`` by the worker that made it,
-and lent to others as a ``DeviceLoan``.
+Memory is referred to by numbers that its sender gave out: a segment of an arena of the sender (``Ref``), a
+region that a client registered (``Place``), a segment of another worker's arena that the front lends
+(``Loan``), and what stays on a device (``Exported`` by its worker, lent as a ``DeviceLoan``).
 """
 
 from __future__ import annotations
@@ -105,12 +104,11 @@ class Sequence(NamedTuple):
 
 
 class WireRequest(NamedTuple):
-    """What a batch knows of one of its requests besides its rows of the tensors. One without parameters,
-    and of which nothing else is said, travels as the number of its rows.
-
-    ``placements`` are the outputs that are to be written into a client's region, by name: a response then has
-    them with a ``Place`` of as many bytes as were written. ``sequence`` is (id, start, end) of a request
-    that belongs to a sequence. ``kept`` are the outputs that other workers read, and may stay on the device.
+    """What a batch knows of one of its requests besides its rows of the tensors. One without parameters, and
+    of which nothing else is said, travels as the number of its rows. ``placements`` are the outputs that are
+    to be written into a client's region, by name: a response then has them with a ``Place`` of as many bytes
+    as were written. ``sequence`` is (id, start, end) of a request that belongs to a sequence. ``kept`` are
+    the outputs that other workers read, and may stay on the device.
     """
 
     rows: int
@@ -162,7 +160,6 @@ def _simple(raw: Any) -> Any:
 
 
 def tensors(raw: tuple[Any, ...]) -> tuple[WireTensor, ...]:
-    """A decoded field of tensors with its names back."""
     return tuple(
         [
             WireTensor(name, datatype, shape, at if type(at) is bytes else payload(at))
@@ -172,7 +169,6 @@ def tensors(raw: tuple[Any, ...]) -> tuple[WireTensor, ...]:
 
 
 def requests(raw: Iterable[Any]) -> tuple[WireRequest, ...]:
-    """A decoded field of requests with its names back."""
     return tuple([plain_request(one) if isinstance(one, int) else WireRequest(*one) for one in raw])
 
 

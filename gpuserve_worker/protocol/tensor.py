@@ -1,14 +1,9 @@
-"""What a tensor is on the wire: the v2 datatypes, their numpy types, and the BYTES layout.
+"""What a tensor is on the wire: the v2 datatypes, their numpy types, and the BYTES layout. Pure. The table is
+the only place in the project that pairs a v2 datatype with a numpy type.
 
-Pure functions and tables; no shared memory and no sockets here. The table is the only place in the
-project that pairs a v2 datatype with a numpy type.
-
-A tensor on the wire is row-major, little-endian, unpadded. BYTES is, for each element in row-major
-order, a little-endian ``uint32`` length and that many bytes (Open Inference Protocol v2, binary
-tensor data extension).
-
-numpy is imported when an array is made, not before: the supervisor, which declares tensors and holds
-none, does without its 17 MB.
+A tensor on the wire is row-major, little-endian, unpadded. BYTES is, for each element, a little-endian
+``uint32`` length and that many bytes (Open Inference Protocol v2, binary tensor data extension).
+numpy is imported when an array is made: the supervisor, which holds none, does without its 17 MB.
 """
 
 from __future__ import annotations
@@ -94,11 +89,10 @@ def numpy_dtype(datatype: str) -> np.dtype[Any]:
 
 
 def datatype_of(dtype: Any) -> str:
-    """The v2 datatype a user means by a numpy dtype, a scalar type, or a word.
-
-    Accepts ``np.dtype("float32")``, ``np.float32``, ``bool``/``bytes``/``object``, "float32", "FP32",
-    "TYPE_FP32", "bf16", "bytes". Raises ``ValueError`` where nothing in v2 corresponds; the text says what
-    came, and what to use.
+    """The v2 datatype a user means by a numpy dtype, a scalar type, or a word. Accepts
+    ``np.dtype("float32")``, ``np.float32``, ``bool``/``bytes``/``object``, "float32", "FP32", "TYPE_FP32",
+    "bf16", "bytes". Raises ``ValueError`` where nothing in v2 corresponds; the text says what came, and what
+    to use.
     """
     if isinstance(dtype, str):
         word = dtype.removeprefix("TYPE_")

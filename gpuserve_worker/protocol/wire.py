@@ -60,15 +60,12 @@ YIELD_WINDOW: Final = 64
 
 
 class Init(NamedTuple):
-    """Load this callable and say ``Ready``.
-
-    ``source`` is ``{"path": "linear.py:Linear", "base_dir": "/models", "kwargs": {…}}`` or
-    ``{"pickle": b"…", "sys_path": […]}`` (cloudpickle, written by the ``bind()`` of the same user,
-    never by a client; the paths are where that program finds its modules), or empty for a worker
-    that is a thread and has its callable.
-    Tensors are ``[name, datatype, shape, optional, memory]``. ``concurrency`` 0: as the kind of the callable
-    asks for. A warm-up is ``(name, batch size, count, inputs)``, with ``(name, datatype, shape, "zero",
-    "random" or "file", path)`` for each input.
+    """Load this callable and say ``Ready``. ``source`` is ``{"path": "linear.py:Linear", "base_dir":
+    "/models", "kwargs": {…}}`` or ``{"pickle": b"…", "sys_path": […]}`` (cloudpickle, written by the
+    ``bind()`` of the same user, never by a client; the paths are where that program finds its modules), or
+    empty for a worker that is a thread and has its callable. Tensors are ``[name, datatype, shape, optional,
+    memory]``. ``concurrency`` 0: as the kind of the callable asks for. A warm-up is ``(name, batch size,
+    count, inputs)``, with ``(name, datatype, shape, "zero", "random" or "file", path)`` for each input.
     ``device`` is "cpu", or "cuda:0" in a process that sees one GPU. ``array`` is the kind of array that
     inputs come as: "numpy", "cupy" or "torch". The worker keeps to ``cpus`` (all, where empty) and takes its
     memory from ``numa_node`` (-1: from any).
@@ -139,11 +136,10 @@ class Attach(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Call the inference callable on one batch. Every request shares the tensors' inner shapes.
-
-    ``fills`` come before the call: the front touches no byte of a client's region. The ``Place`` of an input
-    is read where it is, which only a model with read-only inputs is asked to do. ``dropped`` sequences have
-    ended since the last batch, without their last request.
+    """Call the inference callable on one batch. Every request shares the tensors' inner shapes. ``fills``
+    come before the call: the front touches no byte of a client's region. The ``Place`` of an input is read
+    where it is, which only a model with read-only inputs is asked to do. ``dropped`` sequences have ended
+    since the last batch, without their last request.
     """
 
     batch_id: int
@@ -168,10 +164,9 @@ class Credit(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of a ``Call``: its response, or its failure; ``final`` says that no more will come.
-
-    The end of a stream is an answer without outputs (None) and without a failure. The memory of every
-    ``Loan`` in it is this worker's until it says ``Return`` with the number ``lease``, where that is not 0.
+    """What became of a ``Call``: its response, or its failure; ``final`` says that no more will come. The end
+    of a stream is an answer without outputs (None) and without a failure. The memory of every ``Loan`` in it
+    is this worker's until it says ``Return`` with the number ``lease``, where that is not 0.
     """
 
     call_id: int
@@ -212,11 +207,10 @@ class CallOff(NamedTuple):
 
 
 class Yield(NamedTuple):
-    """One response for some or all requests of a batch of a decoupled model; more may follow.
-
-    As in ``Done``; besides, None in ``responses`` is a request without a response this time, and a
-    ``WireFailure`` is the last response of its request. ``parameters`` are those that the callable gave
-    each response, or empty where it gave none.
+    """One response for some or all requests of a batch of a decoupled model; more may follow. As in ``Done``;
+    besides, None in ``responses`` is a request without a response this time, and a ``WireFailure`` is the
+    last response of its request. ``parameters`` are those that the callable gave each response, or empty
+    where it gave none.
     """
 
     batch_id: int
@@ -240,13 +234,11 @@ class Split(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A batch ran.
-
-    Exactly one of the two is given: ``outputs`` (one tensor for the whole batch, rows in the order
-    of the requests; the front slices) or ``responses`` (a tuple of tensors, or a ``WireFailure``,
-    for each request); neither at the end of a batch of a decoupled model. ``inputs_free`` says that
-    nothing in the worker refers to the batch's input blocks any more; otherwise ``Released`` follows
-    when that comes true.
+    """A batch ran. Exactly one of the two is given: ``outputs`` (one tensor for the whole batch, rows in the
+    order of the requests; the front slices) or ``responses`` (a tuple of tensors, or a ``WireFailure``, for
+    each request); neither at the end of a batch of a decoupled model. ``inputs_free`` says that nothing in
+    the worker refers to the batch's input blocks any more; otherwise ``Released`` follows when that comes
+    true.
     """
 
     batch_id: int
@@ -285,10 +277,9 @@ class DropSegment(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A client's region of system shared memory; its file rides beside this.
-
-    The region is ``nbytes`` from ``offset`` of the file on; places in it count from there. The file is the
-    client's: it may be written or shrunk at any time.
+    """A client's region of system shared memory; its file rides beside this. The region is ``nbytes`` from
+    ``offset`` of the file on; places in it count from there. The file is the client's: it may be written or
+    shrunk at any time.
     """
 
     region: int

@@ -65,7 +65,6 @@ class AsyncBatch:
         self.inputs, self.requests = None, []
 
     def add_credit(self, yields: int) -> None:
-        """Allow as many more responses as have left the front."""
         self._credit += yields
         self._more_credit.set()
 
@@ -244,9 +243,8 @@ class AsyncExecution:
 
 
 async def _ended(is_ready: Callable[[], bool], wait: Callable[[], _Ended]) -> _Ended:
-    """What comes of copies from a device, when they are over. The other batches go on meanwhile.
-
-    A cancellation is for the callable, which has returned: what was begun is brought to its end.
+    """What comes of copies from a device, when they are over. The other batches go on meanwhile. A
+    cancellation is for the callable, which has returned: what was begun is brought to its end.
     """
     if is_ready():
         return wait()

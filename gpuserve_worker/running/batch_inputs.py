@@ -1,9 +1,6 @@
-"""The inputs of a batch before its callable is called: ``BatchInputs``, and what comes with them from
-clients' regions of shared memory: the bytes that are copied in, and which requests are refused because of
-them.
-
-A client that spoils its own region loses its own request: the rows of such a request are zeros (empty
-strings) for the callable, so that the others of the batch run, and its answer is a failure.
+"""The inputs of a batch before its callable is called, and what is copied in from clients' regions of shared
+memory. A client that spoils its own region loses its own request: its rows are zeros (empty strings) for the
+callable, so that the others of the batch run, and its answer is a failure.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ class LinkPort:
         self._calls.open(self)
 
     def close(self) -> None:
-        """Fail and refuse all questions: there is no front any more."""
         self._calls.close(_ENDED)
 
     def ask(self, call_id: int, request: CallRequest) -> None:

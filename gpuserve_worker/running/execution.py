@@ -58,14 +58,12 @@ class Stopwatch:
         """Note that the outputs are on their way from a device."""
 
     def has_computed(self) -> bool:
-        """Whether a device is done with what the callable started."""
         return True
 
     def wait_computed(self) -> None:
         """Wait until the device is done with what the callable started."""
 
     def phases(self) -> tuple[int, int, int]:
-        """Nanoseconds before, in, and after the callable until now."""
         return (
             self.called_ns - self.received_ns,
             self.returned_ns - self.called_ns,
@@ -243,12 +241,11 @@ class PendingReply(NamedTuple):
 
 
 class KnownSequences:
-    """The sequences of which a callable was given requests, but not yet the last one.
-
-    A callable that keeps something for each sequence takes it away with the request whose ``sequence.end`` is
-    true. For those that never come that far it may have a method ``sequence_dropped(sequence_id)``. It is
-    called between batches, in the thread of the callable, when a sequence was idle for too long, was given up
-    by its client, or was known to a front process that died.
+    """The sequences of which a callable was given requests, but not yet the last one. A callable that keeps
+    something for each sequence takes it away with the request whose ``sequence.end`` is true. For those that
+    never come that far it may have a method ``sequence_dropped(sequence_id)``. It is called between batches,
+    in the thread of the callable, when a sequence was idle for too long, was given up by its client, or was
+    known to a front process that died.
     """
 
     def __init__(self, dropped: Callable[[int | str], Any], reporter: Reporter) -> None:

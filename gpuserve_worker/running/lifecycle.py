@@ -1,9 +1,7 @@
-"""What a worker process owes its surroundings: when it ends, what its children inherit, its name.
-
-A worker ends in four ways: the supervisor says ``Stop`` (the batch at hand is finished), the boot
-socket closes or the parent dies (at once: nobody is left to answer), or its own code falls over. User
-code may change signal handlers, the current directory and the standard streams; nothing here depends
-on them after ``prepare_process``.
+"""What a worker process owes its surroundings: when it ends, what its children inherit, its name. It ends
+when the supervisor says ``Stop`` (the batch at hand is finished), the boot socket closes or the parent dies
+(at once), or when its own code falls over. User code may change signal handlers, the current directory and
+the standard streams; nothing here depends on them after ``prepare_process``.
 """
 
 from __future__ import annotations
@@ -43,10 +41,9 @@ def prepare_process() -> None:
 
 
 def _die_with_parent() -> None:
-    """SIGKILL when the parent dies, even while user code holds the GIL in C.
-
-    A parent that is pid 1 is usual in a container, so only a change tells that it died meanwhile; if
-    it had died before, the boot socket is at its end and nothing is loaded.
+    """SIGKILL when the parent dies, even while user code holds the GIL in C. A parent that is pid 1 is usual
+    in a container, so only a change tells that it died meanwhile; if it had died before, the boot socket is
+    at its end and nothing is loaded.
     """
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -55,7 +52,6 @@ def _die_with_parent() -> None:
 
 
 def set_title(title: str) -> None:
-    """Name the process in ``ps`` and ``top``; the kernel keeps 15 bytes."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(title.encode()[:_TITLE_NBYTES]))
 
 

@@ -1,7 +1,6 @@
 """Keeps a worker process beside its GPU: on the CPUs of the same NUMA node, with its memory from there. Done
-before user code is imported, which may start threads of its own.
-
-A container may forbid either. The worker then runs where it may: slower at most, so it is logged and no more.
+before user code is imported, which may start threads of its own. A container may forbid either. The worker
+then runs where it may: slower at most, so it is logged and no more.
 """
 
 from __future__ import annotations

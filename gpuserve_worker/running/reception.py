@@ -41,10 +41,9 @@ class Backlog(Protocol[_Kept_co]):
 
 
 class ReceivingTurn:
-    """The turn to receive from the link, taken by one thread at a time. No message is understood here.
-
-    The loop receives batches. A callable that asks another model waits for its answer, in the loop's own
-    thread or in another that it started. Whoever waits receives for all.
+    """The turn to receive from the link, taken by one thread at a time. No message is understood here. The
+    loop receives batches. A callable that asks another model waits for its answer, in the loop's own thread
+    or in another that it started. Whoever waits receives for all.
     """
 
     def __init__(self) -> None:
@@ -98,11 +97,9 @@ class LinkReceiver(ABC):
         self._calls = LinkPort(model.context.calls, self)
 
     def begin(self) -> None:
-        """Take the calling thread as the loop's own from now on."""
         self._thread = threading.get_ident()
 
     def is_own_thread(self) -> bool:
-        """Whether the calling thread is the one that the loop runs in."""
         return threading.get_ident() == self._thread
 
     @abstractmethod
@@ -191,7 +188,6 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
         self._link.stop_receiving()
 
     def fail(self, error: BaseException) -> None:
-        """Stop, because of a fault in another thread of the loop."""
         self._fault = error
         self.stop()
 

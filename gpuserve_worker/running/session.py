@@ -1,8 +1,7 @@
-"""All that a worker shares with one front, and gives up when another takes the link over: the front's
-memory, the worker's output arena, and the way for answers. No callable is called here.
-
-A batch that runs while another front takes over is run to its end on this memory, for nobody: so first
-nothing is sent any more (``retire``), and the memory is given up when no batch uses it (``close``).
+"""All that a worker shares with one front, and gives up when another takes the link over: the front's memory,
+the worker's output arena, and the way for answers. No callable is called here. A batch that runs while
+another front takes over is run to its end on this memory, for nobody: so first nothing is sent any more
+(``retire``), and the memory is given up when no batch uses it (``close``).
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ BatchReply: TypeAlias = wire.Done | wire.Failed
 
 class FrontSession:
     """One front on the link. Any thread may send: an array may die, or a question be asked, in each.
-
     ``device`` is what the worker's device does with this memory, None on the host.
     """
 

@@ -1,9 +1,6 @@
-"""``import pytriton`` means ``gpuserve.compat.pytriton``, also where a PyTriton is installed.
-
-In this process a finder that comes before all others maps every name below ``pytriton`` to the module of the
-same name here: the very same module, not a second one. Processes that are started from here, as the
-program's own children and worker processes, find ``compat/importable`` on their import path, whose
-``pytriton`` calls ``install()`` when it is imported, and not before.
+"""``import pytriton`` means ``gpuserve.compat.pytriton``, also where a PyTriton is installed. A finder that
+comes before all others maps every name below ``pytriton`` to the very same module here. Processes that are
+started from here find ``compat/importable``, whose ``pytriton`` calls ``install()`` when it is imported.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""gpuserve's decorators under PyTriton's names, and PyTriton's way to the model that is served.
-
-Imported by user code inside workers: nothing here may import a server.
+"""gpuserve's decorators under PyTriton's names, and PyTriton's way to the model that is served. Imported by
+user code inside workers: nothing here may import a server.
 """
 
 from __future__ import annotations

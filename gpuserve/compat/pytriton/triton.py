@@ -1,5 +1,4 @@
 """``Triton`` and ``RemoteTriton``: PyTriton's server over ``gpuserve.Server`` and ``AttachedServer``.
-
 Inference callables stay in the calling process, in a thread each, as PyTriton's do: programs share objects
 between them, and keep what cannot be pickled. ``GPUSERVE_ISOLATION=process`` gives each a process.
 """

@@ -1,7 +1,6 @@
-"""``TritonConfig``: PyTriton's options, and beside each what becomes of it here.
-
-An option is a setting of ours, part of one (``server_options.py`` puts those together), without effect, or
-refused. Where it is read from, keyword arguments, a dictionary or the environment, its values mean the same.
+"""``TritonConfig``: PyTriton's options, and beside each what becomes of it here. An option is a setting of
+ours, part of one (``server_options.py`` puts those together), without effect, or refused. Where it is read
+from, keyword arguments, a dictionary or the environment, its values mean the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The kinds of values in a config file: what one field checks by itself. The mappings are made of them, and
-of the tables of options (``gpuserve/options``).
-
-What concerns several fields is in ``rules``. No file, no environment.
+of the tables of options (``gpuserve/options``). What concerns several fields is in ``rules``. No file, no
+environment.
 """
 
 from __future__ import annotations

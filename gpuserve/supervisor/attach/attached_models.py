@@ -1,8 +1,6 @@
-"""The models that attached programs serve through this server: who has which name, and what the front is
-told of them.
-
-A model of an attached program is served once all of its instances are up, and until its program withdraws
-it, goes away, or loses its name to another program. The names of the server's own models are not to be had.
+"""The models that attached programs serve through this server. One is served once all its instances are up,
+and until its program withdraws it, goes away, or loses its name to another program. The names of the
+server's own models are not to be had.
 """
 
 from __future__ import annotations
@@ -24,10 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class AttachedModels:
-    """The attached programs and their models. Owner: ``end()`` lets all of them go.
-
-    ``own`` gives the names of the server's own models, and ``generations`` a number for each model that is
-    to be served.
+    """The attached programs and their models. Owner: ``end()`` lets all of them go. ``own`` gives the names
+    of the server's own models, and ``generations`` a number for each model that is to be served.
     """
 
     def __init__(
@@ -43,10 +39,8 @@ class AttachedModels:
         self._is_closing = False
 
     def open(self, addresses: dict[str, str]) -> None:
-        """Take programs from now on; each is told the name and these addresses of the server.
-
-        Raises:
-            StartupError: another process has a name that ``require_control`` asks for.
+        """Take programs from now on; each is told the name and these addresses of the server. Raises
+        StartupError: another process has a name that ``require_control`` asks for.
         """
         self._welcome = Welcome(self._core.settings.now.name, addresses)
         for role in ("http", "grpc"):
@@ -81,7 +75,6 @@ class AttachedModels:
         )
 
     def served(self) -> Iterator[tuple[int, AttachedModel]]:
-        """Give every model, with the pid of its program."""
         for name, program in self._served_by.items():
             yield program.pid, program.models[name]
 

@@ -51,12 +51,10 @@ class AttachedModel:
         return len(self._up) == len(self.spec.instances)
 
     def up(self, instance: LiveInstance) -> None:
-        """Take over the descriptors of an instance that is up."""
         self._up[instance.name] = instance
         self._restart_at.pop(instance.name, None)
 
     def down(self, name: str, restart_in_s: float) -> None:
-        """Close the descriptors of an instance that is gone."""
         self._restart_at[name] = time.monotonic() + restart_in_s
         if name in self._up:
             _close(self._up.pop(name))
@@ -75,7 +73,6 @@ class AttachedModel:
         return name not in self._up and any(one.name == name for one in self.spec.instances)
 
     def close(self) -> None:
-        """Close the descriptors of all its workers."""
         for instance in self._up.values():
             _close(instance)
         self._up.clear()
@@ -110,7 +107,6 @@ class AttachedProgram:
         self._end.open()
 
     def tell(self, message: Any) -> None:
-        """Send it a message; it may be gone already."""
         self._end.send(message)
 
     def forget(self, model: str) -> None:

@@ -1,8 +1,6 @@
 """This program's side of an attachment to the server of another one. Its models and their workers are in
-``bound_models.py``.
-
-``run()`` is its life: find the server, bind the models, then keep them alive until it is told to stop or the
-server is gone. There is no second attempt: who wants one runs it again.
+``bound_models.py``. ``run()`` is its life: find the server, bind the models, then keep them alive until it is
+told to stop or the server is gone. There is no second attempt: who wants one runs it again.
 """
 
 from __future__ import annotations
@@ -60,7 +58,6 @@ STEPS: Final = StepTable(
 
 class Attachment:
     """One attachment. ``started`` resolves with the server's addresses once every model is served.
-
     ``on_replaced`` is told the name of a model that another program has taken over.
     """
 
@@ -82,7 +79,6 @@ class Attachment:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server has taken this program, and both go on."""
         return self.state is AttachmentState.ATTACHED
 
     def request_stop(self, fast: bool = False) -> None:
@@ -90,10 +86,8 @@ class Attachment:
         self._reactor.call_soon_threadsafe(self._reactor.stop if fast else self._begin_stop)
 
     def add_model(self, spec: ModelSpec) -> Future[None]:
-        """Serve one more model; the future resolves when the server does.
-
-        It fails with ``StartupError`` when an instance cannot load, and with ``BindError`` when the server
-        refuses the name.
+        """Serve one more model; the future resolves when the server does. It fails with ``StartupError`` when
+        an instance cannot load, and with ``BindError`` when the server refuses the name.
         """
         served: Future[None] = Future()
         if not self._reactor.call_soon_threadsafe(lambda: self._add_model(spec, served)):
@@ -103,12 +97,9 @@ class Attachment:
     # ---- the life of an attachment --------------------------------------------------------
 
     def run(self) -> None:
-        """Live until stopped, in the calling thread.
-
-        Raises:
-            AttachError: the server is not there, does not take this program, or has ended.
-            BindError, StartupError: a model of the start is refused, or could not be loaded.
-            ModelUnrecoverable: a callable said that it cannot go on.
+        """Live until stopped, in the calling thread. Raises AttachError: the server is not there, does not
+        take this program, or has ended; BindError, StartupError: a model of the start is refused, or could
+        not be loaded; ModelUnrecoverable: a callable said that it cannot go on.
         """
         end: BaseException = _ended()
         try:
@@ -212,7 +203,6 @@ class Attachment:
             self._models.bind(spec.name)
 
     def check_started(self) -> None:
-        """Say that the start is complete, where every model is served."""
         if not self.started.done() and self._models.are_bound:
             self.started.set_result(self._addresses)
 

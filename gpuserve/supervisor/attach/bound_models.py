@@ -42,7 +42,6 @@ class BoundModels:
         self._waiting[spec.name] = served
 
     def bind(self, *models: str) -> None:
-        """Offer models to the server and start their workers."""
         for model in models:
             spec = self.specs[model]
             self._server.tell(BindModel(spec.to_wire()))
@@ -74,7 +73,6 @@ class BoundModels:
             self.drop(model, failure)
 
     def drop(self, model: str, failure: GpuserveError) -> None:
-        """Take a model out; whoever waits for it gets ``failure``."""
         del self.specs[model]
         self._bound.discard(model)
         if (group := self._groups.pop(model, None)) is not None:

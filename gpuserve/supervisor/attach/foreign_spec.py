@@ -1,7 +1,6 @@
-"""A model as an attached program describes it, looked at before anything is made of it. Pure.
-
-The program is of the same user, but its version may differ and its memory may be broken: what the front
-could not live with is refused here, since every front after it would be told the same.
+"""A model as an attached program describes it, looked at before anything is made of it. Pure. The program is
+of the same user, but its version may differ and its memory may be broken: what the front could not live with
+is refused here, since every front after it would be told the same.
 """
 
 from __future__ import annotations
@@ -37,11 +36,8 @@ def checked_spec(plain: dict[str, Any]) -> ModelSpec:
 
 
 def _check(value: Any, kind: Any, where: str) -> None:
-    """Whether a value is what its annotation says, all the way down.
-
-    Raises:
-        TypeError: it is not; ``where`` leads to it.
-        ValueError: a number below zero, other than -1 in a shape.
+    """Whether a value is what its annotation says, all the way down. Raises TypeError: it is not; ``where``
+    leads to it; ValueError: a number below zero, other than -1 in a shape.
     """
     if kind is Any:
         return

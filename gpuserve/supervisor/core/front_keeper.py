@@ -73,7 +73,6 @@ class FrontKeeper:
 
     @property
     def process(self) -> Child | None:
-        """The present front; None between two of them."""
         return None if self._child is None else self._child.process
 
     @property
@@ -110,7 +109,6 @@ class FrontKeeper:
             self.send(messages.Changed(LOG, log))
 
     def outcome_to(self, ticket: int) -> AnswerOutcome:
-        """Make what answers a question of the present front."""
         epoch = self._epoch
 
         def answer(outcome: VerbOutcome) -> None:
@@ -120,7 +118,6 @@ class FrontKeeper:
         return answer
 
     def answer_to(self, ticket: int) -> Answer:
-        """Make what answers a client's load or unload."""
         answer = self.outcome_to(ticket)
         well = VerbOutcome()
         return lambda error: answer(VerbOutcome(error.code.value, str(error)) if error else well)
@@ -135,7 +132,6 @@ class FrontKeeper:
         self.send(messages.Quit())
 
     def kill(self) -> None:
-        """Kill the front; no other is started."""
         self._ending = True
         if self._child is not None:
             self._child.process.kill()

@@ -30,7 +30,6 @@ _TELL_INTERVAL_S: Final = 1.0
 
 class KeptChild:
     """A child, the supervisor's end of its channel, and its output. Owner of all three, until ``close()``.
-
     ``fields`` name the child in each line of the log. ``rate`` is how much of it is logged; None: all.
     """
 
@@ -49,7 +48,6 @@ class KeptChild:
         self._exit_reason: str | None = None
 
     def open(self, on_message: Callable[[], None], on_died: Callable[[], None]) -> None:
-        """Call back from now on when the channel is readable, and when the child has died."""
         self._reactor.watch(self.process.pidfd, on_died)
         self._reactor.watch(self.channel.fileno(), on_message)
         self._relay.open()

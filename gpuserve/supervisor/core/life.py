@@ -76,10 +76,9 @@ STEADY_S: Final = 10.0
 
 
 class LiveInstance(NamedTuple):
-    """A loaded worker, of this server or of an attached program, as it is handed to a front.
-
-    ``link_fd`` is the front's end of its link; it and ``pidfd`` stay the keeper's. Its callable took
-    ``load_s`` seconds to load, and takes ``slots`` batches at once.
+    """A loaded worker, of this server or of an attached program, as it is handed to a front. ``link_fd`` is
+    the front's end of its link; it and ``pidfd`` stay the keeper's. Its callable took ``load_s`` seconds to
+    load, and takes ``slots`` batches at once.
     """
 
     name: str
@@ -91,9 +90,8 @@ class LiveInstance(NamedTuple):
 
 
 class InstanceLife:
-    """One instance: its state, and when its next start is due.
-
-    ``was_ready`` tells a restart from a first start; ``restarts`` counts for the metrics.
+    """One instance: its state, and when its next start is due. ``was_ready`` tells a restart from a first
+    start; ``restarts`` counts for the metrics.
     """
 
     def __init__(self, name: str) -> None:

@@ -40,10 +40,8 @@ class LocalListener:
         self._n_strangers = 0
 
     def open(self, name: bytes, otherwise: str, *, required: bool) -> None:
-        """Take connections by one more name; where another process has it, ``otherwise`` is logged.
-
-        Raises:
-            StartupError: another process has it, and it is ``required``.
+        """Take connections by one more name; where another process has it, ``otherwise`` is logged. Raises
+        StartupError: another process has it, and it is ``required``.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

@@ -21,7 +21,6 @@ class OutputRate:
         self._filled_at = -math.inf
 
     def is_spent(self, now: float) -> bool:
-        """Whether nothing may be logged at this moment."""
         elapsed_s, self._filled_at = now - self._filled_at, now
         for each, rate in enumerate(self._rates):
             self._left[each] = min(self._left[each] + elapsed_s * rate, rate * BURST_S)

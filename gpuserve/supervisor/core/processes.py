@@ -1,5 +1,4 @@
 """Child processes: how one is started, how its death is known, how it is ended. Nothing of what it does.
-
 ``gpuserve serve`` imports this before all else, so that a front starts early: it must stay light.
 """
 
@@ -50,10 +49,9 @@ class Child(Protocol):
 
 class ChildProcess:
     """One child, in a session of its own so that Ctrl-C in a terminal reaches only the supervisor, and so
-    that what it has started can be ended with it.
-
-    ``pidfd`` becomes readable when it dies, within a millisecond, whatever descriptors its own
-    children hold. ``output`` is the read end of its stdout and stderr, or None where it has ours.
+    that what it has started can be ended with it. ``pidfd`` becomes readable when it dies, within a
+    millisecond, whatever descriptors its own children hold. ``output`` is the read end of its stdout and
+    stderr, or None where it has ours.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], pidfd: int, output: int | None) -> None:
@@ -104,13 +102,10 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     relay_output: bool,
 ) -> tuple[ChildProcess, list[socket.socket]]:
-    """Start ``python -m module FD…``, one descriptor for each channel; the child and our ends of them.
-
-    ``-P`` keeps the current directory off its import path: a stray ``numpy.py`` of the user's must
-    not break a worker. With ``relay_output`` its stdout and stderr come to ``ChildProcess.output``.
-
-    Raises:
-        StartupError: the process could not be started; nothing stays open.
+    """Start ``python -m module FD…``, one descriptor for each channel; the child and our ends of them. ``-P``
+    keeps the current directory off its import path: a stray ``numpy.py`` of the user's must not break a
+    worker. With ``relay_output`` its stdout and stderr come to ``ChildProcess.output``. Raises StartupError:
+    the process could not be started; nothing stays open.
     """
     try:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -163,7 +158,6 @@ def front_process(relay_output: bool) -> tuple[Child, socket.socket]:
 
 class EarlyFront:
     """A front that is started before the configuration is read: importing what each needs takes as long.
-
     Until it is taken it waits on its control socket, and ends when that is closed. Its output is relayed.
     """
 
@@ -181,7 +175,6 @@ class EarlyFront:
         return waiting or front_process(relay_output)
 
     def close(self) -> None:
-        """End the front, if nobody has taken it."""
         if self._waiting is None:
             return
         (process, control), self._waiting = self._waiting, None

@@ -1,8 +1,6 @@
 """A worker in a thread of this process, for ``isolation="thread"``: the face of ``processes.ChildProcess``
-over the loop that a worker process runs, on the same two sockets.
-
-What a worker process owes its surroundings (signals, parent-death, its environment, its streams) is not
-done here: the process is the user's. A thread cannot be killed; it ends when its callable returns.
+over the loop that a worker process runs, on the same two sockets. Signals, environment and streams are the
+user's own. A thread cannot be killed; it ends when its callable returns.
 """
 
 from __future__ import annotations
@@ -30,10 +28,9 @@ JOIN_TIMEOUT_S: Final = 1.0
 
 
 class WorkerThread:
-    """A worker that is a thread of this process.
-
-    ``pidfd`` stands for that of a process: an eventfd that becomes readable when the thread ends.
-    Whoever would signal it, as the front does with a worker that breaks the protocol, signals nobody.
+    """A worker that is a thread of this process. ``pidfd`` stands for that of a process: an eventfd that
+    becomes readable when the thread ends. Whoever would signal it, as the front does with a worker that
+    breaks the protocol, signals nobody.
     """
 
     #: Its stdout and stderr are those of the process.

@@ -86,7 +86,6 @@ class ModelIndex:
             self._reasons.setdefault(model, {})[version] = reason
 
     def forget(self, model: str, version: int) -> None:
-        """Drop the note on a version, which is loaded."""
         self._reasons.get(model, {}).pop(version, None)
 
     def states(self, model: str, generations: Iterable[Generation]) -> Sequence[tuple[int, str, str]]:
@@ -125,7 +124,6 @@ class GenerationTable:
         return self._generations.get(number)
 
     def add(self, spec: ModelSpec, *, served: bool) -> Generation:
-        """Make one more generation; its workers are not started yet."""
         number = next(self._numbers)
         generation = Generation(number, spec, WorkerGroup(spec, self._care, number), served=served)
         self._generations[number] = generation
@@ -157,18 +155,15 @@ class GenerationTable:
         return any(one.is_going for one in self.of(model))
 
     def names(self) -> Collection[str]:
-        """Return the name of every model of this server, loaded or not."""
         return dict.fromkeys([*self.repository.names(), *(one.spec.name for one in self)]).keys()
 
     def specs(self) -> list[ModelSpec]:
-        """Return the models that are loaded, or are being."""
         return [one.spec for one in self]
 
     def all_loaded(self) -> bool:
         return all(one.state is not GenerationState.LOADING for one in self)
 
     def all_stopped(self) -> bool:
-        """Whether no worker runs, and none will."""
         return all(one.group.is_stopped for one in self)
 
     def workers(self) -> Iterator[WorkerKeeper]:
@@ -183,7 +178,6 @@ class GenerationTable:
     # ---- telling the front ----------------------------------------------------------------
 
     def tell_states(self, *models: str) -> None:
-        """Tell the front what the repository index says of models."""
         for model in models:
             self.front.send(messages.ModelStates(model, tuple(self.index.states(model, self))))
 

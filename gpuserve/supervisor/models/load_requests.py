@@ -30,9 +30,8 @@ from gpuserve.supervisor.models.served_models import ServedModels
 
 
 class LoadRequests:
-    """Loads and unloads by name; the models of attached programs are theirs alone.
-
-    ``on_loaded`` is told each model that was loaded, and how it was declared.
+    """Loads and unloads by name; the models of attached programs are theirs alone. ``on_loaded`` is told each
+    model that was loaded, and how it was declared.
     """
 
     def __init__(
@@ -59,10 +58,9 @@ class LoadRequests:
         failure: Failure = refused_load,
         is_last_word: bool = False,
     ) -> None:
-        """Load every version of a model as it is declared now, with these changes.
-
-        Of an ensemble, those models of its steps that are not loaded go first. Without ``again`` one that is
-        loaded when it is its turn is answered with ``AlreadyExists``.
+        """Load every version of a model as it is declared now, with these changes. Of an ensemble, those
+        models of its steps that are not loaded go first. Without ``again`` one that is loaded when it is its
+        turn is answered with ``AlreadyExists``.
         """
         refusal = self._life.why_not_now() or self._attached.why_not_ours(model, "loads")
         if refusal is not None:
@@ -141,7 +139,6 @@ class _AllLoaded:
         self._tell: Answer | None = tell
 
     def answered(self, error: GpuserveError | None) -> None:
-        """Count one load that has ended, and tell on the first error or the last success."""
         self._left -= 1
         if self._tell is not None and (error is not None or not self._left):
             tell, self._tell = self._tell, None

@@ -39,10 +39,9 @@ class ModelOperation:
 
 @dataclass(eq=False)
 class LoadOperation(ModelOperation):
-    """The load of versions of a model.
-
-    ``read`` gives their declarations, when it is their turn. With ``replaces`` they take the place of all
-    versions that are served; otherwise they join them. An operator's ``is_last_word`` overtakes others.
+    """The load of versions of a model. ``read`` gives their declarations, when it is their turn. With
+    ``replaces`` they take the place of all versions that are served; otherwise they join them. An operator's
+    ``is_last_word`` overtakes others.
     """
 
     read: Callable[[], Sequence[ModelSpec]]
@@ -79,7 +78,6 @@ class Operations:
         self._queues: dict[str, deque[ModelOperation]] = {}
 
     def put(self, operation: ModelOperation) -> bool:
-        """Queue an operation, and say whether it is its turn at once."""
         queue = self._queues.setdefault(operation.model, deque())
         queue.append(operation)
         return len(queue) == 1
@@ -127,18 +125,15 @@ def cannot_poll(model: str) -> RequestError:
 
 
 def refused_load(spec: ModelSpec, instance: str, reason: str) -> RequestError:
-    """Make the error for a client whose model has a version that could not be loaded."""
     return InvalidArgument(
         f"load failed for model '{spec.name}': version {spec.version} is at UNAVAILABLE state: {reason};\n"
     )
 
 
 def failed_version(spec: ModelSpec, instance: str, reason: str) -> InvalidArgument:
-    """Make the error for an operator whose model has such a version."""
     where = f"instance {instance} could not be started: " if instance else ""
     return InvalidArgument(f"version {spec.version}: {where}{reason}")
 
 
 def failed_start(spec: ModelSpec, instance: str, reason: str) -> StartupError:
-    """Make the error for a program whose own model could not be loaded."""
     return StartupError(f"model {spec.name!r}: instance {instance} could not be started: {reason}")

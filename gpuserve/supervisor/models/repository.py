@@ -18,10 +18,8 @@ class Repository(Protocol):
         """Every model that is known, loaded or not."""
 
     def read(self, model: str) -> Sequence[ModelSpec]:
-        """The versions of a model as they are declared now; none where there is no such model.
-
-        Raises:
-            GpuserveError: the declarations cannot be read, or are wrong. The text is for the log.
+        """The versions of a model as they are declared now; none where there is no such model. Raises
+        GpuserveError: the declarations cannot be read, or are wrong. The text is for the log.
         """
 
 
@@ -49,10 +47,8 @@ class ConfigSource(Protocol):
         """What it said when the server started."""
 
     def read_all(self) -> ServerDeclaration:
-        """What it says now.
-
-        Raises:
-            GpuserveError: it cannot be read, or any of it is wrong. The text has every problem.
+        """What it says now. Raises GpuserveError: it cannot be read, or any of it is wrong. The text has
+        every problem.
         """
 
 
@@ -69,12 +65,10 @@ class DeclaredModels:
         return [spec for (name, _), spec in self._specs.items() if name == model]
 
     def add(self, spec: ModelSpec) -> None:
-        """Add a model, in place of an earlier one of its name and version."""
         self._specs[spec.name, spec.version] = spec
 
 
 def loaded_at_start(models: Iterable[ModelSpec], names: Collection[str] | None) -> list[ModelSpec]:
-    """Choose the models whose name is among ``names``; all of them where that is None."""
     return [one for one in models if names is None or one.name in names]
 
 

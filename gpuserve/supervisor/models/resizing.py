@@ -1,9 +1,6 @@
-"""Models that get more instances, or fewer, while they are served.
-
-What is new comes first: its workers are started beside those that serve, and each enters rotation when it is
-ready. Only when all of them are there do instances leave, where there are too many: the front gives them
-nothing more and says when they have finished, then their workers stop. If a worker cannot be loaded, those
-that came with it leave as well, and the model has the instances that it had before.
+"""Models that get more instances, or fewer, while they are served. New workers come first, and each enters
+rotation when it is ready. Only when all are there do instances leave, after they have finished. If a worker
+cannot be loaded, those that came with it leave as well, and the model has the instances that it had before.
 """
 
 from __future__ import annotations
@@ -99,7 +96,6 @@ class ModelResizes:
     # ---- what the workers and the front tell ----------------------------------------------
 
     def has(self, generation: Generation, worker: WorkerKeeper) -> bool:
-        """Whether a worker is on its way in or out."""
         return worker in generation.group.coming or worker in generation.group.leaving
 
     def worker_ready(self, generation: Generation, worker: WorkerKeeper) -> None:
@@ -162,7 +158,6 @@ class ModelResizes:
         self._give_up(course, Internal(f"model '{model}' stays as it was: {text}"))
 
     def _give_up(self, course: _Course, error: GpuserveError) -> None:
-        """Go back to the instances that there were."""
         course.error, course.wanted = error, dict(course.before)
         for generation in course.wanted:
             generation.group.discard_coming()
@@ -185,7 +180,6 @@ class ModelResizes:
             self._finish(course.resize, done.error)
 
     def _advance(self, course: _Course) -> OperationEnd | None:
-        """Begin the next part of a resize, if it is its turn; its end where it is over."""
         groups = [one.group for one in course.wanted]
         if any(group.coming for group in groups):
             return None
@@ -204,7 +198,6 @@ class ModelResizes:
         return OperationEnd(course.error)
 
     def _shrink(self, generation: Generation, wanted: ModelSpec) -> None:
-        """Let all instances leave that are not wanted."""
         names = {one.name for one in wanted.instances}
         leaving = [one for one in generation.group.workers if one.instance.name not in names]
         if not leaving:

@@ -1,8 +1,6 @@
-"""The server's own models: what is loaded, what is on its way in or out, and which of it gets requests.
-
-A load starts workers beside those that serve. Once all of them are ready the front is told to turn to them,
-in one message; then the earlier ones finish what they have and are ended. A load that fails leaves all as
-it was. Operations on one model wait for one another; different models do not.
+"""The server's own models: what is loaded, what is on its way in or out, and which of it gets requests. Once
+all workers of a load are ready the front turns to them, in one message; then the earlier ones finish and are
+ended. A load that fails leaves all as it was. Operations on one model wait for one another.
 """
 
 from __future__ import annotations
@@ -98,7 +96,6 @@ class ServedModels:
             with_count(generation.spec, count)
 
     def abandon(self, error: GpuserveError) -> None:
-        """Answer every operation with an error, because the server ends."""
         for operation in self._operations.take_all():
             if isinstance(operation, LoadOperation):
                 self.table.drop(operation.generations)
@@ -163,7 +160,6 @@ class ServedModels:
         self._check_stopped(generation)
 
     def instance_retired(self, number: int, instance: str, *, hurried: bool) -> None:
-        """Stop the worker of an instance that leaves its model, as ``retired`` does."""
         generation = self.table.get(number)
         if generation is not None:
             self._resizes.retired(generation, instance, hurried=hurried)
@@ -183,7 +179,6 @@ class ServedModels:
     # ---- operations -----------------------------------------------------------------------
 
     def _run(self, operation: ModelOperation | None) -> None:
-        """Begin an operation, and those after it for as long as each is done at once."""
         while operation is not None:
             end = self._do(operation)
             if end is None:
@@ -191,7 +186,6 @@ class ServedModels:
             operation = self._operations.finish(operation, end.error)
 
     def _do(self, operation: ModelOperation) -> OperationEnd | None:
-        """Begin an operation; its end where it is over at once."""
         if self._operations.is_overtaken(operation):
             return OperationEnd(taken_back(operation.model))
         if isinstance(operation, LoadOperation):
@@ -202,7 +196,6 @@ class ServedModels:
         return None if self.table.is_going(operation.model) else OperationEnd(None)
 
     def _end(self, operation: ModelOperation, error: GpuserveError | None) -> None:
-        """Answer the operation at work, and begin the next."""
         self._run(self._operations.finish(operation, error))
 
     def serve(self, model: str, old: Sequence[Generation]) -> None:
@@ -276,7 +269,6 @@ class _Loads:
         generation.group.start()
 
     def check_loaded(self, generation: Generation) -> bool:
-        """Say whether a generation has just become loaded, which one without workers is at once."""
         if generation.state is not GenerationState.LOADING or not generation.group.is_loaded:
             return False
         generation.move(GenerationState.READY)

@@ -52,10 +52,8 @@ class ControlSocket:
         self._clients: set[ControlClient] = set()
 
     def open(self, ports: Listeners, *, required: bool) -> None:
-        """Take clients from now on, by a name for each port.
-
-        Raises:
-            StartupError: another process has a name, and all are ``required``.
+        """Take clients from now on, by a name for each port. Raises StartupError: another process has a name,
+        and all are ``required``.
         """
         for listener in ports.sockets.values():
             address, port = listener.getsockname()[:2]
@@ -63,7 +61,6 @@ class ControlSocket:
             self._listener.open(name.encode(), f"the server cannot be operated by {name}", required=required)
 
     def close(self) -> None:
-        """Close the listeners and the connections of all clients."""
         self._listener.close()
         for client in list(self._clients):
             client.close()
@@ -77,7 +74,6 @@ class ControlSocket:
             self._listener.pause()
 
     def gone(self, client: ControlClient) -> None:
-        """Forget a client that has been closed."""
         self._clients.discard(client)
         if len(self._clients) == MAX_CLIENTS - 1:
             self._listener.resume()
@@ -94,7 +90,6 @@ class ControlClient:
         self._is_closed = False
 
     def open(self) -> None:
-        """Listen to the client from now on."""
         self._reactor.watch(self._sock.fileno(), self._on_readable)
         self._reactor.call_later(ASK_TIMEOUT_S, self._on_ask_timeout)
 

@@ -77,7 +77,6 @@ class Quiescence:
 
     def drain(self, timeout_s: float | None, tell: Tell, answer: AnswerOutcome) -> None:
         """Go out of service; answered when no request waits or runs, or ``timeout_s`` after the lame duck.
-
         ``timeout_s`` None is the drain time of the settings.
         """
         lame_duck_s = self.lame_duck_left_s()
@@ -97,7 +96,6 @@ class Quiescence:
         self._core.reactor.call_later(delay_s, lambda: self._answer(ticket, late))
 
     def quiesced(self, said: Quiesced) -> None:
-        """Answer a drain by what the front said of it."""
         if (drain := self._drains.get(said.ticket)) is None:
             return
         outcome = VerbOutcome("", "out of service; nothing waits or runs", {"unfinished": 0})
@@ -119,7 +117,6 @@ class Quiescence:
         answer(VerbOutcome("", "in service again", {}))
 
     def _answer(self, ticket: int, outcome: VerbOutcome) -> None:
-        """Answer a drain; out of service is what the last one leaves."""
         drain = self._drains.pop(ticket, None)
         if drain is not None:
             drain.answer(outcome)

@@ -51,7 +51,6 @@ class FrontCensus:
         self._core.reactor.call_later(CENSUS_TIMEOUT_S, lambda: self.answer(ticket, None))
 
     def answer(self, ticket: int, census: Census | None) -> None:
-        """Hand the front's answer to whoever asked."""
         take = self._waiting.pop(ticket, None)
         if take is not None:
             take(census)
@@ -78,7 +77,6 @@ class OperatorStatus:
         self._made_at = time.monotonic()
 
     def ask(self, answer: AnswerOutcome) -> None:
-        """Answer at once, or as soon as the front has answered."""
         self._census.ask(lambda census: answer(VerbOutcome("", "", self._document(census))))
 
     def _document(self, census: Census | None) -> dict[str, Any]:
@@ -132,8 +130,6 @@ class Knowledge(NamedTuple):
 
 
 class _VersionLoad(NamedTuple):
-    """What waits and runs for a version, as the front says."""
-
     queued: int = 0
     in_flight: int = 0
     slots: int = 0
@@ -167,7 +163,6 @@ def model_rows(known: Knowledge) -> list[dict[str, Any]]:
 
 
 def _loads(census: Census) -> Mapping[tuple[str, int], _VersionLoad]:
-    """Add up the loads of all generations of a version."""
     found: dict[tuple[str, int], _VersionLoad] = defaultdict(_VersionLoad)
     for name, version, queued, in_flight, slots, saturation in census.counts:
         so_far = found[name, version]
@@ -207,7 +202,6 @@ def _state_by_instances(instances: Iterable[Mapping[str, Any]]) -> tuple[str, st
 
 
 def _instances(known: Knowledge) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """Make the rows of the instances of each version, of all its generations."""
     gpu_memory = dict((known.census or _NO_CENSUS).gpu_memory)
     found: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for worker in known.workers:

@@ -22,9 +22,8 @@ from gpuserve.supervisor.reload.config_reload import ConfigReload
 
 
 class OperatorVerbs:
-    """The verbs of one server. Called in the reactor's thread.
-
-    An operator is trusted: what clients may load and unload does not bind him.
+    """The verbs of one server. Called in the reactor's thread. An operator is trusted: what clients may load
+    and unload does not bind him.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class OperatorVerbs:
             answer(failed(error))
 
     def _begin(self, verb: str, arguments: dict[str, Any], tell: Tell, answer: AnswerOutcome) -> None:
-        """Begin a verb, or raise the ``RequestError`` of one that cannot be done."""
         match verb:
             case "drain":
                 self._drain(arguments, tell, answer)
@@ -172,7 +170,6 @@ class _Scaling:
         self._errors: dict[str, GpuserveError] = {}
 
     def begin(self) -> None:
-        """Begin to scale all models."""
         self._result = {model: {"before": self._present(model)} for model in self._counts}
         for model, count in self._counts.items():
             self._tell(f"model {model}: {self._result[model]['before']} to {count} instances on each device")

@@ -40,11 +40,10 @@ def by_name(specs: Iterable[ModelSpec]) -> dict[str, tuple[ModelSpec, ...]]:
 
 
 def actions(before: ConfigModels, now: ConfigModels, is_served: Callable[[str], bool]) -> dict[str, Action]:
-    """Return what has to be done, by model: what has changed, and no more.
-
-    A model that is declared as it was is not touched, whatever clients or operators have made of it. One that
-    is declared otherwise is loaded anew where it is served; one that was unloaded by hand stays unloaded, but
-    for an ensemble that is loaded and needs it.
+    """Return what has to be done, by model: what has changed, and no more. A model that is declared as it was
+    is not touched, whatever clients or operators have made of it. One that is declared otherwise is loaded
+    anew where it is served; one that was unloaded by hand stays unloaded, but for an ensemble that is loaded
+    and needs it.
     """
     found: dict[str, Action] = {}
     for name in dict.fromkeys([*now.declared, *before.declared]):
@@ -74,12 +73,10 @@ def _action(name: str, before: ConfigModels, now: ConfigModels, served: bool) ->
 
 
 def _differ_in_counts(old: Sequence[ModelSpec], new: Sequence[ModelSpec]) -> bool:
-    """Whether two declarations differ only in the numbers of instances."""
     return [_without_counts(one) for one in old] == [_without_counts(one) for one in new]
 
 
 def _without_counts(spec: ModelSpec) -> ModelSpec:
-    """Return the model with one instance of each kind."""
     kinds = [dataclasses.replace(one, name="") for one in spec.instances]
     return dataclasses.replace(
         spec, instances=tuple(one for place, one in enumerate(kinds) if one not in kinds[:place])
@@ -120,7 +117,6 @@ class ReloadSteps:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing waits or runs."""
         return not self._waiting and not self.running
 
     def begin(self) -> list[str]:

@@ -27,9 +27,8 @@ _NO_MODELS: Final = ConfigModels({}, frozenset())
 
 
 class ConfigReload:
-    """The reloads of one server. ``source`` is None where it has no config file.
-
-    ``adjust`` makes settings hold, given the new ones by name.
+    """The reloads of one server. ``source`` is None where it has no config file. ``adjust`` makes settings
+    hold, given the new ones by name.
     """
 
     def __init__(
@@ -52,13 +51,11 @@ class ConfigReload:
 
     @property
     def path(self) -> str:
-        """The path of the config file; "" where there is none."""
         return "" if self._source is None else self._source.path
 
     # ---- who asks -------------------------------------------------------------------------
 
     def begin(self, answer: AnswerOutcome, tell: Tell) -> None:
-        """Reload, now or after the reload that runs; ``tell`` is given a line for each change."""
         refusal = InvalidArgument(NO_FILE) if self._source is None else self._life.why_not_now()
         if refusal is not None:
             answer(failed(refusal))
@@ -131,7 +128,6 @@ class ConfigReload:
             report.refused(refusal)
 
     def _end(self, asked: Sequence[tuple[AnswerOutcome, Tell]], outcome: VerbOutcome) -> None:
-        """Answer who asked for this reload, and begin the next, where anybody has asked for it."""
         self._run = None
         for answer, _ in asked:
             answer(outcome)
@@ -140,7 +136,6 @@ class ConfigReload:
 
 
 def _models(declaration: ServerDeclaration, settings: ServerSettings) -> ConfigModels:
-    """Return the models of a config, under the settings that hold."""
     loaded = loaded_at_start(declaration.models, settings.load_at_start)
     return ConfigModels(by_name(declaration.models), frozenset(one.name for one in loaded))
 

@@ -54,7 +54,6 @@ class ConfigReport:
         self._changed(line)
 
     def refused(self, refusal: SettingRefusal) -> None:
-        """Note that a setting cannot change while the server runs."""
         self.result["refused"].append({"key": refusal.key, "text": refusal.text})
         logger.warning(_LINE, refusal.text)
 
@@ -104,7 +103,6 @@ class ConfigWork:
             return None
 
     def begin(self, action: Action, model: str, specs: Sequence[ModelSpec], answer: Answer) -> None:
-        """Begin an action; the versions of the model are to be these."""
         if (refusal := self._attached.why_not_ours(model, "loads")) is not None:
             answer(refusal)
         elif action is Action.UNLOAD:

@@ -1,7 +1,6 @@
-"""The GPUs as far as workers are concerned: on one that is lost, as the front says, none runs.
-
-CUDA is doubted when no worker on any GPU can open its device. Then a fresh process is asked, and only its
-word counts; twice, as one may fail for reasons of its own.
+"""The GPUs as far as workers are concerned: on one that is lost, as the front says, none runs. CUDA is
+doubted when no worker on any GPU can open its device. Then a fresh process is asked, and only its word
+counts; twice, as one may fail for reasons of its own.
 """
 
 from __future__ import annotations
@@ -67,10 +66,9 @@ DOUBTS: Final = EventTable(
 
 
 class GpuFences:
-    """Keeps workers off GPUs that are lost, and finds out whether CUDA works at all.
-
-    ``lost`` is filled in here, as ``WorkerCare`` has it. ``workers`` gives all workers of this server; those
-    of attached programs are their programs' own.
+    """Keeps workers off GPUs that are lost, and finds out whether CUDA works at all. ``lost`` is filled in
+    here, as ``WorkerCare`` has it. ``workers`` gives all workers of this server; those of attached programs
+    are their programs' own.
     """
 
     def __init__(
@@ -196,7 +194,6 @@ class CudaProbe:
         self._reactor.call_later(PROBE_TIMEOUT_S, lambda: self._on_timeout(process))
 
     def close(self) -> None:
-        """End the process; its answer is not waited for."""
         if self._process is not None:
             self._process.kill()
             self._reap(self._process)

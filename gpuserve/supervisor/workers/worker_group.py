@@ -23,15 +23,13 @@ HURRIED_STOP_TIMEOUT_S: Final = 1.0
 
 
 def stop_timeout_s(*, hurried: bool) -> float:
-    """Return the seconds that a worker has after its Stop."""
     return HURRIED_STOP_TIMEOUT_S if hurried else STOP_TIMEOUT_S
 
 
 class WorkerGroup:
-    """Owner of the workers: after ``discard()``, or ``kill()`` and ``close()``, none is left.
-
-    ``workers`` are those of the instances that the model has; ``coming`` ones are still being loaded for it,
-    and ``leaving`` ones are on their way out.
+    """Owner of the workers: after ``discard()``, or ``kill()`` and ``close()``, none is left. ``workers`` are
+    those of the instances that the model has; ``coming`` ones are still being loaded for it, and ``leaving``
+    ones are on their way out.
     """
 
     def __init__(self, spec: ModelSpec, care: WorkerCare, generation: int = 0) -> None:
@@ -98,7 +96,6 @@ class WorkerGroup:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether no worker runs, and none will."""
         return all(one.life.state is InstanceState.STOPPED for one in self.all)
 
     def stop(self) -> None:
@@ -110,7 +107,6 @@ class WorkerGroup:
             worker.kill()
 
     def close(self) -> None:
-        """Reap workers that were killed, and close all that belongs to them."""
         for worker in self.all:
             worker.close()
 

@@ -59,7 +59,6 @@ class WorkerCare:
 
 class WorkerKeeper:
     """One instance and its successive workers. ``generation`` is the load of the model that it belongs to.
-
     The front's end of the link to the present worker stays open here, so that a front can die and be replaced
     without the worker noticing.
     """
@@ -113,7 +112,6 @@ class WorkerKeeper:
         return LiveInstance(self.instance.name, process.pid, loaded.slots, loaded.load_s, *fds)
 
     def why_lost(self) -> str:
-        """Say why its GPU cannot be used; "" where it can."""
         uuid = self.instance.placement.gpu_uuid
         return self._care.lost_gpus.get(uuid, "") if uuid else ""
 
@@ -141,7 +139,6 @@ class WorkerKeeper:
             self._child.process.kill()
 
     def close(self) -> None:
-        """Reap a worker that was killed, if there is one, and close all that belongs to it."""
         if self._child is None:
             return
         self._child.close()
@@ -244,7 +241,6 @@ class WorkerKeeper:
         self._care.events.instance_lost(self, reason)
 
     def _start_again(self, waiting: InstanceState, event: LifeEvent) -> None:
-        """Start a worker by an event, if the instance still waits for that in this state."""
         if self.life.state is not waiting:
             return
         self._move(event)
@@ -287,7 +283,6 @@ def _init(spec: ModelSpec, instance: InstanceSpec) -> wire.Init:
 
 
 def _log(level: int, text: str, traceback: str, fields: dict[str, str]) -> None:
-    """Write a line of another process to the log, with its traceback."""
     if not logger.isEnabledFor(level):
         return
     record = logger.makeRecord(logger.name, level, "", 0, text, (), None, extra=fields)

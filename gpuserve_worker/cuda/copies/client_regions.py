@@ -1,7 +1,6 @@
 """Clients' regions of device memory, as a worker sees them: opened by ``DeviceRegions``, and closed when
-nobody refers to them any more.
-
-Copies from and to them begin here and are waited for elsewhere. Who registers what is the front's business.
+nobody refers to them any more. Copies from and to them begin here and are waited for elsewhere. Who registers
+what is the front's business.
 """
 
 from __future__ import annotations
@@ -103,7 +102,6 @@ class DeviceRegions:
         return len(self._memories) > 0
 
     def get(self, number: int) -> CudaMemoryRegion | None:
-        """The region of that number, if it is open and of device memory."""
         region = self._known.get(number) if self.any_open else None
         return region if isinstance(region, CudaMemoryRegion) else None
 

@@ -1,8 +1,7 @@
 """The outputs of batches on their way back to the host: from the device into blocks of the page-locked output
 arena; or, for other workers, to where those can read them. The host waits for them only when it is asked to.
-
-Outputs are contiguous and of their declared type by now, which ``outputs.py`` has seen to on the device.
-What is on the host already is written as by any worker.
+Outputs are contiguous and of their declared type by now, which ``outputs.py`` has seen to on the device. What
+is on the host already is written as by any worker.
 """
 
 from __future__ import annotations
@@ -320,7 +319,6 @@ class DeviceWriter(OutputWriter):
         return tensor._replace(payload=payload)
 
     def _release(self, payload: Any) -> None:
-        """Take back the block of a payload, if it has one and has not been taken back."""
         if isinstance(payload, _Landing):
             key = (payload.block.segment, payload.block.offset)
         elif isinstance(payload, Ref):

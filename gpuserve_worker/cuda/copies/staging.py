@@ -1,10 +1,7 @@
 """The inputs of batches on their way to the device: one buffer a batch, and as few copies into it as can be.
-The host waits for none of them. See ``device/buffers.py`` for how long a buffer lives.
-
-Where the bytes come from decides how they go. Those in page-locked segments are copied from there. Small
-ones, those in messages and those in a client's region on the host first go into memory of our own, next to
-each other, and from there in one copy. Those on the device already, in a client's region or lent by another
-worker, are copied within it, or given to the callable as they are.
+The host waits for none of them. Bytes in page-locked segments are copied from there; small ones, those in
+messages and those in a client's region on the host go into memory of our own first, and on in one copy.
+Those on the device already are copied within it, or given to the callable as they are.
 """
 
 from __future__ import annotations
@@ -61,7 +58,6 @@ class Piece(NamedTuple):
 
     @property
     def is_staged(self) -> bool:
-        """Whether the host copies these bytes to memory of our own first."""
         source = self.source
         if self.device_place is not None or loan_of(source) is not None:
             return False
@@ -228,7 +224,6 @@ class _Copying:
         self._failures = failures
 
     def copy(self, run: Sequence[Piece]) -> None:
-        """Begin one copy of pieces that ``runs`` has put together."""
         if run[0].is_staged:
             self._copy_staged(run)
             return

@@ -78,7 +78,6 @@ class CudaArrays:
         return streams
 
     def join(self) -> None:
-        """Let the default stream wait for what is in the others of ``streams`` now."""
         for stream in self.streams():
             self._follow(stream)
 
@@ -136,7 +135,6 @@ class CudaArrays:
         return self._cupy.ndarray(shape, dtype, pointer, strides=given.get("strides"))
 
     def _follow(self, stream: int | None) -> None:
-        """Let the default stream wait for what is in another one now."""
         if stream is None or stream in {DEFAULT_STREAM, _LEGACY_STREAM}:
             return
         event = self._events.take()
@@ -146,12 +144,10 @@ class CudaArrays:
 
 
 def is_kept(value: Any, cupy_array: type) -> bool:
-    """Whether anybody but the answer that holds it refers to an array of the device.
-
-    Such a callable, or its framework, may write to it again, as to an output buffer of its own: its next call
-    then has to wait until the copy is made. Told by who refers to the array and to its memory; where that
-    cannot be told, it counts as kept. To be called, as ``_references`` does, by a function that was given the
-    value out of that answer.
+    """Whether anybody but the answer that holds it refers to an array of the device. Such a callable, or its
+    framework, may write to it again, as to an output buffer of its own: its next call then has to wait until
+    the copy is made. Told by who refers to the array and to its memory; where that cannot be told, it counts
+    as kept. To be called, as ``_references`` does, by a function that was given the value out of that answer.
     """
     if sys.getrefcount(value) > _references():
         return True

@@ -1,8 +1,7 @@
-"""Memory of the device for the inputs of batches, used again and again: when the last array over a buffer
-has died, and the work that was under way by then is done.
-
-Arrays die in any thread and in the middle of any line, so what happens then takes no lock: an event is
-recorded, and the buffer put into a queue. No copy is made here.
+"""Memory of the device for the inputs of batches, used again and again: when the last array over a buffer has
+died, and the work that was under way by then is done. Arrays die in any thread and in the middle of any line,
+so what happens then takes no lock: an event is recorded, and the buffer put into a queue. No copy is made
+here.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class Shelf(Generic[_Item]):
         return None
 
     def surplus(self) -> list[_Item]:
-        """Take out what is over the limit, the longest unused first."""
         return self._drop(self._limit_nbytes)
 
     def empty(self) -> list[_Item]:

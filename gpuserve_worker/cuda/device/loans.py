@@ -1,7 +1,6 @@
 """Memory of devices that other processes made, as a worker sees it: opened by its ``cudaIpcMemHandle_t``,
-once however many use it, and closed with the last of them.
-
-A borrower: whose it is, and who may read what, is the business of ``exports.py`` and the front.
+once however many use it, and closed with the last of them. A borrower: whose it is, and who may read what, is
+the business of ``exports.py`` and the front.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ class OpenedMemories:
             memory.users += 1
 
     def let_go(self, memory: OpenedMemory) -> None:
-        """Let one user go; the last one closes the memory."""
         with self._lock:
             self._leave(memory)
 
@@ -148,7 +146,6 @@ class Returns:
         self._queue.put((event, opened, of_batch))
 
     def close(self) -> None:
-        """End the thread, once it has let go of what is there now."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()

@@ -1,7 +1,6 @@
-"""The CUDA runtime as a worker uses it: plain numbers in, plain numbers out, and one kind of exception.
-
-The only module that imports cupy. What is done with streams, events and memory is not decided here. Every
-method that can wait lets other threads run meanwhile. Whatever uses CUDA may raise ``CudaError``.
+"""The CUDA runtime as a worker uses it: plain numbers in, plain numbers out, and one kind of exception. The
+only module that imports cupy. What is done with streams, events and memory is not decided here. Every method
+that can wait lets other threads run meanwhile. Whatever uses CUDA may raise ``CudaError``.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ class CudaError(DeviceFailure):
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether the device's memory did not suffice; nothing else is lost."""
         return self.code == _OUT_OF_MEMORY
 
     @property
@@ -78,7 +76,6 @@ def _raising(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _all_raising(cls: type[_Class]) -> type[_Class]:
-    """The class with ``_raising`` round each of its methods."""
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and name != "__init__":
             setattr(cls, name, _raising(method))
@@ -130,7 +127,6 @@ class Runtime:
         return int(self._cuda.malloc(nbytes))
 
     def free(self, address: int) -> None:
-        """Free memory of the device; waits for the device's work."""
         self._cuda.free(address)
 
     def page_lock(self, address: int, nbytes: int) -> None:
@@ -145,7 +141,6 @@ class Runtime:
         self._cuda.memcpyAsync(to, source, nbytes, int(kind), stream)
 
     def clear(self, address: int, nbytes: int, stream: int) -> None:
-        """Fill memory of the device with zeros, after what is in the stream already."""
         self._cuda.memsetAsync(address, 0, nbytes, stream)
 
     def address_range(self, address: int) -> tuple[int, int]:
@@ -186,7 +181,6 @@ class Runtime:
         return int(self._cuda.eventCreateWithFlags(flags))
 
     def record(self, event: int, stream: int) -> None:
-        """Let the event come when all that is in the stream now is done."""
         self._cuda.eventRecord(event, stream)
 
     def has_come(self, event: int) -> bool:

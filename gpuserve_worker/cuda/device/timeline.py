@@ -1,10 +1,9 @@
 """Where the copies and calls of a worker lie in time, on the device's own clock: written to a file, for a
 profile and not for service. ``load_runtime`` imports this where the environment has
-``GPUSERVE_CUDA_TIMELINE``: a file name, to which each worker adds its process id.
-
-A line of JSON each, once it has happened: ``kind`` (h2d, d2h, d2d; or call, the time that the worker
-measured between two events), ``stream``, ``nbytes``, ``start_ns`` and ``end_ns`` on the device and
-``issued_ns`` on the host, all from the same origin.
+``GPUSERVE_CUDA_TIMELINE``: a file name, to which each worker adds its process id. A line of JSON each, once
+it has happened: ``kind`` (h2d, d2h, d2d; or call, the time that the worker measured between two events),
+``stream``, ``nbytes``, ``start_ns`` and ``end_ns`` on the device and ``issued_ns`` on the host, all from the
+same origin.
 """
 
 from __future__ import annotations
