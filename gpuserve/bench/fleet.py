@@ -18,10 +18,7 @@ _READ_NBYTES: Final = 1 << 18
 
 
 class Fleet:
-    """The processes that send requests; use as an asynchronous context manager.
-
-    They are sessions of their own, so Ctrl-C is not theirs, and end when their stdin does.
-    """
+    """The processes that send requests, a context manager; they end with their stdin, not by Ctrl-C."""
 
     def __init__(self, setup: LoaderSetup, plan: LoadPlan, protocol: str) -> None:
         self._setup = setup
@@ -47,11 +44,9 @@ class Fleet:
 
     @property
     def size(self) -> int:
-        """The number of processes in the fleet."""
         return len(self._processes)
 
     def tell(self, message: LoaderMessage) -> None:
-        """Send the same message to all processes."""
         data = messages.packed(message)
         for process in self._processes:
             _write(process, data)
@@ -62,11 +57,7 @@ class Fleet:
             _write(process, messages.packed(self._start_of(level, index)))
 
     async def receive(self, timeout_s: float | None = None) -> tuple[int, LoaderMessage] | None:
-        """The next message and who it is from; None when the time is over.
-
-        Raises:
-            BenchError: a process cannot go on, or has ended.
-        """
+        """The next message and who it is from, None after the time; BenchError: a process cannot go on."""
         try:
             async with asyncio.timeout(timeout_s):
                 index, message = await self._inbox.get()
@@ -77,11 +68,7 @@ class Fleet:
         return index, message
 
     async def gather(self, kind: type[LoaderReady] | type[messages.LevelStarted]) -> None:
-        """Wait until every process has sent a message of this kind.
-
-        Raises:
-            BenchError: one cannot go on.
-        """
+        """Wait until every process has sent a message of this kind; BenchError: one cannot go on."""
         missing = set(range(self.size))
         while missing:
             received = await self.receive(_START_TIMEOUT_S)

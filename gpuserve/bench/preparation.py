@@ -1,6 +1,5 @@
-"""From the options to what the processes that load are told: requests as bytes, placed in memory.
-
-The server is asked here for its metadata and for one answer. Nothing is timed.
+"""From the options to what the processes that load are told: requests as bytes, placed in memory. The server
+is asked here for its metadata and for one answer. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ class Data:
 
 
 def request_arrays(model: TargetModel, data: Data) -> list[dict[str, Array]]:
-    """The tensors of every request, sent in turn.
-
-    Raises:
-        BenchOptionError: they do not fit the model, or the file cannot be read.
-    """
+    """The tensors of every request, sent in turn; BenchOptionError: they do not fit, or cannot be read."""
     if data.file is None:
         shapes = request_shapes(model, data.shapes or {}, data.batch_size)
         return [made_up(model, shapes, data.fill, data.string_length, data.seed)]
@@ -67,11 +62,7 @@ def request_arrays(model: TargetModel, data: Data) -> list[dict[str, Array]]:
 
 
 def check_memory(target: Target, model: TargetModel, memory: SharedMemory) -> None:
-    """Do nothing if the tensors of this model can lie there, over this protocol.
-
-    Raises:
-        BenchOptionError: they cannot.
-    """
+    """Refuse with BenchOptionError where this model's tensors cannot lie there, over this protocol."""
     if memory is not SharedMemory.NONE and model.decoupled and not target.is_grpc:
         raise BenchOptionError(
             "--shared-memory", "a stream over HTTP carries its tensors; use --protocol grpc"
@@ -157,11 +148,7 @@ def _control_request(target: Target, model: TargetModel, tensors: Tensors) -> An
 def require_answer(
     control: ServerControl, target: Target, model: TargetModel, requests: Sequence[Tensors]
 ) -> None:
-    """Ask once before anything is timed; a model with streams is not asked.
-
-    Raises:
-        BenchError: it does not answer as it should.
-    """
+    """Ask once before anything is timed, but for streams; BenchError: it does not answer as it should."""
     if not model.decoupled:
         control.infer(_control_request(target, model, requests[0]))
 

@@ -54,11 +54,7 @@ class LevelSession:
         self.results: list[LevelResult] = []
 
     async def run(self, fleet: Fleet, until: Callable[[Sequence[LevelResult]], bool]) -> None:
-        """Start the fleet and measure everything, or until there are results enough.
-
-        Raises:
-            BenchError: the server cannot be loaded.
-        """
+        """Start the fleet and measure everything, or until there are results enough; else BenchError."""
         async with fleet:
             for position, level in enumerate(self._plan.levels):
                 self._observer.level_started(level, position, len(self._plan.levels))
@@ -145,12 +141,8 @@ def measure(
     observer: BenchObserver,
     until: Callable[[Sequence[LevelResult]], bool] = lambda _results: False,
 ) -> BenchOutcome:
-    """Measure the levels of a plan, or until there are results enough.
-
-    Raises:
-        BenchOptionError: an option does not go with the model.
-        BenchError: the server cannot be loaded.
-        MissingPackage: a package of the extra ``bench`` is not installed.
+    """Measure the levels of a plan, or until there are results enough; BenchOptionError: an option does not
+    go with the model; BenchError: it cannot be loaded; or MissingPackage.
     """
     histogram_type()
     with contextlib.ExitStack() as stack:

@@ -1,6 +1,5 @@
-"""The command line. ``main`` is the ``gpuserve`` script; one file holds one verb.
-
-Data goes to stdout, everything else to stderr. A verb imports what it needs when it runs.
+"""The command line. ``main`` is the ``gpuserve`` script; one file holds one verb. Data goes to stdout,
+everything else to stderr. A verb imports what it needs when it runs.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ The options of a verb: gpuserve serve --help"""
 
 
 def build_app() -> typer.Typer:
-    """Put the verbs together as one typer application."""
     app = typer.Typer(
         name="gpuserve",
         help=f"Serve Python inference callables over gRPC and HTTP.\n\n{_EXAMPLES}",
@@ -62,10 +61,7 @@ def build_app() -> typer.Typer:
 
 
 def run(arguments: list[str] | None = None, front: EarlyFront | None = None) -> int:
-    """Run one command line, ``sys.argv`` by default, and return its exit status.
-
-    ``front`` is one for ``serve`` that is already starting.
-    """
+    """Run one command line and return its exit status; ``front`` is one for ``serve`` that already starts."""
     try:
         build_app()(arguments, prog_name="gpuserve", obj=front)
     except SystemExit as end:
@@ -77,7 +73,6 @@ def run(arguments: list[str] | None = None, front: EarlyFront | None = None) -> 
 
 
 def exit_code_of(error: GpuserveError) -> ExitCode:
-    """Choose the exit status that stands for an error."""
     match error:
         case ConfigError():
             return ExitCode.USAGE if getattr(error, "only_flags", False) else ExitCode.BAD_CONFIG

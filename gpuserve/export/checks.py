@@ -1,8 +1,5 @@
-"""What of a configuration, or of a flag, cannot run in a cluster. Each problem names the key, and where it
-stands in the file.
-
-``violations`` are about what is written, and come before anything is computed; ``fit_violations`` are about
-the computed sizes and the node.
+"""What of a configuration, or of a flag, cannot run in a cluster, with the key and its place in the file.
+``violations`` come before anything is computed; ``fit_violations`` are about computed sizes and the node.
 """
 
 from __future__ import annotations

@@ -23,11 +23,8 @@ _SECRETS: Final = ("kind: Secret\n", "key: authorization\n")
 
 
 def write(folder: str, files: Files) -> None:
-    """Write every file below the folder, which is made. Other files there stay as they are.
-
-    Raises:
-        ConfigProblems: it cannot be written; then everything is as it was before, unless a file that was
-            written could not be renamed.
+    """Write every file below the folder, which is made; others stay. ConfigProblems: it cannot be written;
+    then all is as before, unless a written file could not be renamed.
     """
     if not folder:
         raise _problem("expected a folder, given ''")
@@ -43,12 +40,7 @@ def write(folder: str, files: Files) -> None:
 
 
 def to_stdout(text: str) -> None:
-    """Write the text to stdout, for a pipe.
-
-    Raises:
-        GpuserveError: it cannot be written.
-        BrokenPipeError: nobody reads it any more.
-    """
+    """Write to stdout, for a pipe; GpuserveError: it cannot be written; BrokenPipeError: nobody reads it."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -67,7 +59,6 @@ class _Staging:
         self._made: list[Path] = []
 
     def add(self, path: Path, text: str) -> None:
-        """Write the text to a file beside its place."""
         self._make(path.parent)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, f"{path.name} is a directory")
@@ -78,7 +69,6 @@ class _Staging:
         temporary.write_text(text, encoding="utf-8")
 
     def put(self) -> None:
-        """Move every file to its place."""
         for temporary, path in self._staged:
             temporary.replace(path)
         self._made.clear()

@@ -59,11 +59,7 @@ _PROMETHEUS_RULE: Final = "components/monitoring/prometheusrule.yaml"
 
 
 def kubernetes(configuration: Configuration, options: ExportOptions) -> Files:
-    """A kustomize base, components that change it, and an overlay for each of them.
-
-    Raises:
-        ConfigProblems: a key or a flag that no cluster can run.
-    """
+    """A kustomize base, its components, and an overlay for each; ConfigProblems: no cluster can run it."""
     places = _base_places(configuration, options) | {"resources": list(_BASE)}
     places |= pods.component_places(Proxy.of(configuration, options), configuration.settings.drain_timeout_s)
     names = [f"base/{file}" for file in (*_BASE, "kustomization.yaml")]
@@ -78,23 +74,15 @@ def kubernetes(configuration: Configuration, options: ExportOptions) -> Files:
 
 
 def kubernetes_stream(configuration: Configuration, options: ExportOptions) -> str:
-    """The objects of the base as one stream, for ``kubectl apply -f -``.
-
-    Raises:
-        ConfigProblems: a key or a flag that no cluster can run.
-    """
+    """The base's objects as one stream, for ``kubectl apply -f -``; ConfigProblems: no cluster can run it."""
     places = _base_places(configuration, options)
     return render([one for file in _BASE for one in filled(f"base/{file}", places)])
 
 
 def kserve_stream(configuration: Configuration, options: ExportOptions) -> str:
-    """ServingRuntime and InferenceService, and the config that they mount.
-
-    KServe in its Standard mode, which has one Deployment a service; Knative lets a pod have one port only. A
-    runtime can set neither the grace period of a pod nor its security context: the service does.
-
-    Raises:
-        ConfigProblems: a key or a flag that no cluster can run.
+    """ServingRuntime, InferenceService and their config, for KServe's Standard mode: Knative lets a pod have
+    one port. A runtime can set neither grace period nor security context: the service does. Or
+    ConfigProblems.
     """
     places = checked_places(configuration, options)
     labels = {"serving.kserve.io/inferenceservice": places["name"]}
@@ -104,22 +92,14 @@ def kserve_stream(configuration: Configuration, options: ExportOptions) -> str:
 
 
 def grafana_text(configuration: Configuration, options: ExportOptions) -> str:
-    """The dashboard as JSON.
-
-    Raises:
-        ConfigProblems: the metrics page is switched off, or the name is none.
-    """
+    """The dashboard as JSON; ConfigProblems: the metrics page is switched off, or the name is none."""
     _refuse(configuration, monitoring_violations(configuration, options))
     on_gpu = gpu_count(instance_groups(configuration, options)) > 0
     return dashboard_text(export_name(configuration, options), on_gpu=on_gpu)
 
 
 def alerts_text(configuration: Configuration, options: ExportOptions) -> str:
-    """The alert rules as a PrometheusRule.
-
-    Raises:
-        ConfigProblems: the metrics page is switched off, or the name is none.
-    """
+    """The rules as a PrometheusRule; ConfigProblems: no metrics page is served, or the name is none."""
     _refuse(configuration, monitoring_violations(configuration, options))
     places = alert_places(
         export_name(configuration, options),
@@ -132,21 +112,13 @@ def alerts_text(configuration: Configuration, options: ExportOptions) -> str:
 
 
 def envoy(configuration: Configuration, options: ExportOptions, host: str = "") -> Files:
-    """Envoy in front of the pods; ``host`` is a name with an address for each, "" their headless Service.
-
-    Raises:
-        ConfigProblems: a key or a flag that no pod can be reached with.
-    """
+    """Envoy in front of the pods of ``host``, "" for their headless Service; ConfigProblems: unreachable."""
     _refuse(configuration, balancer_violations(configuration, options, host))
     return bootstrap.files(Proxy.of(configuration, options, host))
 
 
 def checked_places(configuration: Configuration, options: ExportOptions) -> dict[str, Any]:
-    """What the templates are filled in with.
-
-    Raises:
-        ConfigProblems: a key or a flag that no cluster can run.
-    """
+    """What the templates are filled in with; ConfigProblems: a key or a flag that no cluster can run."""
     configuration = pod.in_pod(configuration)
     _refuse(configuration, violations(configuration, options))
     computed = sizes(configuration, options)

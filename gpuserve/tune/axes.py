@@ -1,6 +1,5 @@
-"""What of a model may be changed, and to which values. Pure.
-
-An axis is a key of the config file with a few values in ascending order, one of which is the file's own.
+"""What of a model may be changed, and to which values. Pure. An axis is a key of the config file with a few
+values in ascending order, one of which is the file's own.
 """
 
 from __future__ import annotations
@@ -48,12 +47,8 @@ class Wishes:
 def axes_of(
     model: ModelSpec, counts: Sequence[int], cores: int, least_batch: int, wishes: Wishes
 ) -> list[Axis]:
-    """The axes of a model; those that leave no choice are left out.
-
-    Args:
-        counts: the ``count`` of each entry of ``instances``. Only one entry can be searched.
-        cores: of this machine.
-        least_batch: rows of a request: no batch can be smaller.
+    """The axes of a model that leave a choice; ``counts`` is of each entry of ``instances`` (one can be
+    searched), ``cores`` of this machine, ``least_batch`` the rows of a request.
     """
     batch, delay = model.max_batch_size, model.batching.max_queue_delay_us
     found = []
@@ -82,11 +77,7 @@ def _axis(
 
 
 def parse_values(option: str, text: str | None, least: int, most: int) -> tuple[int, ...] | None:
-    """A list such as ``1,2,4``, in ascending order; None where the option was not given.
-
-    Raises:
-        BenchOptionError: it has another form.
-    """
+    """An ascending list such as ``1,2,4``, None without the option; BenchOptionError: it has another form."""
     if text is None:
         return None
     try:
@@ -101,11 +92,7 @@ def parse_values(option: str, text: str | None, least: int, most: int) -> tuple[
 
 
 def parse_wishes(texts: Mapping[str, str | None]) -> Wishes:
-    """The options of the four axes by their names.
-
-    Raises:
-        BenchOptionError: one has another form.
-    """
+    """The options of the four axes by their names; BenchOptionError: one has another form."""
     bounds = {
         "max_batch_sizes": (1, 1 << 20),
         "delays_us": (0, 60_000_000),

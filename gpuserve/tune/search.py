@@ -40,21 +40,15 @@ class LatencyLimit:
     most_ms: float = float("inf")
 
     def of(self, latency: LatencySummary) -> float:
-        """The limited figure of these latencies, in milliseconds."""
         found: float = getattr(latency, _FIELDS[self.figure])
         return found
 
     def holds(self, latency: LatencySummary) -> bool:
-        """Whether these latencies stay under the limit."""
         return self.of(latency) <= self.most_ms
 
 
 def parse_limit(text: str) -> LatencyLimit:
-    """The limit that a text such as ``p99=50ms`` stands for.
-
-    Raises:
-        BenchOptionError: it has another form.
-    """
+    """The limit that a text such as ``p99=50ms`` stands for; BenchOptionError: it has another form."""
     found = _LIMIT.fullmatch(text)
     if found is None or found[1] not in _FIELDS:
         raise BenchOptionError(
@@ -65,11 +59,7 @@ def parse_limit(text: str) -> LatencyLimit:
 
 
 def parse_seconds(option: str, text: str) -> float:
-    """The seconds that ``90``, ``90s``, ``10m`` or ``1h`` stands for.
-
-    Raises:
-        BenchOptionError: it has another form.
-    """
+    """The seconds of ``90``, ``90s``, ``10m`` or ``1h``; BenchOptionError: it has another form."""
     found = _TIME.fullmatch(text)
     if found is None:
         raise BenchOptionError(option, f"expected a time such as 90s or 10m, given {text!r}")
@@ -104,7 +94,6 @@ def score(points: Sequence[Point], limit: LatencyLimit) -> float:
 
 
 def best(points: Iterable[Point], limit: LatencyLimit) -> Point | None:
-    """The point of the highest throughput under the limit."""
     within = [one for one in points if one.latency_ms <= limit.most_ms]
     return max(within, key=lambda one: (one.throughput, -one.latency_ms), default=None)
 
@@ -126,11 +115,7 @@ MARGIN: Final = 1.03
 
 
 def coordinate_search(sizes: Sequence[int], start: Position) -> Generator[Position, float, Position]:
-    """Yields positions to try and is sent their scores; returns the best.
-
-    Args:
-        sizes: how many values each axis has.
-    """
+    """Yields positions to try and is sent scores; returns the best. ``sizes``: the values of each axis."""
     known: dict[Position, float] = {}
 
     def score(position: Position) -> Generator[Position, float, float]:

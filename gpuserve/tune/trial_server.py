@@ -53,22 +53,14 @@ def overrides_of(values: Mapping[Path, Any]) -> list[tuple[Path, Any]]:
 
 
 def configuration_of(config: str, values: Iterable[tuple[Iterable[str | int], Any]]) -> Configuration:
-    """The configuration of a file with values at other paths in the place of its own.
-
-    Raises:
-        ConfigProblems: they do not go together.
-    """
+    """The configuration of a file with other values at these paths; ConfigProblems: they do not fit."""
     overrides = [Override(tuple(path), value, _LABEL, Origin.FLAG) for path, value in values]
     return load_file(config, os.environ, overrides)
 
 
 @contextlib.contextmanager
 def trial_server(config: str, values: Mapping[Path, Any], protocol: str) -> Iterator[ServerUrl]:
-    """A running server of a config file, from ready until the end of the block; it is a session of its own.
-
-    Raises:
-        TrialFailed: it ended before it was ready.
-    """
+    """A running server in its own session, until the end of the block; TrialFailed: it never was ready."""
     overrides = json.dumps(overrides_of(values))
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "gpuserve.cli.verbs.trial_served", str(os.getpid()), config, overrides],

@@ -57,7 +57,6 @@ class Subject:
         return found
 
     def changes(self, settings: Settings) -> dict[Path, int]:
-        """What of the file is to be changed for these settings."""
         return {
             ("models", self.index, *axis.keys): value
             for axis, value in zip(self.axes, settings, strict=True)
@@ -77,10 +76,7 @@ class TuningObserver(Protocol):
 
 @dataclass
 class Tuning:
-    """The search over one model. ``run`` runs; ``points`` has what is measured, at any time.
-
-    ``others``: the values of models that were tuned before.
-    """
+    """The search over one model; ``points`` is measured so far, ``others`` are values tuned before."""
 
     subject: Subject
     goal: Goal
@@ -92,15 +88,10 @@ class Tuning:
 
     @property
     def best(self) -> Point | None:
-        """The best point under the limit so far."""
         return best(self.points, self.goal.limit)
 
     def run(self, deadline_s: float) -> None:
-        """Search until no step is better, or the trials, the time (of ``time.monotonic``) or the user end it.
-
-        Raises:
-            BenchError: the server cannot be measured as the file has it.
-        """
+        """Search until no step is better, or trials, ``time.monotonic`` or the user end it; or BenchError."""
         axes = self.subject.axes
         start = tuple(_nearest(axis) for axis in axes)
         search = coordinate_search([len(axis.values) for axis in axes], start)
@@ -164,11 +155,7 @@ def _nearest(axis: Axis) -> int:
 
 
 def model_index(configuration: Configuration, name: str) -> int:
-    """The place of a model under ``models``.
-
-    Raises:
-        BenchOptionError: there is none of this name, or it is an ensemble.
-    """
+    """The place of a model under ``models``; BenchOptionError: no such name, or an ensemble."""
     entries = configuration.entries.models
     names = [one.name for one in entries]
     if name not in names:

@@ -21,11 +21,8 @@ class ProtocolBroken(Exception):
 
 
 class TimedCall:
-    """One request and what came back, with the times of the client's clock in seconds.
-
-    ``due_s`` is when it was to be sent, ``sent_s`` when it was; all latencies count from ``due_s``, so that
-    a client or a server that falls behind does not hide what its users would wait. ``request`` is an index
-    into the prepared requests, ``stream`` the number of its HTTP/2 stream (0 for HTTP/1.1).
+    """One request and what came back, in seconds of the client's clock. Latencies count from ``due_s``, not
+    ``sent_s``, so that a client or server that falls behind hides nothing. ``stream`` is 0 for HTTP/1.1.
     """
 
     __slots__ = ("due_s", "first_s", "last_s", "place", "request", "responses", "sent_s", "stream")
@@ -51,10 +48,7 @@ class CallSink(Protocol):
 
 
 class CallProtocol(Protocol):
-    """The calls of one connection. Received bytes and times go in; what is to be sent is added to ``out``.
-
-    ``HttpCalls`` speaks HTTP/1.1, ``GrpcCalls`` gRPC.
-    """
+    """The calls of one connection; received bytes and times go in, bytes to be sent go to ``out``."""
 
     out: bytearray
 
@@ -77,11 +71,7 @@ class CallProtocol(Protocol):
         """Send the request of a call; only where there is ``room``."""
 
     def take(self, data: bytes, now: float) -> None:
-        """Take received bytes.
-
-        Raises:
-            ProtocolBroken: they cannot be read, and neither can what follows.
-        """
+        """Take received bytes; ProtocolBroken: they cannot be read, and neither can what follows."""
 
     def cancel(self, call: TimedCall) -> bool:
         """Forget a call without telling the sink; False where the connection has to be closed for it."""

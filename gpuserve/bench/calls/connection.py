@@ -20,10 +20,7 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 
 
 class LoadConnection(asyncio.Protocol):
-    """Keeps one connection open from ``open`` to ``close``; each new socket gets a protocol from ``make``.
-
-    It enters itself in ``by_calls``, where ``flush`` finds the connection of a protocol.
-    """
+    """Keeps one connection open; each new socket gets a protocol from ``make``, entered in ``by_calls``."""
 
     def __init__(
         self,
@@ -45,11 +42,7 @@ class LoadConnection(asyncio.Protocol):
         by_calls[self.calls] = self
 
     async def open(self) -> None:
-        """Connect once, and wait until calls can be begun.
-
-        Raises:
-            OSError: the server is not there, or does not speak the protocol.
-        """
+        """Connect once, and wait until calls can be begun; OSError: no server is there that speaks this."""
         loop = asyncio.get_running_loop()
         name = self._setup.host if self._context else None
         try:
@@ -82,7 +75,6 @@ class LoadConnection(asyncio.Protocol):
             self._transport.abort()
 
     def write(self) -> None:
-        """Send what the protocol has in ``out``."""
         out = self.calls.out
         if out and self._transport is not None:
             self._transport.write(bytes(out))
@@ -99,7 +91,6 @@ class LoadConnection(asyncio.Protocol):
             self._load.connected(self.calls, time.monotonic())
 
     def data_received(self, data: bytes) -> None:
-        """Take the answers in the data, and send the requests that follow them."""
         now = time.monotonic()
         calls, had_room = self.calls, self.calls.room
         try:
@@ -150,11 +141,7 @@ def flush(load: LoadGenerator, by_calls: dict[CallProtocol, LoadConnection]) -> 
 
 
 def tls_context(tls: Encryption | None, *, http2: bool) -> ssl.SSLContext | None:
-    """The TLS context of the connections; None where they are not encrypted.
-
-    Raises:
-        OSError: a file cannot be read; ssl.SSLError, one of its kind, where it is no such file.
-    """
+    """The TLS context of the connections, None for none; OSError or ssl.SSLError: a file cannot be read."""
     if tls is None:
         return None
     context = ssl.create_default_context(cafile=tls.ca or None)

@@ -1,7 +1,5 @@
-"""HTTP/1.1 calls over one connection, one at a time. Bytes and times in, bytes out; no socket, no clock.
-
-A request is its bytes, head and body, made before. What comes back is counted and not parsed, but for the
-status and, where the answer is a stream of server-sent events, its events.
+"""HTTP/1.1 calls over one connection, one at a time. Bytes and times in, bytes out; no socket, no clock. What
+comes back is counted and not parsed, but for the status and server-sent events.
 """
 
 from __future__ import annotations

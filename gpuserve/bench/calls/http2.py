@@ -1,7 +1,5 @@
-"""The client's side of HTTP/2: frames, opening, header blocks, send windows. Bytes in, bytes out.
-
-The load generator, the clients of ``benchmarks`` and the peers of tests speak it. None of the server's own
-HTTP/2 is in it, so that one checks the other.
+"""The client's side of HTTP/2, for the load generator, ``benchmarks`` and peers of tests. Bytes in, bytes
+out. None of the server's own HTTP/2 is in it, so that one checks the other.
 """
 
 from __future__ import annotations
@@ -35,12 +33,10 @@ def head(nbytes: int, kind: int, flags: int, stream: int) -> bytes:
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    """A whole frame: head and payload."""
     return head(len(payload), kind, flags, stream) + payload
 
 
 def settings_frame(settings: Mapping[int, int] | Iterable[tuple[int, int]] = ()) -> bytes:
-    """A SETTINGS frame with these values by number."""
     pairs = settings.items() if isinstance(settings, Mapping) else settings
     return frame(SETTINGS, payload=b"".join(struct.pack(">HI", *pair) for pair in pairs))
 
@@ -127,10 +123,7 @@ class FrameReader:
 
 
 class SendWindows:
-    """The flow control of what is sent: bodies wait here for the windows, each stream in its turn.
-
-    What may go is appended to ``out``, the last frame of a body with END_STREAM.
-    """
+    """The flow control of what is sent: bodies wait for the windows; what may go is added to ``out``."""
 
     def __init__(self, out: bytearray) -> None:
         self._out = out
@@ -208,10 +201,8 @@ class SendWindows:
 
 
 class HeaderBlocks:
-    """What the server's header blocks say, each distinct one decoded once.
-
-    The client must have announced a header table of size 0: then every block stands for itself, and equal
-    blocks mean the same.
+    """What the server's header blocks say, each distinct one decoded once: with a header table of size 0,
+    which the client must have announced, equal blocks mean the same.
     """
 
     _MAX_KEPT: Final = 4096
@@ -220,11 +211,7 @@ class HeaderBlocks:
         self._known: dict[bytes, dict[str, str]] = {}
 
     def read(self, block: bytes) -> dict[str, str]:
-        """The headers of a block.
-
-        Raises:
-            ValueError: it is none, or the server uses a table that it was told not to use.
-        """
+        """The headers of a block; ValueError: it is none, or uses the table that it was told not to use."""
         found = self._known.get(block)
         if found is None:
             if len(self._known) >= self._MAX_KEPT:  # each answer has a header of its own

@@ -1,7 +1,5 @@
 """gRPC calls over one HTTP/2 connection, many at once. Bytes and times in, bytes out; no socket, no clock.
-
-Requests are serialised before; what comes back is counted and not parsed, but for the status of a call and,
-in streams, a message that holds an error in the place of a response.
+What comes back is counted and not parsed, but for the status and error messages in streams.
 """
 
 from __future__ import annotations
@@ -35,10 +33,7 @@ _UNLIMITED: Final = 1 << 31
 
 
 class GrpcRequests(NamedTuple):
-    """What every connection sends: the header block of a call, and bodies of which each call sends one.
-
-    With ``in_streams`` the method is ModelStreamInfer, whose responses may be errors.
-    """
+    """What every connection sends, a header block and bodies in turn; ``in_streams`` is ModelStreamInfer."""
 
     headers: bytes
     bodies: Sequence[bytes]

@@ -1,6 +1,5 @@
-"""Which call is sent when: a closed loop keeps so many in flight, an open loop sends at given times.
-
-Pure: the clock is an argument, and the caller sends what the protocols of connections have in ``out``.
+"""Which call is sent when: a closed loop keeps so many in flight, an open loop sends at given times. Pure:
+the clock is an argument, and the caller sends what the protocols of connections have in ``out``.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Pool:
         self.touched: set[CallProtocol] = set()
 
     def add(self, connection: CallProtocol) -> None:
-        """Add a connection that is new, or has room again."""
         if connection not in self._known:
             self._known.add(connection)
             self._ready.append(connection)
@@ -137,12 +135,10 @@ class LoadGenerator:
         return to_close
 
     def connected(self, connection: CallProtocol, now: float) -> None:
-        """Use a connection that has room."""
         self.pool.add(connection)
         self._send_backlog(now)
 
     def cannot_connect(self, text: str) -> None:
-        """Count an attempt to connect that failed."""
         if self.phase is not LoadPhase.IDLE:
             self.samples.failed(Failure("cannot connect", text))
 

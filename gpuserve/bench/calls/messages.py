@@ -19,9 +19,7 @@ from gpuserve.bench.calls.samples import Interval
 
 @dataclass(frozen=True, slots=True)
 class Encryption:
-    """How connections are encrypted: paths of PEM files, "" for none. Without ``ca`` the system's authorities
-    are trusted.
-    """
+    """Paths of PEM files, "" for none; without ``ca`` the system's authorities are trusted."""
 
     ca: str = ""
     cert: str = ""
@@ -101,8 +99,6 @@ class LevelDone:
 
 @dataclass(frozen=True, slots=True)
 class LoaderFailed:
-    """The process cannot go on; ``text`` says why."""
-
     text: str
 
 

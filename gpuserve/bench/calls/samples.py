@@ -1,7 +1,5 @@
-"""The calls of one process, counted between two reports. Pure: times are arguments.
-
-Durations are kept to a thousandth of themselves, as counts of equal values: a second of many thousand calls
-is a few hundred numbers on its way to the process that makes the report.
+"""The calls of one process, counted between two reports. Pure: times are arguments. Durations are counts of
+values rounded to a thousandth, a few hundred numbers a second.
 """
 
 from __future__ import annotations
@@ -62,7 +60,6 @@ class Samples:
         self._lags.append(lag_s)
 
     def gap(self, gap_s: float) -> None:
-        """Count the time between two responses of one call."""
         self._gaps.append(gap_s)
 
     def responded(self) -> None:
@@ -81,7 +78,6 @@ class Samples:
         self._completed += 1
 
     def failed(self, failure: Failure) -> None:
-        """Count a call that failed."""
         count, text = self._failures.get(failure.kind, (0, failure.text))
         self._failures[failure.kind] = count + 1, text
 

@@ -1,7 +1,5 @@
-"""``python -m gpuserve.bench.calls.worker``: a process that loads a server. Messages are on stdin and stdout.
-
-The event loop and the clock are here. What is sent when is decided in ``load``; the bytes are made by the
-protocols of ``http1_calls`` and ``http2_calls``.
+"""``python -m gpuserve.bench.calls.worker``: a process that loads a server, with messages on stdin and
+stdout. The event loop and the clock are here; what is sent when is decided in ``load``.
 """
 
 from __future__ import annotations
@@ -51,12 +49,8 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Timer:
-    """A timer of the kernel: calls back once for each ``set``, at that time of ``time.monotonic``.
-
-    The event loops' own timers have steps of a millisecond, longer than many of the answers timed here.
-
-    Raises:
-        OSError: the process has no descriptor left.
+    """A timer of the kernel, by ``time.monotonic``: steps of the event loops' own, a millisecond, are longer
+    than many answers timed here. OSError: the process has no descriptor left.
     """
 
     def __init__(self, loop: AbstractEventLoop, callback: Callable[[], None]) -> None:

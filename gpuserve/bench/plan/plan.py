@@ -20,11 +20,8 @@ class Arrivals(enum.Enum):
 
 
 def due_times(arrivals: Arrivals, rate_per_s: float, seed: int, phase: float = 0.0) -> Iterator[float]:
-    """The times when requests are due, without end.
-
-    Args:
-        phase: 0 up to 1, how far into its first interval a constant rate begins: several processes
-            that share a rate do not send at the same moment.
+    """The times when requests are due, without end; ``phase`` (0 up to 1) is how far into its first interval
+    a constant rate begins: processes that share a rate do not send at the same moment.
     """
     if arrivals is Arrivals.CONSTANT:
         return ((number + phase) / rate_per_s for number in itertools.count())
@@ -62,11 +59,7 @@ class LoadLevel:
 
 
 def parse_levels(kind: LoadKind, text: str) -> tuple[LoadLevel, ...]:
-    """The levels that an option names.
-
-    Raises:
-        BenchOptionError: it has another form, a level is not above 0, or there are too many.
-    """
+    """The levels that an option names; BenchOptionError: a wrong form, not above 0, or too many."""
     option = f"--{kind.value}"
     try:
         values = tuple(_range(option, text) if ":" in text else map(float, text.split(",")))
@@ -111,8 +104,7 @@ class SharedMemory(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """The levels of a run and how they are measured. With ``stable`` a level may end before ``duration_s``.
-
+    """The levels of a run and how they are measured; ``stable`` may end one before ``duration_s``.
     ``connections`` None: by the protocol and the level. ``max_in_flight`` bounds an open loop.
     """
 
@@ -139,11 +131,7 @@ class LoadPlan:
 
 
 def check_times(duration_s: float, warmup_s: float) -> None:
-    """Do nothing if levels can last so long.
-
-    Raises:
-        BenchOptionError: a level has no duration, or a warm-up ends before it began.
-    """
+    """Refuse with BenchOptionError levels without a duration, or a warm-up that ends before it began."""
     if not duration_s > 0:
         raise BenchOptionError("--duration", f"expected seconds, given {duration_s:g}")
     if not warmup_s >= 0:

@@ -28,22 +28,16 @@ class LatencySummary:
 
 
 class LatencyHistogram:
-    """A histogram of durations.
-
-    Raises:
-        MissingPackage: hdrhistogram is not installed.
-    """
+    """A histogram of durations; MissingPackage: hdrhistogram is not installed."""
 
     def __init__(self) -> None:
         self._histogram = histogram_type()(1, _LONGEST_NS, _DIGITS)
 
     def add(self, counted: CountedDurations) -> None:
-        """Record durations with their counts."""
         for ns, count in zip(*counted, strict=True):
             self._histogram.record_value(min(ns, _LONGEST_NS), count)
 
     def summary(self) -> LatencySummary:
-        """The figures of all durations that were recorded."""
         histogram = self._histogram
         count = int(histogram.get_total_count())
         if not count:
@@ -64,11 +58,7 @@ class LatencyHistogram:
 
 
 def histogram_type() -> Any:
-    """The class ``HdrHistogram``.
-
-    Raises:
-        MissingPackage: it is not installed.
-    """
+    """The class ``HdrHistogram``; MissingPackage: it is not installed."""
     try:
         from hdrh.histogram import HdrHistogram
     except ImportError:

@@ -31,12 +31,7 @@ Renderer: TypeAlias = Callable[[BenchReport, BenchReport | None], str]
 
 
 def check_output(path: str) -> None:
-    """Do nothing if a report can be written there, as far as can be told before.
-
-    Raises:
-        BenchOptionError: the ending says nothing, or there is no such folder.
-        MissingPackage: the format needs a package that is not installed.
-    """
+    """Refuse a report's path early; BenchOptionError: ending or folder; MissingPackage: for the format."""
     ending = os.path.splitext(path)[1]
     if ending not in _RENDERERS:
         raise BenchOptionError(
@@ -50,11 +45,7 @@ def check_output(path: str) -> None:
 
 
 def write(path: str, report: BenchReport, baseline: BenchReport | None) -> None:
-    """Write a report to a file, in the format that its ending names.
-
-    Raises:
-        BenchOptionError: the file cannot be written.
-    """
+    """Write a report in the format that the file's ending names; BenchOptionError: it cannot be written."""
     text = _RENDERERS[os.path.splitext(path)[1]](report, baseline)
     try:
         with open(path, "w", encoding="utf-8", newline="") as file:
@@ -64,7 +55,6 @@ def write(path: str, report: BenchReport, baseline: BenchReport | None) -> None:
 
 
 def markdown(report: BenchReport, baseline: BenchReport | None) -> str:
-    """The report as Markdown: a heading, the table and the notes."""
     lines = [f"# {report.model}", "", _subtitle(report), "", *_markdown_table(table(report, baseline))]
     said = notes(report)
     if said:
@@ -101,7 +91,6 @@ def _flat(one: LevelResult) -> dict[str, Any]:
 
 
 def page(report: BenchReport, baseline: BenchReport | None) -> str:
-    """The report as one page of HTML, with the table and the plots."""
     made = table(report, baseline)
     said = "".join(f"<li>{html.escape(one)}</li>" for one in notes(report))
     figures = "".join(

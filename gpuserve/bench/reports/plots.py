@@ -17,11 +17,7 @@ _PERCENTILE_TICKS = (50, 90, 99, 99.9, 99.99)
 
 
 def plots(report: BenchReport) -> list[tuple[str, str]]:
-    """The plots of a report as (title, SVG).
-
-    Raises:
-        MissingPackage: matplotlib is not installed.
-    """
+    """The plots of a report as (title, SVG); MissingPackage: matplotlib is not installed."""
     titles: list[tuple[str, Callable[[Any, BenchReport], None]]] = [("Latency by percentile", _percentiles)]
     if len(report.levels) > 1:
         titles = [("Throughput", _throughput), ("Latency against throughput", _latency), *titles]
@@ -29,11 +25,7 @@ def plots(report: BenchReport) -> list[tuple[str, str]]:
 
 
 def require_matplotlib() -> Any:
-    """``matplotlib.figure``, which draws without pyplot.
-
-    Raises:
-        MissingPackage: it is not installed.
-    """
+    """``matplotlib.figure``, which draws without pyplot; MissingPackage: it is not installed."""
     try:
         from matplotlib import figure
     except ImportError:

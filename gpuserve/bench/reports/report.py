@@ -31,7 +31,6 @@ class BenchReport:
 
     @property
     def failed(self) -> int:
-        """The number of requests that failed."""
         return sum(one.failed for one in self.levels)
 
     @property
@@ -41,16 +40,11 @@ class BenchReport:
 
 
 def to_json(report: BenchReport) -> str:
-    """The report as JSON, with its histograms."""
     return json.dumps({"format": _FORMAT} | dataclasses.asdict(report), indent=1, default=_kind) + "\n"
 
 
 def from_json(text: str, option: str) -> BenchReport:
-    """A report that ``to_json`` wrote.
-
-    Raises:
-        BenchOptionError: the text is none.
-    """
+    """A report that ``to_json`` wrote; BenchOptionError: the text is none."""
     try:
         document = json.loads(text)
         if document.pop("format") != _FORMAT:

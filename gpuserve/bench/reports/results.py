@@ -44,11 +44,9 @@ _REACHED: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class LevelResult:
-    """One level. Times in milliseconds; ``throughput`` in requests a second.
-
-    ``latency`` counts from when a request was due; ``first`` and ``gaps`` are of streams: to the first
-    response, and between responses. ``unanswered`` had no answer at the end, and are in ``latency`` with what
-    they waited. ``client_cpu`` is the largest part of a core that a process of the load generator used.
+    """One level, in milliseconds and requests a second. ``latency`` counts from the due time, also of the
+    ``unanswered``; ``first`` and ``gaps`` are of streams; ``client_cpu`` is the largest part of a core of a
+    process.
     """
 
     level: LoadLevel
@@ -70,7 +68,6 @@ class LevelResult:
 
     @property
     def failed(self) -> int:
-        """The number of requests that failed."""
         return sum(count for count, _ in self.failures.values())
 
 
@@ -84,7 +81,6 @@ class _Process:
     responses: int = 0
 
     def throughput(self, count: int) -> float:
-        """The rate of ``count`` over the duration, per second."""
         return count / self.duration_s if self.duration_s else 0.0
 
 
@@ -102,7 +98,6 @@ class Tally:
     processes: dict[int, _Process] = field(default_factory=dict)
 
     def add(self, process: int, interval: Interval) -> None:
-        """What a process counted in a stretch of time."""
         one = self.processes.setdefault(process, _Process())
         one.duration_s += interval.duration_s
         one.cpu_s += interval.cpu_s
@@ -121,15 +116,12 @@ class Tally:
 
     @property
     def throughput(self) -> float:
-        """Requests a second, all processes together."""
         return sum(one.throughput(one.completed) for one in self.processes.values())
 
     def window(self) -> Window:
-        """The figures of the stretch that was counted here."""
         return Window(self.throughput, self.latencies.percentile_ms(50), self.latencies.percentile_ms(99))
 
     def result(self, level: LoadLevel, server: ServerTime | None) -> LevelResult:
-        """The figures of a whole level."""
         processes = self.processes.values()
         latency = self.latencies.summary()
         cpu = max((one.cpu_s / one.duration_s for one in processes if one.duration_s), default=0.0)

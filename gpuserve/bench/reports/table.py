@@ -1,6 +1,5 @@
-"""The table of a report: its columns, said once for the terminal, Markdown and HTML. Pure.
-
-Columns that would be empty in every row are left out.
+"""The table of a report: its columns, said once for the terminal, Markdown and HTML. Pure. Columns that would
+be empty in every row are left out.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ _NOTHING = ""
 
 
 class Table(NamedTuple):
-    """The titles of the columns, and the rows under them."""
-
     titles: list[str]
     rows: list[list[str]]
 
@@ -58,7 +55,6 @@ Cell: TypeAlias = Callable[[LevelResult, Ratios | None], str]
 
 
 def table(report: BenchReport, baseline: BenchReport | None) -> Table:
-    """The table of a report, with a row for each level."""
     ratios = compared(report, baseline)
     columns = _columns(report)
     rows = [

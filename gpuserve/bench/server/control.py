@@ -1,6 +1,5 @@
-"""What is asked of a server beside the load: metadata, statistics, shared memory, one inference.
-
-Blocking, on connections of its own, over the protocol of the load: ``GrpcControl`` or ``HttpControl``.
+"""What is asked of a server beside the load: metadata, statistics, shared memory, one inference. Blocking, on
+connections of its own, over the protocol of the load: ``GrpcControl`` or ``HttpControl``.
 """
 
 from __future__ import annotations
@@ -33,16 +32,12 @@ Document = dict[str, Any]
 
 
 class ServerControl(ABC):
-    """A client for everything but the load.
-
-    Every method raises BenchError where the server cannot be reached or refuses.
-    """
+    """A client for everything but the load; BenchError: the server cannot be reached, or refuses."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def metadata(self) -> TargetModel:
-        """The model as the server describes it."""
         found = self._model_document()
         try:
             config = self._config_document()
@@ -107,8 +102,6 @@ def connect(target: Target) -> ServerControl:
 
 
 class GrpcControl(ServerControl):
-    """A ``ServerControl`` that speaks gRPC."""
-
     def __init__(self, target: Target) -> None:
         from tritonclient.grpc import service_pb2, service_pb2_grpc
 

@@ -28,8 +28,6 @@ _MAX_INTEGER = 100
 
 
 class TensorFill(enum.Enum):
-    """The values of made-up tensors."""
-
     RANDOM = "random"  #: floats from 0 to 1, integers from 0 to 99, letters
     ZERO = "zero"  #: zeros, empty strings
 
@@ -37,11 +35,7 @@ class TensorFill(enum.Enum):
 def made_up(
     model: TargetModel, shapes: Mapping[str, tuple[int, ...]], fill: TensorFill, string_length: int, seed: int
 ) -> dict[str, Array]:
-    """The tensors of one made-up request.
-
-    Raises:
-        BenchOptionError: an input has a datatype that is not known.
-    """
+    """The tensors of one made-up request; BenchOptionError: an input has a datatype that is not known."""
     source = np.random.default_rng(seed)
     return {
         one.name: _tensor(one, shapes[one.name], fill, string_length, source)
@@ -75,11 +69,7 @@ def _tensor(
 
 
 def dtype_of(tensor: TensorMetadata) -> np.dtype[Any]:
-    """The numpy type of an input.
-
-    Raises:
-        BenchOptionError: the server's datatype is not one of v2.
-    """
+    """The numpy type of an input; BenchOptionError: the server's datatype is not one of v2."""
     try:
         return numpy_dtype(tensor.datatype)
     except ValueError:
@@ -90,13 +80,7 @@ def dtype_of(tensor: TensorMetadata) -> np.dtype[Any]:
 
 
 def fitted(model: TargetModel, given: Mapping[str, Any], batch_size: int, option: str) -> dict[str, Array]:
-    """The tensors of one request, out of the values of a file.
-
-    Where the model batches, a tensor has the batch axis, or is one row that is repeated to the batch size.
-
-    Raises:
-        BenchOptionError: a tensor is missing, unknown, or does not fit.
-    """
+    """The tensors of a request, out of a file; rows are repeated to the batch size; or BenchOptionError."""
     known = {one.name: one for one in model.inputs}
     for name in given:
         if name not in known:
@@ -152,11 +136,7 @@ OPTION = "--data"
 
 
 def read_requests(path: str) -> list[dict[str, Any]]:
-    """The requests of a file.
-
-    Raises:
-        BenchOptionError: it cannot be read, or holds something else.
-    """
+    """The requests of a file; BenchOptionError: it cannot be read, or holds something else."""
     try:
         if path.endswith(".npz"):
             with np.load(path, allow_pickle=False) as arrays:

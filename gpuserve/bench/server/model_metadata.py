@@ -34,11 +34,7 @@ class TargetModel:
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes that were written as ``name:3,224,224``; nothing behind the colon is a tensor without axes.
-
-    Raises:
-        BenchOptionError: one has another form, or a name is there twice.
-    """
+    """Shapes as in ``name:3,224,224``, where nothing behind the colon is no axes; else BenchOptionError."""
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, colon, dims = text.rpartition(":")
@@ -57,13 +53,8 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 def request_shapes(
     model: TargetModel, shapes: Mapping[str, tuple[int, ...]], batch_size: int
 ) -> dict[str, tuple[int, ...]]:
-    """The full shape of every input that a request brings.
-
-    Args:
-        shapes: of single inputs, without the batch axis. Optional inputs are left out unless they are here.
-
-    Raises:
-        BenchOptionError: a shape is missing or does not fit, or the batch is too large.
+    """The full shape of every input that a request brings; ``shapes`` are without the batch axis, and
+    optional inputs are left out unless they are there. BenchOptionError: a shape is missing or does not fit.
     """
     known = {one.name for one in model.inputs}
     for name in shapes:

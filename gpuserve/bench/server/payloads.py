@@ -1,6 +1,5 @@
-"""Requests as bytes, made before anything is timed: messages of gRPC calls, texts of HTTP requests.
-
-A tensor is in the request, or in a region of shared memory that the request names (``TensorPlace``).
+"""Requests as bytes, made before anything is timed: messages of gRPC calls, texts of HTTP requests. A tensor
+is in the request, or in a region of shared memory that the request names (``TensorPlace``).
 """
 
 from __future__ import annotations

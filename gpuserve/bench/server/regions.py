@@ -1,5 +1,4 @@
 """Shared memory of the load generator that the server reads and writes: made, filled, registered, given up.
-
 tritonclient makes the memory, for the time of a ``with SharedRegions(...)``.
 """
 
@@ -25,11 +24,7 @@ _CUDA_DEVICE: Final = 0
 
 
 class SharedRegions:
-    """The regions of one run; use as a context manager.
-
-    Raises:
-        BenchError: there is no GPU, or the packages for its memory are not installed.
-    """
+    """The regions of one run, as a context manager; BenchError: no GPU, or packages are missing."""
 
     def __init__(self, kind: SharedMemory, control: ServerControl) -> None:
         self._is_cuda = kind is SharedMemory.CUDA
@@ -46,11 +41,7 @@ class SharedRegions:
         self._stack.close()
 
     def add(self, role: str, nbytes: int, content: bytes = b"") -> str:
-        """Make a region of ``nbytes`` and register it with the server; returns its name.
-
-        Raises:
-            BenchError: there is not so much memory, or the server refuses.
-        """
+        """Make a region, register it, and return its name; BenchError: no memory, or the server refuses."""
         name = f"gpuserve-bench-{os.getpid()}-{role}"
         self._stack.enter_context(self._region(name, max(nbytes, 1), content))
         return name

@@ -28,16 +28,11 @@ class Target:
 
     @property
     def is_grpc(self) -> bool:
-        """Whether the server is asked over gRPC; otherwise over HTTP."""
         return self.url.protocol == GRPC
 
 
 def parse_url(url: str | None, protocol: str | None) -> ServerUrl:
-    """The server of ``--url`` and ``--protocol``; each may be left out.
-
-    Raises:
-        BenchOptionError: one is wrong, or they contradict each other.
-    """
+    """The server of ``--url`` and ``--protocol``, both optional; BenchOptionError: wrong, or at odds."""
     if protocol is not None and protocol not in PROTOCOLS:
         raise BenchOptionError("--protocol", f"expected grpc or http, given {protocol!r}")
     text = "localhost" if url is None else url
@@ -51,11 +46,7 @@ def parse_url(url: str | None, protocol: str | None) -> ServerUrl:
 
 
 def parse_headers(texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Headers that were written as ``name: value``.
-
-    Raises:
-        BenchOptionError: one has another form, or is the load generator's own.
-    """
+    """Headers written as ``name: value``; BenchOptionError: another form, or the load generator's own."""
     found = []
     for text in texts:
         name, colon, value = text.partition(":")

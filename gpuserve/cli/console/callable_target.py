@@ -1,8 +1,5 @@
-"""``gpuserve serve model.py:callable``: a configuration without a file.
-
-The tensors come from the callable's own attributes (``inputs = [Tensor(…)]``, ``outputs``,
-``max_batch_size``, ``array``), or from flags. Where flags give both inputs and outputs nothing is imported
-here; otherwise a child process does it.
+"""``gpuserve serve model.py:callable``: a configuration without a file. The tensors come from flags, or from
+the callable's attributes, which a child process reads: nothing is imported here.
 """
 
 from __future__ import annotations
@@ -35,7 +32,6 @@ class CallableFlags:
     instances: int | None = None
 
     def given(self) -> list[str]:
-        """Return the names of the flags that were given."""
         flags = {
             "--name": self.name,
             "--input": self.inputs or None,
@@ -59,11 +55,8 @@ def is_callable_path(target: str) -> bool:
 def load_callable(
     target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
 ) -> Configuration:
-    """Make the configuration of one callable. Relative paths are from the current directory.
-
-    Raises:
-        ConfigProblems: a flag or a variable is wrong, or no inputs or outputs are known.
-        ConfigError: the callable cannot be imported.
+    """Make the configuration of one callable, with paths from the current directory. ConfigProblems: a flag
+    is wrong, or no tensors are known; ConfigError: the callable cannot be imported.
     """
     base_dir = os.getcwd()
     overrides = _overrides(flags)
@@ -102,11 +95,7 @@ def _list(key: str, flag: str, texts: Sequence[str], values: Sequence[Any]) -> l
 
 
 def _tensor(text: str, flag: str) -> dict[str, Any]:
-    """Read ``image:uint8:224,224,3`` as an entry of ``inputs``; the shape may be empty.
-
-    Raises:
-        ConfigProblems: the text has another form.
-    """
+    """Read ``image:uint8:224,224,3`` (the shape may be empty); ConfigProblems: it has another form."""
     parts = text.rsplit(":", 2)
     try:
         name, dtype, dims = parts

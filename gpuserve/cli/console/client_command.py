@@ -26,10 +26,7 @@ _NUMPY_NAMES: Final = {
 
 
 def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None:
-    """Write curl where the request is small enough to be read, else Python with tritonclient.
-
-    None where the server has neither an HTTP nor a gRPC address.
-    """
+    """Write curl for a small request, else Python with tritonclient; None without an HTTP or gRPC address."""
     tensors = [(spec, _shape(spec, model)) for spec in model.inputs if not spec.optional]
     small = sum(element_count(shape) for _, shape in tensors) <= _MAX_ELEMENTS
     in_json = not any(spec.datatype in _NOT_IN_JSON for spec, _ in tensors)

@@ -10,8 +10,6 @@ INTERRUPTED: Final = 130
 
 
 class ExitCode(enum.IntEnum):
-    """The exit status of ``gpuserve``, whatever the verb."""
-
     OK = 0
     RUNTIME_FAILURE = 1
     USAGE = 2
@@ -33,5 +31,4 @@ MEANINGS = {
 
 
 def help_text() -> str:
-    """Write the table of exit statuses for the end of ``--help``."""
     return "Exit status:\n" + "\n".join(f"  {code.value}  {text}" for code, text in MEANINGS.items())

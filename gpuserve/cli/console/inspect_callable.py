@@ -1,9 +1,5 @@
-"""A short-lived process that imports one callable and tells about it.
-
-Run as ``python -m gpuserve.cli.console.inspect_callable`` by ``preflight``.
-
-The question comes on stdin and the answer goes to stdout, both JSON. Only here does the command line
-run code of the user.
+"""A short-lived process that imports one callable and tells about it, run by ``preflight``. JSON comes on
+stdin and goes to stdout. Only here does the command line run code of the user.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 def main() -> None:
-    """Answer the one question on stdin."""
     question = json.load(sys.stdin)
     with os.fdopen(os.dup(1), "w") as answer_to:
         os.dup2(2, 1)  # what user code prints must not come between the answer

@@ -1,7 +1,5 @@
-"""What can be checked of a configuration before anything is served: its devices and its imports.
-
-User code is imported in a child process, one for each callable, so that neither its side effects nor
-its crash reach the caller.
+"""What can be checked of a configuration before anything is served: its devices and its imports. Each
+callable is imported in a child process, so that neither side effects nor a crash reach the caller.
 """
 
 from __future__ import annotations
@@ -51,11 +49,7 @@ def _library_key(entry: ModelEntry) -> Path:
 
 
 def with_devices(configuration: Configuration, devices: ServerDevices) -> Configuration:
-    """Put every instance of a configuration on its device.
-
-    Raises:
-        DeviceError: this machine does not have every device; the text is every problem, ready to print.
-    """
+    """Put every instance on its device; DeviceError: not all are here, with every problem, ready to print."""
     problems = device_problems(configuration, devices)
     if problems:
         raise DeviceError("\n".join(map(str, problems)))
@@ -71,11 +65,7 @@ def trace_problems(configuration: Configuration) -> list[Problem]:
 
 
 def require_trace_output(configuration: Configuration) -> None:
-    """Check that requests can be traced as the configuration wants it.
-
-    Raises:
-        ConfigError: a package is missing; the text is ready to print.
-    """
+    """Check that requests can be traced as configured; ConfigError: a package is missing, ready to print."""
     problems = trace_problems(configuration)
     if problems:
         raise ConfigError("\n".join(map(str, problems)))
@@ -98,14 +88,9 @@ def import_problems(configuration: Configuration) -> list[Problem]:
 def inspect_callable(
     path: str, base_dir: str, kwargs: dict[str, Any] | None = None, decoupled: bool | None = None
 ) -> dict[str, Any]:
-    """Return what a callable says about itself: "inputs", "outputs", "max_batch_size"; None for the rest.
-
-    "decoupled" is true where it is a generator. ``decoupled`` None: nobody has said yet whether the model
-    is. What the user's code prints goes to stderr.
-
-    Raises:
-        ConfigError: it cannot be imported, is no callable, does not take these arguments, or is a
-            generator for a model that is not decoupled.
+    """What a callable says about itself: "inputs", "outputs", "max_batch_size" (or None), and whether it is
+    "decoupled", a generator. The user's prints go to stderr; ConfigError: it is not callable as the model
+    wants.
     """
     question = json.dumps({"path": path, "base_dir": base_dir, "kwargs": kwargs, "decoupled": decoupled})
     child = subprocess.run(

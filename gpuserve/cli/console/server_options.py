@@ -1,9 +1,5 @@
-"""One flag for each key of ``server``, made from the schema: name, description, default, variable; and how
-``--help`` shows them. Each is a block of lines there, not a table row: in a table the longest flag takes its
-width from every help text, and on 80 columns nothing would be left of them.
-
-The values stay text here. They are read and checked as those of environment variables are, so that
-``--http-port null`` means the same as ``GPUSERVE_SERVER__HTTP_PORT=null``.
+"""One flag for each key of ``server``, made from the schema; shown by ``--help`` as blocks of lines, as a
+table leaves no width for text. Values stay text, read as environment variables are (``null`` included).
 """
 
 from __future__ import annotations
@@ -80,7 +76,6 @@ def with_server_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def overrides(flags: Mapping[str, str | None]) -> list[Override]:
-    """Make overrides of the file from the flags that were given."""
     return [
         from_text(("server", *path), text, flag_name(path), Origin.FLAG)
         for path in option_paths()

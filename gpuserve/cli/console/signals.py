@@ -20,17 +20,13 @@ class Signalled(Protocol):
 
 
 def hold_hangup() -> None:
-    """Let a SIGHUP wait until there is something to reload, instead of ending this process. Front and workers
-    begin with that, and do not act on SIGHUP anyway.
-    """
+    """Let a SIGHUP wait until there is something to reload. Front and workers inherit that, and ignore it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
 def obey_signals(server: Signalled) -> None:
-    """Let SIGINT and SIGTERM stop the server, a second one at once, and let SIGHUP reload its config.
-
-    A terminal that is closed sends SIGHUP as well; it ends the server that was started in it. Where SIGHUP is
-    ignored, as under nohup, it stays so.
+    """Let SIGINT and SIGTERM stop the server, a second one at once, and let SIGHUP reload its config. A
+    terminal that closes sends SIGHUP too, and ends the server; under nohup it stays ignored.
     """
     signals = itertools.count()
 

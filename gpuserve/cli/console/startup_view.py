@@ -1,7 +1,5 @@
-"""What is seen while models load: a live table on a terminal, log lines elsewhere; then the addresses.
-
-The views only show: they are told by the supervisor and tell it nothing. rich is imported for the
-table alone, so that a server without a terminal does not carry it.
+"""What is seen while models load: a live table on a terminal, log lines elsewhere; then the addresses. The
+views only show. rich is imported for the table alone: a server without a terminal does not carry it.
 """
 
 from __future__ import annotations
@@ -57,8 +55,6 @@ class LogView(ServerObserver):
 
 @dataclass
 class _Row:
-    """A row of the table: one instance of a model."""
-
     model: str
     instance: str
     device: str

@@ -54,12 +54,7 @@ def devices(
 
 
 def _placed(config: str, known: ServerDevices) -> Sequence[ModelSpec]:
-    """Return the models of a file, each instance on its device.
-
-    Raises:
-        ConfigProblems: the file is wrong.
-        DeviceError: this machine does not have every device.
-    """
+    """Return a file's models, placed; ConfigProblems: the file is wrong; DeviceError: a device is missing."""
     from gpuserve.cli.console.preflight import with_devices
     from gpuserve.config.load import load_file
 

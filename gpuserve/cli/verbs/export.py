@@ -36,7 +36,6 @@ Out = Annotated[str | None, option(None, "Folder for the files; default is stdou
 
 
 def export_app() -> typer.Typer:
-    """Put the verbs of ``export`` together."""
     text = "Write manifests for Kubernetes or KServe, a balancer, a dashboard, alerts, from a config file."
     app = typer.Typer(name="export", help=text, no_args_is_help=True)
     for verb in (kubernetes, kserve, envoy, grafana, alerts):
@@ -103,11 +102,7 @@ def _with_pod_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _export_options(flags: dict[str, Any]) -> ExportOptions:
-    """Make ``ExportOptions`` of flags, with amounts of memory as bytes.
-
-    Raises:
-        BadParameter: a text is not an amount of memory.
-    """
+    """Make ``ExportOptions`` of flags, memory in bytes; BadParameter: a text is no amount of memory."""
     given: dict[str, Any] = {name: value for name, value in flags.items() if name not in _AMOUNTS}
     amounts = {field: _nbytes(name, flags[name]) for name, field in _AMOUNTS.items()}
     return ExportOptions(**given | amounts)

@@ -1,8 +1,5 @@
 """The verbs for a running server: ``status``, ``drain``, ``load``, ``unload``, ``reload`` and ``scale``. They
-are a command line of their own as well, because they need little and start fast.
-
-What a verb does in the server is in ``supervisor/operator``; how the server is found is in
-``control/operator_client.py``.
+need little and start fast, so they are a command line of their own as well.
 """
 
 from __future__ import annotations
@@ -185,11 +182,7 @@ def _counts(texts: Iterable[str]) -> dict[str, int]:
 
 
 def _ask(server: str | None, verb: str, arguments: Mapping[str, Any], as_json: bool) -> VerbOutcome:
-    """Ask a server and return its answer; lines of progress go to stderr.
-
-    Raises:
-        Exit: there is no such server, or it did not answer; or Ctrl-C.
-    """
+    """Ask a server, with progress on stderr, and return its answer; Exit: none came, or Ctrl-C."""
     from gpuserve.control.operator import VerbOutcome
     from gpuserve.control.operator_client import ask
 
@@ -251,7 +244,6 @@ def _end(outcomes: Iterable[VerbOutcome]) -> NoReturn:
 
 
 def add_verbs(app: typer.Typer) -> None:
-    """Add the verbs to a command line."""
     for verb in (status, drain, load, unload, reload, scale):
         app.command(epilog=help_text())(verb)
 

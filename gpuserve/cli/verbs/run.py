@@ -1,7 +1,5 @@
-"""``gpuserve run``: a program that was written for PyTriton, as it is.
-
-The program is run by a Python of its own, in the place of this one: its arguments, its standard streams, its
-signals, its tracebacks and its exit status are those of ``python program.py``.
+"""``gpuserve run``: a program that was written for PyTriton, as it is, in a Python of its own in the place of
+this one: arguments, streams, signals, tracebacks and status are those of ``python program.py``.
 """
 
 from __future__ import annotations

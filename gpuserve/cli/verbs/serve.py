@@ -112,13 +112,8 @@ def _load(
 def serve_configuration(
     configuration: Configuration, repository: FileRepository | None, early: EarlyFront | None = None
 ) -> int:
-    """Run the supervisor in this thread until a signal ends it; returns the exit status.
-
-    ``early`` is a front that is already starting.
-
-    Raises:
-        DeviceError: a device that this machine does not have.
-        StartupError: a model did not load, or a port is taken.
+    """Run the supervisor here until a signal, and return the exit status; ``early`` is a front that already
+    starts. DeviceError: no such device; StartupError: a model did not load, or a port is taken.
     """
     from gpuserve.cli.console.preflight import require_trace_output, with_devices
     from gpuserve.cli.console.signals import obey_signals

@@ -1,7 +1,5 @@
-"""``python -m gpuserve.cli.verbs.trial_served PARENT CONFIG OVERRIDES``: serves CONFIG with other values.
-
-``OVERRIDES`` is JSON, a list of paths and values. The server ends with its parent, whose pid is ``PARENT``,
-however that ends.
+"""``python -m gpuserve.cli.verbs.trial_served PARENT CONFIG OVERRIDES``: serves CONFIG with other values, a
+JSON list of paths and values. The server ends with its parent, whose pid is ``PARENT``, however that ends.
 """
 
 from __future__ import annotations

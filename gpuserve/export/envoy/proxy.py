@@ -34,9 +34,7 @@ _ENVELOPE_NBYTES: Final = 64 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """``host`` is a name with an address for each pod, or ``endpoints_folder`` has a file for each cluster,
-    ``CLUSTER.yaml``, which is replaced when pods come and go (see ``bootstrap.endpoints``).
-    """
+    """The pods are behind ``host``, or in a file of ``endpoints_folder`` per cluster, ``CLUSTER.yaml``."""
 
     name: str
     #: Of the pods.

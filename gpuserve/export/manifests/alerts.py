@@ -18,7 +18,6 @@ def scraped(name: str, namespace: str) -> str:
 def alert_places(
     name: str, namespace: str, labels: dict[str, str] | None, *, max_arena_nbytes: int, on_gpu: bool
 ) -> dict[str, Any]:
-    """The places of ``alerts.yaml``."""
     return {
         "name": name,
         "namespace": namespace or None,

@@ -1,7 +1,5 @@
-"""The object that brings the config and its files into the pods: a ConfigMap; a Secret where it has a token.
-
-Its name ends in a hash of what is in it, so that a changed config is a changed pod, and both are rolled out
-and back together.
+"""The ConfigMap, or a Secret where it has a token, that brings the config and its files into the pods. Its
+name ends in a hash of its content, so that config and pods are rolled out and back together.
 """
 
 from __future__ import annotations

@@ -41,11 +41,7 @@ KSERVE_PORT_NAMES: Final = {HTTP: "http1", GRPC: "h2c", METRICS: METRICS, HEALTH
 
 
 def export_places(configuration: Configuration, options: ExportOptions, sizes: Sizes) -> dict[str, Any]:
-    """Every place of the templates but for the parts of a pod.
-
-    Raises:
-        ConfigProblems: a file that the pods need cannot be in a ConfigMap.
-    """
+    """Every place of the templates but a pod's parts; ConfigProblems: a file cannot be in a ConfigMap."""
     settings, name = configuration.settings, export_name(configuration, options)
     # By which pods are found; never changed, since a Deployment's selector cannot be.
     labels = {"app.kubernetes.io/name": "gpuserve", "app.kubernetes.io/instance": name}
@@ -120,7 +116,6 @@ def scaled_models(configuration: Configuration) -> list[str]:
 
 
 def scaling_places() -> dict[str, Any]:
-    """How the autoscalers scale."""
     (behavior,) = filled("behavior.yaml", {name.lower(): value for name, value in vars(scaling).items()})
     return {
         "behavior": behavior,

@@ -1,7 +1,5 @@
-"""How the shipped autoscalers scale: plain constants, nothing else.
-
-They are what ``python -m benchmarks.simulations.autoscaling`` comes to; ``docs/autoscaling.md`` has its
-tables, and a test keeps them in step.
+"""How the shipped autoscalers scale: plain constants, as ``python -m benchmarks.simulations.autoscaling``
+finds them. ``docs/autoscaling.md`` has its tables, and a test keeps them in step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Plain data as YAML text: block style, two spaces, reasons as comments above what they are about.
-
-Written here and not by a YAML library: the text of manifests is kept in ``deploy/`` and must be the same with
-every version of such a library. A scalar is plain where no reader of YAML 1.1 or 1.2 could take it for
-something else; every other one is a JSON string, which YAML reads alike. Text of several lines is a literal
-block.
+"""Plain data as YAML text: block style, two spaces, reasons as comments above what they are about. Written
+here and not by a YAML library: the text of manifests is kept in ``deploy/`` and must be the same with every
+version of such a library. A scalar is plain where no reader of YAML 1.1 or 1.2 could take it for something
+else; every other one is a JSON string, which YAML reads alike. Text of several lines is a literal block.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The files that a pod needs beside its config: callables and what they import, labels, samples for warm-ups.
-
-The only file of this package that reads. They travel in one ConfigMap, so they are few and small, and lie in
-the folder of the config file; what is larger, and every ``package.module:attribute``, belongs into the image.
+"""The files that a pod needs beside its config, and the only file of this package that reads. They travel in
+one ConfigMap: few, small, in the config's folder; anything else belongs into the image.
 """
 
 from __future__ import annotations
@@ -42,11 +40,7 @@ class Bundle:
 
 
 def bundle(configuration: Configuration) -> Bundle:
-    """The config file and everything beside it that it names.
-
-    Raises:
-        ConfigProblems: a file is elsewhere, is not readable, or all together are too large.
-    """
+    """The config and all beside it that it names; ConfigProblems: elsewhere, unreadable, or too large."""
     sources = configuration.sources
     if sources.document is None:
         raise ValueError("only a config that was read from a file can be in a pod")
@@ -156,9 +150,7 @@ def _imported(source: bytes, folder: str) -> set[str]:
 
 
 def _module_files(base_dir: str, module: str) -> Iterator[str]:
-    """The files of a module and of the packages it is in, as far as they lie beside the config: workers look
-    there first.
-    """
+    """The files of a module and its packages that lie beside the config, where workers look first."""
     steps = module.split(".")
     for count in range(1, len(steps) + 1):
         stem = "/".join(steps[:count])

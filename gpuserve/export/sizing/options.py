@@ -1,6 +1,5 @@
-"""The options of ``gpuserve export``: their values, the names that Kubernetes takes, and what can be wrong.
-
-A ``Finding`` is one thing that is wrong with the config or an option, before it knows where its key stands.
+"""The options of ``gpuserve export``: their values, the names that Kubernetes takes, and what can be wrong. A
+``Finding`` is one thing that is wrong with the config or an option, before it knows where its key stands.
 """
 
 from __future__ import annotations
@@ -69,17 +68,14 @@ def is_object_name(text: str) -> bool:
 
 
 def is_namespace(text: str) -> bool:
-    """Whether a namespace may have this name."""
     return len(text) <= MAX_LABEL_LENGTH and _LABEL.fullmatch(text) is not None
 
 
 def is_label_value(text: str) -> bool:
-    """Whether a label may have this value."""
     return _LABEL_VALUE.fullmatch(text) is not None
 
 
 def is_secret_name(text: str) -> bool:
-    """Whether a Secret may have this name."""
     return len(text) <= _MAX_SUBDOMAIN_LENGTH and _SUBDOMAIN.fullmatch(text) is not None
 
 
@@ -110,7 +106,6 @@ class Finding:
 
 
 def of_flag(flag: str, text: str) -> Finding:
-    """A finding about the command line."""
     return Finding((), text, flag)
 
 
@@ -143,7 +138,6 @@ _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?")
 
 
 def option_violations(options: ExportOptions) -> Iterator[Finding]:
-    """Problems of the command line's options."""
     yield from _image(options.image)
     yield from _numbers(options)
     if not is_resource_name(options.gpu_resource):

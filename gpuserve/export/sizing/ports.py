@@ -43,9 +43,6 @@ class ServerPorts:
 
 
 def probe_port(ports: ServerPorts) -> str | None:
-    """The port that a node asks: that for health, or one without TLS, which a node cannot speak to gRPC.
-
-    None: there is none.
-    """
+    """The port that a node asks: for health, or one without TLS, which a node cannot speak to gRPC."""
     asked = [HEALTH, *ports.numbers] if HEALTH in ports.numbers else ports.numbers
     return next((name for name in asked if name not in ports.tls), None)

@@ -1,7 +1,5 @@
-"""Every number of a manifest that is computed from the configuration, each with its reason.
-
-Memory is a sum of ``MemoryShare``s: what the server has by itself, what the instances take, and the most that
-requests and answers may take at one time by the limits of the configuration. Assumed figures are constants.
+"""Every number of a manifest that is computed from the configuration, each with its reason. Memory is a sum
+of ``MemoryShare``s: the server's, the instances', and the most that requests and answers may take.
 """
 
 from __future__ import annotations
@@ -28,9 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """One entry of ``instances``. ``gpus`` are the numbers of the GPUs that it is on, ``count`` processes
-    each; empty on the CPU.
-    """
+    """One entry of ``instances``: ``count`` processes on each of ``gpus`` (by number; empty on the CPU)."""
 
     model: int
     path: Path
@@ -144,7 +140,6 @@ class Sizes:
 
 
 def sizes(configuration: Configuration, options: ExportOptions) -> Sizes:
-    """The numbers of a pod, for nodes of this kind."""
     groups = instance_groups(configuration, options)
     parts = memory_parts(configuration, groups)
     memory_nbytes = up_to(sum(part.nbytes for part in parts), 64 * MIB)

@@ -42,11 +42,7 @@ _FORM: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(Ki|Mi|Gi|Ti|k|M|G|T)
 
 
 def parse_nbytes(text: str) -> int:
-    """Bytes of ``64Gi``, ``512Mi``, ``80G``.
-
-    Raises:
-        ValueError: it has another form, or is 0.
-    """
+    """Bytes of ``64Gi``, ``512Mi``, ``80G``; ValueError: it has another form, or is 0."""
     found = _FORM.fullmatch(text.strip())
     nbytes = round(float(found[1]) * _UNITS[found[2] or ""]) if found else 0
     if nbytes <= 0:

@@ -20,11 +20,7 @@ _PLACE: Final = re.compile(r"<(\w+)>")
 
 
 def filled(template: str, places: Mapping[str, Any]) -> list[Any]:
-    """The documents of a template, by its path in this folder; comments are ``Reasoned``.
-
-    Raises:
-        KeyError: there is no value for a place.
-    """
+    """The documents of a template by its path; comments are ``Reasoned``; KeyError: a place is empty."""
     lines, documents = _parsed(template)
     made = [_Filling(lines, places).value(document) for document in documents]
     return [document for document in made if document is not None]

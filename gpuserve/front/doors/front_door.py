@@ -8,9 +8,7 @@ from gpuserve.front.exchange.exchange import Accept, Exchange, Sink
 
 
 class FrontDoor:
-    """Both doors. The port of the metrics has HTTP's ``accept_metrics`` alone: it is often reachable from
-    further away.
-    """
+    """Both doors. The port of the metrics has little else: it is often reachable from further away."""
 
     def __init__(self, grpc: GrpcDoor, http: HttpDoor) -> None:
         self._grpc = grpc.accept

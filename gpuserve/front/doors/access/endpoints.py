@@ -1,6 +1,5 @@
-"""The endpoints: the one table of both protocols, of where each is and what it does to the server.
-
-What is not in the table is refused as if it did not exist, whatever a door could do.
+"""The endpoints: the one table of both protocols, of where each is and what it does to the server. What is
+not in the table is refused as if it did not exist, whatever a door could do.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from gpuserve.settings.access import ADMIN
 
 
 class Kind(enum.Enum):
-    """What an endpoint does to the server."""
-
     USE = "uses it, or asks for something"
     CONTROL = "changes it, for all its clients"
     INSIGHT = "shows what is for its operators"
@@ -52,10 +49,7 @@ _ADMIN_MODEL: Final = f"{ADMIN_PREFIX}models/(?P<model_name>[^/]+)"
 
 
 class Endpoint(enum.Enum):
-    """The HTTP method, the path as a pattern, who has access, and the gRPC method that does the same.
-
-    Of two that have a path and a method in common, the first is meant.
-    """
+    """An endpoint of either protocol. Of two that have a path and a method in common, the first is meant."""
 
     def __init__(self, method: str, path: str, access: Access, rpc: str = "") -> None:
         self.method = method

@@ -1,7 +1,5 @@
-"""Request headers that reach the model: those whose name matches the server's pattern become parameters.
-
-Pure: headers in, parameters out. Names are in lower case, values are text. A header stands over a parameter
-of the same name: what a gateway says in it is not for the body of a request to change.
+"""Request headers that match the server's pattern become parameters. Pure. Names are in lower case. A header
+stands over a parameter of the same name: what a gateway says is not for a request's body to change.
 """
 
 from __future__ import annotations
@@ -48,11 +46,7 @@ class HeaderForwarding:
         self._selects = functools.lru_cache(_REMEMBERED)(self._is_selected)
 
     def parameters(self, headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-        """The parameters that these headers come to; a header that is there twice is joined by ", ".
-
-        Raises:
-            InvalidArgument: a header that matches has a name that the protocol keeps for itself.
-        """
+        """The parameters of the headers, repeated ones joined by ", "; InvalidArgument: a reserved name."""
         found: dict[str, str] = {}
         for raw_name, raw_value in headers:
             if not self._selects(raw_name):
@@ -66,11 +60,7 @@ class HeaderForwarding:
         return found
 
     def add_to(self, request: InferRequest, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Put the parameters of the headers into the request.
-
-        Raises:
-            InvalidArgument: see ``parameters``; the request's body is freed.
-        """
+        """Put the parameters of the headers into the request; its body is freed where that fails."""
         try:
             found = self.parameters(headers)
         except InvalidArgument:
@@ -87,10 +77,7 @@ class HeaderForwarding:
 
 
 def forwarding(pattern: str, secret: Iterable[str] = ()) -> HeaderForwarding | None:
-    """What forwards the headers of a pattern; None where it is empty, so that nobody has to look.
-
-    ``secret`` are the names, in lower case, of headers that are for the server alone.
-    """
+    """What forwards the headers of a pattern, but for ``secret`` ones (lower case); None where it is ""."""
     return HeaderForwarding(pattern, secret) if pattern else None
 
 

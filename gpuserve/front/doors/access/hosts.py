@@ -1,8 +1,5 @@
-"""Which names a page in a browser may call this server by. Pure.
-
-A page of anybody's may be given this machine's address by its own name server (DNS rebinding): its requests
-then come from here, and with no ``Origin`` that would betray them, but still name the page's host. Only names
-that nobody can buy are taken for this server's own.
+"""Which names a page in a browser may call this server by. Pure. By DNS rebinding a stranger's page may send
+requests from here without an ``Origin``, but they name its host: only names that nobody can buy are our own.
 """
 
 from __future__ import annotations
@@ -27,8 +24,6 @@ _RESERVED: Final = ("localhost", "local", "internal", "test", "home.arpa")
 
 
 class ForeignHost(NamedTuple):
-    """A browser's request names a host that could be anybody's."""
-
     name: str
 
 
@@ -44,9 +39,7 @@ def foreign_host(headers: Iterable[Header]) -> ForeignHost | None:
 
 
 class AllowedHosts:
-    """The judgement of one server, whose names are these and that of its machine. Where none is given, only
-    what comes from this machine is judged.
-    """
+    """The judgement of one server by its names; without any, only what comes from this machine is judged."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(name.lower().rstrip(".") for name in names)

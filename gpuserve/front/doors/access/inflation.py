@@ -1,7 +1,5 @@
-"""Compressed bodies and messages, inflated slice by slice: what they come to is limited while it grows, never
-after. Both doors use it.
-
-Pure; zlib releases the GIL, so a caller may have the slices made in a thread (``offload.py``).
+"""Compressed bodies and messages, inflated slice by slice, so that they are limited while they grow. Pure;
+zlib releases the GIL, so a caller may have the slices made in a thread (``offload.py``).
 """
 
 from __future__ import annotations
@@ -44,12 +42,7 @@ class Inflater:
         self._made_nbytes = 0
 
     def slices(self, data: Buffer, *, end: bool) -> Iterator[Slice]:
-        """What a part of the data comes to; ``end``: it is the last.
-
-        Raises:
-            InvalidArgument: not of this coding, or it goes on behind its end, or has not ended.
-            ResourceExhausted: more than the limits.
-        """
+        """What a part of data comes to; InvalidArgument: not of this coding; ResourceExhausted: too large."""
         room, out, whole = FIRST_NBYTES, bytearray(), memoryview(data)
         for start in range(0, len(whole), _STEP_NBYTES):
             given: Buffer = whole[start : start + _STEP_NBYTES]

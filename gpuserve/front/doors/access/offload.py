@@ -35,9 +35,7 @@ def off_loop(nbytes: int, work: Callable[[], T], then: Callable[[T | RequestErro
 
 
 def each_off_loop(nbytes: int, slices: Iterator[Slice], take: Callable[[Slice | RequestError], bool]) -> None:
-    """Call ``take`` with one slice after the other while it wants more, or with the error that came instead.
-    The first is made of so many bytes; each is made as ``off_loop`` does its work.
-    """
+    """Call ``take`` with slice after slice while it wants more, or with an error; each as by ``off_loop``."""
 
     def go_on(found: Slice | RequestError) -> None:
         if take(found) and not isinstance(found, RequestError) and found.more:

@@ -1,7 +1,5 @@
-"""Whether a client is on this machine. Pure: an address and headers in, yes or no out.
-
-Only the connection's own address counts. A request that a proxy has passed on, or that a page in a browser
-makes the browser send, comes from this machine without its author being here: such a one is no local client.
+"""Whether a client is on this machine. Pure: a connection's address and headers in, yes or no out. What a
+proxy passed on, or a browser sends for a page, has an author elsewhere: that is no local client.
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ def is_here(address: str) -> bool:
 
 
 def address_of(ends: Ends) -> str:
-    """The address of a connection's client."""
     if ends.server[1] is None:
         return UNIX
     return ends.client[0] if ends.client else UNKNOWN

@@ -1,6 +1,5 @@
-"""Who may ask for which endpoint: the judgement by the table in ``endpoints.py``.
-
-Pure. Where the headers and the address are taken from a request, and how a refusal is sent, is each door's.
+"""Who may ask for which endpoint: the judgement by the table in ``endpoints.py``. Pure. Where the headers and
+the address are taken from a request, and how a refusal is sent, is each door's.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 
 
 class Verdict(enum.Enum):
-    """What becomes of a request."""
-
     ALLOWED = "served"
     READ_ONLY = "served as long as it changes nothing"
     NO_TOKEN = "refused: its group needs a token"

@@ -1,7 +1,5 @@
-"""A request line over HTTP to a ``Route``, or why there is none.
-
-Pure. A model's name is whatever its path segment says once percent-decoded: slashes, dots and NULs
-inside are just a name that no model has. Nothing here touches a file system.
+"""A request line over HTTP to a ``Route``, or why there is none. Pure: no file system is touched. A model's
+name is its percent-decoded path segment: slashes, dots and NULs are a name that no model has.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ class Route(NamedTuple):
 
     @property
     def version(self) -> tuple[str, str]:
-        """The name and the version of the model."""
         return self.model_name, self.model_version
 
 
@@ -43,11 +40,8 @@ _REMEMBERED_NBYTES: Final = 256
 
 
 def match(method: str, raw_path: bytes, *, admin: bool = False) -> Route | Refusal:
-    """The route of a request line: 404 for a path that does not exist, 405 for another method of it, 415 for
-    a call of gRPC that does not say that it is one.
-
-    ``raw_path`` is still percent-encoded; a query string does not count. The paths of the admin API exist
-    where ``admin`` says so.
+    """The route of a request line, whose path is still percent-encoded; a query string does not count.
+    Refused are unknown paths (404), methods (405) and calls of gRPC that do not say so (415).
     """
     routes = (_remembered if len(raw_path) <= _REMEMBERED_NBYTES else _routes_of)(raw_path)
     if not routes or (routes[0].endpoint.access.group == ADMIN and not admin):

@@ -1,6 +1,5 @@
-"""Which user of this machine a client is, by the word of the kernel: a unix socket knows it, and of a
-loopback connection it is asked who made the client's end (sock_diag(7)), which takes a tenth of a millisecond
-however many connections there are. Where the kernel cannot be asked, the user is not known.
+"""Which user of this machine a client is, by the kernel's word: a unix socket knows, of a loopback connection
+sock_diag(7) is asked, which takes a tenth of a millisecond. Where it cannot be asked, nobody knows.
 """
 
 from __future__ import annotations
@@ -51,11 +50,7 @@ def user_of(exchange: Exchange) -> int | None:
 
 
 def _maker_of(ends: Ends) -> int | None:
-    """The user who made the client's end of a connection over loopback; None where that is gone.
-
-    Raises:
-        OSError: the kernel cannot be asked.
-    """
+    """The user who made the client's end over loopback; None where it is gone; OSError: nobody can tell."""
     assert ends.client is not None
     client, server = (ipaddress.ip_address(end[0]) for end in (ends.client, ends.server))
     family = socket.AF_INET if client.version == 4 else socket.AF_INET6

@@ -34,23 +34,13 @@ async def serve(method: Method, call: CallHead, request: AwaitedRequest) -> None
 
 
 async def small_message(call: CallHead, request: AwaitedRequest) -> bytes:
-    """The one message of a small call.
-
-    Raises:
-        RequestError: there is none, or it is too large.
-        ClientGone: it has not come, and will not.
-    """
+    """The one message of a small call; RequestError: none, or too large; ClientGone: it will not come."""
     body = await request.body(MAX_SMALL_NBYTES)
     return bytes(unary_message(body, MAX_SMALL_NBYTES, call.encoding))
 
 
 async def small_messages(call: CallHead, request: AwaitedRequest, max_nbytes: int) -> AsyncIterator[bytes]:
-    """The small messages of a stream, until its end.
-
-    Raises:
-        RequestError: see ``Unframer``.
-        ClientGone: the client has left.
-    """
+    """The small messages of a stream, until its end; RequestError, or ClientGone: the client has left."""
     unframer = Unframer(max_nbytes, call.encoding)
     while (part := await request.part()) is not None:
         for body in unframer.feed(part):
@@ -64,9 +54,7 @@ def send_message(exchange: Exchange, message: bytes) -> None:
 
 
 class Refused:
-    """The sink of a call that gets a status and nothing else, once its request has ended: a status before
-    that may be lost with it.
-    """
+    """Gives a call a status alone, once its request has ended: a status before that may be lost with it."""
 
     __slots__ = ("_error", "_exchange")
 
@@ -84,9 +72,7 @@ class Refused:
 
 
 class RefusedStream(Refused):
-    """The sink of a stream that gets a status and nothing else, in the next turn of the loop: its requests
-    need not end.
-    """
+    """Gives a stream a status alone in the next turn of the loop: its requests need not end."""
 
     __slots__ = ()
 

@@ -1,7 +1,5 @@
-"""Typed tensor contents of a gRPC request (``InferTensorContents``) as bytes in wire layout.
-
-Raw contents need none of this; typed ones are what people write by hand and what some clients send
-for small tensors. Only the protobuf message and numpy are used here.
+"""Typed tensor contents of a gRPC request (``InferTensorContents``) as bytes in wire layout. They are what
+people write by hand and what some clients send for small tensors; raw ones need none of this.
 """
 
 from __future__ import annotations
@@ -36,13 +34,7 @@ _FIELD: Final = {
 
 
 def contents_data(contents: Any, name: str, datatype: str, model_name: str) -> bytes:
-    """The elements of an ``InferTensorContents`` as the bytes of a tensor of ``datatype``.
-
-    ``name`` and ``model_name`` are for the errors. No elements at all are no bytes.
-
-    Raises:
-        InvalidArgument: another field than the datatype's, two fields, or a number out of its range.
-    """
+    """The elements as the bytes of a tensor; InvalidArgument: not of the datatype, or out of its range."""
     given = [descriptor.name for descriptor, _ in contents.ListFields()]
     if not given:
         return b""

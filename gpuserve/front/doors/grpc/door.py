@@ -1,8 +1,5 @@
-"""The gRPC door: what a call's head says about who may make it and what takes it, and the methods that await.
-
-``ModelInfer`` is in ``inference.py``: it awaits nothing. Every other method is a coroutine here, over an
-``AwaitedRequest``: the small RPCs, ``ModelStreamInfer``, the health watch and reflection. They convert, call
-the service, and convert back. The status travels in trailers, or, where no message comes, in the headers.
+"""The gRPC door: what a call's head says about who may make it and what takes it, and the methods that await,
+over an ``AwaitedRequest``. ``ModelInfer``, which awaits nothing, is in ``inference.py``.
 """
 
 from __future__ import annotations
@@ -49,10 +46,8 @@ _STREAMS: Final = frozenset({rpcs.MODEL_STREAM_INFER, *reflection.METHODS})
 
 
 class GrpcDoor:
-    """Accepts the calls of gRPC. Whatever goes wrong is a call's status; the connection and the others go on.
-
-    ``requests`` runs what awaits. ``compression`` is how far responses to inference are compressed, a word of
-    the settings.
+    """Accepts the calls of gRPC; whatever goes wrong is a call's status. ``requests`` runs what awaits.
+    ``compression`` is how far responses to inference are compressed, a word of the settings.
     """
 
     def __init__(
@@ -168,11 +163,7 @@ class StreamingInference:
         self._heads = {coding: ok_head(coding).headers for coding in ("", *WINDOW_BITS)}
 
     async def serve(self, call: CallHead, request: AwaitedRequest) -> None:
-        """Answer the requests of one call, until all are or its client leaves.
-
-        Raises:
-            RequestError: the status that the call is to end with.
-        """
+        """Answer the requests of one call, until all are or its client leaves; RequestError is its status."""
         shared, head = self._shared, request.head
         forwarded = None if shared.forwarding is None else shared.forwarding.parameters(head.headers)
         reception = (
@@ -201,9 +192,7 @@ class StreamingInference:
     async def _write(
         self, coding: str, exchange: Exchange, stream: InferStream, reception: Reception | None
     ) -> None:
-        """Send answers as they are there. Without an answer before it a status stands alone: clients and
-        proxies may repeat such a call.
-        """
+        """Send answers as they come. Before any, a status stands alone: proxies may repeat such a call."""
         headers = self._heads[coding]
         async for chunk in stream.chunks():
             data: bytes = chunk
@@ -255,11 +244,7 @@ class StreamingInference:
     async def _inflated(
         self, encoding: str, message: bytes, hold: Callable[[int], None], kept_nbytes: int
     ) -> bytes:
-        """A message of a stream, while other clients have their turns; ``hold`` is told how much is kept.
-
-        Raises:
-            RequestError: it is not what the encoding says, or too large.
-        """
+        """A message of a stream, inflated in turns with other clients; ``hold`` is told how much is kept."""
         slices = Inflater(encoding, self._shared.inflation).slices(message, end=True)
         await asyncio.sleep(0)
         found = await offload(len(message), next, slices)

@@ -1,9 +1,5 @@
-"""gRPC's length-prefixed messages: how a body is cut into messages, what goes before one, and their
-compression, either way.
-
-A message is preceded by five bytes: a flag that says whether it is compressed, and its length as a
-big-endian ``uint32``. Pure: bytes in, messages out; the HTTP/2 stream that carries them, the status
-and the trailers are elsewhere.
+"""gRPC's length-prefixed messages: cut out of a body, framed, and compressed, either way. Pure. Before each
+are five bytes: a flag whether it is compressed, and its length as a big-endian ``uint32``.
 """
 
 from __future__ import annotations
@@ -36,12 +32,7 @@ def frame(nbytes: int) -> bytes:
 
 
 def read_prefix(prefix: Buffer, limit_nbytes: int, encoding: str = IDENTITY) -> tuple[bool, int]:
-    """(compressed, nbytes) of the message that follows these five bytes.
-
-    Raises:
-        InvalidArgument: the flag is neither 0 nor 1, or says compressed where the call names no encoding.
-        ResourceExhausted: the message is larger than ``limit_nbytes``.
-    """
+    """(compressed, nbytes) by five bytes; InvalidArgument: a wrong flag; ResourceExhausted: too large."""
     flag, nbytes = PREFIX.unpack_from(prefix)
     if flag > 1:
         raise InvalidArgument(f"a gRPC message starts with a flag of 0 or 1, got {flag}")
@@ -56,11 +47,7 @@ def read_prefix(prefix: Buffer, limit_nbytes: int, encoding: str = IDENTITY) -> 
 
 
 def check_encoding(encoding: str) -> str:
-    """The encoding a call names in ``grpc-encoding``, if the server can read it; "" is identity.
-
-    Raises:
-        Unimplemented: it cannot.
-    """
+    """The encoding that a call names, if the server can read it, "" for identity; else Unimplemented."""
     encoding = encoding or IDENTITY
     if encoding != IDENTITY and encoding not in WINDOW_BITS:
         raise Unimplemented(
@@ -70,24 +57,14 @@ def check_encoding(encoding: str) -> str:
 
 
 def unary_message(body: Buffer, limit_nbytes: int, encoding: str = "") -> Buffer:
-    """The one message of a whole body. It is not copied unless it is compressed.
-
-    Raises:
-        InvalidArgument: as ``unary_part``, or what is compressed is not what the encoding says.
-        ResourceExhausted: the message is larger than ``limit_nbytes``, compressed or not.
-        Unimplemented: the encoding is not known.
-    """
+    """The one message of a whole body, copied only if it was compressed; errors are of ``unary_part``."""
     compressed, message = unary_part(body, limit_nbytes, encoding)
     return inflate(message, encoding, InflationLimits(limit_nbytes, _ANY_RATIO)) if compressed else message
 
 
 def unary_part(body: Buffer, limit_nbytes: int, encoding: str = "") -> tuple[bool, Buffer]:
-    """(compressed, message) of the one message of a whole body, as it is in it.
-
-    Raises:
-        InvalidArgument: the body does not hold exactly one message.
-        ResourceExhausted: the message is larger than ``limit_nbytes``.
-        Unimplemented: the encoding is not known.
+    """(compressed, message) of a body with exactly one, else InvalidArgument. ResourceExhausted: it is too
+    large; Unimplemented: the encoding is not known.
     """
     encoding = check_encoding(encoding)
     if len(body) < PREFIX_NBYTES:
@@ -101,11 +78,7 @@ def unary_part(body: Buffer, limit_nbytes: int, encoding: str = "") -> tuple[boo
 
 
 class Unframer:
-    """Cuts a body that comes in chunks into its messages; for streams, and for compressed bodies.
-
-    Raises:
-        Unimplemented: the encoding is not known.
-    """
+    """Cuts a body that comes in chunks into its messages; Unimplemented: the encoding is not known."""
 
     def __init__(self, limit_nbytes: int, encoding: str = "") -> None:
         self._limit_nbytes = limit_nbytes
@@ -114,27 +87,16 @@ class Unframer:
         self.unread = bytearray()
 
     def feed(self, chunk: Buffer) -> list[bytes]:
-        """The messages that this chunk completes; see ``messages``."""
         return list(self.messages(chunk))
 
     def messages(self, chunk: Buffer) -> Iterator[bytes]:
-        """The small messages that this chunk completes, inflated. Each is unpacked once it is asked for.
-
-        Raises:
-            InvalidArgument: a wrong prefix, or compressed data that is none.
-            ResourceExhausted: a message is larger than the limit.
-        """
+        """The small messages that a chunk completes, each inflated when asked for; raises as ``parts``."""
         limits = InflationLimits(self._limit_nbytes, _ANY_RATIO)
         for compressed, message in self.parts(chunk):
             yield inflate(message, self._encoding, limits) if compressed else message
 
     def parts(self, chunk: Buffer) -> Iterator[tuple[bool, bytes]]:
-        """(compressed, message) of those that this chunk completes, as they are in it.
-
-        Raises:
-            InvalidArgument: a wrong prefix.
-            ResourceExhausted: a message is larger than the limit.
-        """
+        """(compressed, message) that are whole; InvalidArgument: bad prefix; ResourceExhausted: too large."""
         self.unread += chunk
         while len(self.unread) >= PREFIX_NBYTES:
             compressed, nbytes = read_prefix(self.unread, self._limit_nbytes, self._encoding)
@@ -146,11 +108,7 @@ class Unframer:
             yield compressed, message
 
     def finish(self) -> None:
-        """The body has ended.
-
-        Raises:
-            InvalidArgument: in the middle of a message.
-        """
+        """The body has ended; InvalidArgument: in the middle of a message."""
         if self.unread:
             expected = PREFIX_NBYTES
             if len(self.unread) >= PREFIX_NBYTES:
@@ -179,10 +137,8 @@ def _compressed(coding: str, level: int, framed: memoryview) -> bytes:
 
 
 def truncated(given: int, expected: int) -> InvalidArgument:
-    """The error of a body that ends inside a message."""
     return InvalidArgument(f"the request body is truncated: expected {expected} bytes, got {given}")
 
 
 def surplus() -> InvalidArgument:
-    """The error of a unary body that goes on after its message."""
     return InvalidArgument("the request body goes on after its message: expected exactly one in a unary call")

@@ -30,10 +30,8 @@ _MAX_MESSAGE_CHARS: Final = 8192
 
 
 class CallHead(NamedTuple):
-    """What the headers of a call say.
-
-    ``encoding`` is that of its messages, "" for identity; ``coding`` the one in which its client reads
-    responses, "" where that is none of ours. ``strict_errors``: the first error of a stream is its status.
+    """What the headers of a call say: the ``encoding`` of its messages ("" is identity), the ``coding`` of
+    responses ("": none of ours), and ``strict_errors``: the first error of a stream is its status.
     """
 
     encoding: str
@@ -42,11 +40,7 @@ class CallHead(NamedTuple):
     strict_errors: bool
 
     def limit(self, request: InferRequest, since: float | None = None) -> None:
-        """Let a request take no longer than its call, which began at ``since``, if that is not now.
-
-        Raises:
-            DeadlineExceeded: its time is over.
-        """
+        """Let a request take no longer than its call, begun at ``since``; DeadlineExceeded: it is over."""
         limit_s = self.timeout_s
         if limit_s is not None and since is not None:
             limit_s -= time.monotonic() - since
@@ -57,7 +51,6 @@ class CallHead(NamedTuple):
 
 
 def read_call(head: Head) -> CallHead:
-    """What the head of a call says."""
     headers: dict[bytes, bytes] = dict(head.headers)
     encoding = headers.get(b"grpc-encoding", b"identity").decode("latin-1")
     return CallHead(
@@ -96,7 +89,6 @@ def refuse(exchange: Exchange, error: RequestError) -> None:
 
 
 def status_trailers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """The status after messages."""
     trailers = [
         (b"grpc-status", str(STATUS[error.code][1]).encode()),
         (b"grpc-message", grpc_message(str(error))),

@@ -28,11 +28,7 @@ def message(serving: bool) -> bytes:
 
 
 def check(source: HealthSource, body: bytes) -> bytes:
-    """The answer of ``Check``.
-
-    Raises:
-        InvalidArgument, NotFound: the message is none, or names no service.
-    """
+    """The answer of ``Check``; InvalidArgument, NotFound: the message is none, or names no service."""
     name = decode(schema().message(_REQUEST), body).service
     serving = source.of(name)
     if serving is None:
@@ -41,11 +37,7 @@ def check(source: HealthSource, body: bytes) -> bytes:
 
 
 async def serve_watch(source: HealthSource, call: CallHead, request: AwaitedRequest) -> None:
-    """Answer ``Watch`` until its client goes away.
-
-    Raises:
-        RequestError: the status that the call is to end with; Stopping at the end of the server.
-    """
+    """Answer ``Watch`` until its client goes away; RequestError is its status, Stopping the server's end."""
     body = await small_message(call, request)
     name = decode(schema().message(_REQUEST), body).service
     exchange = request.exchange
@@ -60,11 +52,7 @@ async def serve_watch(source: HealthSource, call: CallHead, request: AwaitedRequ
 
 
 async def changes(source: HealthSource, name: str, gone: asyncio.Future[None]) -> AsyncIterator[bytes]:
-    """The health of a service now, and again whenever it changes, until ``gone`` is done.
-
-    Raises:
-        Stopping: the front ends.
-    """
+    """The health of a service now and at each change, until ``gone`` is done; Stopping: the front ends."""
     changed = asyncio.Event()
     unwatch = source.watch(changed.set)
     said: bytes | None = None

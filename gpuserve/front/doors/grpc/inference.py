@@ -1,7 +1,5 @@
-"""``ModelInfer``: no task, no coroutine, one call after the other. Each call is a ``Sink``, to which the
-connection gives the message and the model its answer. Part of the gRPC door; who may call is judged there.
-
-Only zlib's work on large messages leaves the event loop, and comes back by a call as well.
+"""``ModelInfer``: no task, no coroutine. Each call is a ``Sink``, to which the connection gives the message
+and the model its answer. Only zlib's work on large messages leaves the event loop.
 """
 
 from __future__ import annotations
@@ -207,7 +205,6 @@ class InferCall:
     # ---- the answer -----------------------------------------------------------------------
 
     def _answer(self, pending: PendingRequest, answer: Answer) -> None:
-        """Send what the model answers."""
         if not isinstance(answer, InferResponse):
             self._refuse(answer or Internal("a stream ended that was no stream"))
             return

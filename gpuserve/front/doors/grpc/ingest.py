@@ -84,12 +84,8 @@ class GrpcBodyScanner:
         self._walk = self._body()
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Take the next bytes of the body. Not to be called again after it has raised.
-
-        Raises:
-            InvalidArgument: the framing or the message is malformed, or the body holds more than one.
-            ResourceExhausted: the message is larger than the limit.
-            NoMemory: there is none for it now.
+        """Take the next bytes, never after an error; InvalidArgument: malformed; ResourceExhausted: too
+        large; NoMemory: there is none for it now.
         """
         nbytes = len(chunk)
         self._received += nbytes
@@ -103,12 +99,7 @@ class GrpcBodyScanner:
         self._share.hold(self._received - self._placed)
 
     def finish(self) -> InferRequest:
-        """The body has ended: the request it held.
-
-        Raises:
-            InvalidArgument: the body is truncated, or its request contradicts itself.
-            Unimplemented: see ``parse_infer_request``.
-        """
+        """The request of a body that has ended; InvalidArgument: it is truncated, or contradicts itself."""
         if not self._complete:
             raise truncated(self._received, self._received + self._unread)
         message = decode(pb.ModelInferRequest, self._header)

@@ -1,5 +1,4 @@
 """The parameters of an inference request over gRPC, held against the types that the protocol gives them.
-
 Pure. What they ask for is in the request; whether the model can do it is said in ``validation``.
 """
 
@@ -31,11 +30,7 @@ NO_PARAMETERS: Final = RequestParameters({})
 
 
 def request_parameters(given: Any, model_name: str) -> RequestParameters:
-    """What the ``parameters`` of a ``ModelInferRequest`` say.
-
-    Raises:
-        InvalidArgument: a wrong type or value, a reserved key, or too many.
-    """
+    """What the ``parameters`` of a request say; InvalidArgument: a wrong type or value, or too many."""
     check_count("parameters", len(given), MAX_PARAMETERS, model_name)
     custom = {}
     timeout_us = priority = 0

@@ -1,7 +1,5 @@
-"""Server reflection, bytes in and bytes out: what a client without the protobuf files asks for. What the
-files are is in ``schema.py``.
-
-Every answer stands for itself: a file always comes with all that it imports, whatever was sent before.
+"""Server reflection, bytes in and bytes out, for clients without the protobuf files (``schema.py``). Every
+answer stands for itself: a file comes with all that it imports, whatever was sent before.
 """
 
 from __future__ import annotations
@@ -29,11 +27,7 @@ MAX_REQUEST_NBYTES: Final = 64 << 10
 async def replies(
     service: InferenceService, path: str, requests: AsyncIterator[bytes]
 ) -> AsyncIterator[bytes]:
-    """The serialised answer to each request, until the client sends no more or the server drains.
-
-    Raises:
-        RequestError: the status that the call is to end with.
-    """
+    """The serialised answer to each request, until the client sends no more or the server drains."""
     draining = asyncio.Event()
 
     def on_change() -> None:
@@ -50,11 +44,7 @@ async def replies(
 
 
 def reply(path: str, body: bytes) -> bytes:
-    """The serialised ``ServerReflectionResponse`` to one ``ServerReflectionRequest``.
-
-    Raises:
-        InvalidArgument: the bytes are no request.
-    """
+    """The serialised answer to one reflection request; InvalidArgument: the bytes are none."""
     request_type, response_type = schema().reflection_messages(METHODS[path])
     request = decode(request_type, body)
     response = response_type(valid_host=request.host, original_request=request)
@@ -67,11 +57,7 @@ def reply(path: str, body: bytes) -> bytes:
 
 
 def _answer(request: Any, response: Any) -> None:
-    """Fill the response in.
-
-    Raises:
-        KeyError: there is no such file, symbol or extension.
-    """
+    """Fill the response in; KeyError: there is no such file, symbol or extension."""
     pool = schema().pool
     match request.WhichOneof("message_request"):
         case "list_services":
@@ -97,11 +83,7 @@ def _answer(request: Any, response: Any) -> None:
 
 
 def _file_of_symbol(pool: Any, symbol: str) -> Any:
-    """The file that defines a symbol. Methods, which the pool does not know by name, are looked up as well.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The file that defines a symbol, also a method, which the pool does not know by name; else KeyError."""
     try:
         return pool.FindFileContainingSymbol(symbol)
     except KeyError:

@@ -1,7 +1,5 @@
-"""Inference over gRPC: the bytes of a ``ModelInferRequest`` to an ``InferRequest``.
-
-Pure: no stream, no loop, no model lookup. What a request says about its own form is checked here
-(where an input's data is, what a parameter's type is); what it says about the model, in ``validation``.
+"""Inference over gRPC: the bytes of a ``ModelInferRequest`` to an ``InferRequest``. Pure. What a request says
+about its own form is checked here; what it says about the model, in ``validation``.
 """
 
 from __future__ import annotations
@@ -29,11 +27,7 @@ _ALL_OUTPUTS: Final[tuple[tuple[str, ...], Sequence[Any]]] = ((), ())
 
 
 def decode(message_type: Any, body: bytes | bytearray | memoryview) -> Any:
-    """A protobuf message of ``message_type`` out of its bytes.
-
-    Raises:
-        InvalidArgument: the bytes are none.
-    """
+    """A protobuf message of ``message_type`` out of its bytes; InvalidArgument: the bytes are none."""
     try:
         return message_type.FromString(body)
     except DecodeError:
@@ -43,11 +37,7 @@ def decode(message_type: Any, body: bytes | bytearray | memoryview) -> Any:
 
 
 def parse_infer_request(body: bytes | bytearray | memoryview) -> InferRequest:
-    """The request that the bytes of a ``ModelInferRequest`` hold.
-
-    Raises:
-        InvalidArgument: malformed, or contradicting itself.
-    """
+    """The request of a serialised message; InvalidArgument: malformed, or contradicting itself."""
     if type(body) is bytes and (request := request_by_template(body)) is not None:
         return request
     message = decode(pb.ModelInferRequest, body)
@@ -55,11 +45,7 @@ def parse_infer_request(body: bytes | bytearray | memoryview) -> InferRequest:
 
 
 def infer_request(message: Any, raws: Sequence[Data]) -> InferRequest:
-    """The request of a parsed ``ModelInferRequest`` whose raw contents are ``raws``, in order.
-
-    Raises:
-        InvalidArgument: the request contradicts itself.
-    """
+    """The request of a parsed message with its raw contents in order; InvalidArgument: contradictory."""
     model_name = message.model_name
     outputs = message.outputs
     given = request_parameters(message.parameters, model_name) if message.parameters else NO_PARAMETERS

@@ -1,8 +1,6 @@
-"""Responses over gRPC: an ``InferResponse`` to the bytes of a ``ModelInferResponse``.
-
-Pure. They are assembled by hand around protobuf: fields 1, 2 and 5 (names, shapes) repeat from one response
-to the next and are serialised once, and field 6, the tensors, is a tag and a length before bytes that need
-not pass through protobuf. Protobuf takes fields in any order.
+"""Responses over gRPC: an ``InferResponse`` to the bytes of a ``ModelInferResponse``. Pure. Assembled by
+hand: names and shapes (fields 1, 2, 5) repeat and are serialised once; tensors (6) need not pass through
+protobuf.
 """
 
 from __future__ import annotations
@@ -34,15 +32,8 @@ _UINT64: Final = range(1 << 64)
 
 
 def encode_infer_response(response: InferResponse, *, framed: bool = False) -> list[Piece]:
-    """A serialised ``ModelInferResponse``, as pieces to be sent one after the other.
-
-    A small response is one piece. Tensors of ``LARGE_NBYTES`` and more are pieces of their own, and
-    are the outputs' own memory: close the response after they are sent. ``framed`` puts the five
-    bytes of gRPC's framing in front.
-
-    Raises:
-        Internal: the model set a response parameter that gRPC cannot carry.
-        InvalidArgument: the response is larger than a gRPC message may be.
+    """A serialised response in pieces. Large tensors are the outputs' own memory: close it once they are
+    sent. ``framed`` puts gRPC's five bytes in front; Internal, InvalidArgument: gRPC cannot carry it.
     """
     parts = response_parts(response)
     nbytes = sum(map(len, parts))
@@ -56,11 +47,7 @@ def encode_infer_response(response: InferResponse, *, framed: bool = False) -> l
 
 
 def response_parts(response: InferResponse) -> list[Piece]:
-    """The fields of a serialised ``ModelInferResponse``, one after the other; their order is free.
-
-    Raises:
-        Internal: the model set a response parameter that gRPC cannot carry.
-    """
+    """The fields of a serialised response, in free order; Internal: a parameter that gRPC cannot carry."""
     parts: list[Piece] = [_head(response)]
     for output in response.outputs:
         parts.append(_raw_prefix(len(output.data)))
@@ -69,11 +56,7 @@ def response_parts(response: InferResponse) -> list[Piece]:
 
 
 def check_size(nbytes: int) -> int:
-    """The size of a message, if gRPC can carry it.
-
-    Raises:
-        InvalidArgument: it cannot.
-    """
+    """The size of a message, if gRPC can carry it; InvalidArgument: it cannot."""
     if nbytes > MAX_MESSAGE_NBYTES:
         raise InvalidArgument(
             f"Response has byte size {nbytes} which exceeds gRPC's byte size limit {MAX_MESSAGE_NBYTES}."

@@ -149,11 +149,7 @@ CHANGES: Final[dict[str, Callable[[bytes], bool]]] = {
 
 
 def system_register(service: InferenceService, body: bytes, client: int | None) -> bytes:
-    """Register what a message says for a client of that user, and give the serialised reply.
-
-    Raises:
-        RequestError: it cannot be.
-    """
+    """Register what a message says for a client of that user, and give the serialised reply."""
     asked = decode(pb.SystemSharedMemoryRegisterRequest, body)
     service.control.regions.register_system(asked.name, asked.key, asked.offset, asked.byte_size, client)
     return b""
@@ -165,11 +161,7 @@ def unimplemented(path: str) -> Unimplemented:
 
 
 async def answer(path: str, service: InferenceService, body: bytes) -> bytes:
-    """Run the small RPC of a path, and give its serialised reply.
-
-    Raises:
-        RequestError: it fails.
-    """
+    """Run the small RPC of a path, and give its serialised reply; RequestError: it fails."""
     if path == health.CHECK:
         return health.check(service.health, body)
     name = path.removeprefix(_SERVICE)

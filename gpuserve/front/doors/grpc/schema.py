@@ -1,8 +1,5 @@
-"""The protobuf files of every gRPC service, as descriptors in a pool of their own. Nothing is served here.
-
-The inference service has generated modules. Health and reflection have none: three small files that gRPC
-fixed long ago are written down below. The packages that have them want a protobuf of their own, and none
-has reflection's v1.
+"""The protobuf files of every gRPC service, as descriptors in a pool of their own. Those of health and
+reflection are written down here: the packages that have them want a protobuf of their own.
 """
 
 from __future__ import annotations
@@ -128,11 +125,9 @@ class Schema(NamedTuple):
     services: tuple[str, ...]
 
     def message(self, name: str) -> Any:
-        """The class of a message, by its full name."""
         return message_factory.GetMessageClass(self.pool.FindMessageTypeByName(name))
 
     def reflection_messages(self, package: str) -> tuple[Any, Any]:
-        """The classes of the request and the response of a reflection service."""
         return self.message(f"{package}.{_REQUEST}"), self.message(f"{package}.{_RESPONSE}")
 
 

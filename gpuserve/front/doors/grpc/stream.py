@@ -47,10 +47,7 @@ class _Ordered:
 
 
 class InferStream:
-    """The requests of one call, and the messages for its client.
-
-    It is one object because what comes, what waits and what is read bound each other.
-    """
+    """One call's requests and messages, in one object, as each of them bounds the others."""
 
     def __init__(
         self,
@@ -157,11 +154,7 @@ class InferStream:
     # ---- to the client --------------------------------------------------------------------
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """What is to be written, until everything is answered.
-
-        Raises:
-            RequestError: the status that the call is to end with.
-        """
+        """What is to be written, until everything is answered; RequestError is the status of the call."""
         unwatch = self._service.health.watch(self._on_service_changed)
         try:
             while True:
@@ -300,11 +293,7 @@ class InferStream:
             self._put(stream_error(request, error, named=True))
 
     def _message(self, pending: PendingRequest, response: InferResponse, *, final: bool) -> list[Piece]:
-        """A response as the client has asked for it.
-
-        Raises:
-            RequestError: it cannot be had so, or not over gRPC; the response is the caller's to close.
-        """
+        """A response as the client asked for it; after a RequestError it is the caller's to close."""
         if pending.request.class_counts:
             self._service.inference.classify(response, pending)
         return stream_response(response, final=final)
@@ -329,11 +318,7 @@ _FINAL: Final = {final: _final_parameter(final) for final in (True, False)}
 
 
 def stream_response(response: InferResponse, *, final: bool) -> list[Piece]:
-    """A response, in pieces that may be the outputs' own memory: close it when they are copied.
-
-    Raises:
-        Internal, InvalidArgument: gRPC cannot carry it; see ``encode_infer_response``.
-    """
+    """A response in pieces, maybe the outputs' own memory: close it when they are copied."""
     parts = [*response_parts(response), _FINAL[final]]
     nbytes = sum(map(len, parts))
     head = _RESPONSE_TAG + varint(nbytes)
@@ -347,8 +332,8 @@ def empty_final(request: InferRequest) -> list[Piece]:
 
 
 def stream_error(request: Any, error: RequestError, *, named: bool) -> list[Piece]:
-    """An error that leaves the stream open. ``request`` is the request, or the message that became none; None
-    where there was no message either. ``named``: the request was accepted, and this is its last response.
+    """An error that leaves the stream open; ``request`` is the request, or a message that became none, or
+    None. ``named``: the request was accepted, and this is its last response.
     """
     message = pb.ModelStreamInferResponse(error_message=str(error))
     if request is not None:

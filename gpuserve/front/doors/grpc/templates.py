@@ -95,11 +95,8 @@ def _with_regions(template: Template, request_id: str, raws: list[bytes]) -> Inf
 
 
 def _split(body: bytes) -> tuple[bytes, bytes, list[bytes]] | None:
-    """The parts of a message whose tensors come last, after at most one id: everything before the tensors but
-    the id, the id, and the data of each tensor. None for any other message.
-
-    Raises:
-        IndexError: it ends within a field.
+    """What stands before the tensors but for the id, the id, and each tensor's data; None where a message has
+    other parts, or another order. IndexError: it ends within a field.
     """
     position, nbytes = 0, len(body)
     head_nbytes = nbytes if nbytes < _MOST_NBYTES else _MOST_NBYTES
@@ -137,11 +134,7 @@ def _split(body: bytes) -> tuple[bytes, bytes, list[bytes]] | None:
 
 
 def _length(body: bytes, position: int) -> tuple[int, int]:
-    """A length of more than one byte, and where it ends. One of more than it needs is left to the parser.
-
-    Raises:
-        IndexError: the message ends within it, or it is far too large.
-    """
+    """A length of more than one byte and its end, if not padded; IndexError: cut off, or far too large."""
     number = body[position] & 0x7F
     position += 1
     for shift in _SHIFTS:
@@ -180,9 +173,5 @@ def _template(key: bytes) -> Template | None:
 
 
 def _place(tensor: Any) -> RegionSlice | None:
-    """Where a tensor lies, or is to be written, if that is in a region.
-
-    Raises:
-        InvalidArgument: what it says of that cannot be.
-    """
+    """The region that a tensor lies in, or is to be written to, if any; InvalidArgument: it cannot be."""
     return region_slice(tensor_parameters(tensor.parameters), tensor.name, KINDS_OF_GRPC)

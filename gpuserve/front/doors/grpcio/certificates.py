@@ -11,28 +11,18 @@ from gpuserve.settings.tls import TlsFiles
 
 
 class GrpcCertificates:
-    """The certificates of a grpc server, which asks for them at every handshake."""
-
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._renewed: Any = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """What the server is made with.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
+        """What the server is made with; OSError: a file cannot be read."""
         return grpc.dynamic_ssl_server_credentials(
             self._read(), self._fetch, require_client_authentication=bool(self._files.client_ca)
         )
 
     def renew(self) -> None:
-        """Read the files again.
-
-        Raises:
-            OSError: a file cannot be read; the old ones stay in use.
-        """
+        """Read the files again; OSError: a file cannot be read; the old ones stay in use."""
         self._renewed = self._read()
 
     def _fetch(self) -> Any:

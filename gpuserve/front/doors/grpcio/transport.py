@@ -30,10 +30,7 @@ _LAST_WORDS_S: Final = 0.1
 
 
 class GrpcAioTransport(Transport):
-    """A ``grpc.aio`` server on one address, in the front's event loop.
-
-    grpc tells its clients when it is shut down, not before, and connections keep the age they were made with.
-    """
+    """A ``grpc.aio`` server in the front's loop; its clients are told of a shutdown only when it happens."""
 
     def __init__(
         self,
@@ -81,11 +78,8 @@ class GrpcAioTransport(Transport):
             self._certificates.renew()
 
     async def stop(self) -> None:
-        """Let the last answers leave; in-flight requests were finished before.
-
-        The connections are closed by the end of the process. grpc's own way to stop cancels calls that cross
-        its word to the clients: they get CANCELLED, which nobody tries again. By a closed connection they get
-        UNAVAILABLE.
+        """Let the last answers leave. The end of the process closes connections, so that clients get
+        UNAVAILABLE; grpc's own stop cancels crossing calls, and CANCELLED is never tried again.
         """
         if self._server is not None:
             await asyncio.sleep(_LAST_WORDS_S)

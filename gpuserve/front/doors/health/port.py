@@ -1,7 +1,5 @@
-"""The health port: a thread with an event loop of its own, so that probes are answered while the front works.
-
-The front tells it what changes; nothing is asked of the front for a probe. It speaks no TLS, also where every
-other port does: a kubelet has no certificate.
+"""The health port: a thread with its own event loop, so that probes are answered while the front works. The
+front tells it what changes. It speaks no TLS anywhere: a kubelet has no certificate.
 """
 
 from __future__ import annotations
@@ -43,10 +41,7 @@ _MAX_CONNECTIONS: Final = 1024
 
 
 class HealthPort(Transport):
-    """The transport of the health port. Made, started and stopped in the front's loop.
-
-    Probes go on until the end, nobody waits for more than one, and there is no TLS.
-    """
+    """The transport of the health port, run in the front's loop; probes go on until the end."""
 
     def __init__(self, service: InferenceService, listener_fd: int) -> None:
         self._service = service
@@ -72,7 +67,6 @@ class HealthPort(Transport):
             self._ended.result()
 
     async def stop(self) -> None:
-        """Close the connections and end the thread."""
         self._unwatch()
         if self._turn is not None:
             self._turn.cancel()
@@ -131,7 +125,6 @@ class HealthDoor:
         self._requests = requests
 
     def accept(self, exchange: Exchange) -> Sink:
-        """The sink of a request to the health port."""
         head = exchange.head
         if not head.is_grpc:
             return Reply(exchange, lambda: self._of(routes.match(head.method, head.raw_path)))

@@ -1,5 +1,4 @@
 """The health of the front as another thread sees it: the last report, and whether the front still turns.
-
 Pure: reports and times come in. It belongs to the thread that answers by it.
 """
 

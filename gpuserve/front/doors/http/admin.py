@@ -42,12 +42,7 @@ def admin_endpoints(service: InferenceService) -> dict[Endpoint, Awaiting]:
 
 
 def question(route: Route, body: bytes) -> OperatorQuestion:
-    """The verb that a request stands for, with its arguments.
-
-    Raises:
-        InvalidArgument: the body is no JSON object, or has a member that the verb does not take or a value
-            that cannot be.
-    """
+    """The verb that a request stands for, with its arguments; InvalidArgument: the body fits no verb."""
     verb, members = _VERBS[route.endpoint]
     given = _given(body, verb, members)
     if not route.model_name:

@@ -28,7 +28,6 @@ class HttpAnswer(NamedTuple):
     body: bytes
 
     def send(self, exchange: Exchange) -> None:
-        """Send it as the response of an exchange."""
         exchange.answer(self.head, (self.body,), len(self.body))
 
 
@@ -55,13 +54,11 @@ def failure(error: RequestError, details: Mapping[str, Any] | None = None) -> Ht
 
 
 def refused(refusal: Refusal) -> HttpAnswer:
-    """The answer to a request line that leads nowhere."""
     more = ((b"allow", refusal.allow.encode()),) if refusal.allow else ()
     return HttpAnswer(_json_head(refusal.status, *more), error_body(refusal.text))
 
 
 def forbidden(error: RequestError) -> HttpAnswer:
-    """The answer to who may not ask for an endpoint."""
     return json_answer(error_body(str(error)), 403)
 
 
@@ -81,9 +78,7 @@ def _json_head(status: int, *more: Header) -> AnswerHead:
 
 
 class Reply:
-    """The sink of a request that is answered whatever its body says: at the end of the body, or in the next
-    turn of the loop if that has not come by then.
-    """
+    """Answers a request whatever its body says: at the body's end, or in the next turn of the loop."""
 
     __slots__ = ("_answer", "_exchange", "_timer")
 

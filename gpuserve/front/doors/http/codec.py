@@ -45,14 +45,9 @@ def parse_infer_request(
     header_length: str | None,
     spec: ModelSpec | None = None,
 ) -> tuple[InferRequest, OutputForm]:
-    """The request in a complete body, and the form its outputs are wanted in.
-
-    ``header_length`` is the value of ``Inference-Header-Content-Length``, None where it was not
-    sent. ``spec`` is the model's declaration, which only a raw binary request needs. Tensors from
-    ``LARGE_NBYTES`` on are views of ``body``.
-
-    Raises:
-        RequestError: the body breaks the protocol, or asks for what is not implemented.
+    """The request in a complete body, and the form of its outputs; large tensors are views of ``body``.
+    ``header_length`` None: not sent; ``spec`` is for raw binary requests; RequestError: it breaks the
+    protocol.
     """
     if header_length is None and len(body) > 0:
         header = header_for(model_name, bytes(body), binary=False)
@@ -68,11 +63,7 @@ def parse_infer_request(
 
 
 def parse_header_length(value: str, body_nbytes: int | None) -> int:
-    """The number in ``Inference-Header-Content-Length``. ``body_nbytes`` is None while it is unknown.
-
-    Raises:
-        InvalidArgument: no integer, or no length that the JSON of this body can have.
-    """
+    """The length of the JSON; ``body_nbytes`` None: not known yet; InvalidArgument: no possible length."""
     if value.isdecimal() and value.isascii() and len(value) < 10:
         length = int(value)
     else:
@@ -83,7 +74,6 @@ def parse_header_length(value: str, body_nbytes: int | None) -> int:
 
 
 def header_out_of_range(value: str, body_nbytes: int) -> InvalidArgument:
-    """The error for a header length that the body cannot hold."""
     return InvalidArgument(f"inference header size should be in range (0, {body_nbytes}), got: {value[:64]}")
 
 
@@ -96,20 +86,14 @@ def missing_data(name: str, nbytes: int, model_name: str) -> InvalidArgument:
 
 
 def surplus_data(model_name: str) -> InvalidArgument:
-    """The error for a body that goes on after its last input."""
     return InvalidArgument(f"unexpected additional input data for model '{shown(model_name)}'")
 
 
 def raw_header(
     model_name: str, model_version: str, spec: ModelSpec | None, nbytes: int
 ) -> tuple[InferHeader, bytes]:
-    """What a raw binary request of ``nbytes`` leaves unsaid, and the bytes that go before its own.
-
-    A BYTES tensor is one element, whose length the client does not send: that is the prefix.
-
-    Raises:
-        InvalidArgument: the model's declaration does not tell name and shape of the only input.
-        NotFound: there is no such model.
+    """What a raw binary request leaves unsaid, and the bytes before its own: the length of a lone BYTES
+    element. InvalidArgument: the declaration does not tell name and shape; NotFound: no such model.
     """
     if spec is None:
         version = f" version {model_version}" if model_version else ""
@@ -130,12 +114,7 @@ def raw_header(
 def encode_infer_response(
     response: InferResponse, form: OutputForm
 ) -> tuple[AnswerHead, list[bytes | memoryview], int]:
-    """Head and body of a response, and the length of the body in bytes. Large outputs are pieces of their
-    own, not copied.
-
-    Raises:
-        InvalidArgument: an output is wanted as JSON but has no JSON form.
-    """
+    """Head, body and its length in bytes; large outputs are not copied; InvalidArgument: no JSON form."""
     pieces: list[bytes | memoryview] = [b""]
     entries: list[str] = []
     for output in response.outputs:

@@ -34,8 +34,6 @@ Awaiting: TypeAlias = Callable[[Route, AwaitedRequest], Awaitable[HttpAnswer | N
 
 
 class ControlEndpoints:
-    """The endpoints of the repository, of regions and of settings."""
-
     def __init__(self, service: InferenceService) -> None:
         self._service = service
         self.immediate: dict[Endpoint, Immediate] = {
@@ -140,11 +138,7 @@ def _reading(max_nbytes: int, answer: Callable[[Route, bytes], Awaitable[Any]]) 
 
 
 def asks_for_ready_only(body: bytes) -> bool:
-    """Whether the body of an index request asks only for ready models; an empty body asks for all.
-
-    Raises:
-        InvalidArgument: malformed JSON, or ``ready`` is no boolean (however deep it nests).
-    """
+    """Whether an index request asks only for ready models; InvalidArgument: malformed, however deep."""
     if not body.strip():
         return False
     if is_too_deep(body):  # "ready" is the only member there is, so that is what nests
@@ -159,11 +153,8 @@ def asks_for_ready_only(body: bytes) -> bool:
 
 
 def load_parameters(body: bytes) -> dict[str, Any]:
-    """The parameters of a load request: "config" is a text, "file:…" are bytes, sent in base64.
-
-    Raises:
-        InvalidArgument: the body is malformed, or a value is of the wrong type.
-        Internal: there is no such parameter.
+    """The parameters of a load request: "config" is text, "file:…" bytes sent in base64; InvalidArgument:
+    malformed; Internal: there is no such parameter.
     """
     return {key: _load_parameter(key, value) for key, value in _parameters(body).items()}
 
@@ -201,11 +192,7 @@ def _parameters(body: bytes) -> dict[str, Any]:
 
 
 def read_handle(raw: Any) -> bytes:
-    """The ``cudaIpcMemHandle_t`` in ``{"b64": "…"}``, ``HANDLE_NBYTES`` long.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
+    """The ``cudaIpcMemHandle_t`` in ``{"b64": "…"}``, ``HANDLE_NBYTES`` long; InvalidArgument: it is none."""
     text = typed(_field(typed(raw, dict, "'raw_handle'"), "b64"), str, "'b64' of 'raw_handle'")
     handle = _base64(text) or b""
     if len(handle) != HANDLE_NBYTES:

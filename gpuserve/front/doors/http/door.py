@@ -1,9 +1,5 @@
-"""The HTTP door: every endpoint of the v2 protocol that is not gRPC. Who may ask is judged when a request's
-head is there; then the request gets the sink that answers it.
-
-A table says which function answers which endpoint. Inference is in ``inference.py``, the generate extension
-in ``generate.py``, what changes the server in ``control.py`` and ``admin.py``; what only tells something is
-here.
+"""The HTTP door: judges who may ask once a request's head is there, and gives it the sink that answers. A
+table says which function answers which endpoint of v2; those that only tell something are here.
 """
 
 from __future__ import annotations
@@ -50,11 +46,7 @@ _ON_METRICS_PORT: Final = frozenset(
 
 
 class HttpDoor:
-    """Accepts every request that is not gRPC; ``requests`` runs what awaits.
-
-    Whatever goes wrong is the request's answer, and the connection goes on. The paths of the admin API exist
-    where the service has one.
-    """
+    """Accepts every request that is not gRPC; ``requests`` runs what awaits. What goes wrong is an answer."""
 
     def __init__(
         self,
@@ -85,7 +77,6 @@ class HttpDoor:
         }
 
     def accept(self, exchange: Exchange) -> Sink:
-        """The sink of a request that is not gRPC."""
         head = exchange.head
         asked: InferHead | ForeignHost | bool | None = head.memo
         if asked is None:

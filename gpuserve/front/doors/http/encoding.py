@@ -1,7 +1,5 @@
-"""Content codings of the HTTP endpoint: gzip and deflate (zlib) of requests and of responses.
-
-Pure; zlib releases the GIL, so a caller may move large bodies to a thread. How a request is inflated is in
-``access/inflation.py``.
+"""Content codings of the HTTP endpoint: gzip and deflate (zlib) of requests and of responses. Pure; zlib
+releases the GIL, so a caller may move large bodies to a thread.
 """
 
 from __future__ import annotations
@@ -26,11 +24,7 @@ class UnsupportedCoding(Unimplemented):
 
 
 def request_coding(content_encoding: str | None) -> str:
-    """The coding of a request body: "identity", "gzip" or "deflate".
-
-    Raises:
-        UnsupportedCoding: any other; answer it with the ``ACCEPT_ENCODING`` header.
-    """
+    """ "identity", "gzip" or "deflate"; UnsupportedCoding: any other, answered with ``ACCEPT_ENCODING``."""
     coding = (content_encoding or IDENTITY).strip().lower().removeprefix("x-") or IDENTITY
     if coding != IDENTITY and coding not in WINDOW_BITS:
         raise UnsupportedCoding("Unsupported compression type")
@@ -38,10 +32,7 @@ def request_coding(content_encoding: str | None) -> str:
 
 
 def negotiate(accept_encoding: str | None) -> str:
-    """The coding of a response: of those known here the one with the highest q-value, the first of equals.
-
-    ``accept_encoding`` is the request's header. "identity", "gzip" or "deflate".
-    """
+    """The coding of a response: the known one with the highest q-value in the header, the first of equals."""
     if not accept_encoding:
         return IDENTITY
     best, best_quality = IDENTITY, 0.0

@@ -29,10 +29,7 @@ _NO_CODING: Final = frozenset({b"", IDENTITY.encode()})
 
 
 class ResponseQueue:
-    """The responses to one request in the order in which they come, until its end or its error.
-
-    Closing it takes the request back, if it still runs, and closes the responses that nobody took.
-    """
+    """The responses to one request in their order. Closing it takes the request back, and closes the rest."""
 
     def __init__(self, service: InferenceService, request: InferRequest) -> None:
         self._came: deque[InferResponse] = deque()
@@ -45,12 +42,7 @@ class ResponseQueue:
         )
 
     async def next(self, client: AwaitedRequest) -> InferResponse | None:
-        """The next response, to be closed by the taker; None after the last.
-
-        Raises:
-            RequestError: the request failed; after the responses that came before.
-            ClientGone: nobody waits any more.
-        """
+        """The next response, the taker's to close; None after the last; RequestError or ClientGone."""
         while not (self._came or self._ended):
             self._changed = asyncio.get_running_loop().create_future()
             await client.unless_gone(self._changed)
@@ -96,11 +88,7 @@ class GenerateEndpoints:
         self._forwarding = forwarding
 
     async def generate(self, route: Route, client: AwaitedRequest) -> None:
-        """Send the one response, as JSON.
-
-        Raises:
-            RequestError: the request failed, or there is not exactly one response.
-        """
+        """Send the one response, as JSON; RequestError: it failed, or there is not exactly one."""
         bodies: list[bytes] = []
         request = await self._read(route, client)
         with _traced(request), closing(ResponseQueue(self._service, request)) as responses:
@@ -112,11 +100,7 @@ class GenerateEndpoints:
                 json_answer(bodies[0]).send(client.exchange)
 
     async def stream(self, route: Route, client: AwaitedRequest) -> None:
-        """Send every response as an event. The status is that of the first; a later error is an event.
-
-        Raises:
-            RequestError: the request is refused before it runs.
-        """
+        """Send each response as an event; a first error is a RequestError, later ones are events."""
         exchange = client.exchange
         request = await self._read(route, client)
         with _traced(request), closing(ResponseQueue(self._service, request)) as responses:
@@ -137,11 +121,7 @@ class GenerateEndpoints:
         exchange.finish()
 
     async def _read(self, route: Route, client: AwaitedRequest) -> InferRequest:
-        """The whole request.
-
-        Raises:
-            RequestError: the model does not exist, or the body is none for it.
-        """
+        """The whole request; RequestError: the model does not exist, or the body is none for it."""
         headers = client.head.headers
         reception = self._receptions.of(headers, grpc=False)
         spec = self._service.models.find(route.model_name, route.model_version).spec

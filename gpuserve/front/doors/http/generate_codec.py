@@ -1,8 +1,5 @@
-"""The generate extension: a plain JSON object to an ``InferRequest``, and responses back to plain objects.
-
-Pure. A key that is the name of an input is that input, with a shape made to fit the model; ``id`` is the
-request's; the members of ``parameters`` count as if they stood at the top; all others are parameters of
-the request. A response holds every output under its name, as a scalar where it has one element.
+"""The generate extension: a plain JSON object to an ``InferRequest``, responses back to plain objects. Pure.
+A key named like an input is that input, shaped to fit the model; all but ``id`` others are parameters.
 """
 
 from __future__ import annotations
@@ -27,12 +24,7 @@ _SCALARS: Final = (bool, int, float, str)
 
 
 def parse_generate_request(body: bytes, spec: ModelSpec, version: str) -> InferRequest:
-    """The request that a JSON object stands for.
-
-    Raises:
-        InvalidArgument: no JSON object, or a member that fits neither an input nor a parameter.
-        ResourceExhausted: more JSON than is taken.
-    """
+    """The request of a JSON object; InvalidArgument: a member fits nothing; ResourceExhausted: too much."""
     try:
         document = loads(body)
     except DuplicateKey as error:
@@ -55,11 +47,7 @@ def parse_generate_request(body: bytes, spec: ModelSpec, version: str) -> InferR
 
 
 def response_json(response: InferResponse) -> bytes:
-    """A response as a JSON object.
-
-    Raises:
-        InvalidArgument: an output has no JSON form.
-    """
+    """A response as a JSON object; InvalidArgument: an output has no JSON form."""
     members = [
         f'"model_name":{compact(response.model_name)}',
         f'"model_version":{compact(response.model_version)}',

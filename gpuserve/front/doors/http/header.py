@@ -1,8 +1,5 @@
-"""The JSON part of an inference request over HTTP, read into ``InferHeader``.
-
-Pure. It holds all that a request says besides its binary tensors, so a body that arrives in chunks
-is understood as soon as its first bytes are there. It is the same for every model: names, shapes
-and sizes are held against the model later, by whoever knows it.
+"""The JSON part of an inference request over HTTP, read into ``InferHeader``. Pure. A body in chunks is
+understood by its first bytes; names, shapes and sizes are held against the model later.
 """
 
 from __future__ import annotations
@@ -54,9 +51,7 @@ class OutputForm(NamedTuple):
 
 
 class HeaderInput(NamedTuple):
-    """One input: ``nbytes`` of binary data after the JSON, or (None) the bytes that the JSON held, or the
-    place in a region.
-    """
+    """One input: ``nbytes`` of binary data after the JSON, or (None) bytes out of the JSON, or a region."""
 
     name: str
     datatype: str
@@ -107,11 +102,8 @@ class InferHeader(NamedTuple):
 
 
 def read_header(text: bytes) -> InferHeader:
-    """What the JSON of an inference request says.
-
-    Raises:
-        InvalidArgument: malformed JSON, or a member that breaks the protocol.
-        Internal: a negative dimension (the protocol's reference answers so).
+    """What the JSON of an inference request says; InvalidArgument: it breaks the protocol; Internal: a
+    negative dimension (the protocol's reference answers so).
     """
     document = typed(loads(text), dict, "the request")
     parameters = typed(document.get("parameters", {}), dict, "'parameters'")
@@ -136,11 +128,7 @@ _remembered_header = functools.lru_cache(_REMEMBERED)(read_header)
 
 
 def header_for(model_name: str, text: bytes, *, binary: bool) -> InferHeader:
-    """``read_header`` whose errors name the model. ``binary``: tensors follow, and short JSON is remembered.
-
-    Raises:
-        RequestError: as ``read_header``.
-    """
+    """``read_header`` whose errors name the model; short JSON before ``binary`` tensors is remembered."""
     try:
         return _remembered_header(text) if binary and len(text) <= REMEMBERED_NBYTES else read_header(text)
     except RequestError as error:

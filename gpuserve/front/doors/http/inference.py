@@ -1,7 +1,5 @@
-"""Inference over HTTP: no task, no coroutine, one call after the other. Each request is a ``Sink``, which the
-connection calls with its body and the model with its answer. Part of the HTTP door.
-
-Only zlib's work on large bodies leaves the event loop, and comes back by a call as well.
+"""Inference over HTTP: no task, no coroutine. Each request is a ``Sink``, which the connection calls with its
+body and the model with its answer. Only zlib's work on large bodies leaves the event loop.
 """
 
 from __future__ import annotations
@@ -34,10 +32,7 @@ _NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transa
 
 
 class InferHead(NamedTuple):
-    """What the head of a request for inference says.
-
-    ``coding`` is that of the body as the client words it, ``answer_coding`` the one chosen for the response.
-    """
+    """A head for inference: ``coding`` of the body in the client's words, ``answer_coding`` as chosen."""
 
     route: Route
     header_length: str | None = None
@@ -200,7 +195,6 @@ class InferPost:
     # ---- the answer -----------------------------------------------------------------------
 
     def _answer(self, pending: PendingRequest, answer: Answer) -> None:
-        """Send what the model answers."""
         if not isinstance(answer, InferResponse):
             self.refuse(answer or Internal("a stream ended that was no stream"))
             return

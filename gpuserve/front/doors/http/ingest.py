@@ -61,11 +61,8 @@ PARTS: Final = StepTable(
 
 
 class BodyHead(NamedTuple):
-    """What is known of a body before its first byte.
-
-    ``header_length`` is the value of ``Inference-Header-Content-Length``, None where it was not sent;
-    ``content_length`` is the length of the body in bytes, None where it is not known. ``spec`` is the model's
-    declaration, which only a raw binary request needs.
+    """What is known of a body before its first byte; a length in bytes that was not sent is None. ``spec`` is
+    the model's declaration, which only a raw binary request needs.
     """
 
     model_name: str
@@ -109,10 +106,8 @@ class _Tensor:
 
 
 class _Tensors:
-    """The binary tensors that a header announces, one after the other. ``prefix`` goes before the first.
-
-    ``claim(nbytes)`` gives a block of exactly that size, or None for heap memory instead. ``blocks`` are
-    all that it gave, and ``placed_nbytes`` is what is in them.
+    """The binary tensors that a header announces, in order, behind ``prefix``. ``claim(nbytes)`` gives a
+    block, or None for heap memory; ``blocks`` and ``placed_nbytes`` are what it gave.
     """
 
     def __init__(
@@ -199,11 +194,7 @@ class HttpBodyScanner:
         return [] if self._tensors is None else self._tensors.blocks
 
     def feed(self, chunk: bytes | memoryview) -> None:
-        """Copy the next bytes of the body.
-
-        Raises:
-            RequestError: the body breaks the protocol or a limit.
-        """
+        """Copy the next bytes of the body; RequestError: the body breaks the protocol or a limit."""
         if self._part is BodyPart.START:
             self._start()
         elif self._part is BodyPart.FINISHED:
@@ -223,11 +214,7 @@ class HttpBodyScanner:
         self._share.hold(max(0, self._received_nbytes - placed))
 
     def finish(self) -> tuple[InferRequest, OutputForm]:
-        """The request, and the form its outputs are wanted in, once the whole body was fed.
-
-        Raises:
-            RequestError: the body breaks the protocol, or ends too early.
-        """
+        """The request and the form of its outputs, after the whole body; RequestError: it is wrong."""
         if self._part is BodyPart.START:
             self._start()
         name, version, header_length, _, spec = self._head

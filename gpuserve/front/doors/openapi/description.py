@@ -1,8 +1,5 @@
-"""The OpenAPI document of a server: its templates, filled in with its name, its version and its models.
-
-``document.json`` describes every endpoint and its bodies, ``admin.json`` those of the admin API; a test holds
-both against ``routes.py``. Here each loaded model gets paths of its own, with bodies that fit it. Names of
-models, tensors and the server are data of the document like any other: whoever shows them has to escape them.
+"""The OpenAPI document of a server: its templates, filled in, with paths for each loaded model. A test holds
+the templates against ``routes.py``. Names in it are data: whoever shows them has to escape them.
 """
 
 from __future__ import annotations
@@ -40,7 +37,6 @@ class Description:
         self._body = b""
 
     def body(self, specs: Iterable[ModelSpec]) -> bytes:
-        """The document of the server with these models."""
         given = list(specs)
         if not self._body or list(map(id, given)) != list(map(id, self._specs)):
             self._specs = given

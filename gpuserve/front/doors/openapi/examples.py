@@ -1,8 +1,5 @@
-"""Bodies that a loaded model takes and gives, made of its declaration: what the OpenAPI document shows. Pure.
-
-Open dimensions are 1, numbers are 1, strings are "text". A tensor of many elements is left empty, so that the
-document stays small; ``left_out`` says what belongs there. FP16 and BF16 have no JSON form, and a model that
-declares one has no example.
+"""Bodies that a loaded model takes and gives, made of its declaration, for the OpenAPI document. Pure. Large
+tensors are left empty (see ``left_out``). FP16 and BF16 have no JSON form, and so no example.
 """
 
 from __future__ import annotations
@@ -26,23 +23,19 @@ def without_json(tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
 
 
 def infer_request(spec: ModelSpec) -> dict[str, Any]:
-    """An example of a body for ``/infer``."""
     return {"id": "1", "inputs": [_tensor(one, spec) for one in spec.inputs]}
 
 
 def infer_response(spec: ModelSpec) -> dict[str, Any]:
-    """An example of an answer of ``/infer``."""
     head = {"model_name": spec.name, "model_version": str(spec.version), "id": "1"}
     return {**head, "outputs": [_tensor(one, spec) for one in spec.outputs]}
 
 
 def generate_request(spec: ModelSpec) -> dict[str, Any]:
-    """An example of a body for ``/generate``."""
     return {one.name: _member(one, spec) for one in spec.inputs}
 
 
 def generate_response(spec: ModelSpec) -> dict[str, Any]:
-    """An example of an answer of ``/generate``."""
     head = {"model_name": spec.name, "model_version": str(spec.version)}
     return {**head, **{one.name: _member(one, spec) for one in spec.outputs}}
 

@@ -1,7 +1,5 @@
-"""The page at ``/docs``: one file of our own HTML, style and script, the same for every server.
-
-It holds no data: the script reads ``/openapi.json`` and puts what that says into the page as text. The
-headers allow nothing that is not in the file, and no connection to another server.
+"""The page at ``/docs``: one file of our own, the same for every server, without data. The script shows
+``/openapi.json`` as text; the headers allow nothing but the file, and no other server.
 """
 
 from __future__ import annotations
