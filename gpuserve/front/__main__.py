@@ -64,13 +64,8 @@ def main(argv: list[str]) -> int:
 
 
 def make_bare(name: str) -> None:
-    """Have ``import name.module`` leave the package's own code out, in this process from now on.
-
-    To the import system it is then a namespace package in the same place, and whoever imports the package
-    itself finds it empty. Where it was imported before, or is not installed, nothing changes.
-
-    Raises:
-        ModuleNotFoundError: the package around it is not installed.
+    """Have ``import name.module`` leave the package's own code out, in this process from now on: to the
+    import system it is then a namespace package. ModuleNotFoundError: it is not installed.
     """
     if name in sys.modules:
         return

@@ -1,7 +1,6 @@
-"""Answers in the order in which their requests were accepted, though batches end in any order.
-
-Pure: it is told what happens to requests, and says which answers may go. What an answer is, and how it
-goes, is the caller's; so is memory that an answer holds while it is kept back here.
+"""Answers in the order in which their requests were accepted, though batches end in any order. Pure: it is
+told what happens to requests, and says which answers may go. What an answer is, and how it goes, is the
+caller's; so is memory that an answer holds while it is kept back here.
 """
 
 from __future__ import annotations
@@ -15,11 +14,7 @@ A = TypeVar("A")
 
 
 class AnswerOrder(Generic[R, A]):
-    """Which answers wait for those of earlier requests. Requests are told apart by their hash.
-
-    Every request that was expected is to be answered or dropped in the end, or those after it wait for
-    ever.
-    """
+    """Which answers wait for those of earlier requests; each one expected is answered or dropped at last."""
 
     def __init__(self) -> None:
         #: In order of acceptance, with the answers that are there: none, or one.
@@ -37,9 +32,7 @@ class AnswerOrder(Generic[R, A]):
         return self._release()
 
     def drop(self, request: R) -> list[tuple[R, A]]:
-        """Forget a request that was cancelled or answered outside the order; its own answer, where that is
-        kept here, and those that waited only for it.
-        """
+        """Forget a request that was cancelled or answered out of order; those that waited only for it."""
         own = [(request, answer) for answer in self._expected.pop(request, [])]
         return own + self._release()
 

@@ -1,5 +1,4 @@
 """Which of the requests that wait go into the next batch, and when: the rules of Triton's dynamic batcher.
-
 Pure. What waits, and where it runs, is the business of whoever asks: ``model_scheduler.py`` for a model's
 queue, ``sequence_strategies.py`` for sequences.
 """
@@ -19,9 +18,7 @@ _ENQUEUED_AT: Final = operator.attrgetter("enqueued_at")
 
 
 def full_batch_rows(max_batch_size: int, batching: BatchingSpec) -> int:
-    """The rows of a batch where more than enough of one row each wait (rules 1 to 3 of ``BatchFormer``); 0
-    where every request is a batch by itself.
-    """
+    """The rows of a batch where more than enough of one row each wait; 0: every request is a batch itself."""
     if not batching.merge or max_batch_size == 0:
         return 0
     if batching.max_queue_delay_us == 0:
@@ -79,7 +76,6 @@ class BatchFormer:
         return None
 
     def first(self, waiting: WaitingRequests) -> QueuedRequest | None:
-        """The request that goes next; None where none waits."""
         return self._taken[0] if self._taken else first_queued(waiting)
 
     def ready_at(self, waiting: WaitingRequests) -> float:

@@ -1,8 +1,7 @@
 """The scheduler of a model whose instances are on several devices: a request that names memory of one of them
-runs there, every other one anywhere. Pure; a model on one device has none of this.
-
-What must run on a device waits in a scheduler of its own, which shares the instances with the one that all
-other requests wait in. An instance with room is for the request that is next: by priority, then by age.
+runs there, every other one anywhere. Pure; a model on one device has none of this. What must run on a device
+waits in a scheduler of its own, which shares the instances with the one that all other requests wait in. An
+instance with room is for the request that is next: by priority, then by age.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ _TURN: Final = operator.itemgetter(0)
 
 class DeviceScheduler(Scheduler):
     """A scheduler of the requests that may run anywhere, and one for each device whose memory is named.
-
     ``new_scheduler`` makes each of them, over the same instances. The limits of the queue are for all
     requests together, but for those of a single priority, which hold for each of the schedulers.
     """
@@ -47,7 +45,6 @@ class DeviceScheduler(Scheduler):
     # ---- requests -------------------------------------------------------------------------
 
     def submit(self, request: QueuedRequest, now: float) -> None:
-        """Queue a new request, for its device where it has one; raises as ``ModelScheduler.submit``."""
         device = request.device
         if self._bound or device:
             counts = self.statistics()
@@ -74,7 +71,6 @@ class DeviceScheduler(Scheduler):
     # ---- batches --------------------------------------------------------------------------
 
     def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
-        """Form one batch, for the instance named or for any, of requests that may run there."""
         waiting = self._waiting()
         if not waiting:
             return self._anywhere.next_batch(now, instance)

@@ -101,9 +101,8 @@ class BatchSource(Protocol):
 
 
 class Scheduler(BatchSource, Protocol):
-    """Requests in, batches out; pure, and not thread-safe. Times are seconds of one monotonic clock.
-
-    While it is ``draining``, new requests are refused; what was accepted is still run.
+    """Requests in, batches out; pure, and not thread-safe. Times are seconds of one monotonic clock. While it
+    is ``draining``, new requests are refused; what was accepted is still run.
     """
 
     draining: bool
@@ -121,9 +120,7 @@ class Scheduler(BatchSource, Protocol):
         """Take every queued request out, or those that must run on a device."""
 
     def hand_over(self, to: Scheduler, most_nbytes: int) -> list[QueuedRequest]:
-        """Take requests out that no instance has begun, of about so many bytes: they are new, for another
-        scheduler of the same model. ``to`` hears at once of the open sequences that it cannot go on with.
-        """
+        """Take requests out that no instance has begun, about so many bytes, for another scheduler."""
 
     def expire(self, now: float) -> list[QueuedRequest]:
         """The requests that were, or are now, taken out of the queue and are still to be answered."""
@@ -139,23 +136,16 @@ class Scheduler(BatchSource, Protocol):
         return self._slots.with_room()
 
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
-        """Add an instance on a device, ready for batches, of which it runs ``slots`` at once.
-
-        Raises:
-            ValueError: it is up already.
-        """
+        """Add an instance on a device, of which it runs ``slots`` at once; ValueError: it is up already."""
 
     def retire(self, name: str) -> None:
         self._slots.retire(name)
 
     def is_idle(self, name: str) -> bool:
-        """Whether nothing is left for an instance that was retired to do."""
         return self._slots.is_idle(name)
 
     def computed(self, batch: Batch) -> None:
-        """The call of a batch that runs is over, and another may run in its place before it has ended; of
-        sequences none may, which go on when it has ended.
-        """
+        """The call of a batch is over; another may run in its place before its end, but in sequences."""
         return
 
     def statistics(self) -> SchedulerStatistics:

@@ -46,11 +46,10 @@ _BEFORE_EVER: Final = -math.inf
 
 
 class ModelScheduler(Scheduler):
-    """The queue of one model over all of its instances; also a part of ``DeviceScheduler``.
-
-    No request is ever cut, and one of more rows than ``max_batch_size`` must not come here. What an instance
-    holds besides the batches it runs (``prefetch``) cannot grow by waiting: it is full, or one request that
-    is not merged. ``slots`` are the instances, where they are not only this scheduler's.
+    """The queue of one model over all of its instances; also a part of ``DeviceScheduler``. No request is
+    ever cut, and one of more rows than ``max_batch_size`` must not come here. What an instance holds besides
+    the batches it runs (``prefetch``) cannot grow by waiting: it is full, or one request that is not merged.
+    ``slots`` are the instances, where they are not only this scheduler's.
     """
 
     def __init__(self, spec: ModelSpec, slots: InstanceSlots | None = None) -> None:
@@ -65,13 +64,9 @@ class ModelScheduler(Scheduler):
     # ---- requests -------------------------------------------------------------------------
 
     def submit(self, request: QueuedRequest, now: float) -> None:
-        """Queue a new request.
-
-        Raises:
-            Unavailable: the scheduler is draining.
-            QueueFull: the queue is at its limit of requests or bytes, or the request's priority at its own.
-            DeadlineExceeded: the request's deadline is not after ``now``.
-            IllegalTransition: the request was submitted before.
+        """Queue a new request. Raises Unavailable: the scheduler is draining; QueueFull: the queue is at its
+        limit of requests or bytes, or the request's priority at its own; DeadlineExceeded: the request's
+        deadline is not after ``now``; IllegalTransition: the request was submitted before.
         """
         try:
             if self.draining and not request.is_inner:
@@ -128,10 +123,7 @@ class ModelScheduler(Scheduler):
         return first_queued(self._queue.retried) or self._former.first(self._queue.waiting)
 
     def expire(self, now: float) -> list[QueuedRequest]:
-        """Take every queued request out whose deadline is not after ``now``, nearest deadline first.
-
-        So are those that their policy refuses; those that it delays step back.
-        """
+        """Take every queued request out whose deadline is not after ``now``, or that its policy refuses."""
         due: list[QueuedRequest] = []
         if now < self._queue.due_from:
             return due
@@ -145,10 +137,9 @@ class ModelScheduler(Scheduler):
     # ---- batches --------------------------------------------------------------------------
 
     def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
-        """Form one batch for the instance with the most room, or for the one named.
-
-        None means that nothing is queued, that no instance has room, that it is better to wait, or that
-        the time of requests is over and ``expire(now)`` comes first: no request runs after its deadline.
+        """Form one batch for the instance with the most room, or for the one named. None means that nothing
+        is queued, that no instance has room, that it is better to wait, or that the time of requests is over
+        and ``expire(now)`` comes first: no request runs after its deadline.
         """
         queue, slots = self._queue, self._slots
         if not queue.requests or (now >= queue.due_from and queue.first_due(now) is not None):
@@ -180,11 +171,10 @@ class ModelScheduler(Scheduler):
         return self._slots.has_room(among, secluded=secluded)
 
     def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
-        """When time alone changes something: a delay or a deadline runs out. Never before ``now``.
-
-        Meant for after ``next_batch`` gave None. The time itself counts: at it, ``expire`` or ``next_batch``
-        has something to give. None: only another event can change anything. ``among``: nothing runs but
-        on these instances.
+        """When time alone changes something: a delay or a deadline runs out. Never before ``now``. Meant for
+        after ``next_batch`` gave None. The time itself counts: at it, ``expire`` or ``next_batch`` has
+        something to give. None: only another event can change anything. ``among``: nothing runs but on these
+        instances.
         """
         if not self._queue.requests:
             return None

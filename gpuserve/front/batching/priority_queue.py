@@ -40,10 +40,8 @@ def request_queue(spec: QueueSpec) -> RequestQueue:
 
 
 class Lanes:
-    """``WaitingRequests`` by lane. There are lanes only where requests wait, however many levels a model has.
-
-    A request that was delayed leaves a place behind in its first lane. Such places, and those of requests
-    that were taken out, are dropped before anybody sees them as the first.
+    """``WaitingRequests`` by lane. A place that a delayed or removed request leaves is dropped before anybody
+    sees it as the first.
     """
 
     def __init__(self) -> None:
@@ -116,7 +114,6 @@ class PriorityQueue(RequestQueue):
         self._timeouts = Deadlines()
 
     def add(self, request: QueuedRequest, now: float) -> None:
-        """As ``Admission.add``, for its level; QueueFull also where the level's policy allows no more."""
         level = self._level(request.priority)
         policy = self._policy_of(level)
         if policy.max_requests and self._requests[level] >= policy.max_requests:
@@ -186,9 +183,7 @@ class PriorityQueue(RequestQueue):
 
 
 def _timeout_s(policy: PolicySpec, request: QueuedRequest) -> float | None:
-    """How long the request may wait; None: for ever. Its own limit can only shorten the policy's, and is
-    the policy's to keep from then on.
-    """
+    """How long the request may wait; None: for ever. Its own limit can only shorten the policy's."""
     if not policy.default_timeout_us:
         return None
     timeout_s = policy.default_timeout_us / 1e6

@@ -124,9 +124,7 @@ class QueuedRequest:
 
     @property
     def device(self) -> str:
-        """The device that it must run on, "" for any, which a subclass knows; not looked at but where the
-        instances of a model are on several.
-        """
+        """The device that it must run on, "" for any; looked at only where instances are on several."""
         return ""
 
 
@@ -147,10 +145,9 @@ def illegal(request: QueuedRequest, event: RequestEvent) -> IllegalTransition:
 
 
 class Deadlines:
-    """The queued requests that have a deadline, nearest first. Requests without one cost nothing.
-
-    ``heap`` holds sequence numbers only. What has left the queue is gone from ``_requests``, and its number
-    in the heap means nothing any more; it keeps no request alive. Where the heap is empty, nothing is due.
+    """The queued requests that have a deadline, nearest first. Requests without one cost nothing. ``heap``
+    holds sequence numbers only. What has left the queue is gone from ``_requests``, and its number in the
+    heap means nothing any more; it keeps no request alive. Where the heap is empty, nothing is due.
     """
 
     def __init__(self) -> None:
@@ -181,9 +178,7 @@ class Deadlines:
 
 
 class WaitingRequests(Sized, Iterable[QueuedRequest], Protocol):
-    """Places of requests, the next one first; some of those requests may not wait any more. A ``deque``
-    in order of arrival is one.
-    """
+    """Places of requests, the next one first, as in a ``deque``; some of them may not wait any more."""
 
     def __getitem__(self, index: int, /) -> QueuedRequest:
         """The request at a place; the first is 0."""
@@ -215,13 +210,9 @@ class Admission:
         self.nbytes = 0
 
     def add(self, request: QueuedRequest, now: float) -> None:
-        """Count a new request in; its place is the caller's to give.
-
-        Raises:
-            DeadlineExceeded: its deadline is not after ``now``.
-            QueueFull: over the limit of requests, or of bytes. An empty queue takes a request of any
-                size, or one larger than the limit could never run.
-            IllegalTransition: it was queued before.
+        """Count a new request in; its place is the caller's to give. Raises DeadlineExceeded: its deadline is
+        not after ``now``; QueueFull: over the limit of requests, or of bytes. An empty queue takes a request
+        of any size, or one larger than the limit could never run; IllegalTransition: it was queued before.
         """
         if request.deadline is not None and request.deadline <= now:
             raise DeadlineExceeded("Request timeout expired before the request was queued")
@@ -236,7 +227,6 @@ class Admission:
         self._count(request)
 
     def check_room(self, request: QueuedRequest, requests: int, nbytes: int) -> None:
-        """Raise QueueFull where no more may wait besides so many requests of so many bytes."""
         if requests >= self._max_requests:
             raise QueueFull(f"Exceeds maximum queue size of {self._max_requests} requests")
         if nbytes + request.nbytes > self._max_nbytes and requests:
@@ -291,11 +281,9 @@ class Admission:
 
 
 class RequestQueue(Admission):
-    """What waits for one model, in its order.
-
-    ``retried`` holds those whose worker died, oldest first, and comes before ``waiting``; both may hold
-    places of requests that were taken out. ``BatchFormer`` takes requests off ``waiting`` before it is
-    known whether they go: they count until ``dispatched`` is told.
+    """What waits for one model, in its order. ``retried`` holds those whose worker died, oldest first, and
+    comes before ``waiting``; both may hold places of requests that were taken out. ``BatchFormer`` takes
+    requests off ``waiting`` before it is known whether they go: they count until ``dispatched`` is told.
     """
 
     #: Whether a new request always stands behind the older ones.

@@ -1,5 +1,5 @@
 """The batches of a model whose instances need resources to run: its scheduler is asked for a batch only for
-an instance that the ``RateLimiter`` lets run. Pure. Where rates are not limited, none of this is there.
+an instance that the ``RateLimiter`` lets run. Pure.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from gpuserve.front.batching.slots import Batch
 
 
 class RateLimits:
-    """The ``BatchSource`` of a model under limits. ``wake`` is called when ``next_batch`` may have a batch
-    that it had not.
-    """
+    """The ``BatchSource`` of a model under limits; ``wake`` is called when ``next_batch`` may have one."""
 
     def __init__(
         self,

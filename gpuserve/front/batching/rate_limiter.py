@@ -39,9 +39,7 @@ class InstanceRate:
 
 
 class RateLimiter:
-    """The resources of a server and who has them. ``limits`` are the operator's; without one there is as
-    much of a resource as the instance needs that needs the most.
-    """
+    """The resources of a server and who has them; without a limit there is as much as the largest need."""
 
     def __init__(self, limits: Iterable[ResourceLimit]) -> None:
         self._limits = tuple(limits)
@@ -50,7 +48,6 @@ class RateLimiter:
         self._taken: Counter[DeviceResource] = Counter()
 
     def add(self, instances: Iterable[InstanceSpec], wake: Callable[[], None]) -> dict[str, InstanceRate]:
-        """Instances of a model take part from now on, by name; ``wake`` is called when one may run."""
         made = {
             one.name: InstanceRate(self._needs(one), max(one.rate.priority, 1), wake) for one in instances
         }
@@ -67,7 +64,6 @@ class RateLimiter:
         return needs
 
     def remove(self, instances: Iterable[InstanceRate]) -> None:
-        """Instances that are no more; they have given back what they had."""
         for instance in instances:
             self._instances.remove(instance)
         self._count()

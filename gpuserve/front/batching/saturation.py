@@ -1,6 +1,4 @@
-"""How much of what its instances can do at once a model has to do. Pure, and asked for by a scrape only:
-nothing is counted for it while requests run.
-"""
+"""How much of what its instances can do at once a model has to do; worked out for a scrape only. Pure."""
 
 from __future__ import annotations
 

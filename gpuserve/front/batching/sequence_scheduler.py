@@ -103,12 +103,10 @@ class SequenceScheduler(Scheduler):
     # ---- requests -------------------------------------------------------------------------
 
     def submit(self, request: QueuedRequest, now: float) -> None:
-        """Queue a new request of a sequence. Its ``timeout_s`` becomes the time that it may wait.
-
-        Raises:
-            InvalidArgument: it is no start, and its sequence is not there or has been given its end.
-            Unavailable: it is no start, and its sequence was lost with its instance.
-            Unavailable, QueueFull, DeadlineExceeded, IllegalTransition: as ``ModelScheduler.submit``.
+        """Queue a new request of a sequence. Its ``timeout_s`` becomes the time that it may wait. Raises
+        InvalidArgument: it is no start, and its sequence is not there or has been given its end; Unavailable:
+        it is no start, and its sequence was lost with its instance; Unavailable, QueueFull, DeadlineExceeded,
+        IllegalTransition: as ``ModelScheduler.submit``.
         """
         assert request.correlation is not None
         correlation_id, start, _ = request.correlation
@@ -151,7 +149,6 @@ class SequenceScheduler(Scheduler):
         return True
 
     def take_all(self, device: str = "") -> list[QueuedRequest]:
-        """Take every queued request out; no sequence can be gone on with. None must run on one device."""
         if device:
             return []
         taken: list[QueuedRequest] = []
@@ -229,7 +226,6 @@ class SequenceScheduler(Scheduler):
     # ---- batches --------------------------------------------------------------------------
 
     def next_batch(self, now: float, instance: str | None = None) -> Batch | None:
-        """Form one batch; None: nothing is ready, or it is better to wait, or ``expire(now)`` comes first."""
         if not self._queue.requests or self._queue.first_due(now) is not None:
             return None
         for place in self._slots.ready(None if instance is None else (instance,)):

@@ -1,8 +1,7 @@
 """The instances of a model of sequences and their seats: which sequence has a seat where, which wait in the
-backlog for one, and which batches run where.
-
-A seat (Triton: a batch slot) is a number at one instance: the row that a sequence has where it keeps one.
-Nothing is known of what a batch is made of or why. The counterpart of ``slots.py``.
+backlog for one, and which batches run where. A seat (Triton: a batch slot) is a number at one instance: the
+row that a sequence has where it keeps one. Nothing is known of what a batch is made of or why. The
+counterpart of ``slots.py``.
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ class SequenceSlots(Places[SequenceInstance]):
         self.fill_seats()
 
     def end(self, sequence: ActiveSequence) -> None:
-        """End a sequence; its instance is to be told where it has begun there and was not given its end."""
         if sequence.begun and sequence.state is SequenceState.SEATED:
             self._instances[sequence.instance].dropped.append(sequence.id)
         self._leave(sequence)

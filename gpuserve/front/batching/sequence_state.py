@@ -43,10 +43,8 @@ STATES: Final = StepTable(
 
 @dataclass(eq=False, slots=True)
 class ActiveSequence:
-    """A sequence that has not ended. ``waiting`` are its requests in order, ``running`` the one that runs.
-
-    ``open``: a request may join it that is no start. ``begun``: the callable has been given a part of it and
-    not yet its end. ``instance`` and ``seat`` say where it is while it is seated.
+    """A sequence that has not ended. ``open``: a request may join it that is no start. ``begun``: the
+    callable has been given a part of it and not yet its end.
     """
 
     id: int | str
@@ -75,7 +73,6 @@ class ActiveSequence:
         self.open = not _ends(request)
 
     def dispatch(self) -> QueuedRequest:
-        """Take the next request off the line; it runs from now on."""
         self.running = request = self.waiting.popleft()
         self.begun = True
         return request

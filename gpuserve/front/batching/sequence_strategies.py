@@ -1,5 +1,4 @@
 """Which of the sequences that are ready at an instance go into its next batch, one request of each, and when.
-
 Pure, and without memory: it is asked again whenever something may have changed. How the sequences came to
 that instance is in ``sequence_scheduler.py``.
 """
@@ -38,10 +37,7 @@ def strategy_of(sequence: SequenceBatching, batching: BatchingSpec, max_batch_si
 
 
 class DirectStrategy:
-    """Every sequence that is ready, by its seat. While fewer than ``least`` are, the oldest request may wait.
-
-    Requests of other shapes than the oldest one's stay for the next step.
-    """
+    """Every sequence that is ready, by its seat. While fewer than ``least`` are, the oldest may wait."""
 
     def __init__(self, delay_s: float, least: float, *, merges: bool) -> None:
         self._delay_s = delay_s

@@ -1,8 +1,5 @@
-"""The batches of one model and the slots that its instances have for them: how many each may hold, and which
-run where.
-
-An instance is a name here. Nothing is known of processes or links, and nothing of what a batch is made
-of or why.
+"""The batches of one model and the slots that its instances have for them. An instance is a name here;
+nothing is known of processes or links, nor of what a batch is made of.
 """
 
 from __future__ import annotations
@@ -103,7 +100,6 @@ class Places(Generic[InstanceT]):
         self.room += instance.capacity
 
     def retire(self, name: str) -> None:
-        """Give an instance nothing new; nothing happens where it is not up."""
         instance = self._instances.get(name)
         if instance is not None and not instance.retired:
             instance.retired = True
@@ -118,7 +114,6 @@ class Places(Generic[InstanceT]):
         return [one.name for one in sorted(self._by_use, key=_LOAD) if one.load < 1]
 
     def _remove(self, name: str) -> list[Batch]:
-        """Take an instance out that is up; its batches, oldest first."""
         self.retire(name)
         del self._instances[name]
         batches = [batch for batch in self._running.values() if batch.instance == name]
@@ -135,7 +130,6 @@ class Places(Generic[InstanceT]):
         batch.slots = 0
 
     def release(self, batch_id: int) -> Batch:
-        """Forget a batch that ended; KeyError where its instance went down, or it ended before."""
         batch = self._running.pop(batch_id)
         self.free_slot(batch)
         return batch
@@ -149,10 +143,7 @@ class InstanceSlots(Places[Instance]):
         self._add(Instance(name, at_once, at_once + prefetch))
 
     def down(self, name: str) -> tuple[list[Batch], list[Batch]]:
-        """An instance is gone: the batches that it had begun, and those that it only held, oldest first.
-
-        Batches are begun in their order, and those that are computed were.
-        """
+        """An instance is gone: the batches that it had begun, and those that it only held, oldest first."""
         instance = self._instances.get(name)
         if instance is None:
             return [], []
@@ -182,10 +173,8 @@ class InstanceSlots(Places[Instance]):
         secluded: bool,
         instance: str | None = None,
     ) -> Batch:
-        """Make a batch of requests and give it to the instance with the most room, or to the one named;
-        needs ``room`` there.
-
-        ``secluded``: nothing else runs there meanwhile; needs ``has_room(secluded=True)``.
+        """Make a batch of requests and give it to the instance with the most room, or to the one named; needs
+        ``room`` there. ``secluded``: nothing else runs there meanwhile; needs ``has_room(secluded=True)``.
         """
         if instance is not None:
             taken = self._instances[instance]

@@ -48,11 +48,10 @@ class ClientGone(ConnectionResetError):
 
 
 class AwaitedRequest:
-    """The ``Sink`` of a request that a coroutine serves, and what that coroutine asks.
-
-    ``gone``: the client has left, or the response is through; nothing more comes. ``complete``: nothing of
-    the body is still to come, so ``part`` gives the rest of it, and will not wait. ``is_stream``: its body
-    is a stream of messages, which may come whenever they like.
+    """The ``Sink`` of a request that a coroutine serves, and what that coroutine asks. ``gone``: the client
+    has left, or the response is through; nothing more comes. ``complete``: nothing of the body is still to
+    come, so ``part`` gives the rest of it, and will not wait. ``is_stream``: its body is a stream of
+    messages, which may come whenever they like.
     """
 
     __slots__ = ("_parts", "_reading", "_waiting", "complete", "exchange", "gone", "head", "is_stream")
@@ -87,11 +86,7 @@ class AwaitedRequest:
     # ---- the endpoint's side --------------------------------------------------------------
 
     async def part(self) -> bytes | None:
-        """What has come of the body and was not asked for yet, at least one byte; None after its end.
-
-        Raises:
-            ClientGone: it has not ended, and will not.
-        """
+        """What has come of the body since, at least one byte; None after its end. Raises ``ClientGone``."""
         parts = self._parts
         while not (self.gone or parts or self.complete):
             self._reading = asyncio.get_running_loop().create_future()
@@ -112,10 +107,8 @@ class AwaitedRequest:
         hold: Callable[[int], None] = lambda _: None,
     ) -> bytes:
         """The whole body, or what of it was not read by ``part``. ``hold`` is told how much is kept of it.
-
-        Raises:
-            RequestError: it is larger than ``max_nbytes``: a ``refusal``; or what ``hold`` raises.
-            ClientGone: it has not ended, and will not.
+        Raises RequestError: it is larger than ``max_nbytes``: a ``refusal``; or what ``hold`` raises;
+        ClientGone: it has not ended, and will not.
         """
         parts: list[bytes] = []
         nbytes = 0
@@ -128,11 +121,7 @@ class AwaitedRequest:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def unless_gone(self, future: asyncio.Future[T]) -> T:
-        """The result of a future, which is cancelled if the client leaves before it is there.
-
-        Raises:
-            ClientGone: the client has left.
-        """
+        """The result of a future, which is cancelled if the client leaves before; ``ClientGone`` then."""
         if self.gone:
             future.cancel()
             raise ClientGone

@@ -1,6 +1,5 @@
-"""One socket of the endpoint's server: bytes in and out of the protocol that the client speaks.
-
-Which one is told by the first bytes. Nothing of either protocol is here but HTTP/2's preface.
+"""One socket of the endpoint's server: bytes in and out of the protocol that the client speaks. Which one is
+told by the first bytes. Nothing of either protocol is here but HTTP/2's preface.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ Speak: TypeAlias = "Callable[[Connection], Spoken]"
 
 class Connection(asyncio.BufferedProtocol):
     """A connection and its protocol, as asyncio, the protocol and the server each see it. ``members`` are all
-    that are open, this one while it is. After ``age_s`` seconds it takes no more requests.
-    ``admission`` says whether it is taken, and what it may take.
-
-    It is one object because the three sides share what is to be written, and every small request crosses it.
+    that are open, this one while it is. After ``age_s`` seconds it takes no more requests. ``admission`` says
+    whether it is taken, and what it may take. It is one object because the three sides share what is to be
+    written, and every small request crosses it.
     """
 
     def __init__(
@@ -148,9 +146,7 @@ class Connection(asyncio.BufferedProtocol):
         out.append(data)
 
     def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
-        """Send pieces, without copying large ones. ``release`` is called once everything so far is with the
-        kernel, or copied; perhaps in this call.
-        """
+        """Send pieces, large ones uncopied; ``release`` is called once the kernel has all, perhaps now."""
         self._flush()
         transport = self._transport
         if pieces and not self._mute:
@@ -186,9 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport.get_write_buffer_size() + sum(map(len, self._out))
 
     def end_writing(self) -> None:
-        """Nothing more is written: the client is told once everything is sent, but over TLS, which has no way
-        to say so without closing. Reading goes on.
-        """
+        """Write nothing more; the client is told once all is sent, but over TLS, which cannot yet."""
         self._flush()
         if not self._mute and self._transport.can_write_eof() and not self._transport.is_closing():
             self._mute = True
@@ -196,7 +190,6 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write_eof()
 
     def close(self) -> None:
-        """Close once everything is sent."""
         self._flush()
         self._mute = True
         self._transport.close()
@@ -212,9 +205,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def aware(self) -> bool:
-        """Whether the client has heard of it, as far as that can be known, or is about to by its answer. One
-        that was not told has nothing to hear.
-        """
+        """Whether the client has heard of it as far as can be known, or is about to by its answer."""
         return not self._announced or (self._spoken is not None and self._spoken.aware)
 
     @property
@@ -231,7 +222,6 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def abort(self) -> None:
-        """Close now, whatever is unsent."""
         self._transport.abort()
 
     def check(self, now: float) -> None:

@@ -1,8 +1,7 @@
-"""What the two protocols and those who answer have in common: one request, its body, its response.
-
-Only types. ``http1`` and ``http2`` make a ``Head`` and an ``Exchange`` of what arrives and ask an ``Accept``
-for the ``Sink`` of its body; whoever is behind the sink answers by the exchange: at once with ``answer``, or
-with ``start``, any number of ``send`` and ``finish``. No byte of either protocol is here.
+"""What the two protocols and those who answer have in common: one request, its body, its response. Only
+types. ``http1`` and ``http2`` make a ``Head`` and an ``Exchange`` of what arrives and ask an ``Accept`` for
+the ``Sink`` of its body; whoever is behind the sink answers by the exchange: at once with ``answer``, or with
+``start``, any number of ``send`` and ``finish``. No byte of either protocol is here.
 """
 
 from __future__ import annotations
@@ -81,11 +80,10 @@ def grpc_timeout_s(headers: Iterable[Header]) -> float | None:
 
 
 class AnswerHead:
-    """What goes around the body of a whole response: status, headers, trailers.
-
-    Make it once and keep it where it is the same for many responses: each protocol encodes it only once, and
-    keeps the result in ``text`` (HTTP/1) or ``block`` and ``tail`` (HTTP/2). Names are in lower case, and
-    ``content-length`` is not among them: where there are no trailers, the exchange adds it.
+    """What goes around the body of a whole response: status, headers, trailers. Make it once and keep it
+    where it is the same for many responses: each protocol encodes it only once, and keeps the result in
+    ``text`` (HTTP/1) or ``block`` and ``tail`` (HTTP/2). Names are in lower case, and ``content-length`` is
+    not among them: where there are no trailers, the exchange adds it.
     """
 
     __slots__ = ("block", "headers", "status", "tail", "text", "trailers")
@@ -106,9 +104,7 @@ class Options(Protocol):
 
 
 class Ends(NamedTuple):
-    """The addresses of a connection: (host, port). On a unix socket ``client`` is None, and ``server`` is
-    its path with None for the port. ``socket`` is None where a library has it.
-    """
+    """The addresses of a connection as (host, port). On a unix socket ``client`` is None."""
 
     client: tuple[str, int] | None
     server: tuple[str, int | None]
@@ -123,10 +119,7 @@ class Sink(Protocol):
         """The next part of the body, possibly empty; ``end``: the last. A view is valid in the call only."""
 
     def abandon(self) -> None:
-        """The client is gone, or gave the request up: nothing more comes, and what is sent is dropped.
-
-        Also called when the response is through before the request: nobody reads the rest then.
-        """
+        """Nothing more comes, and what is sent is dropped: the client gave up, or has its whole response."""
 
 
 class Exchange(Protocol):
@@ -167,11 +160,7 @@ class Exchange(Protocol):
         """So much of what the sink took is used up: the client may send as much again."""
 
     async def room(self) -> None:
-        """Wait until there is not too much to be sent.
-
-        Raises:
-            ConnectionResetError: the client is gone.
-        """
+        """Wait until there is not too much to be sent; ConnectionResetError: the client is gone."""
 
 
 #: Takes a request whose head is complete and gives the sink of its body. Must not raise.
@@ -199,20 +188,14 @@ class Spoken(Protocol):
         """The connection is gone: every sink is abandoned."""
 
     def announce(self) -> None:
-        """Have the client told, once, that the connection takes no more requests.
-
-        Those that come before the client has heard of it are served.
-        """
+        """Have the client told, once, to send no more requests; those before it has heard are served."""
 
     @property
     def aware(self) -> bool:
         """Whether the client has heard of it, or will by the answer that it waits for."""
 
     def shut_down(self) -> None:
-        """Take no new request; the connection is closed when those that are there are answered.
-
-        Called until it is closed: what is on its way at the first time is answered as well.
-        """
+        """Take no new request, and close when all are answered. Called until it is closed."""
 
     def check(self, now: float) -> None:
         """Called about once a second with the loop's time: close what takes too long."""

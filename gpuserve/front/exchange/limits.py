@@ -1,8 +1,5 @@
-"""What connections may take of the server: how many there are, for how long each may do nothing, and the
-account of those that were refused or closed for it. Settings and counts; sockets are closed elsewhere.
-
-Descriptors are the scarcest: without one for a worker's memory a front cannot go on. A new descriptor is
-the lowest that is free, so its number tells how many are in use: connections never get the last of them.
+"""What connections may take of the server, and the account of those that were refused or closed for it. A new
+descriptor is the lowest that is free: its number tells how many are in use.
 """
 
 from __future__ import annotations

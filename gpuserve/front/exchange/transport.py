@@ -17,9 +17,7 @@ class Transport(abc.ABC):
         """Accept no more, and close the connections."""
 
     def announce(self) -> None:  # noqa: B027
-        """Have clients told that their connections take no more requests: those that come before they have
-        heard of it are still served. Each is told once; called again, it is for those made since.
-        """
+        """Have clients told to send no more requests, each once; those before they have heard are served."""
 
     @property
     def n_unaware(self) -> int:
@@ -35,8 +33,4 @@ class Transport(abc.ABC):
         """Connections that are made from now on take requests for so long; 0 is for ever."""
 
     async def renew(self) -> None:  # noqa: B027
-        """Use the files of TLS anew, for connections from now on.
-
-        Raises:
-            OSError, ValueError: they cannot be used; those in use stay.
-        """
+        """Use the files of TLS anew for new connections; OSError, ValueError: they are of no use."""

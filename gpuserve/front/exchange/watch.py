@@ -1,6 +1,4 @@
-"""For how long something about a connection has been the same, or whether it moves fast enough. Both
-protocols judge by it what takes too long. Pure: times come in.
-"""
+"""For how long something about a connection has been the same, or whether it moves fast enough. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +13,13 @@ class Watch:
         self._since = 0.0
 
     def unchanged_s(self, seen: object, now: float) -> float:
-        """Seconds since what is seen was last something else."""
         if seen != self._seen:
             self._seen, self._since = seen, now
         return now - self._since
 
 
 class Pace:
-    """Judges whether what is waited for comes at a least rate, over one grace after the other: a byte now and
-    then does not do.
-    """
+    """Judges whether what is waited for comes at a least rate, over one grace after the other."""
 
     __slots__ = ("_moved", "_since")
 
@@ -33,9 +28,7 @@ class Pace:
         self._moved = 0
 
     def is_slow(self, now: float, moved: int | None, grace_s: float, rate: float) -> bool:
-        """Whether less than ``rate`` a second has come since a grace ago. ``moved`` is the sum of what has;
-        None: nothing is waited for.
-        """
+        """Whether less than ``rate`` a second of the sum ``moved`` (None: idle) came since a grace ago."""
         since = self._since
         if moved is not None and since is not None and now - since < grace_s:
             return False

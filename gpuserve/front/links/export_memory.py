@@ -76,11 +76,7 @@ class Exports:
         self._expected: dict[int, Exports] = {}
 
     def take(self, message: ExportSegment | ExportOpened) -> None:
-        """Take what the worker says of what it keeps, or of what it could open.
-
-        Raises:
-            ValueError, KeyError: it makes no sense.
-        """
+        """Take what the worker says of its or others' exports; ValueError, KeyError: it makes no sense."""
         if isinstance(message, ExportOpened):
             self._expected.pop(message.segment)._answered(self._link, message.problem)
             return
@@ -90,20 +86,14 @@ class Exports:
         self._segments[segment] = _DeviceSegment(self, nbytes, handle)
 
     def reach(self, borrower: WorkerLink) -> bool:
-        """Whether a worker is known to be able to read what this one keeps. Where that is unknown, it is
-        asked, and for now it is not.
-        """
+        """Whether a worker is known to read what this one keeps; where that is unknown, it is asked."""
         reached = self._reached.get(borrower)
         if reached is None:
             self._ask(borrower)
         return bool(reached)
 
     def kept(self, name: str, datatype: str, shape: tuple[int, ...], place: Exported) -> KeptTensor:
-        """An output of this shape that the worker kept at a place of its device's memory.
-
-        Raises:
-            ValueError: it is not inside of a segment, or not as long as its shape and datatype say.
-        """
+        """An output kept on the worker's device; ValueError: it is not inside of a segment, or too long."""
         segment = self._segments.get(place.segment)
         inside = segment is not None and min(place.offset, place.nbytes) >= 0
         if segment is None or not inside or place.offset + place.nbytes > segment.nbytes:
@@ -122,7 +112,6 @@ class Exports:
         self._reached.pop(borrower, None)
 
     def close(self) -> None:
-        """Give up what a worker kept that is gone; what is on its way to others still is."""
         self._expected.clear()
         while self._segments:
             self._segments.popitem()[1].give_up()

@@ -1,7 +1,6 @@
 """A worker's output arena as the front sees it: mapped, and lent segment by segment to other workers, so that
-what one model gave another takes without a copy. The arena of an ensemble's own inputs is lent alike.
-
-The front allocates nothing here and frees nothing; a block goes back to its worker by ``wire.Free``.
+what one model gave another takes without a copy. The arena of an ensemble's own inputs is lent alike. The
+front allocates nothing here and frees nothing; a block goes back to its worker by ``wire.Free``.
 """
 
 from __future__ import annotations
@@ -21,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class LentSegment(ABC):
-    """A segment that can be lent, and the workers that have it, each by the number that it was lent to them
-    under. What they are told, the kinds of memory say.
-
-    Its owner may give it up, or die, while blocks in it are on their way: it goes with the last of them.
-    """
+    """A segment that can be lent, and the workers that have it; it goes with its last block on the way."""
 
     __slots__ = ("_holders", "_is_given_up", "_lent", "nbytes")
 
@@ -36,7 +31,6 @@ class LentSegment(ABC):
         self._is_given_up = False
 
     def number_for(self, borrower: WorkerLink) -> int:
-        """The number by which a worker knows the segment; it is told where it did not."""
         number = self._lent.get(borrower)
         if number is None:
             number = self._lent[borrower] = borrower.next_loan()
@@ -87,9 +81,7 @@ class LentSegment(ABC):
 
 
 class _SharedSegment(LentSegment):
-    """A segment of shared memory: a descriptor of its own, and the ``address`` where ``nbytes`` bytes are
-    mapped.
-    """
+    """A segment of shared memory: a descriptor of its own, and the ``address`` of ``nbytes`` mapped bytes."""
 
     __slots__ = ("_fd", "address")
 
@@ -137,21 +129,13 @@ class OutputMemory(Mapping):
         super().detach(segment)
 
     def lend(self, segment: int, offset: int, nbytes: int, borrower: WorkerLink) -> Loan:
-        """A place in a segment, as another worker will know it.
-
-        Raises:
-            KeyError: there is no such segment any more.
-        """
+        """A place in a segment, as another worker will know it; KeyError: there is no such segment."""
         return self._segments[segment].lend(offset, nbytes, borrower)
 
     def lent(
         self, segment: int, offset: int, nbytes: int, on_free: Callable[[], None], *, shared: bool = False
     ) -> LentBlock:
-        """Bytes of a segment for one reader.
-
-        Raises:
-            ValueError: they are not inside of a segment that there is.
-        """
+        """Bytes of a segment for one reader; ValueError: they are not inside of a segment that there is."""
         view = self.view(segment, offset, nbytes)
         return LentBlock(self._segments[segment], segment, offset, view, on_free, shared=shared)
 
@@ -171,7 +155,6 @@ class Memories:
         self._memories = tuple(memories)
 
     def locate(self, view: memoryview) -> Located | None:
-        """The place that a view of any of them begins at."""
         for one in self._memories:
             if (found := one.locate(view)) is not None:
                 return found
@@ -179,11 +162,8 @@ class Memories:
 
 
 class LentBlock(Block):
-    """Bytes in a worker's output arena, on their way to a worker of another model; ``view`` is of all of
-    them.
-
-    ``shared``: others read them too, so whoever may write to its inputs must be given a copy. That the
-    arena's worker dies meanwhile does not matter.
+    """Bytes in a worker's output arena, on their way to a worker of another model. ``shared``: others read
+    them too, so whoever may write to its inputs must be given a copy.
     """
 
     __slots__ = ("_lender", "_on_free", "shared")
@@ -214,7 +194,6 @@ class LentBlock(Block):
         return LentBlock(self._lender, self.segment, self.offset, self.view[:], on_free, shared=shared)
 
     def free(self) -> None:
-        """Give the bytes back: nobody reads them any more."""
         self.view.release()
         self._lender.let_go()
         self._on_free()

@@ -1,6 +1,4 @@
-"""The front's end of one worker's link: messages out and in on the event loop; and which workers run on which
-device, so that a region of device memory can be opened by one of them. No scheduling here.
-"""
+"""The front's end of one worker's link: messages out and in on the event loop; workers by device."""
 
 from __future__ import annotations
 
@@ -34,15 +32,9 @@ _SEGMENT_MESSAGES: Final = frozenset({wire.Segment, wire.DropSegment})
 
 
 class WorkerLink:
-    """One worker, as the front knows it: its link, and the mapping of its output arena.
-
-    It has more than 12 attributes because it is all that the front has of a worker: who it is, what it
-    shares, its socket and process with what waits for them, and how far the link is in its life.
-
-    ``on_message`` is given every message of this epoch, and says whether what it leads to should leave
-    before the next one is read; ``on_down`` is called once when the process is
-    dead. That is told by its pidfd alone, because what a batch was lent may be used again only when
-    nobody can touch it any more: a worker that closes its link or breaks the protocol is killed first.
+    """One worker: its link, and its mapped output arena; 12 attributes do not hold all that the front has of
+    it. ``on_message`` says whether what it leads to should leave before the next one is read. ``on_down``
+    waits for the pidfd: what a batch was lent is used again only when nobody can touch it.
     """
 
     def __init__(
@@ -127,7 +119,6 @@ class WorkerLink:
             self._on_down(self, self._reason)
 
     def _break(self, reason: str, linger_s: float) -> None:
-        """Nothing is heard from this worker any more but its death, which is made sure of."""
         self._broken = True
         self._reason = reason
         self._loop.remove_reader(self._sock.fileno())
@@ -182,11 +173,7 @@ class WorkerLink:
                 return
 
     def _read_one(self) -> bool:
-        """Take one message; False where there is none, or nothing is to be heard any more.
-
-        Raises:
-            OSError: there was no descriptor for it (``datagram.is_starved``); the front is to be replaced.
-        """
+        """Take one message; False: none is there. OSError: no descriptor is left; the front must go."""
         if self._closed or self._broken:
             return False
         try:
@@ -236,7 +223,6 @@ class DeviceLinks:
         self._links: dict[str, list[WorkerLink]] = {}
 
     def add(self, device: str, link: WorkerLink) -> None:
-        """Add a worker that is up on a device, until its link is closed."""
         links = self._links.setdefault(device, [])
         links.append(link)
         link.on_close.append(links.remove)
@@ -247,9 +233,5 @@ class DeviceLinks:
 
 
 def no_such_message(link: WorkerLink, message: wire.Message) -> None:
-    """A worker said what none has to say.
-
-    Raises:
-        WireError: always.
-    """
+    """A worker said what none has to say, which is a ``WireError``."""
     raise wire.WireError(f"{type(message).__name__} from instance {link.instance}")

@@ -1,6 +1,4 @@
-"""The batches of one model as messages: what its workers are sent, and what they answer. Where tensors are
-put is decided in ``gather.py``, and which of them belong to whom in ``scatter.py``.
-"""
+"""The batches of one model as messages: what its workers are sent, and what they answer."""
 
 from __future__ import annotations
 

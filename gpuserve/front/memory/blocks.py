@@ -1,6 +1,4 @@
-"""Bodies of requests that the driver they were meant for does not take: because they lie in the arena of
-another one, or because there is none.
-"""
+"""Bodies of requests that lie in the arena of another driver than the one that runs them, or of none."""
 
 from __future__ import annotations
 
@@ -10,11 +8,7 @@ from gpuserve_worker.memory.arena import Arena, Block
 
 
 def bring_home(request: InferRequest, arena: Arena) -> list[Block]:
-    """Copy what lies in other arenas to the heap, and free it there; the blocks that lie in ``arena``.
-
-    A request whose body began to arrive before its model was loaded anew is run by the new workers, which
-    do not know the memory of the old ones.
-    """
+    """Copy what lies in a former driver's arena to the heap; the blocks that lie in ``arena``."""
     blocks = []
     for one in request.inputs:
         if not isinstance(one.data, Block):

@@ -1,6 +1,4 @@
-"""Which inputs of a model its workers copy to their device: what they are handed is read once, and never
-written to. Pure; where tensors lie is ``gather.py``'s to say.
-"""
+"""Which inputs of a model its workers copy to their device: what is read once, and never written to. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ _GPU: Final = "gpu"
 
 
 class DeviceInputs:
-    """The names of the inputs of one model that go to a device, in ``by_instance`` for each instance that is
-    on one. ``instances`` are those; ``everywhere`` are the inputs that no instance is handed as host memory.
-    """
+    """The names of the inputs that go to a device, by instance; ``everywhere``: never as host memory."""
 
     def __init__(self, spec: ModelSpec) -> None:
         to_device = {one.name for one in spec.inputs if one.memory == _GPU and one.datatype != BYTES}

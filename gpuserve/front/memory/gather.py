@@ -38,11 +38,8 @@ _IN_PLACE: Final = (RegionSlice, Block)
 
 
 class Gathered(NamedTuple):
-    """A batch's tensors, and the blocks in the model's arena that the batch owns until its worker is done.
-
-    ``in_place`` blocks still belong to the requests of the batch: the worker sees the very bytes that a
-    retry would need. ``fills`` is what the worker copies out of regions first.
-    ``with_regions`` are the requests that have a tensor in a region, be it an input or an output.
+    """A batch's tensors, and the blocks that it owns until its worker is done; ``in_place`` ones stay the
+    requests', for a retry. ``fills`` is what the worker first copies out of regions.
     """
 
     tensors: tuple[WireTensor, ...]
@@ -63,14 +60,10 @@ def gather(
     to_device: frozenset[str] = NO_INPUTS,
 ) -> Gathered:
     """The inputs of the requests, concatenated by rows: of shape [rows, …] each, where they are ``batched``.
-
-    All requests have the same inputs in the same order, with the same inner shapes (``merge_key``).
-    ``rows`` is the batch's sum of rows, ``nbytes`` that of the bytes of all of its inputs. Where inputs are
+    All requests have the same inputs in the same order, with the same inner shapes (``merge_key``). ``rows``
+    is the batch's sum of rows, ``nbytes`` that of the bytes of all of its inputs. Where inputs are
     ``read_only``, a region that is the whole of one may be read where it is. Inputs ``to_device`` are not
-    joined here.
-
-    Raises:
-        OutOfMemory: the arena has no room; nothing stays allocated.
+    joined here. Raises OutOfMemory: the arena has no room; nothing stays allocated.
     """
     first = requests[0]
     blocks: list[Block] = []
@@ -133,9 +126,7 @@ def _as_it_is(data: Data, datatype: str, link: WorkerLink, read_only: bool) -> P
 
 
 def _stays(parts: Sequence[Data], datatype: str) -> bool:
-    """Whether a worker can fetch some of these for its device from where they lie. One copy of what lies in
-    heap memory has to be made by the front, and what a client may change is looked at on the host.
-    """
+    """Whether a worker can fetch them for its device from where they lie; heap memory needs a copy here."""
     if datatype in _CHECKED and any(isinstance(part, RegionSlice) for part in parts):
         return False
     return any(isinstance(part, _IN_PLACE) for part in parts)

@@ -1,8 +1,5 @@
-"""What the bodies of requests take of the memory of the front from their first byte to their answer.
-
-A tensor lies in the arena of its model, whose pages are there as far as its bytes have come, and at most as
-far again: what a client claims costs nothing. Everything else lies on the heap, and is counted here: one
-account for all connections, and no more than the machine has left.
+"""What the bodies of requests take of the memory of the front. A tensor takes pages of its model's arena as
+its bytes come: claims cost nothing. The rest lies on the heap, in one account for all connections.
 """
 
 from __future__ import annotations
@@ -26,9 +23,7 @@ _TELL_PERIOD_S: Final = 10.0
 
 
 class Intake:
-    """The account of what lies on the heap. ``limit_nbytes`` is for all bodies together; ``refused`` counts
-    the requests for which there was no memory, there or in an arena.
-    """
+    """The account of what lies on the heap. ``refused`` counts the requests that found no memory."""
 
     def __init__(
         self, limit_nbytes: int, available_nbytes: Callable[[], int | None] = available_nbytes
@@ -87,9 +82,7 @@ class Share:
             self.nbytes = nbytes
 
     def reserve(self, block: Block, nbytes: int) -> int:
-        """Have the first so many bytes of a claimed block ready to be filled; how many are, mostly more.
-        Raises NoMemory: the arena or the machine has none.
-        """
+        """Have the first so many bytes of a claimed block ready; how many are. Raises NoMemory."""
         try:
             return block.reserve(min(block.nbytes, nbytes + min(nbytes, AHEAD_NBYTES)))
         except OutOfMemory as error:

@@ -1,7 +1,5 @@
-"""Opening the file behind a region of system shared memory that a client names. It is never mapped nor read
-here: whoever made it may shrink it at any time, and only ``read`` and ``write`` live with that.
-
-A file that is missing and one that is not the client's to show look the same from outside.
+"""Opening the file behind a region of system shared memory. It is never mapped nor read here: whoever made it
+may shrink it at any time.
 """
 
 from __future__ import annotations
@@ -30,14 +28,9 @@ class SomebodyElses(NotFound):
 
 
 def open_shared_memory(region: str, key: str, end: int, owners: Container[int | None]) -> int:
-    """A descriptor of the POSIX shared memory ``key`` for the region ``region``; the caller closes it.
-
-    The region ends ``end`` bytes after the start of the file, whose owner has to be one of ``owners`` (uids).
-
-    Raises:
-        InvalidArgument: the key is no name of shared memory, or the file is too small.
-        NotFound: there is no such file, or it is something else than a file, or ``SomebodyElses``.
-        ResourceExhausted: no descriptor is left.
+    """A descriptor, the caller's, of the POSIX shared memory ``key``, at least ``end`` bytes long.
+    InvalidArgument: the key or size cannot be; NotFound, ``SomebodyElses``: it is not to be had;
+    ResourceExhausted: no descriptor is left.
     """
     path = f"/dev/shm/{_file_name(region, key)}"
     try:

@@ -85,9 +85,7 @@ class RegionStatus(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class RegisteredRegion:
-    """One region. ``message`` makes it known to a worker; ``fd`` rides beside it, None for CUDA. ``uses``
-    counts the places in it that requests under way name.
-    """
+    """One region. ``message`` makes it known to a worker; ``uses`` counts places that requests name."""
 
     kind: RegionKind
     number: int
@@ -99,7 +97,6 @@ class RegisteredRegion:
 
     @property
     def device(self) -> str:
-        """The device whose memory it is, "" for the host's."""
         return f"cuda:{self.status.device_id}" if self.kind is RegionKind.CUDA else ""
 
     def enter(self, life: RegionLife) -> None:
@@ -112,11 +109,8 @@ class RegisteredRegion:
 
 
 class RegionTable:
-    """The owner of all regions of a front.
-
-    ``links_on`` gives the workers that are up on a device, by its name; ``devices`` those that models have
-    instances on, up or not. ``owners`` are the users (uids) whose system shared memory any client may
-    register; of others, only the user that it belongs to.
+    """The owner of all regions of a front. Any client may register system shared memory of ``owners`` (uids);
+    of other users, only the one that it belongs to.
     """
 
     def __init__(
@@ -145,15 +139,7 @@ class RegionTable:
     def register_system(
         self, name: str, key: str, offset: int, nbytes: int, client: int | None = None
     ) -> None:
-        """Open ``nbytes`` from ``offset`` of the POSIX shared memory ``key``, for the user ``client`` (a uid;
-        None: not known).
-
-        Raises:
-            AlreadyExists: a region has this name.
-            InvalidArgument: name, key, or range cannot be.
-            NotFound: there is no such memory, or it is somebody else's.
-            ResourceExhausted: too many regions.
-        """
+        """Open ``nbytes`` from ``offset`` of ``key`` for the user ``client``; RequestError: it cannot be."""
         _check_new(name, RegionKind.SYSTEM, self._by_name)
         if offset < 0 or nbytes <= 0 or offset + nbytes > _MAX_UINT64 or offset % resource.getpagesize():
             raise InvalidArgument(
@@ -175,14 +161,7 @@ class RegionTable:
         region.enter(RegionLife.REGISTERED)
 
     async def register_cuda(self, name: str, raw_handle: bytes, device_id: int, nbytes: int) -> None:
-        """Have a worker of the device open the memory behind a ``cudaIpcMemHandle_t``.
-
-        Raises:
-            AlreadyExists: a region has this name.
-            InvalidArgument: an argument cannot be, no model is on the device, or a worker could not open it.
-            ResourceExhausted: too many regions.
-            Unavailable: no worker of the device is up, or it died or did not answer.
-        """
+        """Have a worker of the device open a ``cudaIpcMemHandle_t``; RequestError: it cannot be."""
         _check_new(name, RegionKind.CUDA, self._by_name)
         _check_cuda(name, raw_handle, device_id, nbytes)
         link = self._link_on(f"cuda:{device_id}", name)
@@ -205,12 +184,7 @@ class RegionTable:
             answer.set_result(problem)
 
     def status(self, kind: RegionKind, name: str = "") -> list[RegionStatus]:
-        """The region of that name, or all of the kind.
-
-        Raises:
-            NotFound: there is none of that name.
-            InvalidArgument: it is of the other kind.
-        """
+        """The region of that name, or all of the kind; NotFound, InvalidArgument: none, or another kind."""
         if not name:
             return [one.status for one in self._listed(kind)]
         region = self._by_name.get(name)
@@ -220,13 +194,7 @@ class RegionTable:
         return [region.status]
 
     def unregister(self, kind: RegionKind, name: str = "") -> None:
-        """Let go of the region of that name, or of all of the kind, once no request uses it any more.
-
-        A name that there is not is none to complain about.
-
-        Raises:
-            InvalidArgument: it is of the other kind.
-        """
+        """Let go of that region, or all of the kind, once unused; InvalidArgument: it is of another kind."""
         region = self._by_name.get(name)
         if region is not None:
             _check_kind(region, kind)
@@ -237,7 +205,6 @@ class RegionTable:
                 self._drop_if_unused(one)
 
     def close(self) -> None:
-        """Close every descriptor. The workers are not told: they end with the front's links."""
         for region in list(self._by_number.values()):
             self._remove(region)
         self._introduced.clear()
@@ -245,12 +212,7 @@ class RegionTable:
     # ---- use ------------------------------------------------------------------------------
 
     def pin(self, request: InferRequest) -> None:
-        """Keep the regions that a request names until ``unpin``, and tell it their numbers.
-
-        Raises:
-            NotFound: it names one that there is not; nothing is kept then.
-            InvalidArgument: a place is not inside of its region; likewise.
-        """
+        """Keep the regions that a request names until ``unpin``; none is kept where one cannot be."""
         regions = [self._containing(one) for one in request.regions]
         for one, region in zip(request.regions, regions, strict=True):
             one.number = region.number

@@ -1,6 +1,5 @@
-"""Cuts what a worker answered for a batch into one response for each of its requests. Outputs in the worker's
-arena are not copied: a response holds views, and when the last one over a block has been written, the worker
-is told that it is free.
+"""Cuts what a worker answered for a batch into responses, which hold views of the worker's arena: when the
+last one over a block is written, the worker is told that it is free.
 """
 
 from __future__ import annotations
@@ -25,9 +24,7 @@ _Outputs: TypeAlias = list[OutputTensor] | wire.WireFailure | None
 
 
 class _MessageLease:
-    """What is owed to the worker when every response of one message has been closed: the blocks that its
-    outputs lie in, in its arena or on its device, and, in a stream, the word that this message has gone out.
-    """
+    """What is owed to the worker when every response of one message is closed: blocks, a stream's word."""
 
     __slots__ = ("_blocks", "_exported", "_left", "_link", "_on_gone")
 
@@ -66,13 +63,8 @@ def scatter(
     message: wire.Done | wire.Yield,
     on_gone: Callable[[], None] | None = None,
 ) -> list[Answer]:
-    """One answer for each request of the batch (``PendingRequest`` objects), in order.
-
-    ``on_gone`` is called when all responses of the message have been closed.
-
-    Raises:
-        ValueError, TypeError, KeyError: the worker's message does not fit the batch. All that it
-            says of sizes and places is checked before it is used.
+    """One answer for each request of the batch, in order; ``on_gone`` is called when all are closed.
+    ValueError, TypeError, KeyError: the message does not fit; its sizes and places are checked before use.
     """
     per_request: Sequence[_Outputs]
     exported: tuple[tuple[int, int], ...] = ()

@@ -1,8 +1,4 @@
-"""A batch of sequences on its way to a worker and back: the inputs that tell of the sequences, and the rows
-of sequences without a request in it, where every sequence keeps its row.
-
-Which requests are in the batch, and in which rows, is the scheduler's to say.
-"""
+"""A batch of sequences on its way to a worker and back: the inputs that tell of them, and empty rows."""
 
 from __future__ import annotations
 

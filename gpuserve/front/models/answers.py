@@ -1,6 +1,4 @@
-"""The answers of one model on their way to who asked: counted, remembered where the model has a response
-cache, and held back where its requests are to be answered in their order. No scheduling and no worker here.
-"""
+"""The answers of one model on their way to who asked: counted, cached, and held back for their order."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ _MAX_PHASE_NS: Final = (1 << 62) - 1
 
 
 class StreamAccount:
-    """What the responses of one decoupled batch were, for the statistics: at which index of its request's
-    stream each came, and how long it took. The batch was sent to its worker at ``sent_at``.
-    """
+    """What the responses of one decoupled batch were: at which index of its stream each came, and when."""
 
     __slots__ = ("_indices", "_last_at", "_metrics")
 
@@ -68,11 +64,7 @@ class StreamAccount:
 
 
 class ModelAnswers:
-    """Gives the pending requests of one model what they wait for, each exactly once.
-
-    ``recalls``: an answer may be in the cache. ``in_order``: answers wait for those of earlier requests.
-    ``tracer`` is there while requests of the model may be traced.
-    """
+    """Gives pending requests of one model what they wait for, exactly once. ``recalls``: from the cache."""
 
     def __init__(
         self,
@@ -209,10 +201,7 @@ class ModelAnswers:
                 one.give(its)
 
     def pass_on(self, flight: InFlightBatch, responses: Sequence[Answer]) -> list[PendingRequest]:
-        """One response each for some requests of a stream's batch; None: nothing for that one this time.
-
-        An error ends the stream of its request, while the batch goes on: the requests whose streams ended.
-        """
+        """One response each for some requests of a stream's batch, or None; the requests that are ended."""
         came_at = time.monotonic()
         account, failed = self._account(flight), []
         for position, (pending, response) in enumerate(zip(flight.requests, responses, strict=True)):

@@ -1,6 +1,4 @@
-"""The batches of one model under way: formed when the loop has heard what there is, sent to workers, and
-their answers handed on. What goes together, and when, is the scheduler's to say.
-"""
+"""The batches of one model under way: formed, sent to workers, and their answers handed on."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Queueing(NamedTuple):
-    """The requests of a model and who forms its batches: ``source`` is ``limits``, or without those the
-    scheduler.
-    """
+    """The requests of a model and who forms its batches: the scheduler, or ``limits`` around it."""
 
     scheduler: Scheduler
     source: BatchSource
@@ -41,10 +37,7 @@ class Queueing(NamedTuple):
 
 
 class BatchRunner:
-    """Sends the batches of one model to its instances, and takes their answers.
-
-    ``on_other`` takes what a worker says that is not about its batches.
-    """
+    """Sends batches of one model to its instances; ``on_other`` takes what a worker says of other things."""
 
     def __init__(
         self,
@@ -116,11 +109,7 @@ class BatchRunner:
     # ---- answers in -----------------------------------------------------------------------
 
     def on_message(self, link: WorkerLink, message: wire.Message) -> bool:
-        """What a worker of this model says; anything out of place is a breach of the protocol.
-
-        True: what it led to should go out before more is read. So it is with the first response of a stream,
-        and with the end of a batch: that nothing has come behind it would take a system call to find out.
-        """
+        """Take what a worker says. True for a stream's first response and a batch's end: let it out first."""
         match message:
             case wire.Done():
                 self._on_done(link, message)

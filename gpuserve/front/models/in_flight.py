@@ -29,10 +29,7 @@ _CREDIT_YIELDS: Final = YIELD_WINDOW // 4
 
 @dataclass(eq=False, slots=True)
 class InFlightBatch:
-    """A batch of ``PendingRequest`` objects, at a worker since ``sent_at``. ``blocks`` are the batch's own;
-    with ``in_place`` the worker sees the body of its one request, whose blocks stay the request's.
-    ``account`` is there once a stream had a response.
-    """
+    """A batch at a worker since ``sent_at``. ``blocks`` are its own; ``in_place`` ones are the request's."""
 
     batch: Batch
     requests: list[Any]

@@ -1,6 +1,4 @@
-"""The instances of one model as its driver knows them: the links of those that are up, and when those that
-are down may be expected. No request and no batch is known here.
-"""
+"""The instances of one model: the links of those that are up, and when the others may be expected."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ PATIENCE_S: Final = 5.0
 
 
 class Instances:
-    """Which instances are up, with their links in ``up``; ``devices`` says on which device each of the
-    model's is. One that is retired finishes what it has, and is not counted on.
-    """
+    """Which instances are up, and on which devices. One that is retired just finishes what it has."""
 
     def __init__(self, devices: Mapping[str, str]) -> None:
         self._devices = dict(devices)
@@ -47,7 +43,6 @@ class Instances:
         return len(self._coming)
 
     def resize(self, devices: Mapping[str, str]) -> None:
-        """Add the instances that are new; what the model had besides is retired, or will be."""
         new = devices.keys() - self._devices.keys()
         self._coming |= new
         self._missed_since |= dict.fromkeys(new, time.monotonic())
@@ -58,7 +53,6 @@ class Instances:
         self._retired.add(instance)
 
     def forget(self, instance: str) -> WorkerLink | None:
-        """Forget an instance that the model does not have any more; its link, as ``remove`` gives it."""
         link = self.remove(instance, None)
         self._devices.pop(instance, None)
         self._due_at.pop(instance, None)
@@ -74,9 +68,7 @@ class Instances:
         self.up[link.instance] = link
 
     def remove(self, instance: str, restart_in_s: float | None) -> WorkerLink | None:
-        """Take an instance out that is down; its link, if it was up, after all has been heard.
-        ``restart_in_s``: when its next start is due, in seconds.
-        """
+        """Take an instance out that is down, to start in ``restart_in_s``; its link, if it was up."""
         if (link := self.up.get(instance)) is not None:
             link.drain()  # what it answered before is answered
         self._coming.discard(instance)
@@ -94,9 +86,7 @@ class Instances:
         return self._devices[instance]
 
     def none_is_due(self, device: str = "") -> bool:
-        """Whether every instance, or every one of a device, is down for longer than a request should wait: it
-        was waited for so long already, or its next start is not due within that time.
-        """
+        """Whether every instance, or every one of a device, is down for longer than a request should wait."""
         now = time.monotonic()
         return all(
             name not in self.up

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 class Driver(ABC):
-    """One version of a model. Large inputs lie in its ``arena``. ``workers`` run its batches; an ensemble has
-    none.
-    """
+    """One version of a model. Large inputs lie in its ``arena``; an ensemble has no ``workers``."""
 
     spec: ModelSpec
     metrics: ModelMetrics
@@ -58,18 +56,12 @@ class Driver(ABC):
 
     @property
     def unfinished(self) -> int:
-        """How many requests wait or run."""
         counts = self.statistics()
         return counts.queued + counts.running_requests
 
     def claim(self, nbytes: int) -> Block | None:
-        """Memory for one large input, to be filled while its bytes arrive, each part after ``reserve``; None:
-        it is for the heap.
-
-        Raises:
-            InvalidArgument: no input that the model declares is so large.
-            ResourceExhausted: it is larger than the arena may be.
-            NoMemory: the machine does not allow it.
+        """Memory for one large input, filled after ``reserve``; None: it is for the heap. InvalidArgument: no
+        input is so large; ResourceExhausted, NoMemory: there is none.
         """
         check_claim(self.spec, nbytes)
         most = self.arena.limit_nbytes
@@ -84,7 +76,6 @@ class Driver(ABC):
             raise refusals.no_memory(self.spec.name) from error
 
     def free(self, blocks: Iterable[Block]) -> None:
-        """Take that memory back, of a request that was not submitted."""
         for block in blocks:
             block.free()
 
@@ -95,13 +86,9 @@ class Driver(ABC):
         on_response: OnResponse | None = None,
         on_answer: OnAnswer | None = None,
     ) -> PendingRequest:
-        """Take one request, whose blocks are the driver's to free from here on; ``on_answer`` takes what
-        became of it, or else its ``answer`` is awaited, and ``take_back()`` gives it up.
-
-        ``on_response`` takes the responses of a decoupled model; any other gives its one as the answer.
-
-        Raises:
-            RequestError: the request is wrong or refused.
+        """Take a request, and its blocks to free. ``on_answer`` gets what became of it, or else its
+        ``answer`` is awaited; ``on_response`` gets a stream's responses. Raises ``RequestError`` where it is
+        refused.
         """
 
     @abstractmethod
@@ -109,7 +96,6 @@ class Driver(ABC):
         """Take a request out of the queue, or drop its result, after its client went away."""
 
     def resize(self, spec: ModelSpec) -> None:
-        """Serve the same model with other instances."""
         self.spec = spec
 
     @abstractmethod

@@ -1,6 +1,4 @@
-"""One model at work in the front: takes its requests, queues them, and takes them back. Its batches are in
-``batch_runner.py``, its workers in ``model_workers.py``, and what its requests are told in ``answers.py``.
-"""
+"""One model at work in the front: takes its requests, queues them, and takes them back."""
 
 from __future__ import annotations
 
@@ -39,11 +37,7 @@ _HANDED_NBYTES: Final = 16 << 20
 
 
 class ModelDriver(Driver):
-    """A model's queue, its workers that are up, and its input arena of ``max_arena_nbytes`` bytes at most.
-
-    All parts of the model at work meet here. ``limiter``: where the server
-    limits rates. ``on_other`` takes what a worker says that is not about its batches.
-    """
+    """A model's queue, workers that are up, and input arena. All parts of the model at work meet here."""
 
     workers: ModelWorkers
 
@@ -151,8 +145,8 @@ class ModelDriver(Driver):
     # ---- ending ---------------------------------------------------------------------------
 
     def hand_over(self, successor: ModelDriver) -> bool:
-        """Give what no instance has begun to the driver that is served in place of this one, if that takes
-        such requests: as much as is done in one turn of the loop. Whether there may be more.
+        """Give what was not begun to the driver that replaces this one, for one turn;
+        whether more is left.
         """
         fits = successor.spec.takes_requests_of(self.spec) and not self._scheduler.draining
         taken = self._scheduler.hand_over(successor._scheduler, _HANDED_NBYTES if fits else 0)
@@ -196,9 +190,7 @@ class ModelDriver(Driver):
 
 
 class DeviceCheck:
-    """Whether a model can run a request that names memory of a device: an instance must be on that very
-    device. Which instance it becomes is the scheduler's to say.
-    """
+    """Whether a model can run a request that names a device's memory: an instance must be on that one."""
 
     def __init__(self, spec: ModelSpec, instances: Instances) -> None:
         self._name = spec.name
@@ -207,12 +199,7 @@ class DeviceCheck:
         self._instances = instances
 
     def check(self, request: InferRequest) -> None:
-        """Do nothing where the model has, or will soon have, an instance for a request that names regions.
-
-        Raises:
-            InvalidArgument: its regions are not of one device, or of one that the model is not on.
-            Unavailable: no instance on that device is to be had soon.
-        """
+        """Raise InvalidArgument or Unavailable where no instance can run a request that names regions."""
         named = sorted({one.device for one in request.regions if one.device})
         if not named:
             return

@@ -1,6 +1,5 @@
-"""The tracing of one model's requests: what its driver tells of them, while anything of it is to be traced.
-
-A driver has one of these or none, so a server that traces nothing does no work for it.
+"""The tracing of one model's requests: what its driver tells of them, while anything of it is to be traced. A
+driver has one of these or none, so a server that traces nothing does no work for it.
 """
 
 from __future__ import annotations
@@ -42,10 +41,9 @@ class OnEnd(Protocol):
 
 
 class ModelTracer:
-    """Begins traces of one model, and notes what happens to them.
-
-    ``scope``: the name of the model where it has settings of its own. ``follows_callers``: a request is
-    traced if its caller traces it, and not if its caller chose not to.
+    """Begins traces of one model, and notes what happens to them. ``scope``: the name of the model where it
+    has settings of its own. ``follows_callers``: a request is traced if its caller traces it, and not if its
+    caller chose not to.
     """
 
     def __init__(
@@ -216,9 +214,7 @@ def _outputs(response: InferResponse) -> Iterator[TracedTensor]:
 
 
 def _tensor(activity: str, name: str, datatype: str, shape: Iterable[int], data: Any) -> TracedTensor:
-    """A copy of a tensor. What lies in a client's region is the client's, and not looked at; what lies on a
-    device cannot be.
-    """
+    """A copy of a tensor's bytes; a client's region is not looked at, and a device cannot be."""
     if isinstance(data, Block) and not isinstance(data, LentExport):
         data = data.view
     if not isinstance(data, (bytes, memoryview)):

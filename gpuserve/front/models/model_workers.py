@@ -1,6 +1,4 @@
-"""The workers of one model as they come and go: which are up, what becomes of the requests of one that died
-or is retired, and when nobody is to wait for one any more.
-"""
+"""The workers of one model as they come and go, and what becomes of the requests of one that is gone."""
 
 from __future__ import annotations
 
@@ -29,10 +27,7 @@ _LOOK_S: Final = PATIENCE_S + 0.01
 
 
 class ModelWorkers:
-    """The workers of one model. ``instances`` are those that are up; ``inputs`` are read by them from
-    ``arena``, and some of them on a device (``device_inputs``). ``refusal`` makes the error for a new request
-    while no instance is to be had. ``runner`` takes their messages.
-    """
+    """The workers of one model, whose messages ``runner`` takes; ``refusal``: no instance is to be had."""
 
     def __init__(
         self,
@@ -73,7 +68,6 @@ class ModelWorkers:
         self.runner.pump_soon()
 
     def instance_down(self, instance: str, reason: str, restart_in_s: float | None = None) -> None:
-        """Take a worker out that is gone: what it ran runs once more elsewhere, or is lost."""
         if instance not in self.instances:  # it was let go meanwhile
             return
         link = self.instances.remove(instance, restart_in_s)
@@ -95,14 +89,12 @@ class ModelWorkers:
             self._answers.refuse(bound, refusals.none_on_device(self._name, device))
 
     def resize(self, spec: ModelSpec) -> None:
-        """The same model with other instances, which come up later or are going to be retired."""
         self.instances.resize({one.name: one.device for one in spec.instances})
         self.device_inputs.resize(spec)
         if self._queueing.limits is not None:
             self._queueing.limits.resize(spec.instances)
 
     def retire_instance(self, instance: str) -> None:
-        """Give an instance nothing new; it is let go once it is idle."""
         self.instances.retire(instance)
         self._queueing.source.retire(instance)
         self._refuse_hopeless(instance)

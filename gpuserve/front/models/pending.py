@@ -1,6 +1,4 @@
-"""One request with an answer to come, and how that gets to who asked: called in the very turn in which it is
-there, or as a future. No batch and no worker here, and nothing is counted.
-"""
+"""One request with an answer to come, and how that gets to who asked: in the very turn, or as a future."""
 
 from __future__ import annotations
 
@@ -123,7 +121,6 @@ class PendingRequest(QueuedRequest):
         return self.answer.cancelled() if self.on_answer is None else self._state is AnswerState.TAKEN_BACK
 
     def give(self, answer: Answer) -> None:
-        """Hand the answer over; where nobody takes it, it is closed."""
         if self.on_answer is None:
             self._resolve(answer)
         elif self._state is _WAITING:

@@ -1,7 +1,6 @@
 """Responses of earlier requests, for those that ask the same again: one cache for all models of a front.
-
-Pure: no clock and no I/O. It does not decide which models are cached, and counts no metrics of models.
-Only what succeeded is ever given to it.
+Pure: no clock and no I/O. It does not decide which models are cached, and counts no metrics of models. Only
+what succeeded is ever given to it.
 """
 
 from __future__ import annotations
@@ -50,11 +49,8 @@ class _Entry(NamedTuple):
 
 
 def cache_key(model_name: str, version: int, request: InferRequest) -> CacheKey:
-    """What the response depends on: the model, the outputs asked for in their order, the parameters, and
-    the inputs with their bytes, in any order.
-
-    ``version`` is the one that is served, whatever the request calls it. The inputs' memory is read where
-    it lies: the key is made before the request runs, since a callable may write to its inputs.
+    """What the response depends on: model, served version, outputs in order, parameters, and the inputs'
+    bytes; made before the request runs, since a callable may write to its inputs.
     """
     inputs = sorted(request.inputs, key=operator.attrgetter("name"))
     described = [(one.name, one.datatype, one.shape, len(one.data)) for one in inputs]
@@ -81,7 +77,6 @@ class ResponseCache:
         self._misses = 0
 
     def lookup(self, key: CacheKey, request_id: str) -> InferResponse | None:
-        """The response to a request of this key, with the request's own id; None where none is kept."""
         entry = self._entries.get(key)
         if entry is None:
             self._misses += 1
@@ -91,9 +86,8 @@ class ResponseCache:
         return entry.response(request_id)
 
     def store(self, key: CacheKey, response: InferResponse) -> None:
-        """Keep a copy of a response, which stays the caller's to close; others go where there is no room.
-
-        One that is larger than the cache is not kept, and no other goes for it.
+        """Keep a copy of a response, which stays the caller's to close; the oldest go where there is no room,
+        but for none larger than the cache.
         """
         nbytes = _ENTRY_NBYTES + sum(len(one.data) + _OUTPUT_NBYTES for one in response.outputs)
         if nbytes > self._max_nbytes:

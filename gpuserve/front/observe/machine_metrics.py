@@ -1,6 +1,4 @@
-"""How busy the machine is, under Triton's names: its CPU and memory from ``/proc``. Its GPUs are in
-``gpu_health``.
-"""
+"""How busy the machine's CPU and memory are, under Triton's names, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -44,14 +42,11 @@ def memory_nbytes(meminfo: str) -> tuple[int, int]:
 
 
 class CpuMetrics:
-    """The CPUs and the memory. ``proc`` is where the kernel tells of them."""
-
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._before = CpuTime(0, 0)
 
     def families(self) -> Iterator[Family]:
-        """The metrics at this moment; the utilization is that since the last call."""
         try:
             stat, meminfo = (self._proc / "stat").read_text(), (self._proc / "meminfo").read_text()
         except OSError:  # some sandboxes have neither

@@ -1,8 +1,6 @@
 """What the front counts of each model and instance, and the latest latencies of requests for their quantiles.
-The text is made in ``metrics_page.py``.
-
-Counting is on the hot path: plain numbers and a bisect, and once a batch what does not have to be counted for
-each of its requests.
+The text is made in ``metrics_page.py``. Counting is on the hot path: plain numbers and a bisect, and once a
+batch what does not have to be counted for each of its requests.
 """
 
 from __future__ import annotations
@@ -65,7 +63,6 @@ class Histogram:
             self.total += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Pairs of an upper bound and how many values are not above it, as Prometheus wants them."""
         pairs, running = [], 0
         for bound, count in zip((*map(str, map(float, self.bounds)), "+Inf"), self.counts, strict=True):
             running += count
@@ -75,9 +72,7 @@ class Histogram:
 
 @dataclass(eq=False, slots=True)
 class InstanceMetrics:
-    """One instance: its batches, whether it is up, and how long (s) its callable took to load. ``oom_splits``
-    are the batches that were run in two halves because the memory of its device did not suffice.
-    """
+    """One instance: its batches, whether it is up, its load time (s), batches halved for want of memory."""
 
     executions: BySize
     compute: Histogram = field(default_factory=lambda: Histogram(DURATION_BUCKETS))
@@ -88,7 +83,6 @@ class InstanceMetrics:
     up: int = 0
 
     def batch_failed(self, rows: int, duration_s: float) -> None:
-        """Count a batch that failed as a whole; ``ModelMetrics.failed`` counts each of its requests."""
         self.executions[rows].failures += 1
         self.compute.observe(duration_s)
 
@@ -143,11 +137,9 @@ def _quantiles(ordered: list[float]) -> list[float]:
 
 
 class OutcomeCounts:
-    """How many requests of a model had no answer from an instance, by what became of them instead.
-
-    ``failures`` are those that were accepted, by their code: the codes that any model may meet are there from
-    the start, so that a rate can be told. ``rejections`` were not accepted, by the reason; ``cancellations``
-    were taken back by their clients. ``cache_misses`` were not in the response cache, and ran.
+    """How many requests had no answer from an instance. ``failures`` were accepted, by code, the common ones
+    from the start; ``rejections`` were not, by reason; ``cancellations`` were taken back by clients;
+    ``cache_misses`` ran.
     """
 
     __slots__ = ("cache_misses", "cancellations", "failures", "rejections")
@@ -160,12 +152,9 @@ class OutcomeCounts:
 
 
 class ModelMetrics:
-    """The account of one version of a model.
-
-    ``gauges`` reads what the scheduler and the arena know at the time of a scrape; ``window`` keeps the last
-    latencies, where their quantiles are wanted.
-
-    ``declared`` gives the instances that the model has now; None: all that were mentioned.
+    """The account of one version of a model. ``gauges`` reads what the scheduler and the arena know at the
+    time of a scrape; ``window`` keeps the last latencies, where their quantiles are wanted. ``declared``
+    gives the instances that the model has now; None: all that were mentioned.
     """
 
     def __init__(
@@ -190,7 +179,6 @@ class ModelMetrics:
         self.instances: dict[str, InstanceMetrics] = {}
 
     def instance(self, name: str) -> InstanceMetrics:
-        """The instance of that name, known from its first mention on."""
         found = self.instances.get(name)
         if found is None:
             found = self.instances[name] = InstanceMetrics(self.statistics.instance(name))
@@ -203,7 +191,6 @@ class ModelMetrics:
         return [(name, one) for name, one in found if one.up > 0 or names is None or name in names]
 
     def statistics_entry(self, gpu_memory_nbytes: Mapping[int, int]) -> StatisticsEntry:
-        """The account, for the statistics endpoints, with the memory on each GPU by its number."""
         memory_nbytes = int(self.gauges().get("gpuserve_arena_bytes", 0))
         return StatisticsEntry(self.model, self.version, self.statistics, memory_nbytes, gpu_memory_nbytes)
 
@@ -220,10 +207,7 @@ class ModelMetrics:
         requests: Sequence[Any],
         answers: Sequence[object],
     ) -> None:
-        """Count a batch of ``size`` rows that came back well; ``requests`` have these answers.
-
-        Those with an error are not counted here, nor those whose fate is known already.
-        """
+        """Count a batch of ``size`` rows that came back well, with its answers; errors do not count here."""
         ended_at = time.monotonic()
         durations_s: list[float] = []
         rows = 0
@@ -243,7 +227,6 @@ class ModelMetrics:
         self.statistics.last_answer_at = time.time()
 
     def answered(self, rows: int, duration_s: float) -> None:
-        """Count the answer of an ensemble after ``duration_s``, all of which was the work of its steps."""
         phases = (0, round(duration_s * 1e9), 0)
         self.statistics.instance("")[rows].add(phases, 1, rows, 0.0, duration_s)
         self.statistics.last_answer_at = time.time()

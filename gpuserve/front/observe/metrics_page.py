@@ -1,6 +1,4 @@
-"""The metrics page: what ``metrics.py`` counts under our own names, then under Triton's, and the machine, as
-text in the Prometheus format 0.0.4. Nothing is counted here.
-"""
+"""The metrics page (Prometheus 0.0.4) under our own names, then Triton's. Nothing is counted here."""
 
 from __future__ import annotations
 
@@ -59,11 +57,7 @@ _GAUGES: Final = {
 
 
 class MetricsPage:
-    """The text of every model's metrics.
-
-    ``cache_nbytes`` reads what the response cache holds at the time of a scrape, ``gpus`` what is known of
-    the GPUs.
-    """
+    """The text of every model's metrics; ``cache_nbytes`` and ``gpus`` are read at the time of a scrape."""
 
     def __init__(
         self,
@@ -84,9 +78,7 @@ class MetricsPage:
         self._machine.append(families)
 
     async def page(self) -> bytes:
-        """The page as it is from now on, made in slices between which others have their turn. All who ask
-        while one is made share the next.
-        """
+        """The page, made in slices between which others have their turn; who ask meanwhile share the next."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._made_after(self._present))
         return await asyncio.shield(self._next)
@@ -115,9 +107,7 @@ class MetricsPage:
             await asyncio.sleep(0)
 
     def _rendering(self, machine: Iterable[Callable[[], Iterable[Family]]]) -> Generator[None, None, bytes]:
-        """Make the page, with these metrics of the machine and of the server as a whole. Each step is short,
-        and what is said of a model, and of some of its instances, is of one moment.
-        """
+        """Make the page in short steps; what is said of a model, and of some instances, is of one moment."""
         now = time.monotonic()
         own, instances, present = _Merged(_of_models), _Merged(_of_instances), _Merged(_of_present)
         at_triton = _Merged(partial(triton_metrics.model_families, now=now))

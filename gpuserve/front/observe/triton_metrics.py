@@ -1,6 +1,4 @@
-"""The metrics of models under Triton's names, so that boards and alerts made for it go on working; and the
-text of any metric in the Prometheus format 0.0.4. Pure; nothing is counted here.
-"""
+"""The metrics of models under Triton's names, and any metric's text in the Prometheus format. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +22,6 @@ class Family(NamedTuple):
 
 
 def family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> Family:
-    """A metric of one value for each set of labels."""
     return Family(name, kind, text, [sample(name, labels, value) for labels, value in values])
 
 
@@ -43,7 +40,6 @@ def histogram_family(
 
 
 def sample(name: str, labels: Labels, value: float) -> str:
-    """The line of one value, with the labels in alphabetical order."""
     inside = ",".join(f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
     number = "NaN" if math.isnan(value) else repr(value)
     return f"{name}{{{inside}}} {number}" if inside else f"{name} {number}"
@@ -54,7 +50,6 @@ def _escaped(value: str) -> str:
 
 
 def page(families: Iterable[Family], *, also_empty: bool = False) -> bytes:
-    """The text of all of them. One without samples is only there where ``also_empty``."""
     lines: list[str] = []
     for one in families:
         if one.samples or also_empty:

@@ -36,9 +36,7 @@ def transports(
     listeners: Mapping[str, int],
     grpc_port: int | None,
 ) -> list[Transport]:
-    """The servers on the listeners, descriptors by role: one for those with TLS, one for the others, and one
-    for the health port. ``grpc_port`` is where grpc.aio listens, if it does; then it has no listener.
-    """
+    """The servers on the listeners (descriptors by role); ``grpc_port`` is grpc.aio's own."""
     found: list[Transport] = []
     admission = Admission(limits_of(settings))
     service.metrics_page.add(lambda: connection_families(admission))
@@ -108,7 +106,6 @@ def _grpc(
 
 
 def limits_of(settings: ServerSettings) -> Limits:
-    """What connections may take, as the settings say."""
     return Limits(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(Limits)})
 
 

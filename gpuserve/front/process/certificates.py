@@ -35,13 +35,11 @@ class CertificateWatch:
         self._expires_at: float | None = None
 
     def families(self, clock: Callable[[], float] = time.time) -> Iterator[Family]:
-        """The metric that tells how long the certificate in use is still valid."""
         if self._expires_at is not None:
             name, text = "gpuserve_certificate_expiry_seconds", "Until the TLS certificate in use expires."
             yield family(name, "gauge", text, [({}, self._expires_at - clock())])
 
     async def run(self) -> None:
-        """Look at the files every two seconds, until cancelled."""
         self._seen = self._stamp()
         self._expires_at = self._expiry()
         while True:

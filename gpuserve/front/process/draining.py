@@ -84,16 +84,13 @@ class Draining:
     # ---- at an operator's word ------------------------------------------------------------
 
     def quiesce(self, message: messages.Quiesce) -> None:
-        """Begin to leave service; ``Quiesced`` follows when nothing waits, runs or comes, or ``timeout_s``
-        after the lame duck. It does not where the front was resumed meanwhile.
-        """
+        """Begin to leave service; ``Quiesced`` follows when idle, or ``timeout_s`` after the lame duck."""
         if self._absence is None:
             self._absence = object()
             self._health.leave()  # before what comes next is obeyed: never ready in between
         self._spawn(self._quiesce(message, self._absence))
 
     def resume(self, _: messages.Resume) -> None:
-        """Be ready again, if all else is. Clients that were told to go come back when they connect anew."""
         self._absence = None
         self._health.stay()
 

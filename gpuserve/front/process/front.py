@@ -1,7 +1,4 @@
-"""The front process put together: each message of the supervisor goes to the part that obeys it.
-
-It keeps nothing that the supervisor would not tell a successor again.
-"""
+"""The front process put together: each message of the supervisor goes to the part that obeys it."""
 
 from __future__ import annotations
 
@@ -39,11 +36,7 @@ class FrontParts:
 
 
 class Front:
-    """One front. ``run()`` lives until the supervisor says ``Quit``.
-
-    ``on_setup`` is told the settings; ``on_lost`` is what to do when the supervisor is gone or the
-    front cannot go on.
-    """
+    """One front. ``on_lost`` is called when the supervisor is gone or the front cannot go on."""
 
     def __init__(
         self,
@@ -62,7 +55,6 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Obey the supervisor until it says ``Quit``, and close everything."""
         self._control.setblocking(False)
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_defect)
@@ -96,9 +88,7 @@ class Front:
             self._obey(messages.CONTROL.decode(data), fds)
 
     def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A callback failed. Where it lost a message of the supervisor or of a worker for want of a
-        descriptor, only a successor can be told it again, and has none of our connections.
-        """
+        """A callback failed. A message lost for want of a descriptor can only be told to a successor."""
         loop.default_exception_handler(context)
         if datagram.is_starved(context.get("exception")):
             logger.critical("the front has no descriptor left for what it is told, and is replaced")

@@ -1,8 +1,7 @@
 """The models of a front as the supervisor tells of them: the generations that there are, those that get the
-requests for a model, and the instances of each that come up, go and die.
-
-Which models and instances there are is the supervisor's to say. Here a driver is made for each generation,
-and waited until a generation or an instance that is to go has finished what it has.
+requests for a model, and the instances of each that come up, go and die. Which models and instances there are
+is the supervisor's to say. Here a driver is made for each generation, and waited until a generation or an
+instance that is to go has finished what it has.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ class ModelParts:
 
 
 class Generations:
-    """Drivers by the number of their generation. Owner: ``close()`` leaves none open.
-
-    ``say`` tells the supervisor when what was to go has gone.
-    """
+    """Drivers by the number of their generation; ``close()`` leaves none open. ``say`` tells what went."""
 
     def __init__(self, parts: ModelParts, say: Say, spawn: Spawn) -> None:
         limits = resource_limits(parts.settings)
@@ -75,7 +71,6 @@ class Generations:
     # ---- generations ----------------------------------------------------------------------
 
     def add(self, message: messages.AddModel) -> None:
-        """Make the driver of a new generation, and serve it where the message says so."""
         spec = ModelSpec.from_wire(message.spec)
         driver = self._drivers[message.generation] = self._new_driver(message.generation, spec)
         placed = {one.placement.gpu_uuid: one.device for one in spec.instances}
@@ -123,7 +118,6 @@ class Generations:
                     await asyncio.sleep(0)
 
     def remove(self, message: messages.RemoveModel) -> None:
-        """Forget a generation; whoever waits for it is refused."""
         driver = self._drivers.pop(message.generation, None)
         if driver is None:  # it was removed already, and the message crossed ours
             return
@@ -186,7 +180,6 @@ class Generations:
         self._service.models.refresh(driver.spec.name)
 
     def instance_down(self, message: messages.InstanceDown) -> None:
-        """Give an instance no more batches."""
         driver = self._of_workers.get(message.generation)
         if driver is not None:
             driver.workers.fault = self._service.health.fault_of(driver.spec)
@@ -251,7 +244,6 @@ class Generations:
     # ---- all of them ----------------------------------------------------------------------
 
     def unfinished(self) -> int:
-        """How many requests wait or run, over all generations."""
         return sum(driver.unfinished for driver in self._drivers.values())
 
     def accepted(self) -> int:

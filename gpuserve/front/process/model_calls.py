@@ -1,8 +1,6 @@
 """Calls of inference callables to other models of the server: a worker asks on its link, as a client would by
-a request, and gets its answers on it.
-
-What is asked and answered stays in the arenas of the workers where it is large: the front lends the memory
-of one to the other. What a worker says is checked like a client's word.
+a request, and gets its answers on it. What is asked and answered stays in the arenas of the workers where it
+is large: the front lends the memory of one to the other. What a worker says is checked like a client's word.
 """
 
 from __future__ import annotations
@@ -31,10 +29,7 @@ _LEASES_OF_A_FRONT: Final = 1 << 32
 
 
 class _Caller:
-    """One worker of a model: its calls under way, and the answers whose memory it has, by their leases.
-
-    ``stuck`` are those of its calls that it does nothing else before, and that its own model has to answer.
-    """
+    """One worker: its calls under way, and answers lent to it, by lease. It waits for its ``stuck`` calls."""
 
     def __init__(self, link: WorkerLink, driver: ModelDriver) -> None:
         self.link = link
@@ -72,11 +67,7 @@ class ModelCalls:
         link.on_close.append(self._forget)
 
     def take(self, link: WorkerLink, message: wire.Call | wire.CallOff | wire.Return) -> None:
-        """Answer, call off, or take back what was lent, as a worker says.
-
-        Raises:
-            WireError, ValueError, TypeError: it is not what its worker may say.
-        """
+        """Answer, call off, or take back, as a worker says; WireError, ValueError, TypeError: it may not."""
         caller = self._callers[link]
         match message:
             case wire.Call():
@@ -109,7 +100,6 @@ class ModelCalls:
         pending.answer.add_done_callback(lambda _: self._answered(caller, call, pending))
 
     def _is_of_itself(self, caller: _Caller, call: wire.Call) -> bool:
-        """Whether the model that is called is that of the caller."""
         if call.model != caller.driver.spec.name:
             return False
         try:
@@ -118,11 +108,7 @@ class ModelCalls:
             return False
 
     def _check_not_stuck(self, caller: _Caller, call: wire.Call, request: InferRequest) -> None:
-        """Check that a model that asks itself has an instance that does not wait for itself.
-
-        Raises:
-            Unavailable: there is none, and all of them would wait for ever; the request is freed.
-        """
+        """Raise Unavailable for a request of a model to itself that no instance is left to answer."""
         caller.stuck.add(call.call_id)
         instances = self._in_rotation(caller.driver)
         if all(one.stuck for one in instances):
@@ -135,9 +121,7 @@ class ModelCalls:
         return any(not one.stuck for one in others)
 
     def refuse_stuck(self, driver: ModelDriver) -> None:
-        """Refuse the calls of a model to itself where all instances that are left wait for such calls: they
-        would for ever.
-        """
+        """Refuse the calls of a model to itself where all instances that are left wait for such calls."""
         callers = self._in_rotation(driver)
         if not all(one.stuck for one in callers):
             return

@@ -1,7 +1,4 @@
-"""The ports of a front: the servers on its listeners, opened, given renewed certificates, closed together.
-
-What a request is answered is the doors' to say (``assembly``); how long they stay open is ``draining``'s.
-"""
+"""The ports of a front: the servers on its listeners, opened, given renewed certificates, closed together."""
 
 from __future__ import annotations
 
@@ -31,9 +28,7 @@ class Ports:
         self._transports: list[Transport] = []
 
     async def open(self, listeners: dict[str, int]) -> None:
-        """Accept connections on the listeners, which are descriptors by role: "http", "grpc", "metrics",
-        "health".
-        """
+        """Accept connections on the listeners: descriptors by role ("http", "grpc", "metrics", "health")."""
         service, settings = self._service, self._settings
         grpc_port = None
         if settings.transport == GRPCIO and "grpc" in listeners:

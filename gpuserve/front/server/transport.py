@@ -48,11 +48,10 @@ _CLOSE_POLL_S: Final = 0.01
 
 
 class NativeTransport(Transport):
-    """HTTP/1.1, HTTP/2 and gRPC on every listener, in the loop of the front.
-
-    ``listeners`` are descriptors, each with what accepts its requests. They are closed by ``stop``, which
-    also ends what ``requests`` runs. ``idle_paths`` are how paths begin whose requests may be open while
-    there is nothing to do. ``admission`` may be shared with others.
+    """HTTP/1.1, HTTP/2 and gRPC on every listener, in the loop of the front. ``listeners`` are descriptors,
+    each with what accepts its requests. They are closed by ``stop``, which also ends what ``requests`` runs.
+    ``idle_paths`` are how paths begin whose requests may be open while there is nothing to do. ``admission``
+    may be shared with others.
     """
 
     def __init__(

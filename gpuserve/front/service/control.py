@@ -1,5 +1,4 @@
 """What clients and operators ask of the supervisor, and who waits for which answer; and the log settings.
-
 Models are loaded, and operators' verbs are run, by the supervisor. What a verb means, and whether its
 arguments can be, the supervisor says.
 """
@@ -38,9 +37,7 @@ class Questions:
         self._waiting: dict[int, asyncio.Future[VerbOutcome]] = {}
 
     async def ask(self, question: Callable[..., tuple[Any, ...]], *arguments: Any) -> VerbOutcome:
-        """Say ``question(ticket, *arguments)``, and return the answer. What was begun goes on where nobody
-        waits any more.
-        """
+        """Say ``question(ticket, *arguments)``, and return the answer; what was begun goes on unawaited."""
         ticket = next(self._tickets)
         self._waiting[ticket] = waiting = asyncio.get_running_loop().create_future()
         self._say(question(ticket, *arguments))
@@ -51,7 +48,6 @@ class Questions:
         return outcome
 
     def answered(self, ticket: int, outcome: VerbOutcome) -> None:
-        """Give an answer to who waits for it, if anybody does."""
         waiting = self._waiting.pop(ticket, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(outcome)
@@ -85,11 +81,7 @@ class AdminControl:
         self.is_open = is_open
 
     async def ask(self, verb: str, arguments: dict[str, Any]) -> VerbOutcome:
-        """Return once the supervisor has answered.
-
-        Raises:
-            Unimplemented: there is no admin API.
-        """
+        """Return once the supervisor has answered; Unimplemented: there is no admin API."""
         if not self.is_open:
             raise Unimplemented("this server has no admin API; the setting admin_api opens it")
         return await self._questions.ask(messages.Operate, verb, arguments)
@@ -104,23 +96,13 @@ class RepositoryControl:
         self._models = models
 
     async def load(self, model: str, parameters: Mapping[str, Any]) -> None:
-        """Load a model, or load it anew; returns once its new workers serve it.
-
-        ``parameters``: "config", a JSON text that changes its declaration. Nothing else is taken.
-
-        Raises:
-            RequestError: it is not allowed, the parameters are wrong, or the model could not be loaded.
-        """
+        """Load a model, changed by the JSON text "config", until it is served; raises ``RequestError``."""
         self._check_allowed(model)
         changes = self._changes(model, parameters)
         await self._ask(messages.LoadModel, model, changes)
 
     async def unload(self, model: str, parameters: Mapping[str, Any]) -> None:
-        """Unload every version of a model; returns once its workers have ended. Unknown models are ignored.
-
-        Raises:
-            RequestError: it is not allowed, or a parameter is wrong.
-        """
+        """Unload all versions of a model, until its workers have ended; raises ``RequestError``."""
         self._check_allowed(model)
         for key, value in parameters.items():
             if key != "unload_dependents":

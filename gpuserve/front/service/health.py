@@ -13,10 +13,8 @@ from gpuserve.front.v2.health import HealthReport, Watchers
 
 
 class ServerHealth:
-    """The health of one front; a ``HealthSource``.
-
-    It is ready from ``serving`` on, while its own models have enough instances and GPUs, and not while it is
-    to leave service.
+    """The health of one front; a ``HealthSource``. It is ready from ``serving`` on, while its own models have
+    enough instances and GPUs, and not while it is to leave service.
     """
 
     def __init__(self, models: ModelTable, gpus: GpuWatch, watchers: Watchers) -> None:
@@ -34,9 +32,7 @@ class ServerHealth:
         self.ended = False
 
     def require(self, min_healthy_devices: int, min_ready_instances: int) -> None:
-        """Set how many of the GPUs that models name must be usable, and how many instances of each model must
-        be up, where it has so many, for the server to be ready.
-        """
+        """Set how many of models' GPUs, and of each one's instances, must be up for readiness."""
         self._min_healthy_devices = min_healthy_devices
         self._min_ready_instances = min_ready_instances
         self._watchers.changed()
@@ -50,11 +46,7 @@ class ServerHealth:
 
     @property
     def ready(self) -> bool:
-        """Whether requests should come here: the server is not to leave, every model of its own has enough
-        live instances, and enough of their GPUs can be used.
-
-        An ensemble does not count: it is ready when the models of its steps are.
-        """
+        """Whether requests should come here: own models have enough instances and GPUs; it is not leaving."""
         own = [driver for driver in self._models.own() if driver.spec.instances]
         gpus = {one.placement.gpu_uuid for driver in own for one in driver.spec.instances} - {""}
         usable = self._gpus.are_enough(gpus, self._min_healthy_devices)
@@ -69,11 +61,7 @@ class ServerHealth:
         return len(instances.in_rotation()) >= wanted
 
     def model_ready(self, name: str, version: str) -> bool:
-        """Whether a model takes requests; false, not an error, for one that does not exist or is not loaded.
-
-        Raises:
-            InvalidArgument: the version is no number.
-        """
+        """Whether a model takes requests; false for an unknown one. InvalidArgument: a malformed version."""
         try:
             driver = self._models.find(name, version)
         except (NotFound, Unavailable):
@@ -93,7 +81,6 @@ class ServerHealth:
         return self.report().of(service)
 
     def report(self) -> HealthReport:
-        """The health of the server and of every known model at this moment."""
         latest, staying = self._models.latest, not self._leaving
         models = {
             name: staying and (driver := latest.get(name)) is not None and driver.ready
@@ -112,7 +99,6 @@ class ServerHealth:
         self._watchers.changed()
 
     def leave(self) -> None:
-        """Be not ready from now on. Requests that come are still taken."""
         self._leaving = True
         self._watchers.changed()
 

@@ -28,11 +28,7 @@ class Inference:
         on_response: OnResponse | None = None,
         on_answer: OnAnswer | None = None,
     ) -> PendingRequest:
-        """Queue one request, answered to ``on_answer`` or else by its ``answer``; see ``Driver.submit``.
-
-        Raises:
-            RequestError: it is wrong or refused; its body is freed.
-        """
+        """Queue one request as ``Driver.submit`` does; RequestError: it is refused, and its body freed."""
         try:
             driver = None if request.model_version else self._latest.get(request.model_name)
             if driver is None:
@@ -51,11 +47,7 @@ class Inference:
             raise
 
     def classify(self, response: InferResponse, pending: PendingRequest) -> None:
-        """Put the classes that the request asks for in the place of its outputs.
-
-        Raises:
-            InvalidArgument: an output has none; the response is closed.
-        """
+        """Put the classes that the request asks for in its outputs' place; InvalidArgument: one has none."""
         classification.classify(response, pending.request.class_counts, pending.spec, self._member)
 
     def _member(self, step: StepSpec) -> ModelSpec | None:
@@ -66,11 +58,7 @@ class Inference:
             return None
 
     def claim(self, model_name: str, nbytes: int, model_version: str = "") -> Block | None:
-        """Memory in the model's arena for a large input whose bytes arrive; None: keep it on the heap.
-
-        Raises:
-            RequestError: the model can never take it, see ``Driver.claim``.
-        """
+        """Memory in the model's arena for a large input; None: the heap. RequestError: it is refused."""
         try:
             driver = self._find(model_name, model_version)
         except RequestError:  # said once the request is complete

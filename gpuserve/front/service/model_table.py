@@ -1,6 +1,5 @@
-"""Which drivers serve which version of which model, and what a client is told of those that nobody serves.
-
-Versions are positive integers; on the wire they are decimal text, and "" is the highest that is ready.
+"""Which drivers serve which version of which model. Versions are positive integers, on the wire decimal text;
+"" is the highest that is ready.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ _MAX_VERSION: Final = (1 << 63) - 1
 
 class ModelTable:
     """The versions of every model that get requests, and the states of all that the supervisor knows.
-
     ``latest`` has the driver of each model for requests without a version. ``watchers`` are told of every
     change; ``gpus`` says what memory models have.
     """
@@ -50,14 +48,12 @@ class ModelTable:
     # ---- what is served -------------------------------------------------------------------
 
     def add(self, driver: Driver, *, attached: bool = False) -> None:
-        """Serve a version from now on, of a model of this server or of an attached program."""
         name = driver.spec.name
         if attached:
             self._attached.add(name)
         self.serve(name, [*self.of(name), driver])
 
     def remove(self, driver: Driver) -> None:
-        """Serve a version no more; its driver is the caller's to close."""
         name = driver.spec.name
         self.serve(name, [one for one in self.of(name) if one is not driver])
         if name not in self._versions:
@@ -77,10 +73,7 @@ class ModelTable:
         self.refresh(name)
 
     def refresh(self, name: str) -> None:
-        """Find the latest version anew, after an instance came up or went down, or the versions are others.
-
-        A version counts from its first instance on, also while all of them start again.
-        """
+        """Find the latest version anew; one counts from its first instance on, also while all start again."""
         drivers = self.of(name)
         loaded = [driver for driver in drivers if driver.was_ready]
         if drivers:
@@ -98,7 +91,6 @@ class ModelTable:
         self._watchers.changed()
 
     def stop_accepting(self) -> None:
-        """Have every version, and those that are still to come, refuse new requests."""
         self._accepting = False
         for driver in self.all():
             driver.stop_accepting()
@@ -106,16 +98,13 @@ class ModelTable:
     # ---- which there are ------------------------------------------------------------------
 
     def of(self, name: str) -> list[Driver]:
-        """The drivers that serve a model, by version."""
         versions = self._versions.get(name, {})
         return [versions[version] for version in sorted(versions)]
 
     def specs(self, name: str) -> list[ModelSpec]:
-        """The declarations of the versions of a model that are served, the highest last."""
         return [driver.spec for driver in self.of(name)]
 
     def all(self) -> list[Driver]:
-        """The drivers of every version of every model."""
         return [driver for versions in self._versions.values() for driver in versions.values()]
 
     def own(self) -> list[Driver]:
@@ -126,23 +115,15 @@ class ModelTable:
         return self._versions.keys() | self._states.keys()
 
     def devices(self) -> set[str]:
-        """The devices that any model has instances on, up or not."""
         return {one.device for driver in self.all() for one in driver.spec.instances}
 
     def metrics(self) -> list[ModelMetrics]:
-        """The account of every version of every model."""
         return [driver.metrics for driver in self.all()]
 
     # ---- what is asked --------------------------------------------------------------------
 
     def find(self, name: str, version: str = "") -> Driver:
-        """The driver of a version; an empty one means the latest.
-
-        Raises:
-            NotFound: no such model, or no such version of it.
-            Unavailable: the version exists, but is not loaded now.
-            InvalidArgument: the version is not a positive integer.
-        """
+        """The driver of a version, "" being the latest; raises NotFound, Unavailable or InvalidArgument."""
         driver = self._by_text.get((name, version)) if version else self.latest.get(name)
         if driver is not None:
             return driver
@@ -161,12 +142,7 @@ class ModelTable:
         )
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
-        """What the protocol tells of a version, the latest where none is named: the fields of a
-        ``ModelMetadataResponse``. Where the model batches, every shape gets -1 in front.
-
-        Raises:
-            NotFound, InvalidArgument, Unavailable: see ``find``.
-        """
+        """The fields of a version's ``ModelMetadataResponse``, batch axes as -1; raises as ``find``."""
         spec = self.find(name, version).spec
         versions = () if version else [str(one.spec.version) for one in self.of(name) if one.ready]
         batch = (-1,) if spec.max_batch_size else ()
@@ -185,20 +161,12 @@ class ModelTable:
         }
 
     def config(self, name: str, version: str) -> Any:
-        """The ``ModelConfig`` message of a version, the latest where none is named.
-
-        Raises:
-            NotFound, InvalidArgument, Unavailable: see ``find``.
-        """
+        """The ``ModelConfig`` message of a version, "" being the latest; raises as ``find``."""
         spec = self.find(name, version).spec
         return model_config(spec, [one.version for one in self.specs(spec.name)])
 
     def statistics(self, name: str, version: str) -> list[StatisticsEntry]:
-        """What became of the requests of a model, or of a version of it; of all models where ``name`` is "".
-
-        Raises:
-            InvalidArgument: no such model or version, or the version is not a positive integer.
-        """
+        """What became of requests of a version, a model, or all models (""); raises InvalidArgument."""
         number = version and str(version_number(name, version))
         found = self.of(name) if name else [one for each in sorted(self._versions) for one in self.of(each)]
         if name and not found:
@@ -232,7 +200,6 @@ class ModelTable:
 
 
 def _state_of(driver: Driver, said: str) -> tuple[str, str]:
-    """State and reason of a version that is served, but may not be ready."""
     if driver.ready:
         return "READY", ""
     if said == "LOADING":
@@ -250,11 +217,7 @@ def _others(versions: Sequence[int]) -> str:
 
 
 def version_number(name: str, version: str) -> int:
-    """A version of the model ``name`` as sent on the wire, where it is not empty.
-
-    Raises:
-        InvalidArgument: not a positive integer of 63 bits.
-    """
+    """A version as sent on the wire, not empty; InvalidArgument: not a positive integer of 63 bits."""
     if _INTEGER.fullmatch(version) is None or (number := int(version)) > _MAX_VERSION:
         raise InvalidArgument(
             f"failed to get model version from specified version string '{shown(version)}' "

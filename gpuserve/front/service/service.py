@@ -1,6 +1,5 @@
-"""What every door answers from: the parts of the inference service, each complete before any door opens.
-
-A door converts, calls one of the parts, and converts back. Nothing here knows HTTP or gRPC.
+"""What every door answers from: the parts of the inference service, each complete before any door opens. A
+door converts, calls one of the parts, and converts back. Nothing here knows HTTP or gRPC.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ EXTENSIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ServiceControl:
-    """What clients and operators change while the server runs, and the resources that they ask about.
-
-    ``questions`` are those to the supervisor that wait for an answer.
-    """
+    """What clients and operators change while the server runs, and ``questions`` to the supervisor."""
 
     repository: RepositoryControl
     trace: TraceControl
@@ -77,7 +73,6 @@ class InferenceService:
     extensions: tuple[str, ...] = EXTENSIONS
 
     def metadata(self) -> dict[str, Any]:
-        """What the protocol tells of the server: the fields of a ``ServerMetadataResponse``."""
         return {"name": self.name, "version": self.version, "extensions": self.extensions}
 
 
@@ -89,11 +84,7 @@ def inference_service(
     links: DeviceLinks | None = None,
     cache: ResponseCache | None = None,
 ) -> InferenceService:
-    """A service without any models yet.
-
-    ``say`` sends a message to the supervisor. ``epoch`` counts the fronts of a server. ``links`` are those of
-    the workers that are up, and ``cache`` is the response cache.
-    """
+    """A service without models yet; ``say`` sends to the supervisor, ``links`` are of workers that are up."""
     watchers = Watchers()
     gpus = GpuWatch(
         settings.gpu_health_interval_s, lambda lost: say(messages.LostGpus(lost)), watchers.changed

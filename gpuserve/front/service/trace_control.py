@@ -1,5 +1,5 @@
-"""Tracing as the rest of the front sees it: the settings that clients ask for and change, and what follows
-from them. Tracers are put on the drivers, and receptions around the doors, only while something is traced.
+"""Tracing as the rest of the front sees it: the settings that clients change, and what follows from them.
+Tracers and receptions are there only while something is traced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ CLOSE_TIMEOUT_S: Final = 2.0
 
 class TraceControl:
     """The tracing of one front. ``models`` are those that it has now; ``refresh`` is to follow any change.
-
     ``receptions`` note when calls are received and sent while anything is traced. The supervisor is told the
     settings that a client has changed, for a successor.
     """
@@ -57,21 +56,12 @@ class TraceControl:
         self._written: set[str] = set()
 
     def settings(self, model: str = "") -> dict[str, list[str]]:
-        """All settings of a model, "" for the server's: a list of texts for each name.
-
-        Raises:
-            InvalidArgument: there is no such model.
-        """
+        """All settings of a model ("": the server): lists of texts by name; or InvalidArgument."""
         self._check_model(model)
         return described(self._scopes.values(model), self._start)
 
     def update(self, model: str, changes: Changes) -> dict[str, list[str]]:
-        """Change some settings of a model, "" for the server's, and return all of them.
-
-        Raises:
-            InvalidArgument: there is no such model, or a value cannot be. Nothing is changed then.
-            Unimplemented: the trace file is not for clients to choose.
-        """
+        """Change settings of a model ("": the server); all of them. Where it raises, none is changed."""
         self._check_model(model)
         if changes:
             self._scopes.update(model, read_changes(changes))
@@ -80,7 +70,6 @@ class TraceControl:
         return self.settings(model)
 
     def restore(self, wire: Mapping[str, Any]) -> None:
-        """Take over what clients had changed at an earlier front."""
         self._scopes.restore(wire)
         self.refresh()
 

@@ -1,7 +1,4 @@
-"""The largest elements of an output in place of the output: the classification extension.
-
-Pure. A class is a text ``value:index`` or ``value:index:label``, and comes as a BYTES tensor.
-"""
+"""The largest elements of an output in its place: texts ``value:index`` or ``value:index:label``. Pure."""
 
 from __future__ import annotations
 
@@ -28,11 +25,7 @@ Member: TypeAlias = Callable[[StepSpec], ModelSpec | None]
 def classify(
     response: InferResponse, class_counts: Mapping[str, int], spec: ModelSpec, member: Member
 ) -> None:
-    """Put the classes of those outputs in their place; where that cannot be, the response is closed.
-
-    Raises:
-        InvalidArgument: an output has no order, or is too large.
-    """
+    """Put the classes of those outputs in their place; InvalidArgument: one has none, all is closed."""
     batched = spec.max_batch_size > 0
     try:
         response.outputs = [
@@ -61,11 +54,8 @@ def labels_of(output: str, spec: ModelSpec, member: Member) -> Sequence[str]:
 
 def top_classes(output: OutputTensor, count: int, batched: bool, labels: Sequence[str]) -> OutputTensor:
     """The ``count`` largest elements of each row, the largest first: shape [rows, k], or [k] without a batch.
-
-    Of equal elements the first comes first; NaN is less than any number.
-
-    Raises:
-        InvalidArgument: the datatype has no order, or there are too many elements.
+    Of equal elements the first comes first; NaN is less than any number. Raises InvalidArgument: the datatype
+    has no order, or there are too many elements.
     """
     values = _values(output)
     rows, inner = (output.shape[0], output.shape[1:]) if batched else (1, output.shape)

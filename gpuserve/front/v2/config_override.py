@@ -1,8 +1,7 @@
 """The ``config`` that a client may send with a load request: JSON of Triton's ``ModelConfig``, by protobuf's
-rules, to the changes that ``spec_changes`` makes. Pure.
-
-Only what is in the text is changed. A member without effect (empty, or as the model has it already) is taken
-whatever it is; any other that this server has nothing for is refused by name.
+rules, to the changes that ``spec_changes`` makes. Pure. Only what is in the text is changed. A member without
+effect (empty, or as the model has it already) is taken whatever it is; any other that this server has nothing
+for is refused by name.
 """
 
 from __future__ import annotations
@@ -33,12 +32,7 @@ class BadOverride(ValueError):
 
 
 def read_override(model: str, text: str, served: Sequence[ModelSpec]) -> dict[str, Any]:
-    """The changes that a text asks for. ``served`` are the versions of the model as they are served now.
-
-    Raises:
-        BadOverride: it is no JSON, or not of a ``ModelConfig``.
-        InvalidArgument: it changes what cannot be changed here; the text names it.
-    """
+    """The changes that a text asks for; raises BadOverride, or InvalidArgument for what cannot change."""
     config, given = _parse(text)
     now = model_config(served[-1], [one.version for one in served]) if served else pb.ModelConfig()
     changes: dict[str, Any] = {}
@@ -68,7 +62,6 @@ def _not_changed(model: str, field: str) -> InvalidArgument:
 
 
 def _parse(text: str) -> tuple[Any, set[str]]:
-    """The ``ModelConfig`` message of a text, and the names of the fields that the text has."""
     try:
         document = json.loads(text)
         config = json_format.Parse(text, pb.ModelConfig(), max_recursion_depth=_MAX_DEPTH)

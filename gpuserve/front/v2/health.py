@@ -1,7 +1,4 @@
-"""What a server says of its health: one report, whichever protocol and port it is asked on. Pure.
-
-Who asks over gRPC names a service of ``grpc.health.v1``; ``HealthReport.of`` knows all of them.
-"""
+"""What a server says of its health: one report, whichever protocol and port it is asked on. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +11,7 @@ _MODEL: Final = "model/"
 
 
 class HealthReport(NamedTuple):
-    """The health at one moment.
-
-    ``live``: a restart would not help. ``started``: every model of the start was loaded once. ``ready``:
-    requests should come here. ``models``: the same of each model that is known.
-    """
+    """The health at one moment. ``live``: a restart would not help. ``ready``: requests should come here."""
 
     live: bool
     started: bool

@@ -1,10 +1,7 @@
-"""JSON of the HTTP endpoint: text to checked Python values, and tensors to and from JSON arrays.
-
-Pure. Whatever a client may write is answered here with ``InvalidArgument``; what the members of an
-inference request mean is in ``doors/http/header.py``.
-
-The standard library's parser is used: NaN, Infinity and refusing duplicated keys come with it. Nesting is
-measured before it parses, since it recurses.
+"""JSON of the HTTP endpoint: text to checked Python values, and tensors to and from JSON arrays. Pure.
+Whatever a client may write is answered here with ``InvalidArgument``; what the members of an inference
+request mean is in ``doors/http/header.py``. The standard library's parser is used: NaN, Infinity and refusing
+duplicated keys come with it. Nesting is measured before it parses, since it recurses.
 """
 
 from __future__ import annotations
@@ -53,12 +50,7 @@ class DuplicateKey(InvalidArgument):
 
 
 def loads(text: bytes) -> Any:
-    """The document in ``text``: UTF-8, no key twice in an object, nested ``MAX_DEPTH`` deep at most.
-
-    Raises:
-        InvalidArgument: it is not such a document.
-        ResourceExhausted: more than ``MAX_JSON_NBYTES``.
-    """
+    """The document in ``text``; InvalidArgument, ResourceExhausted: malformed, key twice, too large."""
     if len(text) > MAX_JSON_NBYTES:
         raise ResourceExhausted(
             f"request JSON size of {len(text)} bytes exceeds the maximum allowed input size of "
@@ -96,10 +88,7 @@ def is_too_deep(text: bytes) -> bool:
 
 
 def typed(value: Any, kind: type[T], field: str) -> T:
-    """``value``, if it is a JSON boolean, string, array or object as ``kind`` says, or else InvalidArgument.
-
-    ``field`` is what that calls it, with its quotes: ``'shape' of input 'x'``.
-    """
+    """``value`` if it is JSON of this ``kind``, or else InvalidArgument about ``field``, a quoted name."""
     if type(value) is kind:
         return value
     word = _KINDS[kind]
@@ -123,14 +112,9 @@ def unsigned(value: Any, field: str) -> int:
 
 
 def tensor_bytes(data: list[Any], datatype: str, count: int, name: str) -> bytes:
-    """The elements of an input, flat or nested in any way, as row-major wire bytes.
-
-    Only the number of elements is held against the shape, as clients of this protocol expect: the
-    nesting itself may be deeper or shallower than the shape. ``name`` is for the error texts.
-
-    Raises:
-        InvalidArgument: not ``count`` elements, an element that is no value of the datatype, or
-            FP16 and BF16, which have no JSON form.
+    """An input's elements, nested in any way, as row-major wire bytes; only their number is held against the
+    shape, as clients expect. InvalidArgument: another number, another type, or FP16 and BF16, which have no
+    JSON form.
     """
     if datatype in _NO_JSON_DATA:
         raise InvalidArgument(
@@ -144,12 +128,7 @@ def tensor_bytes(data: list[Any], datatype: str, count: int, name: str) -> bytes
 
 
 def tensor_json(data: bytes | memoryview, datatype: str, shape: tuple[int, ...], name: str) -> str:
-    """The elements of output ``name`` as a flat JSON array; NaN and infinities as rapidjson writes them.
-
-    Raises:
-        InvalidArgument: the output has no JSON form (FP16, BF16, BYTES that are not UTF-8); the text
-            says to ask for it as binary data.
-    """
+    """An output's elements as a flat JSON array, NaN as rapidjson writes it; or InvalidArgument."""
     if datatype in _NO_JSON_DATA:
         raise InvalidArgument(
             f"sending {datatype} data via JSON is not supported. "
@@ -198,10 +177,7 @@ def _flatten(data: list[Any], name: str) -> list[Any]:
 
 
 def _check_types(elements: list[Any], allowed: set[type], tried: str, expected: str, name: str) -> None:
-    """One pass in C over the elements' types; the culprit is looked up only where there is one.
-
-    ``tried`` is Triton's word for what was expected, which clients look for.
-    """
+    """One pass in C over the elements' types; ``tried`` is Triton's word for them, which clients look for."""
     if set(map(type, elements)) <= allowed:
         return
     position = next(i for i, element in enumerate(elements) if type(element) not in allowed)

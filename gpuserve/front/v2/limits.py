@@ -1,8 +1,4 @@
-"""The caps on what one request may name, and how names and shapes from outside are shown in a text.
-
-Both codecs and the validation use these. They bound the work that a hostile request can cause before
-it is refused, and the length of the sentence that refuses it. No rule of the protocol is here.
-"""
+"""The caps on what one request may name, and how names and shapes from outside are shown in a text. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The log settings as JSON and as ``LogSettings`` messages. Pure; what they do is in ``service/control.py``.
-
-The texts of the errors are Triton's, which differ between the two protocols.
-"""
+"""The log settings as JSON and as messages, with Triton's error texts, which differ between the two. Pure."""
 
 from __future__ import annotations
 
@@ -26,13 +23,7 @@ _FIELDS: Final = {_VERBOSE: ("uint32_param", "int32"), _FORMAT: ("string_param",
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The fields of ``LogSettings`` that a body changes; null leaves one as it is.
-
-    Raises:
-        InvalidArgument: malformed JSON, or a value of another type.
-        Unimplemented: the log file, which is not for clients to choose.
-        Unavailable: an unknown format of the time.
-    """
+    """The fields of ``LogSettings`` that a body changes; raises a ``RequestError`` if it cannot be."""
     document = loads(body)
     if not isinstance(document, dict):
         raise InvalidArgument("the body of a logging request must be a JSON object")
@@ -47,12 +38,7 @@ def json_body(settings: LogSettings) -> bytes:
 
 
 def parse_message(request: Any) -> dict[str, Any]:
-    """The fields of ``LogSettings`` that a ``LogSettingsRequest`` changes; no value leaves one as it is.
-
-    Raises:
-        InvalidArgument: a value of another type, or an unknown format of the time.
-        Unimplemented: the log file, which is not for clients to choose.
-    """
+    """The fields of ``LogSettings`` that a message changes; raises a ``RequestError`` if it cannot be."""
     given = {name: one for name, one in request.settings.items() if one.WhichOneof("parameter_choice")}
     if _FILE in given:
         raise Unimplemented(_NO_FILE)

@@ -1,7 +1,5 @@
-"""A model's configuration as clients are told it: ``ModelSpec`` to Triton's ``ModelConfig`` message, and
-that to JSON with the names of its fields.
-
-Pure. What the configuration leaves out of ``ModelSpec`` (queue limits in bytes, warm-up) has no field there.
+"""A model's configuration as clients are told it: ``ModelSpec`` to Triton's ``ModelConfig`` message, and that
+to JSON. Pure.
 """
 
 from __future__ import annotations
@@ -37,10 +35,7 @@ _FALSE_TRUE: Final = {"INT32": "int32_false_true", "FP32": "fp32_false_true", "B
 
 
 def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
-    """The ``ModelConfig`` message of a model. Shapes are without the batch axis where the model batches.
-
-    ``versions`` are those that are served, where they are more than this one.
-    """
+    """The ``ModelConfig`` message of a model, served in ``versions``; shapes without the batch axis."""
     files = {one.output: one.filename for one in spec.labels}
     config = pb.ModelConfig(
         name=spec.name,
@@ -75,9 +70,7 @@ def model_config_body(config: Any) -> bytes:
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A protobuf message as JSON knows it, with the names of its fields and with those that are not set,
-    but for messages. Unlike protobuf's own JSON, 64-bit integers are numbers.
-    """
+    """A protobuf message as JSON by field names, unset ones too but messages; 64-bit integers are numbers."""
     return {
         field.name: _plain_value(field, getattr(message, field.name))
         for field in message.DESCRIPTOR.fields

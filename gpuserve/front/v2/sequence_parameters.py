@@ -20,13 +20,7 @@ _MAX_UINT64: Final = (1 << 64) - 1
 
 
 def sequence_of(correlation_id: int | str, *, start: bool, end: bool) -> Sequence | None:
-    """The sequence of a request; None where the id, 0 or "", says that there is none.
-
-    A negative id is one above 2^63, as clients write it that have no other integer on the wire.
-
-    Raises:
-        InvalidArgument: the id is too long.
-    """
+    """The sequence of a request; None: its id is 0 or "". A negative id is one above 2^63."""
     if isinstance(correlation_id, int):
         correlation_id &= _MAX_UINT64
     elif len(correlation_id) > MAX_ID_CHARACTERS:
@@ -38,11 +32,7 @@ def sequence_of(correlation_id: int | str, *, start: bool, end: bool) -> Sequenc
 
 
 def json_sequence(parameters: dict[str, Any]) -> Sequence | None:
-    """The sequence that the parameters of a request over HTTP name, which may hold others.
-
-    Raises:
-        InvalidArgument: one of the three has the wrong type, or the id is out of range.
-    """
+    """The sequence that parameters over HTTP name; InvalidArgument: a wrong type, or an id out of range."""
     if SEQUENCE_KEYS.isdisjoint(parameters):
         return None
     correlation_id = parameters.get(ID, 0)

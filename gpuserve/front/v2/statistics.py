@@ -53,11 +53,10 @@ class Duration(NamedTuple):
 
 
 class Executions:
-    """The executions of one merged batch size on one instance; or sums of such.
-
-    ``requests`` and ``rows`` are those that were answered; the fields that begin with ``request_`` have each
-    execution's duration as often as it answered requests. ``queue_s`` is from acceptance to the worker,
-    ``elapsed_s`` from there to the answer. ``failures`` are calls that failed as a whole, no executions.
+    """The executions of one merged batch size on one instance; or sums of such. ``requests`` and ``rows`` are
+    those that were answered; the fields that begin with ``request_`` have each execution's duration as often
+    as it answered requests. ``queue_s`` is from acceptance to the worker, ``elapsed_s`` from there to the
+    answer. ``failures`` are calls that failed as a whole, no executions.
     """
 
     __slots__ = (
@@ -72,7 +71,6 @@ class Executions:
         self.request_input_ns = self.request_infer_ns = self.request_output_ns = 0
 
     def add(self, phases: Phases, requests: int, rows: int, queue_s: float, elapsed_s: float) -> None:
-        """Count one execution more; ``queue_s`` and ``elapsed_s`` are sums over its requests."""
         input_ns, infer_ns, output_ns = phases
         self.count += 1
         self.requests += requests
@@ -88,7 +86,6 @@ class Executions:
 
 
 def total(cells: Iterable[Executions]) -> Executions:
-    """The sum of all cells, field by field."""
     found = Executions()
     for one in cells:
         for field in Executions.__slots__:
@@ -112,11 +109,7 @@ class ResponseFate(enum.Enum):
 
 
 class Responses:
-    """The responses of one index, over all requests of a decoupled model.
-
-    ``compute_infer`` is the time to the response since the one before, or since the batch was sent;
-    ``compute_output`` the time until it was with its door. Only ``SUCCESS`` and ``FAIL`` compute anything.
-    """
+    """The responses of one index over all requests: times since the one before, and until the door."""
 
     __slots__ = ("_fates", "_infer_s", "_output_s")
 
@@ -161,7 +154,6 @@ class ModelStatistics:
     # ---- what happens; executions are added to their cells -----------------------------------
 
     def instance(self, name: str) -> BySize:
-        """The executions of an instance, which is known from its first mention on."""
         return self.instances.setdefault(name, defaultdict(Executions))
 
     def failed(self, reason: FailureReason, duration_s: float) -> None:
@@ -222,10 +214,7 @@ class ModelStatistics:
 
 
 class StatisticsEntry(NamedTuple):
-    """One version of a model: its account, and the shared memory that it takes.
-
-    ``gpu_memory_nbytes``: what its workers have on each GPU, by the GPU's number.
-    """
+    """One version of a model: its account, and the GPU memory of its workers in bytes by GPU number."""
 
     name: str
     version: str

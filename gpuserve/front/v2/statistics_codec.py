@@ -1,6 +1,4 @@
-"""The statistics of models as JSON and as a ``ModelStatisticsResponse``: one form for both, with the names of
-the protocol. Pure; what is counted is said in ``front/v2/statistics.py``.
-"""
+"""The statistics of models as JSON and as a ``ModelStatisticsResponse``: one form for both. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What the parameters of one tensor of a request say, over either protocol: its place in a region of shared
-memory, and how many classes of an output are wanted.
-
-Pure. Parameters come as plain values by name; ``Kinds`` is how the protocol calls their types. Whether there
-is such a region, and what it holds, is the region table's to say.
+memory, and how many classes of an output are wanted. Pure. Parameters come as plain values by name; ``Kinds``
+is how the protocol calls their types. Whether there is such a region, and what it holds, is the region
+table's to say.
 """
 
 from __future__ import annotations
@@ -41,10 +40,8 @@ class OutputsAsked(NamedTuple):
 
 
 def region_slice(given: Mapping[str, Any], name: str, kinds: Kinds) -> RegionSlice | None:
-    """Where the tensor ``name`` lies, or is to be written; None where that is not in a region.
-
-    Raises:
-        InvalidArgument: a parameter of the wrong type, one without the other, or numbers that no memory has.
+    """Where the tensor ``name`` lies, or is to be written; None where that is not in a region. Raises
+    InvalidArgument: a parameter of the wrong type, one without the other, or numbers that no memory has.
     """
     region = given.get(REGION)
     if region is None:

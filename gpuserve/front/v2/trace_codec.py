@@ -1,6 +1,4 @@
-"""The trace settings as JSON and as ``TraceSetting`` messages. Pure: every setting is a list of texts here,
-None where it is taken back. What the texts mean is in ``observe/tracing/values.py``.
-"""
+"""The trace settings as JSON and as ``TraceSetting`` messages: lists of texts, None: taken back. Pure."""
 
 from __future__ import annotations
 

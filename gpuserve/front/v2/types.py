@@ -1,8 +1,4 @@
-"""The requests and responses of the Open Inference Protocol v2, as the service layer sees them.
-
-Plain types without I/O. Both codecs (HTTP, gRPC) make and take these; nothing below the codecs knows
-JSON, protobuf, HTTP or gRPC.
-"""
+"""The requests and responses of the v2 protocol: plain types, which both codecs (HTTP, gRPC) make."""
 
 from __future__ import annotations
 
@@ -113,10 +109,7 @@ class InferRequest:
 
 @dataclass(eq=False, slots=True)
 class OutputTensor:
-    """One output of a response; ``data`` is row-major, BYTES length-prefixed.
-
-    One that is ``placed`` lies in the client's region: its data here is empty.
-    """
+    """One output; ``data`` is row-major, BYTES length-prefixed, empty where it is ``placed`` in a region."""
 
     name: str
     datatype: str
@@ -127,10 +120,9 @@ class OutputTensor:
 
 @dataclass(eq=False, slots=True)
 class InferResponse:
-    """One response. ``model_version`` is the decimal version, never empty; ``id`` echoes the request's.
-
-    The outputs' memory may belong to a worker's output arena: whoever writes the response calls
-    ``close()`` when the bytes have been copied out, exactly once. ``memory`` is that arena.
+    """One response. ``model_version`` is the decimal version, never empty; ``id`` echoes the request's. The
+    outputs' memory may belong to a worker's output arena: whoever writes the response calls ``close()`` when
+    the bytes have been copied out, exactly once. ``memory`` is that arena.
     """
 
     model_name: str
@@ -148,10 +140,7 @@ class InferResponse:
 
 
 class IndexEntry(NamedTuple):
-    """One version of a model in the repository index.
-
-    ``state`` is READY, UNAVAILABLE, LOADING or UNLOADING; what is empty is not said.
-    """
+    """One version of a model in the repository index: READY, UNAVAILABLE, LOADING or UNLOADING."""
 
     name: str
     version: str = ""

@@ -1,7 +1,6 @@
-"""Whether a request fits its model, how many rows it has, and which others may share its batch. Pure.
-
-Clients know many of these sentences, so they are worded as Triton words them and then say more. What a shape
-comes to is worked out once and remembered for the next request of that shape.
+"""Whether a request fits its model, how many rows it has, and which others may share its batch. Pure. Clients
+know many of these sentences, so they are worded as Triton words them and then say more. What a shape comes to
+is worked out once and remembered for the next request of that shape.
 """
 
 from __future__ import annotations
@@ -56,11 +55,7 @@ _RANGES: Final = {
 
 
 class CheckedRequest(NamedTuple):
-    """What the scheduler needs to know of a request that fits.
-
-    ``rows`` is its batch size, 1 where the model does not batch. Requests with equal ``merge_key``
-    hold the same inputs with the same shape behind the batch dimension. ``nbytes`` is of all inputs.
-    """
+    """What the scheduler needs to know of a fitting request; equal ``merge_key``: equal inner shapes."""
 
     rows: int
     merge_key: Hashable
@@ -68,10 +63,7 @@ class CheckedRequest(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """What the shape of an input comes to. ``nbytes`` is None for BYTES, whose size is in the data.
-
-    ``alone`` is the answer for a request that has no other input.
-    """
+    """What the shape of an input comes to; ``nbytes`` is None for BYTES, whose size is in the data."""
 
     rows: int
     inner: tuple[str, tuple[int, ...]]
@@ -96,12 +88,7 @@ class ModelCheck:
         self._known: dict[tuple[str, str, tuple[int, ...]], CheckedRequest] = {}
 
     def check(self, request: InferRequest) -> CheckedRequest:
-        """Check the request against the model, and put its inputs in the order of declaration.
-
-        Raises:
-            InvalidArgument: it does not fit; the text names the model, the tensor, what was expected
-                and what came.
-        """
+        """Check the request, and put its inputs in the order of declaration; raises InvalidArgument."""
         if len(request.parameters) > MAX_PARAMETERS:
             check_count("parameters", len(request.parameters), MAX_PARAMETERS, self._name)
         if request.outputs not in self._accepted_outputs:
@@ -285,7 +272,6 @@ class _InputCheck:
         return measured.alone
 
     def measure(self, tensor: InputTensor) -> _Measured:
-        """Check an input; what its shape comes to."""
         measured = self._measured.get(tensor.shape)
         if measured is None or tensor.datatype != self._datatype:
             if tensor.datatype != self._datatype:

@@ -29,9 +29,7 @@ from gpuserve_worker.protocol.tensor import BYTES
 
 
 class EnsembleDriver(Driver):
-    """The requests of an ensemble under way, and the arena of their inputs, which is lent to the workers of
-    whatever models read them. ``models`` finds the driver of a model's version.
-    """
+    """The requests of an ensemble under way, and the arena of their inputs, which is lent to workers."""
 
     def __init__(
         self,

@@ -1,6 +1,5 @@
-"""The models that an ensemble asks, as it finds them at each step: they come and go while it is served. And
-which tensors between the steps stay on a device: those that nobody but workers with a device reads. That is
-asked for each step of each request too; what does not hold goes by the host.
+"""The models that an ensemble asks, found at each step, as they come and go; and which tensors between the
+steps stay on a device.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ class Members:
             return False
 
     def submit(self, request: InferRequest) -> PendingRequest:
-        """Queue one step, whose regions stay until it is through.
-
-        Raises:
-            RequestError: there is no such model now, it gives streams, or it refuses; the body is freed.
-        """
+        """Queue one step, whose regions stay until it is through; RequestError: refused, its body freed."""
         try:
             driver = self._find(request)
         except RequestError:

@@ -22,11 +22,7 @@ from gpuserve.states import IllegalTransition, StepTable
 
 
 class PlannedStep(NamedTuple):
-    """A step of a plan. ``number`` is its place in the declaration; ``version`` is "" for the latest.
-
-    ``reads`` are pairs of an input of its model and the tensor that it gets; ``writes`` of an output of its
-    model and the tensor that it makes, of those that somebody wants.
-    """
+    """A step of a plan: ``reads`` are pairs (input of its model, tensor), ``writes`` (output, tensor)."""
 
     number: int
     model: str
@@ -36,10 +32,7 @@ class PlannedStep(NamedTuple):
 
 
 class EnsemblePlan:
-    """All that a request for certain outputs needs.
-
-    ``readers`` counts, for each tensor, how many inputs of steps it is.
-    """
+    """All that a request for certain outputs needs; ``readers`` counts the steps' inputs of each tensor."""
 
     def __init__(self, spec: ModelSpec, outputs: Sequence[str]) -> None:
         self.outputs = tuple(outputs) or tuple(one.name for one in spec.outputs)

@@ -1,6 +1,4 @@
-"""One request of an ensemble: sends its steps to their models, hands their tensors on, and puts the answer
-together. What is next is ``plan.py``'s to say.
-"""
+"""One request of an ensemble: sends steps to their models, hands tensors on, and makes the answer."""
 
 from __future__ import annotations
 
@@ -27,11 +25,8 @@ Outcome: TypeAlias = InferResponse | RequestError
 
 
 class EnsembleRun:
-    """One request of an ensemble under way: what it was asked, whom it asks, and what it holds of each step's
-    tensors.
-
-    ``memory`` is that of the request's own blocks, which are this run's to free. ``on_end`` is told what
-    became of it, once, unless it was ended from outside. ``reception``: its steps are traced as parts of it.
+    """One request of an ensemble under way, which frees its blocks in ``memory``. ``on_end`` is told what
+    became of it, once, unless it was ended from outside.
     """
 
     def __init__(
@@ -66,7 +61,6 @@ class EnsembleRun:
         self._go_on()
 
     def end(self) -> None:
-        """Nobody waits for it any more: its steps are taken back, and all that it holds is free."""
         self._progress.end()
         running, self._running = self._running, {}
         for pending in running.values():
@@ -179,7 +173,6 @@ class EnsembleRun:
             self._on_end(self._pending, self._response())
 
     def _hand_over(self, tensor: str, datatype: str, shape: tuple[int, ...], data: list[Any]) -> None:
-        """A tensor is there; ``data`` is as many times its bytes as steps read it."""
         left = iter(data)
         for step in self._plan.steps:
             for theirs, ours in step.reads:

@@ -1,9 +1,5 @@
-"""Who holds what between the steps of an ensemble: the same bytes for each of their readers, and the word to
-their owner when the last of them is through. Nothing large is copied here.
-
-Large tensors lie in the arena of the worker that made them, or, those of the request itself, in the
-ensemble's own; the workers of the models that read them are lent that memory. Those that only workers with a
-device read may stay on a device, and are lent alike.
+"""Who holds what between the steps of an ensemble: the same bytes for all of their readers, lent and not
+copied, and the word to their owner when the last is through.
 """
 
 from __future__ import annotations
@@ -63,10 +59,7 @@ def of_response(
     shared: bool,
     placement: RegionSlice | None,
 ) -> list[Data]:
-    """An output of a step for each of its readers among the steps; ``holders`` are those of the response.
-
-    ``placement`` is where it is, if it was written into a client's region.
-    """
+    """An output of a step for each reader; ``placement`` is where it is if that is a client's region."""
     if output.placed:
         assert placement is not None, "an output lies in a region only where that was asked for"
         return [_written(placement, output)] * readers

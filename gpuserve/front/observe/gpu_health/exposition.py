@@ -1,7 +1,6 @@
 """What is told of GPUs: on the metrics page, under Triton's names and under our own with what those do not
-tell, and as the JSON of ``GET /v2/gpus``. Pure.
-
-What NVML did not say lately is not there: an old figure would be taken for a new one. The state always is.
+tell, and as the JSON of ``GET /v2/gpus``. Pure. What NVML did not say lately is not there: an old figure
+would be taken for a new one. The state always is.
 """
 
 from __future__ import annotations
@@ -162,11 +161,7 @@ _BY_LABEL: Final[Sequence[tuple[str, str, str, str, Callable[[WatchedGpu], _Part
 def gpus_document(
     gpus: Iterable[WatchedGpu], models: Iterable[ModelMemory], age_s: float, stale: bool
 ) -> dict[str, Any]:
-    """The body of ``GET /v2/gpus``. What a GPU does not tell is null, as is all of what NVML said while it
-    is lost or silent.
-
-    ``age_s`` is how old what NVML said is, ``stale`` whether that is more than it should be.
-    """
+    """The body of ``GET /v2/gpus``; what a GPU does not tell is null. ``age_s`` is how old it all is."""
     memory = list(models)
     return {
         "stale": stale,

@@ -1,6 +1,4 @@
-"""All GPUs together: what is known of each, which are lost, and whether what is known is old. Pure: time is
-an argument. What follows for models is decided elsewhere.
-"""
+"""All GPUs together: what is known of each, which are lost, and whether what is known is old. Pure."""
 
 from __future__ import annotations
 
@@ -83,7 +81,6 @@ class GpuFleet:
                 gpu.life.xid(xid.number, now)
 
     def look(self, now: float) -> None:
-        """Forget the readings of all GPUs where nothing was heard for too long."""
         if self.is_stale(now):
             for gpu in self:
                 gpu.reading = None
@@ -100,7 +97,6 @@ class GpuFleet:
     # ---- questions ------------------------------------------------------------------------
 
     def age_s(self, now: float) -> float:
-        """How old the last answers are; infinite where there never were any."""
         return now - self._heard_at if self._has_heard else math.inf
 
     def is_stale(self, now: float) -> bool:

@@ -1,7 +1,6 @@
-"""The thread that asks NVML, round after round, and hears of Xids between the rounds.
-
-A call that hangs hangs this thread and nothing else: it is a daemon that nobody joins, and whoever is told of
-the answers sees by their age that none come. What they mean is not judged here.
+"""The thread that asks NVML, round after round, and hears of Xids between the rounds. A call that hangs hangs
+this thread and nothing else: it is a daemon that nobody joins, and whoever is told of the answers sees by
+their age that none come. What they mean is not judged here.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ REOPEN_INTERVALS: Final = 5
 
 
 class GpuMonitor:
-    """Asks every ``interval_s``. ``tell`` gets the news, in this thread; ``load`` gives the module of NVML.
-
-    ``is_gpu_lost`` is for the listener to set: while it is true, NVML is opened anew now and then.
-    """
+    """Asks every ``interval_s``; ``tell`` gets the news. While ``is_gpu_lost``, NVML is opened anew."""
 
     def __init__(
         self, interval_s: float, tell: Callable[[GpuNews], None], load: Callable[[], Any] = load_nvml
@@ -49,7 +45,6 @@ class GpuMonitor:
         threading.Thread(target=self._run, name="gpuserve-nvml", daemon=True).start()
 
     def stop(self) -> None:
-        """Give no more news from now on. A call that hangs is left to itself."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -60,7 +55,6 @@ class GpuMonitor:
             self._say(NvmlAbsence(str(absent)))
 
     def _watch_for_a_while(self) -> None:
-        """Open NVML, or raise NvmlAbsent, and ask it until it should be opened anew."""
         try:
             nvml = Nvml(self._load)
             if self._names is None:
@@ -78,7 +72,6 @@ class GpuMonitor:
             nvml.close()
 
     def _ask(self, nvml: Nvml) -> None:
-        """Ask round after round, until the server ends or NVML should be opened anew."""
         bad_rounds = 0
         while not self._stopped.is_set() and bad_rounds < REOPEN_INTERVALS:
             due_at = time.monotonic() + self._interval_s

@@ -1,6 +1,4 @@
-"""What the front knows of GPUs, on its loop: the news of the monitor's thread go into the fleet, and what
-changes by them is told to whoever has to know. Questions about GPUs are answered here.
-"""
+"""What the front knows of GPUs, on its loop: the monitor's news, and who is told of changes."""
 
 from __future__ import annotations
 
@@ -25,10 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class GpuWatch:
-    """The GPUs. Without ``start()``, as on a machine without any, nothing is known and nothing is wrong.
-
-    ``on_lost`` is told all GPUs that are lost, whenever those are others; ``on_change`` that a state changed.
-    """
+    """The GPUs; nothing is known without ``start()``. ``on_lost`` is told all lost GPUs when those change."""
 
     def __init__(
         self,

@@ -81,7 +81,6 @@ class OtlpWriter:
     def _span(
         self, name: str, trace: Trace, times: tuple[int, int], context: Context, attributes: dict[str, Any]
     ) -> Context:
-        """One finished span; the context for those inside it. Only those with attributes fail."""
         start, end = (moment + trace.epoch_ns for moment in times)
         kind = SpanKind.SERVER if name == _ROOT else SpanKind.INTERNAL
         span = self._tracer.start_span(name, context, kind, attributes, start_time=start)

@@ -1,7 +1,6 @@
-"""The network's side of a traced request: when it was received and sent, and who called.
-
-A ``Reception`` is one HTTP request or gRPC call. The doors make one for each while anything is traced, by
-``Receptions``, tell it when something comes and goes, and give it to the requests that the call leads to.
+"""The network's side of a traced request: when it was received and sent, and who called. A ``Reception`` is
+one HTTP request or gRPC call. The doors make one for each while anything is traced, by ``Receptions``, tell
+it when something comes and goes, and give it to the requests that the call leads to.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ _MAX_TRACESTATE_NBYTES: Final = 512
 
 
 class Receptions:
-    """Makes the receptions of one front. ``deliver`` takes finished traces; while nothing is traced, it is
-    None, and there are no receptions.
-    """
+    """Makes the receptions of one front; ``deliver`` takes traces, and is None while nothing is traced."""
 
     def __init__(self) -> None:
         self.deliver: Deliver | None = None
@@ -39,9 +36,7 @@ class Receptions:
 
 
 class Reception:
-    """One call. Of a stream every request is a trace of its own; otherwise what comes after the first one is
-    its child, and not chosen where the first was not.
-    """
+    """One call. Of a stream every request is a trace of its own; otherwise later ones are children."""
 
     def __init__(
         self, deliver: Deliver, headers: Iterable[tuple[bytes, bytes]], *, grpc: bool, stream: bool

@@ -21,10 +21,7 @@ from gpuserve.settings.server import TraceSettings
 
 
 class Sampler:
-    """Chooses which requests of one scope of settings are traced: one in so many, and no more than so many.
-
-    ``overrides`` are the settings of this scope alone.
-    """
+    """Chooses which requests of one scope are traced: one in so many, and no more than so many."""
 
     __slots__ = ("_seen", "overrides", "values")
 
@@ -77,11 +74,7 @@ class TraceScopes:
         return model in self._models
 
     def update(self, model: str, read: Mapping[str, int | None]) -> None:
-        """Change the settings of a model; "": of the server.
-
-        Raises:
-            InvalidArgument: nothing could be traced with them. Nothing is changed then.
-        """
+        """Change the settings of a model ("": the server); InvalidArgument: nothing could be traced."""
         scope = self._models.get(model) if model else self._server
         overrides = applied(scope.current_overrides() if scope is not None else {}, read)
         values = self._merged(model, overrides)
@@ -97,7 +90,6 @@ class TraceScopes:
             self._models.pop(model, None)
 
     def forget(self, model: str) -> None:
-        """Drop the settings of a model that is gone; another one of its name begins without any."""
         self._models.pop(model, None)
 
     def to_wire(self) -> dict[str, Any]:

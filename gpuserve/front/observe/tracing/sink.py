@@ -1,6 +1,5 @@
-"""The way of finished traces off the event loop: a bounded queue, and the thread that empties it.
-
-What finds the queue full is dropped and counted: a slow disk or collector must not slow requests.
+"""The way of finished traces off the event loop: a bounded queue, and the thread that empties it. What finds
+the queue full is dropped and counted: a slow disk or collector must not slow requests.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ class TraceSink:
             self._changed.notify()
 
     def close(self, timeout_s: float) -> None:
-        """Write the traces that wait, and return after ``timeout_s`` at the latest."""
         with self._changed:
             self._ended = True
             self._changed.notify()

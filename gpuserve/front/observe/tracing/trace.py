@@ -1,7 +1,4 @@
-"""What is noted of one traced request until it is written: moments, tensors, and its children.
-
-Moments are nanoseconds of the monotonic clock, the one that the scheduler uses.
-"""
+"""What is noted of one traced request until it is written; moments are nanoseconds of the monotonic clock."""
 
 from __future__ import annotations
 
@@ -56,11 +53,7 @@ class TraceParent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """One traced request: a record with more than twelve fields, because a trace file has them.
-
-    ``scope`` is the model whose own settings chose it, "" for the server's. ``children`` are the requests
-    that this one led to inside the server.
-    """
+    """One traced request, with a trace file's many fields. ``scope``: whose settings chose it."""
 
     id: int
     model: str

@@ -38,9 +38,7 @@ class _ArrayFile:
             raise
 
     def append(self, texts: Sequence[str]) -> None:
-        """Add the events of traces, one text each, and end the JSON array behind them: all of them or, where
-        the disk is full, none. Raises ``OSError`` then.
-        """
+        """Add traces' events and end the JSON array behind them; OSError: the disk is full, none is there."""
         added = (b"\n" if self._end == _BEGUN else b",\n") + ",\n".join(texts).encode()
         try:
             self._write(added + _END, self._end)
@@ -76,10 +74,7 @@ class _ArrayFile:
 
 
 class TraceFileWriter:
-    """Writes traces into ``path``, or, where their settings say how many a file, into ``path.0``, ``path.1``…
-
-    ``continues``: an earlier front of this server has written there.
-    """
+    """Writes traces into ``path``, or ``path.0``, ``path.1``…; after an earlier front if it ``continues``."""
 
     def __init__(self, path: str, *, continues: bool) -> None:
         self._path = path

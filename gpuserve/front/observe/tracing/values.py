@@ -1,6 +1,5 @@
-"""The values of the trace settings: how they are read from text, merged, checked and shown.
-
-Pure. Who has which values is in ``scopes.py``; the texts of the errors are Triton's.
+"""The values of the trace settings: how they are read from text, merged, checked and shown. Pure. Who has
+which values is in ``scopes.py``; the texts of the errors are Triton's.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ Overrides: TypeAlias = dict[str, int]
 @dataclass(frozen=True, slots=True)
 class TraceValues:
     """The settings that count for a request: one in ``rate``, ``count`` more of them (-1: without end).
-
     ``level`` is the number of a ``Level``, so that all of it are integers.
     """
 
@@ -77,12 +75,7 @@ def start_values(start: TraceSettings) -> TraceValues:
 
 
 def read_changes(changes: Changes) -> dict[str, int | None]:
-    """The fields that an update names, read; None takes one back. Unknown names do not count.
-
-    Raises:
-        Unimplemented: the trace file, which only the operator chooses.
-        InvalidArgument: a value that cannot be.
-    """
+    """The fields of an update; None takes one back. Unimplemented: the file; InvalidArgument: bad value."""
     if "trace_file" in changes:
         raise Unimplemented("trace file location can not be updated through network protocol")
     read: dict[str, int | None] = {}

@@ -1,7 +1,4 @@
-"""Bodies of HTTP/1 requests while they arrive (RFC 9112, 6.3 and 7.1): what of the bytes is the body's.
-
-Pure. ``cut`` takes what has arrived and gives what of it is body, and what comes after the body.
-"""
+"""Bodies of HTTP/1 requests while they arrive (RFC 9112, 6.3 and 7.1): what of the bytes is theirs. Pure."""
 
 from __future__ import annotations
 
@@ -72,11 +69,7 @@ class ChunkedBody:
         self._trailers_nbytes = 0
 
     def cut(self, data: Piece) -> tuple[Piece, Piece]:
-        """What of the data is the body's, joined, and what comes after its end.
-
-        Raises:
-            RequestRefused: it is malformed, or over a limit.
-        """
+        """What of the data is the body's, joined, and what comes after its end; or ``RequestRefused``."""
         position, nbytes = 0, len(data)
         pieces: list[Piece] = []
         while position < nbytes and not self.ended:
@@ -139,9 +132,7 @@ class ChunkedBody:
 
 
 def _take_chunks(data: Piece, position: int, found: re.Match[bytes] | None, pieces: list[Piece]) -> int:
-    """Append the data of chunks that are there whole, without extensions; where they end. A body may have
-    thousands of them, and line by line they take five times as long.
-    """
+    """Append the data of whole chunks; where they end. Line by line takes five times as long."""
     while found is not None:
         start = found.end()
         end = start + int(found[1], 16)

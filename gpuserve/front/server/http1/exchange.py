@@ -147,7 +147,6 @@ class Http1Exchange:
         self.progress = _PROGRESS.step(self.progress, progress)
 
     def _begin(self, nbytes: int | None) -> bytes:
-        """The encoded head; ``nbytes`` is the length of the body, where that is known."""
         status, headers = self._start
         keep_alive = not self._http1.closes_after(self.request)
         version, method = self.head.http_version, self.head.method
@@ -202,12 +201,10 @@ class Http1Exchange:
             raise ConnectionResetError("the client is gone")
 
     def wake(self) -> None:
-        """Whoever waits for room looks again."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def drop(self) -> None:
-        """Take nothing more: the client is gone."""
         self.progress = Progress.ENDED
         self.wake()

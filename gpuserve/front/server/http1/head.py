@@ -1,7 +1,6 @@
-"""Heads of HTTP/1 requests (RFC 9112): bytes to a ``Head``, and what they say of body and connection.
-
-Pure. What could be read in two ways by two servers is refused, not repaired: that is how requests are
-smuggled through a proxy. A client's head is mostly the same bytes again, so short ones are remembered.
+"""Heads of HTTP/1 requests (RFC 9112): bytes to a ``Head``, and what they say of body and connection. Pure.
+What could be read in two ways by two servers is refused, not repaired: that is how requests are smuggled
+through a proxy. A client's head is mostly the same bytes again, so short ones are remembered.
 """
 
 from __future__ import annotations
@@ -49,10 +48,8 @@ class RequestRefused(Exception):
 
 
 class RequestHead(NamedTuple):
-    """A head, and what it says of its message. Equal bytes may share one.
-
-    ``body_nbytes`` is ``CHUNKED`` where chunks tell it. ``is_plain``: the response needs no word about the
-    connection, and has a body.
+    """A head, and what it says of its message; equal bytes may share one. ``is_plain``: its response has a
+    body, and no word about the connection.
     """
 
     head: Head
@@ -63,20 +60,12 @@ class RequestHead(NamedTuple):
 
 
 def parse(text: bytes) -> RequestHead:
-    """The head in ``text``, which ends with the first blank line.
-
-    Raises:
-        RequestRefused: it is malformed, ambiguous, over a limit, or asks for what there is not.
-    """
+    """The head in ``text``, to the first blank line; ``RequestRefused``: malformed or ambiguous."""
     return _remembered(text) if len(text) <= _REMEMBERED_NBYTES else _parse(text)
 
 
 def check_begun(text: bytes) -> None:
-    """Judge the beginning of a head as far as it has come, so that nobody waits for the end of nonsense.
-
-    Raises:
-        RequestRefused: it cannot become a request.
-    """
+    """Judge the beginning of a head, so that nobody waits for the end of nonsense; or ``RequestRefused``."""
     if _NAME.match(text) is None:
         raise RequestRefused(400, "the request does not begin with a method")
     if _LONE_LINE_FEED.search(text) is not None:
@@ -88,10 +77,7 @@ def check_begun(text: bytes) -> None:
 
 
 def is_as_begun(text: bytearray, judged_nbytes: int) -> bool:
-    """Whether ``check_begun`` would say of a head what it said of so much of it, and its end has not come.
-
-    Only what is new is looked at: one that comes byte by byte is not to cost the square of its size.
-    """
+    """Whether ``check_begun`` would say the same of this longer beginning; only what is new is looked at."""
     for limit in (LINE_NBYTES + len(b"\r\n"), HEAD_NBYTES + 1):
         if judged_nbytes < limit <= len(text):
             return False
@@ -99,11 +85,7 @@ def is_as_begun(text: bytearray, judged_nbytes: int) -> bool:
 
 
 def parse_fields(lines: Sequence[bytes]) -> list[Header]:
-    """The fields in these lines, names in lower case.
-
-    Raises:
-        RequestRefused: one is malformed.
-    """
+    """The fields in these lines, names in lower case; ``RequestRefused``: one is malformed."""
     fields: list[Header] = []
     for line in lines:
         found = _FIELD.fullmatch(line)

@@ -81,10 +81,7 @@ _STAGES: Final = StepTable(
 
 
 class Http1:
-    """The protocol on one connection, a ``Spoken``, which has one request at a time.
-
-    It is one object because all of it, reading, answering, ending, moves the same stage.
-    """
+    """The protocol on one connection, one request at a time; one object, as all of it moves one stage."""
 
     def __init__(self, way: Connection, accept: Accept) -> None:
         self.ends = way.ends
@@ -142,14 +139,12 @@ class Http1:
             self._proceed()
 
     def _proceed(self) -> None:
-        """Go on with what is kept, where it is its turn."""
         if self._kept and self._stage is not Stage.ANSWER:
             data, self._kept = bytes(self._kept), bytearray()
             self._run(data)
         self._steer_reading()
 
     def _run(self, data: Piece) -> None:
-        """Take what there is apart, as far as that goes now."""
         self._running = True
         while len(data):
             match self._stage:
@@ -245,7 +240,6 @@ class Http1:
         return rest
 
     def _drain(self, data: Piece) -> Piece:
-        """Let the rest of a request go by."""
         self._drained_nbytes += len(data)
         try:
             _, rest = self._body.cut(data)
@@ -313,7 +307,6 @@ class Http1:
         self._closing = True
 
     def finished(self) -> None:
-        """Go on after the last byte of an answer."""
         sink, self._sink, self._exchange = self._sink, None, None
         if self._stage is Stage.BODY:
             self._finish_early(sink)
@@ -421,7 +414,6 @@ class Http1:
             self._close()
 
     def _drop_request(self) -> None:
-        """Nobody waits for the answer any more."""
         exchange, self._exchange = self._exchange, None
         sink, self._sink = self._sink, None
         if exchange is not None:

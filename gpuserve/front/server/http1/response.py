@@ -80,12 +80,7 @@ def response_head(
 
 
 def head_text(head: AnswerHead) -> bytes:
-    """The head of a whole response without its date and end, kept in ``head.text``: a template, whose one
-    place is for the length of the body, after the first header.
-
-    Raises:
-        ValueError: a header has a line's end in it.
-    """
+    """A whole response's head as a template with a place for the length; ValueError: a bad header."""
     lines = [name + b": " + value for name, value in head.headers]
     text = b"\r\n".join((status_line(head.status), *lines, b"")).replace(b"%", b"%%")
     if not text.count(b"\n") == text.count(b"\r") == len(lines) + 1:
@@ -104,7 +99,6 @@ def _framing(status: int, method: str, version: str, length: int | None) -> Fram
 
 
 def _lines(headers: Iterable[Header], *, with_length: bool) -> tuple[list[bytes], int | None]:
-    """The lines of the headers, and the length that they tell."""
     lines: list[bytes] = []
     length = None
     for name, value in headers:
@@ -132,7 +126,6 @@ def with_line(head: bytes, line: bytes) -> bytes:
 
 @functools.lru_cache(64)
 def status_line(status: int) -> bytes:
-    """The first line of a response, without its end."""
     try:
         reason = http.HTTPStatus(status).phrase
     except ValueError:

@@ -1,8 +1,4 @@
-"""Header blocks of one connection: put together out of their frames, decoded, and made a ``Head`` of.
-
-Equal blocks decode to equal heads as long as the dynamic table is the same, and a client sends the same one
-again and again: its head is made once.
-"""
+"""Header blocks of one connection: decoded, and made a ``Head`` of, once while the table is the same."""
 
 from __future__ import annotations
 
@@ -39,10 +35,8 @@ class Block(NamedTuple):
 
 
 class BlockReader:
-    """Reads the blocks, in order. ``heads`` are the ones remembered, by their block.
-
-    A block that is malformed, too large or does not decode raises ``ConnectionFailed``; one that decodes and
-    is no head, or no trailers, ``StreamFailed``.
+    """Reads the blocks, in order; raises ``ConnectionFailed`` or ``StreamFailed``
+    (decodes, but is no head).
     """
 
     __slots__ = ("_decoder", "heads", "unfinished")
@@ -54,7 +48,6 @@ class BlockReader:
         self._decoder = Decoder(MAX_HEAD_NBYTES)
 
     def begin(self, stream_id: int, flags: int, payload: bytes) -> Block | None:
-        """A HEADERS frame; its block, if that is complete."""
         if flags & (PADDED | PRIORITY):
             payload = unpadded(flags, payload)
         block = _checked(Block(stream_id, flags, payload))
@@ -64,7 +57,6 @@ class BlockReader:
         return None
 
     def go_on(self, stream_id: int, flags: int, payload: bytes) -> Block | None:
-        """A CONTINUATION frame; its block, if that is complete."""
         block = self.unfinished
         if block is None or block.stream_id != stream_id:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a CONTINUATION of no header block")

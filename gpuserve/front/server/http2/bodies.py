@@ -1,7 +1,6 @@
 """Request bodies of one connection that do not end: which come too slowly, or not within the time that the
-call itself gives, and how their clients are told.
-
-Nothing is noted for a stream until the connection is looked at, about once a second: most have ended by then.
+call itself gives, and how their clients are told. Nothing is noted for a stream until the connection is
+looked at, about once a second: most have ended by then.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class Bodies:
     def late(
         self, now: float, streams: Iterable[Stream], limits: Limits, *, has_room: bool
     ) -> Iterator[tuple[Stream, str]]:
-        """The streams that are not waited for any longer, with the reason. Without ``has_room`` their clients
-        may not send, which is our doing.
+        """The streams not waited for any longer, with the reason. Without ``has_room``,
+        clients may not send.
         """
         seen = {
             one.id: self._seen.get(one.id) or _first_seen(one, now) for one in streams if _is_awaited(one)

@@ -47,11 +47,7 @@ class Patience:
 
 
 class Control:
-    """Takes the control frames of one connection. ``settled``: the client has said its settings.
-
-    A frame that is malformed, or one too many, raises ``ConnectionFailed`` or ``StreamFailed``. ``on_pong``
-    is told the payload of a PING of ours that the client sent back.
-    """
+    """Takes the control frames of one connection. ``on_pong`` gets the payload of our PING that came back."""
 
     __slots__ = ("_on_pong", "_output", "_patience", "_streams", "_way", "n_unread", "settled")
 

@@ -108,12 +108,10 @@ def settings_frame(settings: dict[Setting, int]) -> bytes:
 
 
 def window_update(stream_id: int, nbytes: int) -> bytes:
-    """The client may send so much more."""
     return frame(FrameType.WINDOW_UPDATE, 0, stream_id, _U32.pack(nbytes))
 
 
 def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
-    """The frame that ends a stream at once, for this reason."""
     return frame(FrameType.RST_STREAM, 0, stream_id, _U32.pack(code))
 
 
@@ -134,11 +132,7 @@ def header_frames(stream_id: int, block: bytes, most_nbytes: int, *, end: bool) 
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """The settings of a frame, judged.
-
-    Raises:
-        ConnectionFailed: one has a value that it cannot have, or the frame ends within one.
-    """
+    """The settings of a frame, judged; ``ConnectionFailed``: a value that cannot be, or one cut off."""
     if len(payload) % _SETTING.size:
         raise ConnectionFailed(ErrorCode.FRAME_SIZE_ERROR, "a SETTINGS frame ends in the middle of one")
     settings = list(_SETTING.iter_unpack(payload))
@@ -182,11 +176,7 @@ def body_run(
 
 
 def unpadded(flags: int, payload: bytes) -> bytes:
-    """What a DATA or HEADERS payload holds, without padding and priority.
-
-    Raises:
-        ConnectionFailed: they are longer than the payload.
-    """
+    """What a DATA or HEADERS payload holds without padding and priority; or ``ConnectionFailed``."""
     start, end = 0, len(payload)
     if flags & PADDED:
         start, end = 1, end - (payload[0] if payload else 0)

@@ -29,7 +29,6 @@ class MalformedHead(ValueError):
 
 
 def request_head(fields: Iterable[Header]) -> Head:
-    """The head that the fields make; ``MalformedHead`` where they make none."""
     pseudo: dict[bytes, bytes] = {}
     headers: list[Header] = []
     for field in fields:
@@ -57,7 +56,6 @@ def _check(field: Header) -> None:
 
 
 def check_trailers(fields: Iterable[Header]) -> None:
-    """Check what comes after a body; ``MalformedHead`` where it may not."""
     for field in fields:
         _check(field)
 

@@ -1,7 +1,4 @@
-"""Header compression of HTTP/2 (RFC 7541): a decoder with its dynamic table, and an encoder that needs none.
-
-Pure. What is decoded is not judged here; see ``http2_head``.
-"""
+"""Header compression of HTTP/2 (RFC 7541): a decoder with its dynamic table, and an encoder without. Pure."""
 
 from __future__ import annotations
 
@@ -106,11 +103,7 @@ class Decoder:
         self._most_nbytes = TABLE_NBYTES
 
     def decode(self, block: bytes) -> list[Header]:
-        """The fields of a block.
-
-        Raises:
-            HpackError: it is malformed, or too large.
-        """
+        """The fields of a block; HpackError: it is malformed, or too large."""
         try:
             return self._decode(block)
         except IndexError:
@@ -214,7 +207,6 @@ def status_field(status: int) -> Header:
 
 
 def _encoded(field: Header) -> bytes:
-    """One field; those that are short are remembered."""
     return _remembered(field) if len(field[1]) <= 64 else _encode(field)
 
 

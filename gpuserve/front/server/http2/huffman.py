@@ -27,11 +27,7 @@ class HuffmanError(ValueError):
 
 
 def decode(coded: bytes) -> bytes:
-    """The string.
-
-    Raises:
-        HuffmanError: padding of eight bits or more, or of other bits than ones, or the end of string in it.
-    """
+    """The string; HuffmanError: padding of eight bits or more, or not of ones, or the end of string in it."""
     return _remembered(coded) if len(coded) <= _REMEMBERED_NBYTES else _decode(coded)
 
 
@@ -50,9 +46,8 @@ def _decode(coded: bytes) -> bytes:
 
 
 def _take_symbols(bits: int, n_bits: int, text: bytearray) -> int:
-    """Append the symbols that are whole; how many bits are left over.
-
-    The decoding is canonical: of all codes in a window of 30 bits, a longer one is a larger number.
+    """Append the whole symbols; how many bits are left over. Canonical: of all codes in a window of 30 bits,
+    a longer one is a larger number.
     """
     limits, lengths, first, symbols = _tables()
     # Ones behind the end, as padding has.

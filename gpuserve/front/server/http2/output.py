@@ -31,11 +31,10 @@ _MOST_FRAME_NBYTES: Final = 256 << 10
 
 
 class Output:
-    """The sending half of a connection. ``window`` is what may still be sent on it.
-
-    A stream that its own window holds up is in no queue: whatever a client does to its windows costs no
-    look at the streams that cannot move. A window that grows by nothing, or to more than there can be, raises
-    ``ConnectionFailed`` or ``StreamFailed``.
+    """The sending half of a connection. ``window`` is what may still be sent on it. A stream that its own
+    window holds up is in no queue: whatever a client does to its windows costs no look at the streams that
+    cannot move. A window that grows by nothing, or to more than there can be, raises ``ConnectionFailed`` or
+    ``StreamFailed``.
     """
 
     __slots__ = (
@@ -72,7 +71,6 @@ class Output:
         self._prefix = b""
 
     def flush(self, stream: Stream) -> None:
-        """Send what can be sent of a stream, which takes turns with the others."""
         if stream.through:
             self._ends[stream] = None
         elif stream.unsent and stream.window > 0:
@@ -110,14 +108,12 @@ class Output:
         self._ends.pop(stream, None)
 
     def block(self, encoded: bytes) -> bytes:
-        """The header block that begins a response."""
         if self._prefix:
             encoded, self._prefix = self._prefix + encoded, b""
             self.small_nbytes = DEFAULT_FRAME_NBYTES
         return encoded
 
     def grow(self, nbytes: int) -> None:
-        """The client takes so much more on the connection."""
         if not nbytes:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
         self.window += nbytes
@@ -125,7 +121,6 @@ class Output:
             raise ConnectionFailed(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is over 2^31-1")
 
     def grow_stream(self, stream: Stream, nbytes: int) -> None:
-        """The client takes so much more of a stream."""
         if not nbytes:
             raise StreamFailed(stream.id, ErrorCode.PROTOCOL_ERROR)
         stream.window += nbytes

@@ -1,5 +1,4 @@
 """HTTP/2 on one connection (RFC 9113): frames in, streams to ``accept``, and what a client may not do.
-
 Responses are made by ``Stream``. A request costs one here and a look-up: a client sends the same header block
 again and again, and what it decodes to is remembered while the dynamic table is the same.
 """
@@ -43,10 +42,9 @@ _unpack: Final = h2.HEAD.unpack_from
 
 
 class Http2:
-    """The protocol on one connection, a ``Spoken``, which has any number of streams.
-
-    Parts of it are objects of their own: what is sent (``Output``), header blocks, control frames, leave.
-    What is left is the way of frames in, which is read as one.
+    """The protocol on one connection, a ``Spoken``, which has any number of streams. Parts of it are objects
+    of their own: what is sent (``Output``), header blocks, control frames, leave. What is left is the way of
+    frames in, which is read as one.
     """
 
     def __init__(self, way: Connection, accept: Accept) -> None:
@@ -420,9 +418,7 @@ class Http2:
         self._finish()
 
     def _finish(self) -> None:
-        """Everything is said. A socket that is closed while its client sends would take our last words back,
-        so what still comes is read, and ignored.
-        """
+        """Say no more; what still comes is read and ignored: closing now could take our last words back."""
         self._over = True
         self._kept = b""
         self.way.resume_reading()

@@ -1,5 +1,4 @@
 """One stream of HTTP/2: where it is, what of its body is not used up, and what of its response is not sent.
-
 Flow control is here for the stream and in ``Output`` for the connection. No frame is read here.
 """
 
@@ -75,10 +74,7 @@ _NOBODY: Final = _Nobody()
 
 
 class Stream:
-    """A request and its response: an ``Exchange``. ``window`` is what may still be sent of the response.
-
-    It is one object, with all of its state in slots, because one is made for every small request.
-    """
+    """A request and its response: an ``Exchange``; one object with slots, as each small request has one."""
 
     __slots__ = (
         "_connection",
@@ -127,11 +123,7 @@ class Stream:
     # ---- the request ----------------------------------------------------------------------
 
     def receive(self, data: Piece, end: bool) -> None:
-        """A part of the body has come.
-
-        Raises:
-            StreamFailed: the request had ended, or the body is not as long as was said.
-        """
+        """A part of the body has come; StreamFailed: the request had ended, or its length is another."""
         nbytes = len(data)
         if self.state is not State.OPEN:
             self._receive_late(nbytes, end)
@@ -326,7 +318,6 @@ class Stream:
         return release
 
     def wake(self) -> None:
-        """Some of the response is gone."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -334,11 +325,7 @@ class Stream:
     # ---- ending ---------------------------------------------------------------------------
 
     def on_ended(self) -> None:
-        """The response is complete. What may still come of the request is not wanted.
-
-        Where the client may send all of it anyway it is let, and not told to stop: some clients that are
-        lose the answer.
-        """
+        """The response is complete. What still comes is let come: some clients lose the answer otherwise."""
         if self.state is State.HALF_CLOSED_REMOTE:
             self._close()
             return
@@ -361,7 +348,6 @@ class Stream:
             self.drop()
 
     def drop(self) -> None:
-        """The stream is over before its time: nothing more is sent or taken."""
         if self.state is State.CLOSED:
             return
         self._connection.output.drop(self)
