@@ -10,13 +10,14 @@ import heapq
 import itertools
 import os
 import selectors
+import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-Callback: TypeAlias = Callable[[], None]
+Callback: TypeAlias = Callable[[], object]
 
 
 class Reactor:
@@ -57,12 +58,32 @@ class Reactor:
             return True
 
     def run(self) -> None:
-        while not self._stopped:
-            self._run_due()
-            for key, _ in self._selector.select(self._timeout_s()):
-                # An earlier callback of this round may have unwatched the descriptor.
-                if not self._stopped and self._selector.get_map().get(key.fd) == key:
-                    key.data()
+        with self._woken_by_signals():
+            while not self._stopped:
+                self._run_due()
+                for key, _ in self._selector.select(self._timeout_s()):
+                    # An earlier callback of this round may have unwatched the descriptor.
+                    if not self._stopped and self._selector.get_map().get(key.fd) == key:
+                        key.data()
+
+    @contextlib.contextmanager
+    def _woken_by_signals(self) -> Iterator[None]:
+        """Python runs a signal's handler between two instructions: one that comes after the last of them, and
+        before the thread sleeps in ``select``, would wait for whatever wakes it next.
+        """
+        if threading.current_thread() is not threading.main_thread():  # handlers run there alone
+            yield
+            return
+        readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.watch(readable, lambda: os.read(readable, 4096))
+        before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            self.unwatch(readable)
+            os.close(readable)
+            os.close(writable)
 
     def stop(self) -> None:
         self._stopped = True

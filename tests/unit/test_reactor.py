@@ -110,6 +110,27 @@ def test_a_call_from_a_signal_handler_wakes_the_loop(reactor: Reactor) -> None:
     assert reactor.call_soon_threadsafe(lambda: None)
 
 
+def test_a_signal_that_comes_just_before_the_loop_sleeps_wakes_it(reactor: Reactor) -> None:
+    """Its handler has not run then: what the interpreter writes for it is all that can wake the loop."""
+    before = signal.set_wakeup_fd(-1)
+    rounds: list[int] = []
+
+    def look() -> None:
+        rounds.append(fd := signal.set_wakeup_fd(-1))
+        signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
+        if len(rounds) == 1:
+            os.write(fd, bytes((signal.SIGUSR1,)))
+            reactor.call_later(3600, reactor.stop)
+        else:
+            reactor.call_soon_threadsafe(reactor.stop)
+
+    select = reactor._selector.select
+    reactor._selector.select = lambda timeout: (look(), select(timeout))[1]  # type: ignore[method-assign]
+    reactor.run()
+    assert rounds[0] >= 0
+    assert signal.set_wakeup_fd(before) == -1, "it is given back"
+
+
 def test_stop_leaves_the_rest_of_the_round_uncalled(reactor: Reactor) -> None:
     called: list[int] = []
     reactor.call_soon_threadsafe(reactor.stop)
