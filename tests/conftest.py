@@ -18,6 +18,10 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
+# Servers of the tests take these two, and a shell that runs the tests in the background ignores them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:

@@ -17,6 +17,7 @@ from gpuserve.front.doors.grpc.responses import encode_infer_response
 from gpuserve.front.doors.http import codec
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
+from gpuserve.front.memory.intake import Intake, Share
 from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor, RegionSlice
 
 REGION, OFFSET, NBYTES = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
@@ -47,9 +48,13 @@ def parse_grpc(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None
     return requests.parse_infer_request(grpc_message(of_input, of_output).SerializeToString())
 
 
+def share() -> Share:
+    return Share(Intake(1 << 20, lambda: None))
+
+
 def ingest_grpc(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
     body = grpc_message(of_input, of_output).SerializeToString()
-    scanner = GrpcBodyScanner(lambda *_: None, 1 << 20)
+    scanner = GrpcBodyScanner(lambda *_: None, 1 << 20, share())
     scanner.feed(frame(len(body)) + body)
     return scanner.finish()
 
@@ -76,7 +81,7 @@ def parse_remembered(of_input: dict[str, Any] | None, of_output: dict[str, Any] 
 
 def ingest_http(of_input: dict[str, Any] | None, of_output: dict[str, Any] | None) -> InferRequest:
     body = http_body(of_input, of_output)
-    scanner = HttpBodyScanner(BodyHead("m", "", str(len(body)), len(body)), lambda _: None, 1 << 20)
+    scanner = HttpBodyScanner(BodyHead("m", "", str(len(body)), len(body)), lambda _: None, 1 << 20, share())
     scanner.feed(body)
     return scanner.finish()[0]
 
