@@ -14,7 +14,7 @@ from scheduled import model_spec
 from sequenced import US, SequencedRequest, ids
 
 from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceBatching, SequenceControl
-from gpuserve.errors import InvalidArgument
+from gpuserve.errors import InvalidArgument, Unavailable
 from gpuserve.front.batching.queue import QueuedRequest, RequestState
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
 from gpuserve.front.batching.slots import Batch
@@ -83,7 +83,7 @@ class SequenceMachine(RuleBasedStateMachine):
         request = SequencedRequest(Sequence(correlation_id, start, end), key=key, timeout_s=timeout_s)
         try:
             self.scheduler.submit(request, self.now)
-        except InvalidArgument:
+        except (InvalidArgument, Unavailable):  # it never began, or went with its instance
             assert not start, "a start is never refused"
             assert request.state is RequestState.NEW
             return
