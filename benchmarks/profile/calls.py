@@ -1,24 +1,28 @@
-"""``python -m benchmarks.profile.calls [--by-function]``: Python calls in the front for a small gRPC request.
+"""``python -m benchmarks.profile.calls [--by-function]``: Python calls in the front for a small request.
 
-A server with a real worker is asked for 64 bytes again and again over one HTTP/2 connection, one request
-in flight. Its front counts the calls of Python functions by ``sys.setprofile``; SIGUSR1 begins and ends that.
-Calls do not depend on what else the machine does. They are counted for plain requests, behind an access rule,
-with another model traced, with every request traced, and where responses may be compressed.
+A server with a real worker is asked for 64 bytes again and again over one connection, one request in flight.
+Its front counts the calls of Python functions by ``sys.setprofile``; SIGUSR1 begins and ends that. Calls do
+not depend on what else the machine does. They are counted for gRPC requests: plain, behind an access rule,
+with another model traced, with every request traced, and where responses may be compressed; for messages in
+one gRPC stream; and for HTTP requests with binary tensors.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +34,7 @@ REQUESTS: Final = 300
 WARM_UP: Final = 100
 START_TIMEOUT_S: Final = 60.0
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 SETTING: Final = "/inference.GRPCInferenceService/TraceSetting"
 _COUNTER: Final = """
 import collections, json, os, signal, sys
@@ -108,24 +113,68 @@ def serving(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]
         log.close()
 
 
-def counted(settings: dict[str, Any], headers: tuple[tuple[str, str], ...], traced: str) -> Counter[str]:
+Ask = Callable[[], object]
+
+
+def asking_grpc(headers: tuple[tuple[str, str], ...], traced: str, address: str, stack: ExitStack) -> Ask:
+    """One call of ModelInfer at a time, after the model ``traced``, if any, is traced."""
+    channel = stack.enter_context(grpc.insecure_channel(address, [("grpc.http2.bdp_probe", 0)]))
+    if traced:
+        setting = pb.TraceSettingRequest(model_name=traced)
+        setting.settings["trace_level"].value.append("TIMESTAMPS")
+        channel.unary_unary(SETTING)(setting.SerializeToString())
+    infer, body = channel.unary_unary(INFER), message()
+    return lambda: infer(body, metadata=headers)
+
+
+def asking_in_stream(address: str, stack: ExitStack) -> Ask:
+    """One message at a time in one call of ModelStreamInfer."""
+    channel = stack.enter_context(grpc.insecure_channel(address, [("grpc.http2.bdp_probe", 0)]))
+    sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    stack.callback(sent.put, None)
+    answers = channel.stream_stream(STREAM)(iter(sent.get, None))
+    body = message()
+
+    def ask() -> object:
+        sent.put(body)
+        return next(answers)
+
+    return ask
+
+
+def asking_http(address: str, stack: ExitStack) -> Ask:
+    """One POST at a time with a binary tensor, which either port takes."""
+    connection = http.client.HTTPConnection(address)
+    stack.callback(connection.close)
+    entry = {"name": "x", "datatype": "FP32", "shape": [1, 16], "parameters": {"binary_data_size": 64}}
+    head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+
+    def ask() -> bytes:
+        connection.request("POST", "/v2/models/echo/infer", head + bytes(64), headers)
+        answer = connection.getresponse()
+        assert answer.status == http.client.OK
+        return answer.read()
+
+    return ask
+
+
+def counted(settings: dict[str, Any], asking: Callable[[str, ExitStack], Ask]) -> Counter[str]:
     """How often each function of the front is called, over all requests."""
-    with tempfile.TemporaryDirectory() as name, serving(Path(name), settings) as (address, front):
-        options = [("grpc.http2.bdp_probe", 0)]
-        with grpc.insecure_channel(address, options) as channel:
-            if traced:
-                setting = pb.TraceSettingRequest(model_name=traced)
-                setting.settings["trace_level"].value.append("TIMESTAMPS")
-                channel.unary_unary(SETTING)(setting.SerializeToString())
-            infer, body = channel.unary_unary(INFER), message()
-            for _ in range(WARM_UP):
-                infer(body, metadata=headers)
-            os.kill(front, signal.SIGUSR1)
-            time.sleep(0.2)
-            for _ in range(REQUESTS):
-                infer(body, metadata=headers)
-            os.kill(front, signal.SIGUSR1)
-            return Counter(_read_once(Path(name) / "calls.json"))
+    with (
+        tempfile.TemporaryDirectory() as name,
+        serving(Path(name), settings) as (address, front),
+        ExitStack() as stack,
+    ):
+        ask = asking(address, stack)
+        for _ in range(WARM_UP):
+            ask()
+        os.kill(front, signal.SIGUSR1)
+        time.sleep(0.2)
+        for _ in range(REQUESTS):
+            ask()
+        os.kill(front, signal.SIGUSR1)
+        return Counter(_read_once(Path(name) / "calls.json"))
 
 
 def _read_once(path: Path) -> dict[str, int]:
@@ -159,8 +208,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile.calls")
     parser.add_argument("--by-function", action="store_true", help="print every function, too")
     by_function = parser.parse_args().by_function
-    for name, variant in VARIANTS.items():
-        counts = counted(*variant)
+    ways: dict[str, tuple[dict[str, Any], Callable[[str, ExitStack], Ask]]] = {
+        name: (settings, partial(asking_grpc, headers, traced))
+        for name, (settings, headers, traced) in VARIANTS.items()
+    }
+    ways |= {"in one stream": ({}, asking_in_stream), "HTTP": ({}, asking_http)}
+    for name, way in ways.items():
+        counts = counted(*way)
         print(f"{name}: {counts.total() / REQUESTS:.1f} calls a request")
         if by_function:
             for function, n in counts.most_common():

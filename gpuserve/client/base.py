@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Final, Self, TypeAlias
@@ -54,7 +55,7 @@ class Wait:
         return min(pause, remaining)
 
 
-class AnyClient:
+class AnyClient(ABC):
     """What a client of any kind is, as the model for a new one.
 
     ``settings`` are the checked arguments of its constructor; ``known_config`` is the configuration of its
@@ -138,9 +139,9 @@ class ModelClientBase(AnyClient):
     def _begin(self) -> None:
         """The last step of the constructor, for what one kind of client does besides."""
 
+    @abstractmethod
     async def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """Call what may have to wait, and wait for it in the way of this kind of client."""
-        raise NotImplementedError
 
     @cached_property
     def _library(self) -> Library:
