@@ -37,6 +37,7 @@ class LineWriter:
         self._dropped = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._ended: threading.Thread | None = None
 
     def write(self, line: str) -> None:
         """Take a line, with its end, or drop it; at once in either case."""
@@ -56,6 +57,16 @@ class LineWriter:
         with self._changed:
             self._changed.wait_for(lambda: not self._nbytes, timeout_s)
 
+    def close(self) -> None:
+        """End the thread once all is written; not where nobody reads. A later line begins anew."""
+        self.flush()
+        with self._changed:
+            if self._nbytes or self._thread is None:
+                return
+            ended, self._ended, self._thread = self._thread, self._thread, None
+            self._changed.notify_all()
+        ended.join()
+
     def _put(self, data: bytes) -> None:
         self._waiting.append(data)
         self._nbytes += _cost(data)
@@ -64,16 +75,17 @@ class LineWriter:
     def _run(self) -> None:
         # Signals are for the main thread, which would not wake for one that came here.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while True:
-            lines = self._next()
+        while lines := self._next():
             with contextlib.suppress(OSError):  # the reader has gone away: no reason to stop serving
                 self._write(b"".join(lines))
             self._written(lines)
 
     def _next(self) -> list[bytes]:
-        """Wait for lines, and give as many as go in one write: there may be thousands."""
+        """Wait for lines, and give as many as go in one write, which may be thousands; none: it ends."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting)
+            self._changed.wait_for(lambda: self._waiting or self._ended is threading.current_thread())
+            if self._ended is threading.current_thread():
+                return []
             lines = [self._waiting.popleft()]
             nbytes = len(lines[0])
             while self._waiting and (nbytes := nbytes + len(self._waiting[0])) <= _WRITE_NBYTES:

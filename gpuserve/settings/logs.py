@@ -67,6 +67,11 @@ class LogStream(logging.Handler):
         if self._writer is not None:
             self._writer.flush()
 
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        super().close()
+
     def _gap(self, dropped: int) -> str:
         text = f"{dropped} lines of the log were dropped, because nobody read them"
         fields = {"name": ROOT, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}

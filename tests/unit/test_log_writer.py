@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpuserve.settings.log_writer import LineWriter
+from gpuserve.settings.log_writer import MAX_WAITING_NBYTES, LineWriter
 
 LINE = "x" * 999 + "\n"
 
@@ -22,6 +23,21 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(fd)
 
 
+@pytest.fixture
+def made(pipe: tuple[int, int]) -> Iterator[Callable[..., LineWriter]]:
+    """Makes what writes to that pipe; its thread ends with the test."""
+    writers: list[LineWriter] = []
+
+    def make(max_nbytes: int = MAX_WAITING_NBYTES) -> LineWriter:
+        writers.append(LineWriter(pipe[1], gap, max_nbytes))
+        return writers[-1]
+
+    yield make
+    for writer in writers:
+        writer.close()
+    assert [one for one in threading.enumerate() if one.name == "gpuserve-log"] == []
+
+
 def gap(dropped: int) -> str:
     return f"{dropped} dropped\n"
 
@@ -33,18 +49,18 @@ def accounted(taken: bytes) -> int:
     return len(whole) - len(gaps) + sum(int(line.removesuffix(" dropped\n")) for line in gaps)
 
 
-def test_lines_are_written_in_their_order(pipe: tuple[int, int]) -> None:
-    read_fd, write_fd = pipe
-    writer = LineWriter(write_fd, gap)
+def test_lines_are_written_in_their_order(pipe: tuple[int, int], made: Callable[..., LineWriter]) -> None:
+    read_fd, _ = pipe
+    writer = made()
     for number in range(1000):
         writer.write(f"{number}\n")
     writer.flush()
     assert os.read(read_fd, 1 << 16).decode().split() == [str(number) for number in range(1000)]
 
 
-def test_nobody_reads_and_nobody_waits(pipe: tuple[int, int]) -> None:
-    read_fd, write_fd = pipe
-    writer = LineWriter(write_fd, gap, max_nbytes=64 * 1024)
+def test_nobody_reads_and_nobody_waits(pipe: tuple[int, int], made: Callable[..., LineWriter]) -> None:
+    read_fd, _ = pipe
+    writer = made(max_nbytes=64 * 1024)
     began = time.monotonic()
     for _ in range(1000):
         writer.write(LINE)
@@ -61,9 +77,11 @@ def test_nobody_reads_and_nobody_waits(pipe: tuple[int, int]) -> None:
     assert os.read(read_fd, 1 << 16) == b"after\n"
 
 
-def test_a_line_larger_than_what_may_wait_is_written_alone(pipe: tuple[int, int]) -> None:
-    read_fd, write_fd = pipe
-    writer = LineWriter(write_fd, gap, max_nbytes=100)
+def test_a_line_larger_than_what_may_wait_is_written_alone(
+    pipe: tuple[int, int], made: Callable[..., LineWriter]
+) -> None:
+    read_fd, _ = pipe
+    writer = made(max_nbytes=100)
     writer.write(LINE)
     writer.flush()
     writer.write("after\n")
@@ -71,25 +89,37 @@ def test_a_line_larger_than_what_may_wait_is_written_alone(pipe: tuple[int, int]
     assert os.read(read_fd, 1 << 16).decode() == f"{LINE}after\n"
 
 
-def test_a_reader_that_went_away_stops_nobody(pipe: tuple[int, int]) -> None:
-    read_fd, write_fd = pipe
+def test_a_reader_that_went_away_stops_nobody(pipe: tuple[int, int], made: Callable[..., LineWriter]) -> None:
+    read_fd, _ = pipe
     end = os.open(os.devnull, os.O_RDONLY)
     os.dup2(end, read_fd)
     os.close(end)
-    writer = LineWriter(write_fd, gap)
+    writer = made()
     for _ in range(3):
         writer.write(LINE)
     writer.flush(5.0)
     assert writer._nbytes == 0
 
 
-def test_a_pipe_that_does_not_block_loses_nothing(pipe: tuple[int, int]) -> None:
+def test_a_pipe_that_does_not_block_loses_nothing(
+    pipe: tuple[int, int], made: Callable[..., LineWriter]
+) -> None:
     read_fd, write_fd = pipe
     os.set_blocking(write_fd, False)
-    writer = LineWriter(write_fd, gap)
+    writer = made()
     for _ in range(200):
         writer.write(LINE)
     taken = b""
     while len(taken) < 200 * len(LINE):
         taken += os.read(read_fd, 1 << 16)
     assert taken.decode() == LINE * 200
+
+
+def test_a_line_that_comes_after_the_end_is_written(
+    pipe: tuple[int, int], made: Callable[..., LineWriter]
+) -> None:
+    writer = made()
+    for text in ("before\n", "after\n"):
+        writer.write(text)
+        writer.close()
+        assert os.read(pipe[0], 1 << 16).decode() == text
