@@ -30,15 +30,12 @@ class Intake:
     ) -> None:
         self.limit_nbytes = limit_nbytes
         self.nbytes = 0
+        #: Whether who can wait should, before more is read.
+        self.is_crowded = False
         self.refused = 0
         self._available_nbytes = available_nbytes
         self._allowed_nbytes = 0
         self._told_at = -math.inf
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether who can wait should, before more is read."""
-        return 2 * self.nbytes > self.limit_nbytes
 
     def change(self, nbytes: int) -> None:
         """Count so many bytes more, or fewer. Raises NoMemory: there is no room for them."""
@@ -56,6 +53,7 @@ class Intake:
                 raise self.refusal(f"its machine or control group has {left} bytes left")
             self._allowed_nbytes = total + _LOOK_NBYTES
         self.nbytes = total
+        self.is_crowded = 2 * total > self.limit_nbytes
 
     def refusal(self, why: str) -> NoMemory:
         """The error of a request for which there is no memory, which is counted, and logged now and then."""

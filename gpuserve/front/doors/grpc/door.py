@@ -221,15 +221,15 @@ class StreamingInference:
                     reception.read()
                 for compressed, body in unframer.parts(part):
                     if compressed:
-                        kept = stream.hold, len(unframer.unread) + len(body)
+                        kept = stream.hold, unframer.unread_nbytes + len(body)
                         stream.take(await self._inflated(call.encoding, body, *kept))
                     else:
                         stream.take(body)
                     if stream.is_full:  # it may be so until a request is through, and the client leave before
-                        stream.hold(len(unframer.unread))
+                        stream.hold(unframer.unread_nbytes)
                         await request.unless_gone(asyncio.ensure_future(stream.wait_for_room()))
-                if unframer.unread or len(part) > _UNCOUNTED_NBYTES or stream.share.nbytes:
-                    stream.hold(len(unframer.unread))
+                if unframer.unread_nbytes or len(part) > _UNCOUNTED_NBYTES or stream.share.nbytes:
+                    stream.hold(unframer.unread_nbytes)
                 if reception is not None:
                     reception.reading()
             unframer.finish()

@@ -31,9 +31,11 @@ def frame(nbytes: int) -> bytes:
     return PREFIX.pack(0, nbytes)
 
 
-def read_prefix(prefix: Buffer, limit_nbytes: int, encoding: str = IDENTITY) -> tuple[bool, int]:
+def read_prefix(
+    data: Buffer, limit_nbytes: int, encoding: str = IDENTITY, position: int = 0
+) -> tuple[bool, int]:
     """(compressed, nbytes) by five bytes; InvalidArgument: a wrong flag; ResourceExhausted: too large."""
-    flag, nbytes = PREFIX.unpack_from(prefix)
+    flag, nbytes = PREFIX.unpack_from(data, position)
     if flag > 1:
         raise InvalidArgument(f"a gRPC message starts with a flag of 0 or 1, got {flag}")
     if flag and encoding == IDENTITY:
@@ -83,8 +85,13 @@ class Unframer:
     def __init__(self, limit_nbytes: int, encoding: str = "") -> None:
         self._limit_nbytes = limit_nbytes
         self._encoding = check_encoding(encoding)
-        #: What is kept of messages that are not complete, or were not asked for yet.
-        self.unread = bytearray()
+        #: Of messages that are not complete, or were not asked for yet: all from this position on.
+        self._data: bytes | bytearray = b""
+        self._position = 0
+
+    @property
+    def unread_nbytes(self) -> int:
+        return len(self._data) - self._position
 
     def feed(self, chunk: Buffer) -> list[bytes]:
         return list(self.messages(chunk))
@@ -97,23 +104,36 @@ class Unframer:
 
     def parts(self, chunk: Buffer) -> Iterator[tuple[bool, bytes]]:
         """(compressed, message) that are whole; InvalidArgument: bad prefix; ResourceExhausted: too large."""
-        self.unread += chunk
-        while len(self.unread) >= PREFIX_NBYTES:
-            compressed, nbytes = read_prefix(self.unread, self._limit_nbytes, self._encoding)
-            end = PREFIX_NBYTES + nbytes
-            if len(self.unread) < end:
+        self._keep(chunk)
+        while self.unread_nbytes >= PREFIX_NBYTES:
+            data, start = self._data, self._position + PREFIX_NBYTES
+            compressed, nbytes = read_prefix(data, self._limit_nbytes, self._encoding, self._position)
+            if len(data) < start + nbytes:
                 break
-            message = bytes(memoryview(self.unread)[PREFIX_NBYTES:end])
-            del self.unread[:end]
-            yield compressed, message
+            self._position = end = start + nbytes
+            if end == len(data):
+                self._data, self._position = b"", 0
+            yield compressed, data[start:end] if type(data) is bytes else bytes(memoryview(data)[start:end])
+
+    def _keep(self, chunk: Buffer) -> None:
+        """Small messages mostly come whole: only what goes on in another chunk is joined."""
+        if not self._data:
+            self._data = bytes(chunk)
+            return
+        if type(self._data) is bytes:
+            self._data = bytearray(memoryview(self._data)[self._position :])
+        else:
+            del self._data[: self._position]  # type: ignore[union-attr]
+        self._position = 0
+        self._data += chunk
 
     def finish(self) -> None:
         """The body has ended; InvalidArgument: in the middle of a message."""
-        if self.unread:
+        if given := self.unread_nbytes:
             expected = PREFIX_NBYTES
-            if len(self.unread) >= PREFIX_NBYTES:
-                expected += PREFIX.unpack_from(self.unread)[1]
-            raise truncated(len(self.unread), expected)
+            if given >= PREFIX_NBYTES:
+                expected += PREFIX.unpack_from(self._data, self._position)[1]
+            raise truncated(given, expected)
 
 
 def compress_messages(coding: str, level: int, data: Buffer) -> bytes:

@@ -36,6 +36,14 @@ def decode(message_type: Any, body: bytes | bytearray | memoryview) -> Any:
         ) from None
 
 
+def message_of(body: bytes) -> Any:
+    """The message of a request that was refused, to name it by; None: the bytes are none."""
+    try:
+        return decode(pb.ModelInferRequest, body)
+    except InvalidArgument:
+        return None
+
+
 def parse_infer_request(body: bytes | bytearray | memoryview) -> InferRequest:
     """The request of a serialised message; InvalidArgument: malformed, or contradicting itself."""
     if type(body) is bytes and (request := request_by_template(body)) is not None:

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import RequestError, Stopping
 from gpuserve.front.doors.grpc.framing import frame
-from gpuserve.front.doors.grpc.requests import decode, infer_request
+from gpuserve.front.doors.grpc.requests import message_of, parse_infer_request
 from gpuserve.front.doors.grpc.responses import Piece, check_size, response_parts, varint
 from gpuserve.front.memory.intake import Share
 from gpuserve.front.models.pending import PendingRequest
@@ -88,10 +88,8 @@ class InferStream:
         """One serialised ``ModelInferRequest``. Whatever is wrong with it is answered on the stream."""
         if self._ended:
             return
-        message: Any = None
         try:
-            message = decode(pb.ModelInferRequest, body)
-            request = infer_request(message, message.raw_input_contents)
+            request = parse_infer_request(body)
             if self._forwarded:
                 request.parameters.update(self._forwarded)
             request.reception = self._reception
@@ -103,7 +101,7 @@ class InferStream:
             if self._strict_errors:
                 self.fail(error)
                 return
-            self._ordered.append(stream_error(message, error, named=False))
+            self._ordered.append(stream_error(message_of(body), error, named=False))
             self._flush_ordered()
 
     @property
