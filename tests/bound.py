@@ -34,8 +34,8 @@ class Refused(Exception):
 
 
 def free_server(**settings: Any) -> Server:
-    """A server on free ports."""
-    return Server(**{"http_port": 0, "grpc_port": 0, "metrics_port": 0, **settings})
+    """A server on free ports that ends quickly."""
+    return Server(**{"http_port": 0, "grpc_port": 0, "metrics_port": 0, "lame_duck_s": 0, **settings})
 
 
 def infer(

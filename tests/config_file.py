@@ -79,7 +79,8 @@ def models() -> list[dict[str, Any]]:
 
 
 def write_config(folder: Path, entries: list[dict[str, Any]], **server: Any) -> Path:
-    """A config file; JSON is YAML."""
+    """A config file of a server that ends quickly; JSON is YAML."""
     path = folder / "config.yaml"
-    path.write_text(json.dumps({"server": {"log_format": "json", **server}, "models": entries}))
+    server = {"log_format": "json", "lame_duck_s": 0, **server}
+    path.write_text(json.dumps({"server": server, "models": entries}))
     return path

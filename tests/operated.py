@@ -283,7 +283,7 @@ def model(name: str, orders: Orders, target: str = "Mortal", **keys: Any) -> dic
 
 
 def config(directory: Path, *models: dict[str, Any], **server: Any) -> Path:
-    """A config file of these models."""
+    """A config file of these models, for a server that ends quickly."""
     path = directory / "config.yaml"
-    path.write_text(json.dumps({"server": server, "models": models}))
+    path.write_text(json.dumps({"server": {"lame_duck_s": 0, **server}, "models": models}))
     return path

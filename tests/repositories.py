@@ -41,7 +41,7 @@ def entry(name: str, tag: float = 1.0, version: int = 1, **keys: Any) -> dict[st
 def write(path: Path, *models: dict[str, Any], **server: Any) -> Path:
     """Put a config file there, in one step."""
     new = path.with_suffix(".new")
-    server = {"model_control": "explicit", **server}
+    server = {"model_control": "explicit", "lame_duck_s": 0, **server}
     new.write_text(json.dumps({"server": server, "models": models}))
     new.rename(path)
     return path

@@ -54,7 +54,7 @@ def serving(*command: str) -> Iterator[Addresses]:
     """The command's server, on free ports, from ready until the end of the block.
 
     Raises:
-        AssertionError: the server ended before it was ready, or did not end with 0 after SIGTERM.
+        AssertionError: the server ended before it was ready, or did not end with 0 after SIGINT.
     """
     log: list[str] = []
     process = subprocess.Popen(
@@ -66,7 +66,7 @@ def serving(*command: str) -> Iterator[Addresses]:
         addresses = wait_until_ready(process.stderr, log)
         reader.start()  # a full pipe would stop the server
         yield addresses
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)  # it waits for no lame duck
         code = process.wait(END_TIMEOUT_S)
         assert code == 0, f"the server ended with {code}"
     except BaseException:

@@ -108,7 +108,7 @@ def serving(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]
     try:
         yield _address(folder / "log", server), _front_of(server.pid)
     finally:
-        server.send_signal(signal.SIGTERM)
+        server.send_signal(signal.SIGINT)
         server.wait()
         log.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,7 @@ class GpuServe(Server):
     name = "gpuserve"
     title = "gpuserve"
     kind = Kind.OURS
+    stop_signal = signal.SIGINT  # SIGTERM has a lame duck
     apis = frozenset({Api.GRPC, Api.STREAM, Api.SHARED_MEMORY, Api.HTTP_BINARY})
     roles = (("gpuserve_worker", "worker"), ("gpuserve.front", "front"), ("gpuserve serve", "supervisor"))
 

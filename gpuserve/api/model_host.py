@@ -36,8 +36,8 @@ class Runner(Protocol):
     def add_model(self, spec: ModelSpec) -> Future[None]:
         """Serve one more model; resolves when it is ready."""
 
-    def request_stop(self, fast: bool = False) -> None:
-        """Ask it to end; may be called from signal handlers."""
+    def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
+        """Ask it to end, at once or for a SIGTERM; may be called from signal handlers."""
 
 
 class ModelHost(abc.ABC):
@@ -171,7 +171,7 @@ class ModelHost(abc.ABC):
         with self._signals() as signals:
             runner, thread = self._start()
             if signals:  # it came before there was anything to stop
-                runner.request_stop()
+                runner.request_stop()  # nobody has been served
             try:
                 self._wait_started((runner, thread))
             except GpuserveError:
@@ -255,7 +255,7 @@ class ModelHost(abc.ABC):
         def on_signal(number: int, frame: Any) -> None:
             signals.append(number)
             if self._runner is not None:
-                self._runner.request_stop(fast=len(signals) > 1)
+                self._runner.request_stop(fast=len(signals) > 1, terminated=number == signal.SIGTERM)
 
         before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

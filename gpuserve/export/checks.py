@@ -142,7 +142,7 @@ def _is_every_address(host: str) -> bool:
 def _times(settings: ServerSettings) -> Iterator[Finding]:
     for key in _TIME_KEYS:
         given = getattr(settings, key)
-        if given > _LONGEST_S:
+        if given is not None and given > _LONGEST_S:
             text = f"a pod can be given at most {_LONGEST_S} s of it, and this is {given:g}"
             yield Finding(("server", key), text)
 

@@ -119,7 +119,6 @@ def envoy(configuration: Configuration, options: ExportOptions, host: str = "") 
 
 def checked_places(configuration: Configuration, options: ExportOptions) -> dict[str, Any]:
     """What the templates are filled in with; ConfigProblems: a key or a flag that no cluster can run."""
-    configuration = pod.in_pod(configuration)
     _refuse(configuration, violations(configuration, options))
     computed = sizes(configuration, options)
     groups = instance_groups(configuration, options)

@@ -39,6 +39,8 @@ _URL: Final = re.compile(r"https?://[^\s/]")
 NO_COMPRESSION: Final = "none"
 GRPC_COMPRESSIONS: Final = (NO_COMPRESSION, "low", "medium", "high")
 MAX_PORT: Final = 65535
+#: ``lame_duck_s`` where it is not said, for a server that is no person's at a terminal and gets SIGTERM.
+TERMINATED_LAME_DUCK_S: Final = 2.0
 #: What ``rate_limit`` may say.
 OFF: Final = "off"
 EXECUTION_COUNT: Final = "execution_count"
@@ -156,9 +158,10 @@ class ServerSettings:
         least=0,
         live="ends and unloads from now on",
     )
-    lame_duck_s: float = option(
-        0.0,
-        "Seconds that requests are still taken after SIGTERM, while the server is not ready.",
+    lame_duck_s: float | None = option(
+        None,
+        "Seconds that requests are still taken after SIGTERM, while the server is not ready; null: 2, but 0 "
+        "at a terminal and for Ctrl-C, drain and stop().",
         least=0,
         live="ends from now on",
     )

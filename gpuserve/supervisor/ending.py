@@ -35,8 +35,12 @@ class ServerEnding:
         #: Requests that the front had to give up when it drained.
         self._unfinished = 0
 
-    def begin_drain(self, timeout_s: float = math.inf, *, lame: bool = True) -> None:
-        """Finish what is queued, as far as that is possible; without ``lame`` nothing new is taken."""
+    def begin_drain(
+        self, timeout_s: float = math.inf, *, lame: bool = True, terminated: bool = False
+    ) -> None:
+        """Finish what is queued, as far as that is possible; without ``lame`` nothing new is taken.
+        ``terminated``: a SIGTERM ends the server.
+        """
         core = self._core
         if core.life.state is ServerState.STARTING:
             self.now()
@@ -44,7 +48,8 @@ class ServerEnding:
             core.life.move(ServerState.DRAINING)
             self._attached.take_no_more()
             self._models.abandon(ended())
-            lame_duck_s = self._quiescence.lame_duck_left_s() if lame else 0.0
+            whole_s = self._quiescence.lame_duck_s(terminated=terminated) if lame else 0.0
+            lame_duck_s = self._quiescence.lame_duck_left_s(whole_s)
             if lame_duck_s:
                 served = f"requests are served for {lame_duck_s:.3g} s more"
                 logger.info("stopping: %s, then what is queued is finished", served)
@@ -54,8 +59,7 @@ class ServerEnding:
                 self.begin_stop()
                 return
             timeout_s = min(timeout_s, core.settings.now.drain_timeout_s)
-            notice = lame and core.settings.now.lame_duck_s > 0
-            core.front.send(messages.Drain(timeout_s, lame_duck_s, notice))
+            core.front.send(messages.Drain(timeout_s, lame_duck_s, whole_s > 0))
             core.reactor.call_later(lame_duck_s + timeout_s + 1.0, self.begin_stop)
 
     def front_drained(self, unfinished: int) -> None:

@@ -127,10 +127,13 @@ class Supervisor:
 
     # ---- from any thread ------------------------------------------------------------------
 
-    def request_stop(self, fast: bool = False) -> None:
-        """End the server: finish what is queued first, unless ``fast``. Safe in signal handlers."""
+    def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
+        """End the server: finish what is queued first, unless ``fast``; ``terminated``: for a SIGTERM. Safe
+        in signal handlers.
+        """
         ending = self._parts.ending
-        self._core.reactor.call_soon_threadsafe(ending.now if fast else ending.begin_drain)
+        drain = partial(ending.begin_drain, terminated=terminated)
+        self._core.reactor.call_soon_threadsafe(ending.now if fast else drain)
 
     def request_reload(self) -> None:
         """Read the config file again and apply what has changed, once the server serves. What comes of it is

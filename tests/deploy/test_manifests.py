@@ -14,9 +14,9 @@ from manifest_checks import all_violations
 from manifests import DEPLOY, EXAMPLES, documents, kustomizations, kustomized, of_kind, only, pod_templates
 from pod_security import violations
 
-from gpuserve.export.manifests.pod import LAME_DUCK_S
 from gpuserve.export.sizing.sizing import PROPAGATION_S, STOP_MARGIN_S
 from gpuserve.export.sizing.values import parse_nbytes
+from gpuserve.settings.server import TERMINATED_LAME_DUCK_S
 
 #: preStop.sleep is on since this version.
 OLDEST = "1.30"
@@ -124,7 +124,7 @@ def test_the_arithmetic(objects: list[dict[str, Any]]) -> None:
     (container,) = pod["spec"]["containers"]
     grace = pod["spec"]["terminationGracePeriodSeconds"]
     drain = 45 if "cuda" in container["image"] else 30
-    assert container["lifecycle"]["preStop"]["sleep"]["seconds"] == PROPAGATION_S - LAME_DUCK_S
+    assert container["lifecycle"]["preStop"]["sleep"]["seconds"] == PROPAGATION_S - TERMINATED_LAME_DUCK_S
     assert grace == PROPAGATION_S + drain + STOP_MARGIN_S
     memory = parse_nbytes(container["resources"]["limits"]["memory"])
     volumes = [one["emptyDir"] for one in pod["spec"]["volumes"] if "emptyDir" in one]

@@ -92,8 +92,9 @@ def test_the_parts_add_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "pre_stop", "grace"),
     [
-        ({"drain_timeout_s": 45}, 10, 10 + 45 + STOP_MARGIN_S),
-        ({"drain_timeout_s": 0.5}, 10, 10 + 1 + STOP_MARGIN_S),
+        ({"drain_timeout_s": 45}, 8, 8 + 2 + 45 + STOP_MARGIN_S),
+        ({"drain_timeout_s": 45, "lame_duck_s": None}, 8, 8 + 2 + 45 + STOP_MARGIN_S),
+        ({"drain_timeout_s": 0.5, "lame_duck_s": 0}, 10, 10 + 1 + STOP_MARGIN_S),
         ({"drain_timeout_s": 30, "lame_duck_s": 4}, 6, 6 + 4 + 30 + STOP_MARGIN_S),
         ({"drain_timeout_s": 30, "lame_duck_s": 15}, 0, 15 + 30 + STOP_MARGIN_S),
     ],

@@ -108,7 +108,7 @@ def test_a_port_below_1024_needs_no_root(tmp_path: Path) -> None:
 
 def test_what_the_file_says_is_not_said_again(tmp_path: Path) -> None:
     assert environment(exported(tmp_path))["GPUSERVE_SERVER__LOG_FORMAT"] == "json"
-    said = environment(exported(tmp_path, log_format="text", max_connection_age_s=0, lame_duck_s=0))
+    said = environment(exported(tmp_path, log_format="text", max_connection_age_s=0))
     assert not {name for name in said if name.startswith("GPUSERVE_")}
 
 

@@ -81,5 +81,5 @@ def test_a_program_for_pytriton_runs_as_it_is() -> None:
         done = subprocess.run(client, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
         assert done.stdout.splitlines() == printed("pytriton_program"), done.stderr
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGINT)
         assert server.wait(CLIENT_TIMEOUT_S) == 0

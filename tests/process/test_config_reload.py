@@ -214,7 +214,7 @@ def test_a_server_without_a_file_says_so(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGHUP)
         server.wait_log("SIGHUP: this server has no config file that could be read again")
         assert server.status("/v2/health/ready") == 200
-        assert server.end() == 0
+        assert server.end(signal.SIGINT) == 0
 
 
 def test_a_terminal_that_is_closed_ends_the_server(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_times_hold_from_now_on(tmp_path: Path) -> None:
     with operated(tmp_path, entry("m", 1.0)) as operator:
         operator.reload(entry("m", 2.0, load_fifo=str(gate)), load_timeout_s=0.2, lame_duck_s=0.3)
         operator.wait_said("could not be started: not loaded within 0.2 s")
-        operator.wait_said("config reload: server.lame_duck_s is 0.3 now, it was 0.0")
+        operator.wait_said("config reload: server.lame_duck_s is 0.3 now, it was 0")
         assert operator.client().infer("m").tag == 1.0
         assert operator.server.end() == 0
         operator.wait_said("stopping: requests are served for 0.3 s more")

@@ -28,7 +28,7 @@ from gpuserve.decorators import batch
 def double(x):
     return {{"y": x * 2}}
 
-with Server(http_port=0, grpc_port=0, metrics_port=0) as server:
+with Server(http_port=0, grpc_port=0, metrics_port=0, lame_duck_s=0) as server:
     server.bind("m", double, [Tensor(name="x", dtype=np.float32, shape=(-1,))],
                 [Tensor(name="y", dtype=np.float32, shape=(-1,))], config=ModelConfig(max_batch_size=8))
     def announce():

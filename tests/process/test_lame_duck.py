@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,12 +23,27 @@ from http2_peer import NO_ERROR, data
 from http2_wire import Wire
 from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
 from processes import measured, wait_until
-from steady_load import PROPAGATION_S, SteadyLoad, message
+from serving import FREE_PORTS, GPUSERVE
+from steady_load import SteadyLoad, message
 
 CALL = "/inference.GRPCInferenceService/"
 NO_LAST = (1 << 31) - 1
 POST = [(":method", "POST"), (":scheme", "http"), (":authority", "a")]
 GRPC = [("content-type", "application/grpc"), ("te", "trailers")]
+#: A user's program with a server that has served.
+PROGRAM = """
+import threading, time
+from gpuserve import Server
+
+def tell():
+    while not server.addresses:
+        time.sleep(0.01)
+    print("ready", flush=True)
+
+with Server(http_port=0, grpc_port=0, metrics_port=0) as server:
+    threading.Thread(target=tell).start()
+    {then}
+"""
 GET_READY = [(":method", "GET"), (":scheme", "http"), (":path", "/v2/health/ready"), (":authority", "a")]
 
 
@@ -47,7 +65,8 @@ def inputs_for(client: Any) -> list[Any]:
 
 
 def test_one_of_two_servers_leaves_and_no_request_is_lost(tmp_path: Path, orders: Orders) -> None:
-    settings = {"lame_duck_s": 5 * PROPAGATION_S}
+    """By default, because it has no terminal."""
+    settings = {"lame_duck_s": None}
     with leaving(tmp_path, orders, "one", **settings) as one, leaving(tmp_path, orders, "two") as two:
         servers = one.wait_ready().addresses, two.wait_ready().addresses
         load = SteadyLoad([at["HTTP"] for at in servers], [at["gRPC"] for at in servers])
@@ -60,6 +79,56 @@ def test_one_of_two_servers_leaves_and_no_request_is_lost(tmp_path: Path, orders
             wait_until(lambda: load.n_answered() > so_far + 100, "the other has it all")
     assert load.lost() == {}
     assert len(load.outcomes) == 4
+    assert [one["msg"] for one in one.messages() if "served for 2 s more" in one["msg"]]
+
+
+def test_ctrl_c_at_a_terminal_ends_at_once(tmp_path: Path, orders: Orders) -> None:
+    ours, theirs = os.openpty()
+    path, log = config(tmp_path, model("m", orders), host="127.0.0.1", lame_duck_s=None), tmp_path / "log"
+    command = ("setsid", "--ctty", GPUSERVE, "serve", str(path), *FREE_PORTS, "--log-format", "json")
+    with log.open("w") as stderr:
+        server = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL, stderr=stderr)
+    os.close(theirs)
+    wait_until(lambda: '"ready: ' in log.read_text(), "it is ready")
+    started = time.monotonic()
+    os.write(ours, b"\x03")
+    assert server.wait(TIMEOUT_S) == 0
+    assert time.monotonic() - started < 1.5
+    assert "stopping: finishing what is queued" in log.read_text()
+    os.close(ours)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("then", "number", "least_s"),
+    [
+        ("server.serve()", signal.SIGTERM, 2.0),
+        ("server.serve()", signal.SIGINT, 0.0),
+        ("server.run(); input(); server.stop()", None, 0.0),
+    ],
+)
+def test_a_program_has_a_lame_duck_for_a_sigterm_alone(
+    tmp_path: Path, then: str, number: signal.Signals | None, least_s: float
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(then=then))
+    with subprocess.Popen(
+        [sys.executable, str(program)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        started = time.monotonic()
+        if number is None:
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        else:
+            process.send_signal(number)
+        assert process.wait(TIMEOUT_S) == 0
+    assert least_s <= time.monotonic() - started < least_s + 1.5
 
 
 def test_it_serves_on_while_it_is_not_ready(tmp_path: Path, orders: Orders) -> None:

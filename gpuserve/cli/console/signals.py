@@ -12,8 +12,8 @@ from typing import Protocol
 class Signalled(Protocol):
     """What signals are passed on to; its methods are safe in a signal handler."""
 
-    def request_stop(self, fast: bool = False) -> None:
-        """End the server: finish what is queued first, unless ``fast``."""
+    def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
+        """End the server: finish what is queued first, unless ``fast``; ``terminated``: for a SIGTERM."""
 
     def request_reload(self) -> None:
         """Read the config file again and apply what has changed."""
@@ -30,8 +30,8 @@ def obey_signals(server: Signalled) -> None:
     """
     signals = itertools.count()
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        server.request_stop(fast=next(signals) > 0)
+    def stop(number: int, _frame: FrameType | None) -> None:
+        server.request_stop(fast=next(signals) > 0, terminated=number == signal.SIGTERM)
 
     had_terminal = _has_terminal()
 

@@ -29,10 +29,8 @@ TLS_FOLDER: Final = "/etc/gpuserve-tls"
 _FIRST_UNPRIVILEGED_PORT: Final = 1024
 #: A connection to a pod is made anew after so long.
 CONNECTION_AGE_S: Final = 300
-#: As long as clients with connections that they keep need to hear of the end by an answer.
-LAME_DUCK_S: Final = 2
 #: Keys of ``server`` that have another default in a pod.
-_POD_DEFAULTS: Final = ("log_format", "max_connection_age_s", "lame_duck_s")
+_POD_DEFAULTS: Final = ("log_format", "max_connection_age_s")
 _PORTS: Final = (GRPC, HTTP, METRICS, HEALTH)
 #: What a container calls its ports, in the order in which it lists them.
 PORT_NAMES: Final = {name: name for name in _PORTS}
@@ -69,7 +67,6 @@ def export_places(configuration: Configuration, options: ExportOptions, sizes: S
         "tls_folder": TLS_FOLDER,
         "tls_mode": 0o440,
         "connection_age_s": CONNECTION_AGE_S,
-        "lame_duck_s": LAME_DUCK_S,
         **{f"says_{key}": key in said(configuration) for key in _POD_DEFAULTS},
         "replicas": options.replicas,
         "most_replicas": options.most_replicas,
@@ -95,14 +92,6 @@ def with_pod(
     }
     (made,) = filled("pod.yaml", {**places, **own})
     return {**places, "gpu_node": None, **made}
-
-
-def in_pod(configuration: Configuration) -> Configuration:
-    """A configuration as its pods run it, as far as sizes and times depend on it."""
-    if "lame_duck_s" in said(configuration):
-        return configuration
-    settings = dataclasses.replace(configuration.settings, lame_duck_s=float(LAME_DUCK_S))
-    return dataclasses.replace(configuration, settings=settings)
 
 
 def said(configuration: Configuration) -> frozenset[str]:

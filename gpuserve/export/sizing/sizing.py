@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuserve.devices.names import CPU, EVERY_GPU, number_of
 from gpuserve.export.sizing.values import GIB, MIB, Reasoned, quantity, readable, up_to
+from gpuserve.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve_worker.memory.arena import RETAINED_NBYTES, SEGMENT_NBYTES
 from gpuserve_worker.protocol.tensor import ITEMSIZE
 
@@ -296,17 +297,22 @@ def _pre_stop(settings: ServerSettings) -> Reasoned:
     why = (
         f"{PROPAGATION_S} s until nobody sends to this pod any more; it serves meanwhile, SIGTERM comes then."
     )
-    if settings.lame_duck_s:
-        why += f" {settings.lame_duck_s:g} s of them are server.lame_duck_s."
-    return Reasoned(max(0, PROPAGATION_S - math.floor(settings.lame_duck_s)), why)
+    if lame_duck_s := _lame_duck_s(settings):
+        why += f" {lame_duck_s:g} s of them are server.lame_duck_s."
+    return Reasoned(max(0, PROPAGATION_S - math.floor(lame_duck_s)), why)
 
 
 def _grace(settings: ServerSettings) -> Reasoned:
     pre_stop, drain = _pre_stop(settings).value, math.ceil(settings.drain_timeout_s)
-    lame_duck = math.ceil(settings.lame_duck_s)
+    lame_duck = math.ceil(_lame_duck_s(settings))
     said = f" + server.lame_duck_s {lame_duck}" if lame_duck else ""
     why = f"preStop {pre_stop}{said} + server.drain_timeout_s {drain} + {STOP_MARGIN_S} until all have ended."
     return Reasoned(pre_stop + lame_duck + drain + STOP_MARGIN_S, why)
+
+
+def _lame_duck_s(settings: ServerSettings) -> float:
+    """A pod has no terminal, and is ended by SIGTERM."""
+    return TERMINATED_LAME_DUCK_S if settings.lame_duck_s is None else settings.lame_duck_s
 
 
 def startup_s(settings: ServerSettings) -> int:

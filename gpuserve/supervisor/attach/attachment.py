@@ -81,7 +81,7 @@ class Attachment:
     def is_connected(self) -> bool:
         return self.state is AttachmentState.ATTACHED
 
-    def request_stop(self, fast: bool = False) -> None:
+    def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
         """Let the models go and end; the batches at hand are finished first, unless ``fast``."""
         self._reactor.call_soon_threadsafe(self._reactor.stop if fast else self._begin_stop)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 import enum
 import itertools
 import logging
+import os
 import time
 from typing import Final, NamedTuple
 
 from gpuserve.control.messages import Quiesce, Quiesced, Resume
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome
 from gpuserve.errors import Code
+from gpuserve.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve.states import StepTable
 from gpuserve.supervisor.core.front_keeper import ANSWER_TIMEOUT_S
 from gpuserve.supervisor.core.server_core import ServerCore
@@ -59,9 +61,14 @@ class Quiescence:
         self._tickets = itertools.count(_NO_TICKET + 1)
         self._drains: dict[int, _Drain] = {}
 
-    def lame_duck_left_s(self) -> float:
-        """Return how many seconds of lame duck are left to a server that is leaving, or leaves now."""
-        lame_duck_s = self._core.settings.now.lame_duck_s
+    def lame_duck_s(self, *, terminated: bool = False) -> float:
+        """The whole lame duck; where it is not said, only what a platform ends by SIGTERM has one."""
+        if (said := self._core.settings.now.lame_duck_s) is not None:
+            return said
+        return TERMINATED_LAME_DUCK_S if terminated and not _has_terminal() else 0.0
+
+    def lame_duck_left_s(self, lame_duck_s: float) -> float:
+        """Return what is left of a lame duck to a server that is leaving, or leaves now."""
         if self.state is QuiescenceState.IN_SERVICE:
             return lame_duck_s
         return max(0.0, self._left_at + lame_duck_s - time.monotonic())
@@ -79,7 +86,7 @@ class Quiescence:
         """Go out of service; answered when no request waits or runs, or ``timeout_s`` after the lame duck.
         ``timeout_s`` None is the drain time of the settings.
         """
-        lame_duck_s = self.lame_duck_left_s()
+        lame_duck_s = self.lame_duck_left_s(self.lame_duck_s())
         if self.state is QuiescenceState.IN_SERVICE:
             self._left_at = time.monotonic()
         timeout_s = self._core.settings.now.drain_timeout_s if timeout_s is None else timeout_s
@@ -125,6 +132,11 @@ class Quiescence:
 
     def _move(self, state: QuiescenceState) -> None:
         self.state = STEPS.step(self.state, state)
+
+
+def _has_terminal() -> bool:
+    """Whether somebody sits at a terminal and waits; SIGTERM is then a person's as well."""
+    return os.isatty(0) or os.isatty(2)
 
 
 def _unfinished(count: int, timeout_s: float) -> VerbOutcome:
