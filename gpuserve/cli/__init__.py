@@ -12,8 +12,10 @@ _OPERATOR_VERBS: Final = frozenset({"status", "drain", "load", "unload", "reload
 
 def main() -> NoReturn:
     """Run the command line and exit with one of ``ExitCode``."""
+    import gc
     import sys
 
+    gc.disable()  # until all is imported: nothing of that is garbage
     if sys.argv[1:2] == ["serve"] and len(sys.argv) > 2 and not {"-h", "--help"} & set(sys.argv):
         sys.exit(_run_with_front())
     try:
@@ -21,6 +23,8 @@ def main() -> NoReturn:
             from gpuserve.cli.verbs.operator import run
         else:
             from gpuserve.cli.app import run
+        gc.freeze()
+        gc.enable()
         sys.exit(run())
     except KeyboardInterrupt:  # while modules are imported
         from gpuserve.cli.console.exit_codes import INTERRUPTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -143,6 +144,8 @@ def serve_configuration(
                 config=repository,
             )
             obey_signals(supervisor)
+            gc.freeze()  # what is here now stays; the command line had collections wait for it
+            gc.enable()
             return ExitCode.RUNTIME_FAILURE if supervisor.run() else ExitCode.OK
     except GpuserveError:
         raise
