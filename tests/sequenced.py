@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from scheduled import model_spec
 
 from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceBatching
@@ -50,6 +52,7 @@ class Sequenced:
         batching: BatchingSpec | None = None,
         max_requests: int = 0,
         prefetch: int = 0,
+        front_lost_at: float = -math.inf,
     ) -> None:
         self.scheduler = SequenceScheduler(
             model_spec(
@@ -58,7 +61,8 @@ class Sequenced:
                 batching=batching or BatchingSpec(),
                 queue=QueueSpec(max_requests, 0),
                 prefetch=prefetch,
-            )
+            ),
+            front_lost_at,
         )
         for number in range(instances):
             self.scheduler.instance_up(f"i{number}")

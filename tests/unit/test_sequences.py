@@ -320,6 +320,23 @@ def test_a_sequence_that_was_over_or_had_not_begun_is_not_lost() -> None:
     assert model.count("queued") == 2
 
 
+def test_what_goes_on_with_a_sequence_of_a_front_that_died_is_told_so() -> None:
+    """As long as that sequence could have been idle; what began here is known."""
+    model = Sequenced(front_lost_at=0.0)
+    model.submit("here", "s")
+    model.submit("here", "e")
+    with pytest.raises(InvalidArgument, match="START"):
+        model.submit("here")
+    model.at_us = 999
+    with pytest.raises(
+        Unavailable, match=r"sequence a of .* lost with the front process that died: .* START"
+    ):
+        model.submit("a")
+    model.at_us = 1000
+    with pytest.raises(InvalidArgument, match="START"):
+        model.submit("a")
+
+
 def test_of_sequences_that_are_lost_the_latest_are_remembered() -> None:
     lost = LostSequences()
     for number in range(MAX_LOST + 1):

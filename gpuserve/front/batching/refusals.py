@@ -80,10 +80,10 @@ def sequence_lost(model: str, sequence: int | str) -> RequestError:
     )
 
 
-def lost_before(model: str, sequence: int | str) -> RequestError:
-    """The error of a request that would go on with a sequence whose instance died or was replaced."""
+def lost_before(model: str, sequence: int | str, process: str) -> RequestError:
+    """The error of a request that would go on with a sequence whose process died or was replaced."""
     return Unavailable(
-        f"sequence {_sequence(sequence)} of model {model!r} was lost with its instance: it has to begin anew "
+        f"sequence {_sequence(sequence)} of model {model!r} was lost with {process}: it has to begin anew "
         "with a request that has the START flag"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from gpuserve.declare.spec import ModelSpec
@@ -11,10 +12,10 @@ from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
 
 
-def scheduler_of(spec: ModelSpec) -> Scheduler:
-    """It has sequences, or instances on several devices, or neither."""
+def scheduler_of(spec: ModelSpec, front_lost_at: float = -math.inf) -> Scheduler:
+    """It has sequences, or instances on several devices, or neither; a front before this died then."""
     if spec.in_sequences:
-        return SequenceScheduler(spec)
+        return SequenceScheduler(spec, front_lost_at)
     if len({one.device for one in spec.instances}) > 1:
         return DeviceScheduler(partial(ModelScheduler, spec))
     return ModelScheduler(spec)

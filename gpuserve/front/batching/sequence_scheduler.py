@@ -46,12 +46,26 @@ MAX_LOST: Final = 1 << 14
 
 
 class LostSequences(dict[int | str, None]):
-    """The ids of sequences that were open when their instance was lost, until they begin anew."""
+    """The ids of sequences that were open when their instance was lost, until they begin anew. Before
+    ``strangers_until`` one that nobody knows is taken for one of the front before this, which has died.
+    """
+
+    def __init__(self, strangers_until: float = -math.inf) -> None:
+        super().__init__()
+        self._strangers_until = strangers_until
 
     def note(self, sequence: int | str) -> None:
         if len(self) >= MAX_LOST:
             del self[next(iter(self))]
         self[sequence] = None
+
+    def refusal(self, model: str, sequence: int | str, now: float, *, known: bool) -> RequestError:
+        """Say why a request that is no start cannot go on with a sequence."""
+        if sequence in self:
+            return refusals.lost_before(model, sequence, "its instance")
+        if not known and now < self._strangers_until:
+            return refusals.lost_before(model, sequence, "the front process that died")
+        return refusals.not_started(model, sequence)
 
 
 class IdleSequences:
@@ -87,14 +101,15 @@ class IdleSequences:
 class SequenceScheduler(Scheduler):
     """The sequences of one model over all of its instances. Every request has one row."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, front_lost_at: float = -math.inf) -> None:
         self._spec = spec
+        max_idle_s = spec.sequence.max_sequence_idle_us / 1e6
         self._strategy = strategy_of(spec.sequence, spec.batching, spec.max_batch_size)
         self._queue = Admission(spec.queue)
         self._slots: SequenceSlots = SequenceSlots(spec.sequence.seats(spec.max_batch_size))
         self._sequences: dict[int | str, ActiveSequence] = {}
-        self._idle = IdleSequences(spec.sequence.max_sequence_idle_us / 1e6)
-        self._lost = LostSequences()
+        self._idle = IdleSequences(max_idle_s)
+        self._lost = LostSequences(front_lost_at + max_idle_s)
         #: Taken out, and not yet given by ``expire``.
         self._removed: list[QueuedRequest] = []
         self._counts = RequestCounts()
@@ -105,8 +120,8 @@ class SequenceScheduler(Scheduler):
     def submit(self, request: QueuedRequest, now: float) -> None:
         """Queue a new request of a sequence. Its ``timeout_s`` becomes the time that it may wait. Raises
         InvalidArgument: it is no start, and its sequence is not there or has been given its end; Unavailable:
-        it is no start, and its sequence was lost with its instance; Unavailable, QueueFull, DeadlineExceeded,
-        IllegalTransition: as ``ModelScheduler.submit``.
+        it is no start, and its sequence was lost with its instance or its front; Unavailable, QueueFull,
+        DeadlineExceeded, IllegalTransition: as ``ModelScheduler.submit``.
         """
         assert request.correlation is not None
         correlation_id, start, _ = request.correlation
@@ -116,8 +131,8 @@ class SequenceScheduler(Scheduler):
             self._drop_idle(now)
             sequence = self._sequences.get(correlation_id)
             if not start and (sequence is None or not sequence.open):
-                refusal = refusals.lost_before if correlation_id in self._lost else refusals.not_started
-                raise refusal(self._spec.name, correlation_id)
+                known = sequence is not None
+                raise self._lost.refusal(self._spec.name, correlation_id, now, known=known)
             if request.timeout_s is not None:
                 request.deadline, request.timeout_s = now + request.timeout_s, None
             self._queue.add(request, now)

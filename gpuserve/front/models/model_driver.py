@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -50,6 +51,7 @@ class ModelDriver(Driver):
         regions: RegionTable | None = None,
         limiter: RateLimiter | None = None,
         on_other: Callable[[WorkerLink, wire.Message], None] = no_such_message,
+        front_lost_at: float = -math.inf,
     ) -> None:
         self.spec = spec
         self.metrics = metrics
@@ -59,7 +61,7 @@ class ModelDriver(Driver):
         self.arena = Arena(max_arena_nbytes, instances.announce_segment, instances.announce_drop)
         self._messages = messages = BatchMessages(spec, self.arena)
         self._answers = answers = ModelAnswers(spec, metrics, cache, regions)
-        self._scheduler = scheduler = scheduler_of(spec)
+        self._scheduler = scheduler = scheduler_of(spec, front_lost_at)
         limits = None
         if limiter is not None:
             limits = RateLimits(scheduler, spec.instances, limiter, self._pump_soon)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -56,6 +57,8 @@ class Generations:
     def __init__(self, parts: ModelParts, say: Say, spawn: Spawn) -> None:
         limits = resource_limits(parts.settings)
         self._limiter = None if limits is None else RateLimiter(limits)
+        #: About when the front before this one died; its clients do not know of it.
+        self._front_lost_at = time.monotonic() if parts.epoch > 1 else -math.inf
         self._parts = parts
         self._service = parts.service
         self._say = say
@@ -140,7 +143,9 @@ class Generations:
             logger.warning(
                 "model %s: its response_cache has no memory, because response_cache_nbytes is 0", spec.name
             )
-        driver = ModelDriver(spec, most, metrics, cache, regions, self._limiter, self._on_other)
+        driver = ModelDriver(
+            spec, most, metrics, cache, regions, self._limiter, self._on_other, self._front_lost_at
+        )
         self._of_workers[generation] = driver
         return driver
 
