@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -213,3 +214,24 @@ def test_a_scanner_reads_one_body(header_length: str | None) -> None:
         scanner.finish()
     with pytest.raises(RuntimeError, match="fed after its end"):
         scanner.feed(b"1")
+
+
+def test_what_is_announced_takes_memory_only_as_it_comes() -> None:
+    announced = 1 << 30
+    entry = {
+        "name": "x",
+        "datatype": "UINT8",
+        "shape": [announced],
+        "parameters": {"binary_data_size": announced},
+    }
+    text = json.dumps({"inputs": [entry]}).encode()
+    held = share()
+    head = BodyHead("m", "", str(len(text)), len(text) + announced)
+    scanner = HttpBodyScanner(head, no_block, 2 * announced, held)
+    tracemalloc.start()
+    try:
+        scanner.feed(text + bytes(1 << 20))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert held.nbytes == len(text) + (1 << 20)

@@ -73,36 +73,46 @@ class BodyHead(NamedTuple):
 
 
 class _Tensor:
-    """The memory of one binary input, how far it is filled, and how far it may be."""
+    """The memory of one binary input of ``nbytes``, how far it is filled, and how far it may be. What has no
+    block grows as its bytes come: a claim alone takes nothing.
+    """
 
-    __slots__ = ("_reserved", "_share", "data", "filled", "view")
+    __slots__ = ("_block", "_heap", "_nbytes", "_reserved", "_share", "filled")
 
-    def __init__(self, data: bytearray | Block, prefix: bytes, share: Share) -> None:
-        self.data = data
-        self.view = data.view if isinstance(data, Block) else memoryview(data)
+    def __init__(self, nbytes: int, block: Block | None, prefix: bytes, share: Share) -> None:
         self.filled = 0
+        self._nbytes = nbytes
+        self._block = block
+        self._heap = bytearray()
         self._share = share
         self._reserved = 0
         self.fill(memoryview(prefix))
 
     @property
     def is_full(self) -> bool:
-        return self.filled == len(self.view)
+        return self.filled == self._nbytes
+
+    @property
+    def placed_nbytes(self) -> int:
+        return 0 if self._block is None else self.filled
 
     def fill(self, chunk: memoryview) -> int:
         """Copy as much of a chunk as there is room for, and return how many bytes that was."""
-        taken = min(len(chunk), len(self.view) - self.filled)
+        taken = min(len(chunk), self._nbytes - self.filled)
         end = self.filled + taken
-        if end > self._reserved and isinstance(self.data, Block):
-            self._reserved = self._share.reserve(self.data, end)
-        self.view[self.filled : end] = chunk[:taken]
+        if self._block is None:
+            self._heap += chunk[:taken]
+        else:
+            if end > self._reserved:
+                self._reserved = self._share.reserve(self._block, end)
+            self._block.view[self.filled : end] = chunk[:taken]
         self.filled = end
         return taken
 
     def result(self) -> Data:
-        if isinstance(self.data, Block):
-            return self.data
-        return bytes(self.data) if len(self.data) < LARGE_NBYTES else self.view
+        if self._block is not None:
+            return self._block
+        return bytes(self._heap) if self._nbytes < LARGE_NBYTES else memoryview(self._heap)
 
 
 class _Tensors:
@@ -139,7 +149,7 @@ class _Tensors:
 
     @property
     def placed_nbytes(self) -> int:
-        return sum(one.filled for one in self._made if isinstance(one.data, Block))
+        return sum(one.placed_nbytes for one in self._made)
 
     def inputs(self) -> list[InputTensor]:
         """All inputs of the request, once every byte was taken."""
@@ -163,7 +173,7 @@ class _Tensors:
         block = self._claim(nbytes) if nbytes >= LARGE_NBYTES else None
         if block is not None:
             self.blocks.append(block)
-        self._made.append(_Tensor(bytearray(nbytes) if block is None else block, self.prefix, self._share))
+        self._made.append(_Tensor(nbytes, block, self.prefix, self._share))
 
 
 class HttpBodyScanner:
