@@ -18,6 +18,9 @@ from itertools import count
 from typing import Any, Final
 
 import hpack
+from hpack.hpack import encode_integer
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.tables import table
@@ -155,6 +158,20 @@ def header_blocks(huffman: bool) -> bytes:
     return _repeated(request, count(1, 2))
 
 
+def huffman_text(symbols: bytes) -> bytes:
+    """Requests with one long value in the code of HPACK, of these symbols by chance."""
+    encoder = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+    value = encoder.encode(bytes(random.Random(1).choices(symbols, k=16_000)))
+    length = encode_integer(len(value), 7)
+    length[0] |= 0x80  # which says that it is in the code
+    block = _BLOCK + b"\x00\x01x" + length + value
+
+    def request(stream: int) -> bytes:
+        return http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, block)
+
+    return _repeated(request, count(1, 2))
+
+
 def _block(*request: Any) -> Block:
     return Block(0, 0, request[-1], memoryview(bytearray(request[-1])))
 
@@ -212,6 +229,8 @@ KINDS: Final[dict[str, tuple[Callable[[], bytes], Callable[[bytes], object]]]] =
     "HTTP/2, DATA of 16 KiB": (partial(data_frames, 16 << 10), http2_frames),
     "HTTP/2, header blocks of 4 KiB": (partial(header_blocks, False), http2_frames),
     "HTTP/2, header blocks of 4 KiB with Huffman": (partial(header_blocks, True), http2_frames),
+    "HTTP/2, Huffman text with the shortest codes": (partial(huffman_text, b"012aceiost"), http2_frames),
+    "HTTP/2, Huffman text of any bytes": (partial(huffman_text, bytes(range(32, 256))), http2_frames),
     "JSON, floats": (json_floats, lambda body: parse_infer_request("m", "", body, None)),
     "HTTP, binary tensor": (http_binary, read_http),
     "gRPC, raw tensor": (grpc_raw, read_grpc),

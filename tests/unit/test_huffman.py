@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from hpack.exceptions import HPACKDecodingError
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.huffman_table import decode_huffman
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +37,25 @@ def test_any_bytes_decode_to_what_encodes_to_them_or_not_at_all(coded: bytes) ->
     except HuffmanError:
         return
     assert ENCODER.encode(text) == coded
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"0", b"\n", b"\xf9", b"\x16", b"Zw"]) | st.binary(max_size=8)),
+    st.lists(st.sampled_from([b"\xff", b"\xff\xff\xff", b"\xfc", b"\x00", b"\x7f"]), max_size=3),
+    st.integers(0, 300),
+)
+def test_what_is_nearly_right_is_read_as_elsewhere(
+    texts: list[bytes], behind: list[bytes], kept: int
+) -> None:
+    """Cut, and with bits behind it: where it may end, how it may be padded, and what is in it."""
+    coded = (ENCODER.encode(b"".join(texts)) + b"".join(behind))[:kept]
+    try:
+        expected = decode_huffman(coded)
+    except HPACKDecodingError:
+        with pytest.raises(HuffmanError):
+            decode(coded)
+    else:
+        assert decode(coded) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from bisect import bisect_right
 from typing import Final
 
 #: The length in bits of each symbol's code, one digit of base 36 a symbol; the last is the end of string.
@@ -15,9 +14,6 @@ _LENGTHS: Final = (
     "u"
 )
 _EOS: Final = 256
-_WINDOW_BITS: Final = 30
-_SHORTEST: Final = 5
-_BLOCK_NBYTES: Final = 128
 #: Strings up to this size are remembered: a client sends the same few.
 _REMEMBERED_NBYTES: Final = 128
 
@@ -31,61 +27,57 @@ def decode(coded: bytes) -> bytes:
     return _remembered(coded) if len(coded) <= _REMEMBERED_NBYTES else _decode(coded)
 
 
-def _decode(coded: bytes) -> bytes:
-    """Block by block, as a step costs what the number has that it is taken from."""
-    text = bytearray()
-    bits, n_bits = 0, 0
-    for start in range(0, len(coded), _BLOCK_NBYTES):
-        block = coded[start : start + _BLOCK_NBYTES]
-        bits = bits << len(block) * 8 | int.from_bytes(block)
-        n_bits = _take_symbols(bits, n_bits + len(block) * 8, text)
-        bits &= (1 << n_bits) - 1
-    if n_bits > 7 or bits != (1 << n_bits) - 1:
-        raise HuffmanError("its padding is wrong")
-    return bytes(text)
-
-
-def _take_symbols(bits: int, n_bits: int, text: bytearray) -> int:
-    """Append the whole symbols; how many bits are left over. Canonical: of all codes in a window of 30 bits,
-    a longer one is a larger number.
+class _Node(dict[int, "tuple[bytes, _Node]"]):
+    """A place within a code. By the byte that comes next: the symbols that end in it, and the place after it,
+    which is found out when it first comes. There are 256 places, so all of it stays below 10 MB.
     """
-    limits, lengths, first, symbols = _tables()
-    # Ones behind the end, as padding has.
-    bits = bits << _WINDOW_BITS | (1 << _WINDOW_BITS) - 1
-    while n_bits >= _SHORTEST:
-        window = bits >> n_bits & (1 << _WINDOW_BITS) - 1
-        row = bisect_right(limits, window)
-        length = lengths[row]
-        if length > n_bits:
-            break
-        symbol = symbols[first[row] + (window >> _WINDOW_BITS - length)]
-        if symbol == _EOS:
-            raise HuffmanError("it contains the end of string")
-        text.append(symbol)
-        n_bits -= length
-    return n_bits
+
+    __slots__ = ("children", "is_padding", "symbol")
+
+    def __init__(self, is_padding: bool) -> None:
+        self.children: list[_Node] = []
+        #: Whether a string may end here: after seven ones at most.
+        self.is_padding = is_padding
+        self.symbol = -1
+
+    def __missing__(self, byte: int) -> tuple[bytes, _Node]:
+        node, text = self, b""
+        for bit in range(7, -1, -1):
+            node = node.children[byte >> bit & 1]
+            if node.symbol == _EOS:
+                raise HuffmanError("it contains the end of string")
+            if node.symbol >= 0:
+                node, text = _tree(), text + bytes((node.symbol,))
+        self[byte] = text, node
+        return text, node
+
+
+def _decode(coded: bytes) -> bytes:
+    node = _tree()
+    texts = []
+    for byte in coded:
+        text, node = node[byte]
+        texts.append(text)
+    if not node.is_padding:
+        raise HuffmanError("its padding is wrong")
+    return b"".join(texts)
 
 
 _remembered = functools.lru_cache(maxsize=1024)(_decode)
 
 
 @functools.cache
-def _tables() -> tuple[list[int], list[int], list[int], list[int]]:
-    """By row, one for each length that there is: where the windows of the next one begin, the length, and
-    what to add to a code to find its symbol; and the symbols in the order of their codes.
+def _tree() -> _Node:
+    """The place before every code. They are canonical: of each level of the tree the first places are its
+    codes, in the order of the symbols, and from the others the longer ones go on.
     """
     lengths = [int(digit, 36) for digit in _LENGTHS]
-    symbols = sorted(range(len(lengths)), key=lambda symbol: (lengths[symbol], symbol))
-    limits, rows, first = [], [], []
-    code, previous = 0, 0
-    for position, symbol in enumerate(symbols):
-        length = lengths[symbol]
-        if length != previous:
-            code <<= length - previous
-            rows.append(length)
-            first.append(position - code)
-            limits.append(0)
-            previous = length
-        code += 1
-        limits[-1] = code << _WINDOW_BITS - length
-    return limits[:-1], rows, first, symbols
+    root = _Node(is_padding=True)
+    level = [root]
+    for depth in range(1, max(lengths) + 1):
+        for node in level:
+            node.children = [_Node(False), _Node(node.is_padding and depth <= 7)]
+        level = [child for node in level for child in node.children]
+        for symbol in [symbol for symbol, length in enumerate(lengths) if length == depth]:
+            level.pop(0).symbol = symbol
+    return root
