@@ -27,6 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]
     entries = [one for one in models() if one["name"] == "echo_FP32"]
     waits = {"batching": {"max_queue_delay_us": 30_000_000, "preferred_batch_sizes": [64]}}
     entries += [model("patient", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 64, **waits)]
+    entries += [model("complains", "complains", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 4)]
     settings = {"host": "127.0.0.1", "transport": "native", "max_request_nbytes": LIMIT_NBYTES}
     config = write_config(tmp_path_factory.mktemp("grpc"), entries, **settings)
     with OperatedServer(config) as started:
@@ -150,3 +151,14 @@ def test_keepalive_pings(server: OperatedServer, every_ms: int) -> None:
             channel.infer(message().SerializeToString(), timeout=TIMEOUT_S)
         assert waiting.exception().code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert not channel.was_lost
+
+
+def test_the_status_of_a_long_error_text_reaches_its_client(server: OperatedServer) -> None:
+    """It takes no headers of more than 8 KiB, and is told RESOURCE_EXHAUSTED by itself then."""
+    with Channel(server) as made:
+        with pytest.raises(grpc.RpcError) as raised:
+            made.infer(message("complains").SerializeToString(), timeout=TIMEOUT_S)
+        assert raised.value.code() == grpc.StatusCode.INTERNAL
+        assert "größer als möglich: 大きすぎる 🙂 größer" in raised.value.details()
+        assert "\N{REPLACEMENT CHARACTER}" not in raised.value.details()
+        assert not made.was_lost

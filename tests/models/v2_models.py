@@ -20,6 +20,11 @@ def echo(x: Any) -> dict[str, Any]:
     return {"y": x}
 
 
+def complains(x: Any) -> dict[str, Any]:
+    """Fails with a long text that few characters of are ASCII."""
+    raise ValueError("größer als möglich: 大きすぎる 🙂 " * 400)
+
+
 def echo_list(requests: list[Request]) -> list[Request]:
     """Each request stands for its data; outputs go by position."""
     return requests

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
+import urllib.parse
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -13,6 +14,8 @@ import pytest
 from driver_scene import SPEC, Scene
 from http2_peer import POST, Response, data, reset
 from http2_scene import Talk
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.front.doors.access import offload
@@ -20,6 +23,7 @@ from gpuserve.front.doors.access.restrictions import Policy
 from gpuserve.front.doors.grpc import health, rpcs, stream
 from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.grpc.framing import Unframer, frame
+from gpuserve.front.doors.grpc.headers import MAX_MESSAGE_NBYTES, grpc_message
 from gpuserve.front.doors.grpc.reflection import METHODS as REFLECTION
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.service.service import inference_service
@@ -376,3 +380,15 @@ def test_a_method_is_named_as_it_is() -> None:
             assert status(house.call(path, framed(b""))) == 12
 
     run(test)
+
+
+@given(st.sampled_from([1, 100, 2000]), st.text(min_size=1))
+@example(1, "x" * 7168)
+@example(2000, "x€🙂")
+def test_the_text_of_an_error_is_cut_between_characters(times: int, text: str) -> None:
+    text *= times
+    encoded = grpc_message(text)
+    assert len(encoded) <= MAX_MESSAGE_NBYTES
+    told = urllib.parse.unquote(encoded.decode(), errors="strict")
+    assert text.startswith(told)
+    assert told == text or len(encoded) > MAX_MESSAGE_NBYTES / 2

@@ -43,16 +43,21 @@ class WorkerThread:
     def __init__(
         self, name: str, source: Mapping[str, Any], boot: socket.socket, link: socket.socket
     ) -> None:
-        self.pidfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._source = dict(source)
         self._sockets = (boot, link)
         self._loaded = False
         self._reason = "its thread ended"
         self._name = name
-        self._thread = threading.Thread(
-            target=self._run, args=(os.dup(self.pidfd),), name=f"gpuserve-{name}", daemon=True
-        )
-        self._thread.start()  # it waits for its ``Init``
+        with contextlib.ExitStack() as opened:
+            self.pidfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            opened.callback(os.close, self.pidfd)
+            ended = os.dup(self.pidfd)
+            opened.callback(os.close, ended)
+            self._thread = threading.Thread(
+                target=self._run, args=(ended,), name=f"gpuserve-{name}", daemon=True
+            )
+            self._thread.start()  # it waits for its ``Init``
+            opened.pop_all()
 
     @property
     def pid(self) -> int:

@@ -26,7 +26,9 @@ RETRY_PUSHBACK: Final = (b"grpc-retry-pushback-ms", b"100")
 STRICT_ERRORS: Final = b"triton_grpc_error"
 #: Codings of responses, the first that a client reads is taken: gzip is one that every client has.
 _PREFERENCE: Final = ("gzip", "deflate")
-_MAX_MESSAGE_CHARS: Final = 8192
+#: Of a ``grpc-message``, encoded. Clients refuse calls whose headers come to more than 8 KiB, status and all.
+MAX_MESSAGE_NBYTES: Final = 7 << 10
+_UNQUOTED: Final = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 
 
 class CallHead(NamedTuple):
@@ -99,5 +101,10 @@ def status_trailers(error: RequestError) -> list[tuple[bytes, bytes]]:
 
 
 def grpc_message(text: str) -> bytes:
-    """An error text as the ``grpc-message`` header: percent-encoded UTF-8, printable ASCII as it is."""
-    return urllib.parse.quote(text[:_MAX_MESSAGE_CHARS], safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}").encode()
+    """An error text as the ``grpc-message`` header: percent-encoded UTF-8, printable ASCII as it is, and no
+    more of it than every client takes.
+    """
+    text = text[:MAX_MESSAGE_NBYTES]
+    while len(encoded := urllib.parse.quote(text, safe=_UNQUOTED)) > MAX_MESSAGE_NBYTES:
+        text = text[: len(text) * MAX_MESSAGE_NBYTES // len(encoded)]
+    return encoded.encode()
