@@ -59,6 +59,10 @@ class Nowhere:
         if release is not None:
             release()
 
+    def puts_off(self) -> bool:
+        """What it costs counts, not when."""
+        return False
+
     def pause_reading(self) -> None:
         """All of it is fed all the same."""
 

@@ -23,7 +23,10 @@ OK_ANSWER = AnswerHead(200, ())
 class RecordingWay:
     """Where a connection would write to."""
 
-    def __init__(self, client: tuple[str, int] = ("127.0.0.1", 5)) -> None:
+    def __init__(self, client: tuple[str, int] = ("127.0.0.1", 5), *, hurried: bool = False) -> None:
+        #: Every turn is over after the least that can be taken.
+        self.hurried = hurried
+        self.waits = False
         self.ends = Ends(client, ("127.0.0.1", 80), tls=False)
         self.full = False
         self.limits = Limits()
@@ -53,6 +56,10 @@ class RecordingWay:
 
     def count_late(self, reason: str) -> None:
         self.late.append(reason)
+
+    def puts_off(self) -> bool:
+        self.waits = self.hurried
+        return self.hurried
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -103,8 +110,10 @@ class Talk:
         answer: Callable[[Http1Exchange], None] | None = None,
         door: Accept | None = None,
         client: tuple[str, int] = ("127.0.0.1", 5),
+        *,
+        hurried: bool = False,
     ) -> None:
-        self.way = RecordingWay(client)
+        self.way = RecordingWay(client, hurried=hurried)
         self.sinks: list[RecordingSink] = []
         self._answer = answer
         self.http1 = Http1(self.way, door or self.accept)
@@ -123,6 +132,9 @@ class Talk:
                 buffer[:] = bytes(len(buffer))
             elif end > start:
                 self.http1.feed(data[start:end])
+            while self.way.waits:
+                self.way.waits = False
+                self.http1.go_on()
         return self
 
     @property

@@ -23,7 +23,10 @@ class RecordingWay:
     it wait for ``take``.
     """
 
-    def __init__(self, limit_nbytes: int | None = None, *, tls: bool = False) -> None:
+    def __init__(self, limit_nbytes: int | None = None, *, tls: bool = False, hurried: bool = False) -> None:
+        #: Every turn is over after the least that can be taken.
+        self.hurried = hurried
+        self.waits = False
         self.ends = Ends(("127.0.0.1", 5), ("127.0.0.1", 80), tls=tls)
         self.full = False
         self.limits = Limits()
@@ -71,6 +74,10 @@ class RecordingWay:
 
     def count_late(self, reason: str) -> None:
         self.late.append(reason)
+
+    def puts_off(self) -> bool:
+        self.waits = self.hurried
+        return self.hurried
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -156,6 +163,9 @@ class Talk:
                 buffer[:] = b"\xee" * len(buffer)
             else:
                 self.http2.feed(data[start:end])
+            while self.way.waits:
+                self.way.waits = False
+                self.http2.go_on()
         return self.read()
 
     def read(self) -> list[Frame]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hpack
 from http2_peer import PING_FRAME, POST, Peer, frame
-from http2_scene import Sink, Talk
+from http2_scene import RecordingWay, Sink, Talk
 from hypothesis import strategies as st
 
 from fuzzing.cuts import cuts_of
@@ -99,7 +99,7 @@ def check(data: bytes) -> None:
     """What the server sends is judged by the peer; after whole frames it answers a PING, or has closed."""
     peer = Peer(_WINDOW, (1 << 24) - 1)
     peer.window = 1 << 62
-    talk = Talk(_answer, peer=peer)
+    talk = Talk(_answer, peer=peer, way=RecordingWay(hurried=len(data) % 2 == 1))
     talk.feed(data, cuts_of(data))
     if _is_whole(data):
         n_pongs = len(peer.pongs)

@@ -14,13 +14,12 @@ from typing import Any, Final, TypeAlias, cast
 
 from gpuserve.front.exchange.exchange import Ends, Piece, Release, Spoken
 from gpuserve.front.exchange.limits import Admission
+from gpuserve.front.exchange.turn import Turn
 from gpuserve.front.exchange.watch import Pace, Watch
 
 logger = logging.getLogger(__name__)
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-#: What one read takes at most. One buffer serves every connection, since what is read is used up in the call.
-READ_NBYTES: Final = 256 << 10
 #: Below this, what was read becomes ``bytes``: cheaper to take apart than a view.
 _SMALL_NBYTES: Final = 32 << 10
 #: So much waits to be sent before a protocol is told to make no more.
@@ -37,16 +36,16 @@ Speak: TypeAlias = "Callable[[Connection], Spoken]"
 
 class Connection(asyncio.BufferedProtocol):
     """A connection and its protocol, as asyncio, the protocol and the server each see it. ``members`` are all
-    that are open, this one while it is. After ``age_s`` seconds it takes no more requests. ``admission`` says
-    whether it is taken, and what it may take. It is one object because the three sides share what is to be
-    written, and every small request crosses it.
+    that are open, this one while it is; all have one ``turn``. After ``age_s`` seconds it takes no more
+    requests. ``admission`` says whether it is taken, and what it may take. It is one object because the
+    three sides share what is to be written, and every small request crosses it.
     """
 
     def __init__(
         self,
         http1: Speak,
         http2: Speak,
-        buffer: memoryview,
+        turn: Turn,
         members: set[Connection],
         loop: asyncio.AbstractEventLoop,
         age_s: float = math.inf,
@@ -64,13 +63,16 @@ class Connection(asyncio.BufferedProtocol):
         self._answer_pace = Pace()
         self._http1 = http1
         self._http2 = http2
-        self._buffer = buffer
+        self._turn = turn
         self._members = members
         self._loop = loop
         self._spoken: Spoken | None = None
         self._greeting = b""
         self._opened_at = loop.time()
         self._retires_at = self._opened_at + age_s
+        #: Whether the protocol wants more, whether the rest of what was read waits, and what comes of it.
+        self._wanted = True
+        self._waits = False
         self._reading = True
         self._retiring = False
         self._announced = False
@@ -96,10 +98,10 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
+        return self._turn.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        data: Piece = self._buffer[:nbytes]
+        data: Piece = self._turn.buffer[:nbytes]
         if nbytes < _SMALL_NBYTES:
             data = bytes(data)
         try:
@@ -110,8 +112,17 @@ class Connection(asyncio.BufferedProtocol):
             if len(self._out) > _MANY_WRITES:
                 self._flush()  # a socket may be read many times in one turn
         except Exception:
-            logger.exception("defect of the server; the connection is closed")
-            self._transport.abort()
+            self._break_down()
+
+    def go_on(self) -> None:
+        """The turn has come in which what was put off is heard."""
+        self._waits = False
+        if self._spoken is not None and not (self._lost or self._transport.is_closing()):
+            try:
+                self._spoken.go_on()
+            except Exception:
+                self._break_down()
+        self._steer_reading()
 
     def eof_received(self) -> bool:
         return False  # the client sends no more: it is gone
@@ -163,16 +174,35 @@ class Connection(asyncio.BufferedProtocol):
             # Told when nothing waits any more, not when little does.
             transport.set_write_buffer_limits(0, 0)
 
+    def puts_off(self) -> bool:
+        """Whether the rest of what was read is for another turn; then ``go_on`` follows. It is asked while
+        there is a rest.
+        """
+        if not self._turn.is_over():
+            return False
+        if not self._waits:
+            self._waits = True
+            self._turn.put_off(self)
+            self._steer_reading()
+        return True
+
     def pause_reading(self) -> None:
         """Read no more until ``resume_reading``; both may be called any number of times."""
-        if self._reading and not self._transport.is_closing():
-            self._reading = False
-            self._transport.pause_reading()
+        self._wanted = False
+        self._steer_reading()
 
     def resume_reading(self) -> None:
-        if not self._reading and not self._transport.is_closing():
-            self._reading = True
-            self._transport.resume_reading()
+        self._wanted = True
+        self._steer_reading()
+
+    def _steer_reading(self) -> None:
+        reading = self._wanted and not self._waits
+        if reading is not self._reading and not self._transport.is_closing():
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     @property
     def unsent_nbytes(self) -> int:
@@ -264,6 +294,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._retiring and not is_http2:  # its first answer can say it
             self.announce()
         self._spoken.feed(data[len(PREFACE) :] if is_http2 else data)
+
+    def _break_down(self) -> None:
+        logger.exception("defect of the server; the connection is closed")
+        self._transport.abort()
 
     def _flush(self) -> None:
         out = self._out

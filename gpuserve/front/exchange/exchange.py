@@ -181,6 +181,9 @@ class Spoken(Protocol):
     def feed(self, data: Piece) -> None:
         """What has arrived. A view is valid in the call only."""
 
+    def go_on(self) -> None:
+        """Take up what was kept where the connection put it off to another turn."""
+
     def drained(self) -> None:
         """The connection is not ``full`` any more."""
 

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any, Final
 
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.connection import READ_NBYTES, Connection
+from gpuserve.front.exchange.connection import Connection
 from gpuserve.front.exchange.exchange import Accept
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import Transport
+from gpuserve.front.exchange.turn import Turn
 from gpuserve.front.server.http1.protocol import Http1
 from gpuserve.front.server.http2.protocol import Http2
 from gpuserve.settings.tls import TlsFiles
@@ -71,7 +72,7 @@ class NativeTransport(Transport):
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
         self._connections: set[Connection] = set()
-        self._buffer = memoryview(bytearray(READ_NBYTES))
+        self._turn = Turn(self._loop.call_soon)
         self._check: asyncio.TimerHandle | None = None
         self.limit_age(max_connection_age_s)
 
@@ -152,7 +153,7 @@ class NativeTransport(Transport):
         def made() -> Connection:
             # Connections that were made together do not end together.
             age_s = self._max_age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
-            return Connection(*speaks, self._buffer, self._connections, self._loop, age_s, self._admission)
+            return Connection(*speaks, self._turn, self._connections, self._loop, age_s, self._admission)
 
         return made
 

@@ -15,6 +15,8 @@ _CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 #: A chunk's size with its extensions.
 _SIZE_LINE_NBYTES: Final = 256
 _TRAILERS_NBYTES: Final = 16 << 10
+#: Chunks that are taken in one go: clocks are looked at between.
+_CHUNKS: Final = 512
 
 
 class SizedBody:
@@ -69,10 +71,12 @@ class ChunkedBody:
         self._trailers_nbytes = 0
 
     def cut(self, data: Piece) -> tuple[Piece, Piece]:
-        """What of the data is the body's, joined, and what comes after its end; or ``RequestRefused``."""
+        """What of the data is the body's, joined, and what comes after it, which may be more of the body
+        where there were many chunks; or ``RequestRefused``.
+        """
         position, nbytes = 0, len(data)
         pieces: list[Piece] = []
-        while position < nbytes and not self.ended:
+        while position < nbytes and not self.ended and len(pieces) < _CHUNKS:
             if self._part is Part.DATA:
                 piece = data[position : position + self._left]
                 pieces.append(piece)
@@ -133,7 +137,7 @@ class ChunkedBody:
 
 def _take_chunks(data: Piece, position: int, found: re.Match[bytes] | None, pieces: list[Piece]) -> int:
     """Append the data of whole chunks; where they end. Line by line takes five times as long."""
-    while found is not None:
+    while found is not None and len(pieces) < _CHUNKS:
         start = found.end()
         end = start + int(found[1], 16)
         if end == start or data[end : end + 2] != b"\r\n":

@@ -138,9 +138,13 @@ class Http1:
         else:
             self._proceed()
 
+    def go_on(self) -> None:
+        if not self._running:
+            self._proceed()
+
     def _proceed(self) -> None:
         if self._kept and self._stage is not Stage.ANSWER:
-            data, self._kept = bytes(self._kept), bytearray()
+            data, self._kept = memoryview(self._kept), bytearray()
             self._run(data)
         self._steer_reading()
 
@@ -158,6 +162,9 @@ class Http1:
                     data = self._drain(data)
                 case _:
                     break
+            if len(data) and self.way.puts_off():
+                self._kept += data
+                break
         self._running = False
 
     def _begin(self, data: Piece) -> Piece:
@@ -240,12 +247,12 @@ class Http1:
         return rest
 
     def _drain(self, data: Piece) -> Piece:
-        self._drained_nbytes += len(data)
         try:
             _, rest = self._body.cut(data)
         except RequestRefused:
             self._linger()
             return b""
+        self._drained_nbytes += len(data) - len(rest)
         if self._body.ended:
             self._enter(Stage.HEAD)
         elif self._drained_nbytes > DRAIN_NBYTES:

@@ -57,6 +57,8 @@ PADDED: Final = 0x8
 PRIORITY: Final = 0x20
 
 HEAD_NBYTES: Final = 9
+#: Of one body, taken in one go.
+_RUN_FRAMES: Final = 256
 #: What both sides begin with.
 DEFAULT_WINDOW: Final = 65535
 DEFAULT_FRAME_NBYTES: Final = 16384
@@ -155,12 +157,13 @@ def body_run(
     """Append what DATA frames of one stream hold, as long as they come whole and one after the other.
 
     Clients cut a large body into frames of 16 KiB: to join what they hold costs less than to hand on each.
+    Only so many, as clocks are looked at between.
 
     Returns:
         where they end, and whether the last of them ends the stream.
     """
     ended = False
-    while not ended and len(data) - position >= HEAD_NBYTES:
+    while not ended and len(data) - position >= HEAD_NBYTES and len(parts) < _RUN_FRAMES:
         high, low, kind, flags, of_stream = HEAD.unpack_from(data, position)
         length = high << 16 | low
         start = position + HEAD_NBYTES

@@ -32,6 +32,8 @@ FRAME_NBYTES: Final = 256 << 10
 _EARLY: Final = 1024
 #: Who cuts a header block into parts this small wants to keep us busy.
 _SHORT_CONTINUATION_NBYTES: Final = 1024
+#: Frames of small requests that are taken without a look at the clock.
+_UNTIMED_FRAMES: Final = 16
 _SETTINGS: Final = {
     h2.Setting.MAX_CONCURRENT_STREAMS: MAX_CONCURRENT_STREAMS,
     h2.Setting.INITIAL_WINDOW_SIZE: RECEIVE_WINDOW,
@@ -101,10 +103,20 @@ class Http2:
         except ConnectionFailed as failure:
             self._fail(failure)
 
+    def go_on(self) -> None:
+        if self._kept:
+            self.feed(b"")
+
     def _read(self, data: Piece) -> None:
-        """Every frame in the data; the beginning of another is kept, or passed on if it is a body's."""
-        position, nbytes, streams, heads = 0, len(data), self._streams, self._blocks.heads
+        """Every frame in the data; the beginning of another is kept, or passed on if it is a body's, and so
+        is everything from where the turn is over.
+        """
+        position, nbytes, streams, heads, n = 0, len(data), self._streams, self._blocks.heads, 0
         while nbytes - position >= h2.HEAD_NBYTES:
+            n += 1
+            if n > _UNTIMED_FRAMES and self.way.puts_off():
+                self._kept = bytes(data[position:])
+                return
             high, low, kind, flags, stream_id = _unpack(data, position)
             length = high << 16 | low
             start = position + h2.HEAD_NBYTES
@@ -127,6 +139,7 @@ class Http2:
                     self._open(stream_id, head, False)
                     continue
             self._frame(kind, flags, stream_id & h2.STREAM_MASK, bytes(data[start:end]))
+            n = _UNTIMED_FRAMES
         if position < nbytes and not self._over:
             self._begin(data[position:])
 

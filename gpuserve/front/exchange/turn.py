@@ -1,0 +1,67 @@
+"""How much of one turn of the loop those clients may take that have much to say, all together. What is left
+of what they said waits for the turns that follow, one connection after the other; meanwhile others are heard.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+#: What one read takes at most. One buffer serves every connection, since what is read is used up in the call.
+READ_NBYTES: Final = 256 << 10
+#: And while many wait, each of which keeps what was read.
+CROWDED_READ_NBYTES: Final = 16 << 10
+#: So many are many.
+_CROWD: Final = 64
+#: A small request takes a tenth of a millisecond, and some tens of them come in one read.
+TURN_S: Final = 0.004
+
+
+class Listener(Protocol):
+    """What was put off."""
+
+    def go_on(self) -> None:
+        """Take up to the end of the turn what is kept; it may put itself off again. Must not raise."""
+
+
+class Turn:
+    """One for each loop, ``call_soon`` is the loop's. It begins when it is first asked for."""
+
+    __slots__ = ("_call_soon", "_clock", "_crowded_buffer", "_ends_at", "_full_buffer", "_waiting", "buffer")
+
+    def __init__(
+        self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._call_soon = call_soon
+        self._clock = clock
+        self._ends_at: float | None = None
+        self._waiting: deque[Listener] = deque()
+        self._full_buffer = memoryview(bytearray(READ_NBYTES))
+        self._crowded_buffer = self._full_buffer[:CROWDED_READ_NBYTES]
+        #: What the next read goes to.
+        self.buffer = self._full_buffer
+
+    def is_over(self) -> bool:
+        now = self._clock()
+        if self._ends_at is None:
+            self._ends_at = now + TURN_S
+            self._call_soon(self._on_next)
+        return now >= self._ends_at
+
+    def put_off(self, listener: Listener) -> None:
+        """Have it go on in a later turn. It reads nothing until then. Asked only when the turn is over."""
+        self._waiting.append(listener)
+        if len(self._waiting) >= _CROWD:
+            self.buffer = self._crowded_buffer
+
+    def _on_next(self) -> None:
+        """Another turn has begun: those who wait are first, as many as there is time for."""
+        self._ends_at = None
+        for _ in range(len(self._waiting)):
+            if self.is_over():
+                break
+            self._waiting.popleft().go_on()
+        if len(self._waiting) < _CROWD:
+            self.buffer = self._full_buffer

@@ -1,0 +1,147 @@
+"""The budget of a turn of the loop: who has much to say waits for others, and comes again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from http1_talk import GET, Talk, answer_ok
+from http2_peer import POST, Peer, frame
+from http2_scene import RecordingWay, Sink
+from http2_scene import Talk as Http2Talk
+
+from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.exchange.turn import CROWDED_READ_NBYTES, READ_NBYTES, TURN_S, Turn
+
+
+class Loop:
+    """Turns by hand, and a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._soon: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._soon.append(callback)
+
+    def next_turn(self) -> bool:
+        """Whether there was anything to do."""
+        soon, self._soon = self._soon, []
+        for callback in soon:
+            callback()
+        return bool(soon)
+
+
+class Speaker:
+    """A connection with so many parts to be heard, each of which takes some time."""
+
+    def __init__(self, loop: Loop, turn: Turn, parts: int, takes_s: float = TURN_S / 2) -> None:
+        self.heard: list[int] = []
+        self._parts = iter(range(parts))
+        self._last = parts - 1
+        self._loop, self._turn, self._takes_s = loop, turn, takes_s
+
+    def go_on(self) -> None:
+        for part in self._parts:
+            self.heard.append(part)
+            self._loop.now += self._takes_s
+            if part < self._last and self._turn.is_over():
+                self._turn.put_off(self)
+                return
+
+
+def made() -> tuple[Loop, Turn]:
+    loop = Loop()
+    return loop, Turn(loop.call_soon, lambda: loop.now)
+
+
+def test_what_is_short_is_heard_in_one_turn() -> None:
+    loop, turn = made()
+    speaker = Speaker(loop, turn, 10, takes_s=TURN_S / 20)
+    speaker.go_on()
+    assert speaker.heard == list(range(10))
+    loop.next_turn()
+    assert not loop.next_turn(), "a loop with nothing to do must sleep"
+
+
+def test_all_together_take_no_more_than_a_turn_and_the_last_part_of_one() -> None:
+    loop, turn = made()
+    speakers = [Speaker(loop, turn, 6) for _ in range(5)]
+    for speaker in speakers:
+        speaker.go_on()
+    began = loop.now
+    while loop.next_turn():
+        assert loop.now - began <= 2 * TURN_S
+        began = loop.now
+    assert [one.heard for one in speakers] == [list(range(6))] * 5
+
+
+def test_they_are_heard_in_turn() -> None:
+    loop, turn = made()
+    speakers = [Speaker(loop, turn, 9) for _ in range(3)]
+    for speaker in speakers:
+        speaker.go_on()
+    while loop.next_turn():
+        counts = sorted(len(one.heard) for one in speakers)
+        assert counts[-1] - counts[0] <= 4
+    assert {len(one.heard) for one in speakers} == {9}
+
+
+def test_while_many_wait_less_is_read_of_each() -> None:
+    loop, turn = made()
+    assert len(turn.buffer) == READ_NBYTES
+    turn.is_over()
+    loop.now += 2 * TURN_S
+    speakers = [Speaker(loop, turn, 1) for _ in range(100)]
+    for speaker in speakers:
+        assert turn.is_over()
+        turn.put_off(speaker)
+    assert len(turn.buffer) == CROWDED_READ_NBYTES
+    while loop.next_turn():
+        pass
+    assert len(turn.buffer) == READ_NBYTES
+
+
+def test_requests_in_one_packet_are_answered_turn_by_turn() -> None:
+    talk = Talk(answer_ok, hurried=True)
+    talk.http1.feed(GET * 5)
+    answered = [len(talk.sinks)]
+    while talk.way.waits:
+        talk.way.waits = False
+        talk.http1.go_on()
+        answered.append(len(talk.sinks))
+    assert answered == [1, 2, 3, 4, 5]
+
+
+def test_a_body_in_very_many_chunks_is_taken_turn_by_turn() -> None:
+    body = b"1\r\nx\r\n" * 5000
+    talk = Talk(answer_ok, hurried=True)
+    talk.http1.feed(
+        b"POST /b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
+    )
+    turns = 0
+    while talk.way.waits:
+        talk.way.waits = False
+        talk.http1.go_on()
+        turns += 1
+    assert (turns > 5, talk.sinks[0].body, talk.sinks[0].ended) == (True, b"x" * 5000, True)
+
+
+def test_frames_are_taken_turn_by_turn() -> None:
+    def answer(sink: Sink, end: bool) -> None:
+        sink.exchange.answer(AnswerHead(200, (), [(b"grpc-status", b"0")]), (b"ok",), 2)
+
+    peer = Peer()
+    way = RecordingWay(hurried=True)
+    talk = Http2Talk(answer, peer=peer, way=way)
+    block = peer.encoder.encode(POST)
+    again = peer.encoder.encode(POST)
+    requests = [frame(1, 5, 1, block), *(frame(1, 5, 3 + 2 * n, again) for n in range(99))]
+    talk.http2.feed(b"".join(requests))
+    heard = [len(talk.sinks)]
+    while way.waits:
+        way.waits = False
+        talk.http2.go_on()
+        heard.append(len(talk.sinks))
+    assert heard[-1] == 100
+    assert max(later - sooner for sooner, later in itertools.pairwise(heard)) <= 16
