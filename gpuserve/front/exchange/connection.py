@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from gpuserve.front.exchange.exchange import Ends, Piece, Release, Spoken
 from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.exchange.turn import Turn
+from gpuserve.front.exchange.turn import Listener, Turn
 from gpuserve.front.exchange.watch import Pace, Watch
 
 logger = logging.getLogger(__name__)
@@ -111,6 +111,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._spoken.feed(data)
             if len(self._out) > _MANY_WRITES:
                 self._flush()  # a socket may be read many times in one turn
+            if nbytes >= _SMALL_NBYTES and not self._waits and self._turn.is_over():
+                self._wait(self._turn.stop_reading)  # which would go on up to 32 times
         except Exception:
             self._break_down()
 
@@ -175,16 +177,17 @@ class Connection(asyncio.BufferedProtocol):
             transport.set_write_buffer_limits(0, 0)
 
     def puts_off(self) -> bool:
-        """Whether the rest of what was read is for another turn; then ``go_on`` follows. It is asked while
-        there is a rest.
-        """
+        """Whether what is left of what was read is for another turn; then ``go_on`` follows."""
         if not self._turn.is_over():
             return False
         if not self._waits:
-            self._waits = True
-            self._turn.put_off(self)
-            self._steer_reading()
+            self._wait(self._turn.put_off)
         return True
+
+    def _wait(self, for_turn: Callable[[Listener], None]) -> None:
+        self._waits = True
+        for_turn(self)
+        self._steer_reading()
 
     def pause_reading(self) -> None:
         """Read no more until ``resume_reading``; both may be called any number of times."""

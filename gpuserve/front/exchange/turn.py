@@ -15,21 +15,26 @@ READ_NBYTES: Final = 256 << 10
 CROWDED_READ_NBYTES: Final = 16 << 10
 #: So many are many.
 _CROWD: Final = 64
+#: So many of those that were only stopped in reading read on in one turn.
+_READERS: Final = 16
 #: A small request takes a tenth of a millisecond, and some tens of them come in one read.
 TURN_S: Final = 0.004
 
 
 class Listener(Protocol):
-    """What was put off."""
+    """A connection that is heard in turns."""
 
     def go_on(self) -> None:
-        """Take up to the end of the turn what is kept; it may put itself off again. Must not raise."""
+        """Take what is kept, up to the end of the turn, and read on. It may wait again. Must not raise."""
 
 
 class Turn:
     """One for each loop, ``call_soon`` is the loop's. It begins when it is first asked for."""
 
-    __slots__ = ("_call_soon", "_clock", "_crowded_buffer", "_ends_at", "_full_buffer", "_waiting", "buffer")
+    __slots__ = (
+        *("_call_soon", "_clock", "_crowded_buffer", "_ends_at", "_full_buffer"),
+        *("_readers", "_waiting", "buffer"),
+    )
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float] = time.monotonic
@@ -38,6 +43,7 @@ class Turn:
         self._clock = clock
         self._ends_at: float | None = None
         self._waiting: deque[Listener] = deque()
+        self._readers: deque[Listener] = deque()
         self._full_buffer = memoryview(bytearray(READ_NBYTES))
         self._crowded_buffer = self._full_buffer[:CROWDED_READ_NBYTES]
         #: What the next read goes to.
@@ -51,17 +57,25 @@ class Turn:
         return now >= self._ends_at
 
     def put_off(self, listener: Listener) -> None:
-        """Have it go on in a later turn. It reads nothing until then. Asked only when the turn is over."""
+        """Have it go on with what it keeps in a later turn, after those before it. The turn is over."""
         self._waiting.append(listener)
         if len(self._waiting) >= _CROWD:
             self.buffer = self._crowded_buffer
 
+    def stop_reading(self, listener: Listener) -> None:
+        """The same for one that keeps nothing: it does not wait for those who take long. The turn is over."""
+        self._readers.append(listener)
+
     def _on_next(self) -> None:
-        """Another turn has begun: those who wait are first, as many as there is time for."""
+        """Another turn has begun: as many go on as there is time for, and at least one."""
         self._ends_at = None
+        for _ in range(min(len(self._readers), _READERS)):
+            self._readers.popleft().go_on()
         for _ in range(len(self._waiting)):
             if self.is_over():
                 break
             self._waiting.popleft().go_on()
+        if self._readers:
+            self.is_over()  # which has this called again
         if len(self._waiting) < _CROWD:
             self.buffer = self._full_buffer

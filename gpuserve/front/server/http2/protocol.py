@@ -34,6 +34,8 @@ _EARLY: Final = 1024
 _SHORT_CONTINUATION_NBYTES: Final = 1024
 #: Frames of small requests that are taken without a look at the clock.
 _UNTIMED_FRAMES: Final = 16
+#: Others count as one more for so many bytes of them.
+_LONG_FRAME_NBYTES: Final = 256
 _SETTINGS: Final = {
     h2.Setting.MAX_CONCURRENT_STREAMS: MAX_CONCURRENT_STREAMS,
     h2.Setting.INITIAL_WINDOW_SIZE: RECEIVE_WINDOW,
@@ -139,7 +141,7 @@ class Http2:
                     self._open(stream_id, head, False)
                     continue
             self._frame(kind, flags, stream_id & h2.STREAM_MASK, bytes(data[start:end]))
-            n = _UNTIMED_FRAMES
+            n += length // _LONG_FRAME_NBYTES
         if position < nbytes and not self._over:
             self._begin(data[position:])
 
