@@ -29,7 +29,7 @@ began = time.perf_counter()
 took_s = time.perf_counter() - began
 print(json.dumps([took_s, sorted(set(sys.modules) - before)]))
 """
-_HEAVY_MODULES = ("grpc", "zmq", "asyncio", "numpy", "pydantic", "google")
+_HEAVY_MODULES = ("grpc", "zmq", "asyncio", "numpy", "google")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,26 +8,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-from pydantic import ValidationError
 
 from gpuserve.config import models, positions, precedence, rules, schema
 from gpuserve.config.entries.fields import split_callable
+from gpuserve.config.entries.kinds import MISSING, Mistake
 from gpuserve.config.messages import ConfigProblems, Origin, Problem, dotted, sentence, without_token
 from gpuserve.config.positions import Document, Path
 from gpuserve.config.precedence import Override
 from gpuserve.declare.rules import mapping
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.options import declared, nearest
+from gpuserve.options import declared
 from gpuserve.settings.server import ServerSettings
 from gpuserve.settings.tls import TlsFileError, check_files, tls_files, with_whole_paths
 
 #: What is given there is not for a terminal or a log.
 _SECRET: tuple[Path, ...] = (("server", "access_token"), ("server", "access_rules"))
-#: How pydantic ends the path to a key that is wrong itself.
-_KEY = "[key]"
 
 
 @dataclass(frozen=True)
@@ -113,26 +109,24 @@ def _resolve(
     sources = Sources(sources.name, sources.document, overrides)
     merged = precedence.apply(data, overrides)
     problems = problems + unknown
-    entries: schema.ConfigFile | None = None
-    try:
-        entries = schema.ConfigFile.model_validate(merged)
-    except ValidationError as error:
-        problems += [_schema_problem(record, sources) for record in error.errors(include_url=False)]
+    mistakes: list[Mistake] = []
+    entries = schema.ConfigFile.read(merged, (), mistakes)
+    problems += [_schema_problem(one, sources) for one in mistakes]
     problems += [sources.problem(path, text) for path, text in rules.violations(merged)]
     problems += _missing_files(merged, base_dir, sources)
-    if not problems and entries is not None:
+    if not problems:
         problems += [
             sources.problem(path, text)
             for index, entry in enumerate(entries.models)
             for path, text in models.violations(entry, base_dir, ("models", index))
         ]
-    if problems or entries is None:
+    if problems:
         raise ConfigProblems(sorted(problems, key=_reading_order))
 
     def folder_of(key: str) -> str:  # a path of the file is one from its folder, others are from here
         return base_dir if precedence.override_of(("server", key), overrides) is None else os.getcwd()
 
-    settings = with_whole_paths(declared(ServerSettings, entries.server.model_dump()), folder_of)
+    settings = with_whole_paths(declared(ServerSettings, entries.server.plain()), folder_of)
     specs = tuple(models.model_spec(entry, base_dir) for entry in entries.models)
     configuration = Configuration(settings, specs, entries, sources, base_dir)
     if problems := _bad_together(configuration, served_here=served_here):
@@ -140,25 +134,18 @@ def _resolve(
     return configuration
 
 
-def _schema_problem(record: Any, sources: Sources) -> Problem:
-    path: Path = tuple(record["loc"])
-    of_key = path[-1:] == (_KEY,)
-    if of_key:
-        path = path[:-1]
-    keys = schema.keys_at(path[:-1])
-    text = sentence({**record, "loc": path}, keys, partial(nearest, known=keys))
+def _schema_problem(mistake: Mistake, sources: Sources) -> Problem:
+    path, text = mistake.path, sentence(mistake)
     if path[:2] in _SECRET:
         text = text.partition(", given ")[0]
-    if record["type"] == "missing":
+    if mistake.kind == MISSING:
         return sources.problem(path[:-1], text)
-    return sources.problem(path, text, at_key=of_key or record["type"] == "extra_forbidden")
+    return sources.problem(path, text, at_key=mistake.at_key)
 
 
 def _bad_together(configuration: Configuration, *, served_here: bool) -> list[Problem]:
     entries = configuration.entries.models
-    retried = [
-        "retry_on_worker_death" in one.model_fields_set and one.retry_on_worker_death for one in entries
-    ]
+    retried = ["retry_on_worker_death" in one.given and one.retry_on_worker_death for one in entries]
     found = [*models.violations_together(configuration.models, retried, configuration.settings)]
     files = tls_files(configuration.settings) if served_here else None
     try:

@@ -1,6 +1,6 @@
 """How a mistake in the configuration is told: where it stands, what was expected, what was given. ``Problem``
-is one mistake, ready to print; the functions turn pydantic's error records into its sentences. Nothing is
-read or printed here.
+is one mistake, ready to print; the functions turn what the schema found into its sentences. Nothing is read
+or printed here.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import enum
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
+from gpuserve.config.entries.kinds import MISSING, UNKNOWN, WRONG, Mistake
 from gpuserve.config.positions import Path, Span
 from gpuserve.errors import ConfigError
+from gpuserve.options import nearest
 
 _MAX_EXCERPT = 100
 _MAX_GIVEN = 80
@@ -109,45 +111,18 @@ def describe(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-#: pydantic's error type -> what was expected, with the fields of its context.
-_EXPECTED: Final = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "int_parsing_size": "an integer of at most 64 bits",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "string_type": "a string",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "greater_than_equal": "a number of at least {ge}",
-    "less_than_equal": "a number of at most {le}",
-    "too_short": "at least one entry",
-    "string_too_short": "a string that is not empty",
-    "literal_error": "one of {expected}",
-}
-
-
-def sentence(record: Mapping[str, Any], known_keys: Sequence[str], nearest: Callable[[str], str]) -> str:
-    """One error record of pydantic as a sentence that stands after the place.
-
-    Args:
-        record: of ``ValidationError.errors()``.
-        known_keys: what may stand in the mapping that the record's last step is in.
-        nearest: ``; did you mean '…'?`` for a word that is not known, or "".
-    """
-    path, kind = tuple(record["loc"]), record["type"]
-    context = record.get("ctx", {})
-    if kind == "extra_forbidden":
-        hint = nearest(str(path[-1])) or f"; known keys are {', '.join(known_keys)}"
+def sentence(mistake: Mistake) -> str:
+    """What the schema found as a sentence that stands after the place."""
+    path = mistake.path
+    if mistake.kind == UNKNOWN:
+        known = mistake.known
+        hint = nearest(str(path[-1]), known) or f"; known keys are {', '.join(known)}"
         return f"unknown key {path[-1]!r} {_inside(path)}{hint}"
-    if kind == "missing":
+    if mistake.kind == MISSING:
         return f"missing key {path[-1]!r} {_inside(path)}"
-    if kind == "value_error":
-        return f"{dotted(path)}: {context['error']}"
-    told = f"expected {_EXPECTED[kind].format(**context)}" if kind in _EXPECTED else record["msg"]
-    return f"{dotted(path)}: {told}, given {describe(record['input'])}"
+    if mistake.kind == WRONG:
+        return f"{dotted(path)}: {mistake.text}"
+    return f"{dotted(path)}: expected {mistake.text}, given {describe(mistake.given)}"
 
 
 def _inside(path: Path) -> str:

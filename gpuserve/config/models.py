@@ -35,7 +35,7 @@ from gpuserve.settings.server import ServerSettings
 
 def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
     """The model that an entry without violations stands for; its files are found from ``base_dir``."""
-    given = entry.model_dump()
+    given = entry.plain()
     options = {name: checked(row, given[name], name) for name, row in rows(ModelSpec).items()}
     sequence = given["sequence_batching"]
     return whole_model(
@@ -58,7 +58,7 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
     instances: list[InstanceSpec] = []
     for group in entry.instances if entry.ensemble is None else ():
         limiter = group.rate_limiter
-        rate = NO_RATE if limiter is None else declared(RateLimiter, limiter.model_dump())
+        rate = NO_RATE if limiter is None else declared(RateLimiter, limiter.plain())
         for _ in range(group.count):
             source = {"path": entry.callable, "base_dir": base_dir, "kwargs": entry.kwargs}
             name = f"{group.device}#{numbers[group.device]}"
@@ -68,7 +68,8 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
 
 
 def _tensors(entries: Sequence[InputEntry | OutputEntry]) -> list[Tensor]:
-    return [Tensor(**one.model_dump(exclude={"label_filename"})) for one in entries]
+    plain = [one.plain() for one in entries]
+    return [Tensor(**{key: value for key, value in one.items() if key != "label_filename"}) for one in plain]
 
 
 # ---- what is wrong with one model ---------------------------------------------------------------
@@ -86,7 +87,7 @@ def violations(entry: ModelEntry, base_dir: str, path: Path) -> Iterator[Violati
 def _control_violations(entry: ModelEntry, path: Path) -> Iterator[Violation]:
     if entry.sequence_batching is None:
         return
-    given = declared(SequenceBatching, entry.sequence_batching.model_dump())
+    given = declared(SequenceBatching, entry.sequence_batching.plain())
     for index, one in enumerate(given.controls):
         try:
             whole_control(one)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import copy
 import re
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpuserve.config import schema
+from gpuserve.config.entries.kinds import Text
 from gpuserve.config.messages import Origin, Problem
 from gpuserve.config.positions import Path, parse_value
 from gpuserve.options import nearest
@@ -39,8 +39,7 @@ class Override:
 
 def from_text(path: Path, text: str, label: str, origin: Origin) -> Override:
     """An override whose value was written as text: as it stands where the schema has text, else YAML."""
-    annotation = schema.annotation_at(path)
-    is_text = annotation is str or typing.get_origin(annotation) is typing.Literal
+    is_text = isinstance(schema.kind_at(path), Text)
     return Override(path, text if is_text else parse_value(text), label, origin)
 
 
@@ -88,7 +87,7 @@ def _path_of(rest: str, model_names: Sequence[str]) -> list[Path] | str:
     if section == "MODELS" and key:
         return _model_paths(key, model_names)
     path: Path = tuple(step.lower() for step in rest.split(_SEPARATOR))
-    if section == "SERVER" and key and schema.annotation_at(path) is not None:
+    if section == "SERVER" and key and schema.kind_at(path) is not None:
         return [path]
     known = [variable_name(("server", name)) for name in schema.keys_at(("server",))]
     return f"unknown variable{nearest(PREFIX + rest, known) or f'; known are {known[0]} and its like'}"
@@ -107,9 +106,9 @@ def _model_paths(rest: str, model_names: Sequence[str]) -> list[Path] | str:
         return f"it could mean any of the models {', '.join(model_names[index] for index in meant)}"
     steps = rest[longest + len(_SEPARATOR) :].lower().split(_SEPARATOR)
     path: Path = ("models", meant[0], *steps)
-    if schema.annotation_at(path) is not None:
+    if schema.kind_at(path) is not None:
         return [("models", index, *steps) for index in meant]
-    parent = next(path[:end] for end in range(len(path) - 1, 0, -1) if schema.annotation_at(path[:end]))
+    parent = next(path[:end] for end in range(len(path) - 1, 0, -1) if schema.kind_at(path[:end]))
     known_keys = schema.keys_at(parent)
     unknown = str(path[len(parent)])
     hint = nearest(unknown, known_keys) or f"; known keys are {', '.join(known_keys) or 'none'}"

@@ -33,7 +33,7 @@ REQUESTS = 100
 SERVER_MB, WORKER_MB = 110, 45
 #: Libraries that a process must not carry, as they show among the mapped files.
 NOT_IN_SUPERVISOR = ("_multiarray_umath", "_asyncio", "uvloop", "cygrpc", "google/_upb")
-NOT_IN_FRONT = ("cygrpc", "_pydantic_core", "_ml_dtypes")
+NOT_IN_FRONT = ("cygrpc", "_ml_dtypes")
 NOT_IN_WORKER = (*NOT_IN_FRONT, "_asyncio", "uvloop", "google/_upb", "_ssl")
 
 

@@ -63,7 +63,7 @@ def test_what_is_left_out(array: str | None, memory: str | None, kind: str, wher
     assert ModelSpec.from_wire(spec.to_wire()).inputs == spec.inputs
     plain = entry(array, {"name": "x", "memory": memory}, {"name": "s", "dtype": "bytes"})
     assert not list(violations({"models": [plain]}))
-    declared = spec_of_entry(ModelEntry.model_validate(plain), "/")
+    declared = spec_of_entry(ModelEntry.read(plain, (), []), "/")
     assert (declared.array, [one.memory for one in declared.inputs]) == (kind, [where, "cpu"])
 
 

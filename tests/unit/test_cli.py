@@ -17,7 +17,7 @@ from gpuserve.cli.console.callable_target import CallableFlags, is_callable_path
 from gpuserve.cli.console.exit_codes import MEANINGS, ExitCode
 from gpuserve.cli.console.server_options import option_paths
 from gpuserve.config.messages import ConfigProblems
-from gpuserve.config.schema import annotation_at
+from gpuserve.config.schema import key_at
 from gpuserve.errors import DeviceError, GpuserveError, StartupError
 from gpuserve_worker.protocol.tensor import TensorSpec
 
@@ -147,7 +147,7 @@ def test_help_of_serve_has_every_default_and_variable(
     assert run(["serve", "--help"]) == ExitCode.OK
     out = capsys.readouterr().out
     for path in option_paths():
-        field = annotation_at(("server", *path[:-1])).model_fields[path[-1]]
+        field = key_at(("server", *path))
         assert f"GPUSERVE_SERVER__{'__'.join(path).upper()} " in out
         default = field.default if isinstance(field.default, str) else json.dumps(field.default)
         shown = default or '""'

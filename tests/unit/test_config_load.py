@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuserve.config.entries.kinds import MISSING, UNEXPECTED, UNKNOWN, Mistake
 from gpuserve.config.load import Configuration, load_data, load_file
 from gpuserve.config.messages import ConfigProblems, Origin, describe
 from gpuserve.config.precedence import Override
@@ -77,7 +78,7 @@ def test_a_whole_file_becomes_settings_and_models(tmp_path: Path) -> None:
 def test_defaults_are_those_of_the_run_time_classes(tmp_path: Path) -> None:
     configuration = load(tmp_path, f"models:\n{MODEL}")
     assert configuration.settings == ServerSettings()
-    assert declared(ServerSettings, ServerEntry().model_dump()) == ServerSettings()
+    assert declared(ServerSettings, ServerEntry({}).plain()) == ServerSettings()
     (model,) = configuration.models
     assert (model.max_batch_size, model.prefetch, model.version) == (0, 0, 1)
     assert (model.batching, model.queue) == (BatchingSpec(), QueueSpec())
@@ -315,9 +316,17 @@ def test_json_schema_is_generated_and_complete() -> None:
             assert field.get("description"), f"{name}.{key} has no description"
 
 
-def test_the_schema_class_is_strict_everywhere() -> None:
-    assert ConfigFile.model_config["extra"] == "forbid"
-    assert ServerEntry.model_config["strict"] is True
+def test_the_schema_is_strict_everywhere() -> None:
+    for entry in json_schema()["$defs"].values():
+        assert entry["additionalProperties"] is False
+    found: list[Mistake] = []
+    ConfigFile.read({"models": [{"nme": "m"}], "server": {"http_port": "80", "admin_api": 1}}, (), found)
+    assert [(one.path, one.kind) for one in found] == [
+        (("models", 0, "nme"), UNKNOWN),
+        *((("models", 0, key), MISSING) for key in ("name", "inputs", "outputs")),
+        (("server", "http_port"), UNEXPECTED),
+        (("server", "admin_api"), UNEXPECTED),
+    ]
 
 
 def test_several_versions_of_a_model(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ HEAVY = {
     "numpy",
     "asyncio",
     "cloudpickle",
-    "pydantic",
     "rich",
     "tritonclient",
     "typer",

@@ -18,7 +18,7 @@ PACKAGES = ("gpuserve", "gpuserve_worker")
 HEAVY = frozenset(
     {
         "aiohttp", "asyncio", "cloudpickle", "concurrent", "dataclasses", "google", "grpc", "http",
-        "logging", "ml_dtypes", "multiprocessing", "prometheus_client", "pydantic", "rich", "ruamel", "ssl",
+        "logging", "ml_dtypes", "multiprocessing", "prometheus_client", "rich", "ruamel", "ssl",
         "tritonclient", "typer", "uvloop", "zmq",
     }
 )  # fmt: skip

@@ -18,6 +18,7 @@ from gpuserve.api.binding import model_spec
 from gpuserve.config.entries.fields import entry_of
 from gpuserve.config.load import load_file
 from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.schema import mapping_schema
 from gpuserve.declare.model import DynamicBatcher, QueuePolicy
 from gpuserve.declare.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec
 from gpuserve.errors import BadModelConfig, ConfigError
@@ -58,7 +59,7 @@ class Table:
 
 
 def test_a_row_is_a_key_with_its_schema() -> None:
-    schema = entry_of(Table).model_json_schema()
+    schema = mapping_schema(entry_of(Table))
     assert schema["required"] == ["name"]
     assert schema["properties"]["count"] == {
         "default": 1,

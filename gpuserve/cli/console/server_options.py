@@ -7,16 +7,16 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer.core import TyperCommand
 
 from gpuserve.cli.console.options import option, with_options
+from gpuserve.config.entries.kinds import Text
 from gpuserve.config.messages import Origin
 from gpuserve.config.precedence import Override, from_text, variable_name
-from gpuserve.config.schema import ServerEntry, annotation_at, keys_at
+from gpuserve.config.schema import key_at, keys_at, kind_at
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -86,7 +86,7 @@ def overrides(flags: Mapping[str, str | None]) -> list[Override]:
 def option_paths() -> list[tuple[str, ...]]:
     """Return the path below ``server`` of every key that has a flag, those in mappings as well."""
     paths: list[tuple[str, ...]] = []
-    for key in ServerEntry.model_fields:
+    for key in keys_at(("server",)):
         inner = keys_at(("server", key))
         paths += [(key, one) for one in inner] if inner else [(key,)]
     return paths
@@ -113,9 +113,8 @@ def _parameter(path: tuple[str, ...]) -> inspect.Parameter:
 
 def _help_text(path: tuple[str, ...]) -> str:
     """Write what a key is, its choices and default, and on a line of its own its environment variable."""
-    field = annotation_at(("server", *path[:-1])).model_fields[path[-1]]
-    annotation: Any = annotation_at(("server", *path))
-    is_choice = typing.get_origin(annotation) is typing.Literal
-    choices = f" One of {', '.join(typing.get_args(annotation))}." if is_choice else ""
-    default = field.default if isinstance(field.default, str) and field.default else json.dumps(field.default)
-    return f"{field.description}{choices} Default {default}.\n{variable_name(('server', *path))}"
+    key, kind = key_at(("server", *path)), kind_at(("server", *path))
+    words = kind.words if isinstance(kind, Text) else ()
+    choices = f" One of {', '.join(words)}." if words else ""
+    default = key.default if isinstance(key.default, str) and key.default else json.dumps(key.default)
+    return f"{key.description}{choices} Default {default}.\n{variable_name(('server', *path))}"

@@ -150,7 +150,7 @@ def _subject(given: dict[str, Any], configuration: Configuration, name: str) -> 
 
     index = model_index(configuration, name)
     entry = configuration.entries.models[index]
-    instances = [one.model_dump(mode="json", exclude_none=True) for one in entry.instances]
+    instances = [one.plain(nulls=False) for one in entry.instances]
     axes = axes_of(
         configuration.models[index],
         [one.count for one in entry.instances],

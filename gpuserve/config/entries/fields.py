@@ -1,5 +1,5 @@
-"""The kinds of values in a config file: what one field checks by itself. The mappings are made of them, and
-of the tables of options (``gpuserve/options``). What concerns several fields is in ``rules``. No file, no
+"""The mappings of a config file, made of the tables of options (``gpuserve/options``): a key has the kind,
+the default and the description of its row. What concerns several keys is in ``rules``. No file, no
 environment.
 """
 
@@ -10,11 +10,24 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
-
+from gpuserve.config.entries.kinds import (
+    MISSING,
+    UNEXPECTED,
+    UNKNOWN,
+    Flag,
+    FlagOrNumber,
+    Kind,
+    ListOf,
+    MappingOf,
+    Mistake,
+    Number,
+    OrNull,
+    Place,
+    Text,
+)
 from gpuserve.declare.spec import check_model_name
 from gpuserve.devices.names import check_device_name, meant
 from gpuserve.errors import BindError
@@ -24,7 +37,6 @@ from gpuserve_worker.protocol.tensor import ITEMSIZE, datatype_of
 _CALLABLE = re.compile(
     r"(?P<place>[^:]+\.py|[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)"
 )
-_MSGPACK_INTEGERS = range(-(2**63), 2**64)
 #: The words offered when a dtype is misspelt.
 DTYPE_WORDS = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -33,7 +45,8 @@ DTYPE_WORDS = (
 )
 
 
-def _model_name(name: str) -> str:
+def model_name(name: str) -> str:
+    """The name, if a model may have it, or ValueError."""
     try:
         return check_model_name(name)
     except BindError as error:
@@ -68,118 +81,184 @@ def _dtype(dtype: str) -> str:
     return dtype
 
 
-def _plain(value: Any) -> Any:
-    """Callable arguments travel to a worker as msgpack: the types of YAML, and integers of 64 bits."""
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, int) and value not in _MSGPACK_INTEGERS:
-        raise ValueError(f"expected integers of at most 64 bits, given {value}")
-    return value
-
-
 def _level(level: str) -> str:
     if not level.isascii() or not level.isdigit() or level.startswith("0"):
         raise ValueError(f"expected a level of priority, an integer of at least 1, given {level!r}")
     return level
 
 
-class Entry(BaseModel):
-    """A mapping of the file: unknown keys are errors, and no type is coerced into another."""
+# ---- mappings -----------------------------------------------------------------------------------
 
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),
-        defer_build=True,
-    )
+
+class Key:
+    """A key of a mapping. ``default`` is ``REQUIRED`` where there is none; ``make`` makes one each time."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        description: str,
+        default: Any = REQUIRED,
+        make: Callable[[], Any] | None = None,
+        examples: tuple[Any, ...] = (),
+        secret: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.description = description
+        self.default = default
+        self.make = make
+        self.examples = examples
+        self.secret = secret
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is REQUIRED and self.make is None
+
+    def value(self) -> Any:
+        return self.default if self.make is None else self.make()
+
+
+class Entry:
+    """A mapping of the file: unknown keys are mistakes. Its values are attributes; ``given`` are the keys
+    that the file has, all others have their defaults.
+    """
+
+    keys: ClassVar[Mapping[str, Key]] = {}
     #: Triton's and PyTriton's names for keys that have another here.
-    spellings: typing.ClassVar[Mapping[str, str]] = {}
+    spellings: ClassVar[Mapping[str, str]] = {}
+    given: frozenset[str]
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.given = frozenset(values)
+        for name, key in self.keys.items():
+            setattr(self, name, values[name] if name in values else key.value())
+
+    if typing.TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @classmethod
+    def read(cls, data: Any, path: Place, found: list[Mistake]) -> Any:
+        """The mapping of this data; what is wrong with it is added to ``found``."""
+        if not isinstance(data, Mapping):
+            found.append(Mistake(path, UNEXPECTED, "a mapping", data))
+            return data
+        known = tuple(cls.keys)
+        values = {}
+        for name, one in data.items():
+            if name in cls.keys:
+                values[name] = cls.keys[name].kind.read(one, (*path, name), found)
+            else:
+                found.append(Mistake((*path, name), UNKNOWN, known=known, at_key=True))
+        for name, key in cls.keys.items():
+            if name not in values and key.is_required:
+                found.append(Mistake((*path, name), MISSING))
+        return cls(values)
+
+    def plain(self, *, nulls: bool = True) -> dict[str, Any]:
+        """All values as plain data, defaults included; without ``nulls`` only what is not None."""
+        values = {name: _plain(getattr(self, name), nulls) for name in self.keys}
+        return values if nulls else {name: one for name, one in values.items() if one is not None}
+
+    def __repr__(self) -> str:
+        shown = [f"{name}={getattr(self, name)!r}" for name, key in self.keys.items() if not key.secret]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
-Filled = Annotated[str, Field(min_length=1)]
-ModelName = Annotated[str, AfterValidator(_model_name)]
-CallablePath = Annotated[str, AfterValidator(lambda path: ":".join(split_callable(path)))]
-CallableArguments = Annotated[dict[str, Any], AfterValidator(_plain)]
-Dtype = Annotated[str, AfterValidator(_dtype)]
-#: A level of priority as the key of a mapping; keys are text.
-Level = Annotated[str, AfterValidator(_level)]
+def _plain(value: Any, nulls: bool) -> Any:
+    if isinstance(value, Entry):
+        return value.plain(nulls=nulls)
+    if isinstance(value, list):
+        return [_plain(one, nulls) for one in value]
+    if isinstance(value, dict):
+        return {key: _plain(one, nulls) for key, one in value.items()}
+    return value
+
+
+class EntryOf(Kind):
+    """A mapping of a class of entries."""
+
+    def __init__(self, entry: type[Entry]) -> None:
+        self.entry = entry
+
+    def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
+        return self.entry.read(value, path, found)
+
+    def schema(self) -> dict[str, Any]:
+        return {"$ref": f"#/$defs/{self.entry.__name__}"}
 
 
 # ---- from tables of options ---------------------------------------------------------------------
 
+FILLED: Final = Text(some=True)
 #: What reads a text, where a file has its own words for what is wrong.
-_READERS: Final[dict[Any, Any]] = {
-    datatype_of: Dtype,
-    check_model_name: ModelName,
-    check_device_name: Annotated[str, AfterValidator(_device)],
+_READERS: Final[dict[Any, Callable[[str], str]]] = {
+    datatype_of: _dtype,
+    check_model_name: model_name,
+    check_device_name: _device,
 }
-#: Types that are made here, which type checkers need not follow.
-_LITERAL: Final[Any] = Literal
-_LIST: Final[Any] = list
-_DICT: Final[Any] = dict
 
 
 @functools.cache
-def entry_of(table: Any, *left_out: str) -> Any:
+def entry_of(table: Any) -> type[Entry]:
     """The mapping of a file that a table of options stands for: a class made of its rows."""
-    fields: dict[str, Any] = {name: _field(row) for name, row in rows(table).items() if name not in left_out}
     name = re.sub(r"(Spec|Settings)?$", "Entry", table.__name__, count=1)
-    made = create_model(name, __base__=Entry, __doc__=inspect.getdoc(table), **fields)
-    spellings = {row.option.triton: row.name for row in rows(table).values()}
-    made.spellings = {spelled: name for spelled, name in spellings.items() if spelled and "." not in spelled}
-    return made
+    content = {"__doc__": inspect.getdoc(table), "keys": keys_of(table), "spellings": spellings_of(table)}
+    return type(name, (Entry,), content)
 
 
-def _field(row: Row) -> tuple[Any, Any]:
+def keys_of(table: Any, *left_out: str) -> dict[str, Key]:
+    return {name: _key(row) for name, row in rows(table).items() if name not in left_out}
+
+
+def spellings_of(table: Any) -> dict[str, str]:
+    """Other names of a table's options, as far as they are keys beside them."""
+    spelled = {row.option.triton: row.name for row in rows(table).values()}
+    return {theirs: name for theirs, name in spelled.items() if theirs and "." not in theirs}
+
+
+def _key(row: Row) -> Key:
     said = row.option
-    annotation: Any = Annotated[_annotation(row.hint, said), Field(**_size(row.hint, said))]
+    kind = _kind(row.hint, said)
     if (said.nullable or row.has_none) and not said.needed:
-        annotation = annotation | None
-    more: dict[str, Any] = {"description": said.description, "repr": not said.secret}
-    if said.examples:
-        more["examples"] = list(said.examples)
-    if row.default is REQUIRED:
-        return annotation, Field(**more)
-    if row.default is not None and dataclasses.is_dataclass(row.hint):
-        return annotation, Field(default_factory=entry_of(typing.cast(Any, row.hint)), **more)
-    default: Any = list(row.default) if isinstance(row.default, tuple) else row.default
-    if key_and_value(row.hint) is not None:
-        default = {}
-    return annotation, Field(default=None if said.nullable else default, **more)
+        kind = OrNull(kind)
+    default: Any = row.default
+    make: Callable[[], Any] | None = None
+    if default is not REQUIRED and isinstance(kind, EntryOf):
+        make = functools.partial(kind.entry, {})
+    elif default is not REQUIRED and key_and_value(row.hint) is not None:
+        default, make = {}, dict
+    elif isinstance(default, tuple):
+        default, make = list(default), functools.partial(list, default)
+    elif isinstance(default, dict):
+        make = default.copy
+    elif said.nullable:
+        default = None
+    return Key(kind, said.description, default, make, said.examples, said.secret)
 
 
-def _annotation(hint: Any, said: Option) -> Any:
-    """The type of a value, or of the elements of a list, with what one by itself must be."""
+def _kind(hint: Any, said: Option) -> Kind:
+    """The kind of a value of that type, or of the elements of a list, with what one by itself must be."""
     if dataclasses.is_dataclass(hint):
-        return entry_of(typing.cast(Any, hint))
-    if (pair := key_and_value(hint)) is not None:
-        filled = Option("", some=True)
-        value: Any = Annotated[_annotation(pair[1], filled), Field(**_size(pair[1], filled))]
-        return _DICT[Level if pair[0] is int else Filled, value]
-    if (kind := element(hint)) is not None:
-        one = dataclasses.replace(said, some=kind is str and not said.words)
-        return _LIST[Annotated[_annotation(kind, one), Field(**_size(kind, one))]]
+        return EntryOf(entry_of(typing.cast(Any, hint)))
+    if (pair := key_and_value(hint)) is not None or typing.get_origin(hint) is dict:
+        key, value = pair or typing.get_args(hint)
+        some = said.some and typing.get_origin(hint) is tuple
+        if pair is None:
+            return MappingOf(Text(), _kind(value, Option("")))
+        return MappingOf(
+            Text(reads=_level) if key is int else FILLED, _kind(value, Option("", some=True)), some
+        )
+    if (one := element(hint)) is not None:
+        return ListOf(_kind(one, dataclasses.replace(said, some=one is str and not said.words)), said.some)
     if typing.get_origin(hint) is tuple:
-        return list[bool | int | float]
-    kind = _LITERAL[said.words] if said.words else hint
-    if said.read is None:
-        return kind
-    return (
-        _READERS.get(said.read)
-        or Annotated[kind, (BeforeValidator if said.words else AfterValidator)(said.read)]
-    )
+        return ListOf(FlagOrNumber(), count=2)
+    return _scalar(hint, said)
 
 
-def _size(hint: Any, said: Option) -> dict[str, Any]:
-    """The bounds of a value as pydantic has them."""
+def _scalar(hint: Any, said: Option) -> Kind:
     if hint in {int, float}:
-        bounds = {"ge": said.least, "le": said.most}
-        return {key: one for key, one in bounds.items() if one is not None}
-    if typing.get_origin(hint) is tuple and element(hint) is None:
-        return {"min_length": 2, "max_length": 2}
-    is_sized = element(hint) is not None or (hint is str and not said.words)
-    return {"min_length": 1} if said.some and is_sized else {}
+        return Number(hint is float, said.least, said.most)
+    if hint is bool:
+        return Flag()
+    reads = None if said.read is None else _READERS.get(said.read, said.read)
+    return Text(said.some and not said.words and hint is str, said.words, reads)

@@ -96,7 +96,8 @@ def with_pod(
 
 def said(configuration: Configuration) -> frozenset[str]:
     """The keys of ``server`` that the config file has."""
-    return frozenset(configuration.entries.server.model_fields_set)
+    given: frozenset[str] = configuration.entries.server.given
+    return given
 
 
 def scaled_models(configuration: Configuration) -> list[str]:
