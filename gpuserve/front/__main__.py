@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 _PR_SET_PDEATHSIG: Final = 1
 #: A request leaves nothing in a cycle. Python's default of 700 would look every twenty requests.
 _YOUNG_OBJECTS: Final = 5000
@@ -40,6 +41,8 @@ def main(argv: list[str]) -> int:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_NBYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_NBYTES)
+    # The heaps of other threads keep so much each at their end, which ``malloc_trim`` leaves there.
+    libc.mallopt(_M_ARENA_MAX, 1)
     faulthandler.enable()
     # A terminal's Ctrl-C goes to the whole foreground group, a service manager's SIGTERM to the whole
     # control group, and so it is with SIGHUP; only the supervisor acts on them.

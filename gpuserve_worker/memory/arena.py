@@ -5,7 +5,8 @@ A segment is a memfd with ``F_SEAL_SHRINK``, so no peer can take pages away unde
 pages are reserved with ``posix_fallocate``, after a look at what the machine and our control group have left:
 a full machine is an error here, never a SIGBUS or an OOM kill later. A block that somebody only claims is
 reserved while it is filled. Empty segments are kept up to ``RETAINED_NBYTES``, because making one (reserve,
-clear, map, send) costs as much as copying into it; beyond that they are given up.
+clear, map, send) costs as much as copying into it; beyond that they are given up, and when nothing has used
+them for a while (``Arena.shrink``).
 """
 
 from __future__ import annotations
@@ -101,10 +102,21 @@ class Allocator:
 
 class _OwnedSegment:
     """One memfd, its mapping and its free space, on the owner's side. Pages that are not ``reserved``, a flag
-    for each unit, must not be written. ``is_told``: borrowers know of it.
+    for each unit, must not be written. ``is_told``: borrowers know of it. ``is_idle``: it was empty when
+    the arena was to shrink, and nothing has used it since.
     """
 
-    __slots__ = ("_units", "allocator", "fd", "is_told", "map", "nbytes", "reserved_nbytes", "view")
+    __slots__ = (
+        "_units",
+        "allocator",
+        "fd",
+        "is_idle",
+        "is_told",
+        "map",
+        "nbytes",
+        "reserved_nbytes",
+        "view",
+    )
 
     def __init__(self, nbytes: int) -> None:
         try:
@@ -121,6 +133,7 @@ class _OwnedSegment:
         self.view = memoryview(self.map)
         self.nbytes = nbytes
         self.reserved_nbytes = 0
+        self.is_idle = False
         self.is_told = False
         self.allocator = Allocator(nbytes)
         self._units = bytearray(-(-nbytes // _UNIT_NBYTES))
@@ -271,6 +284,18 @@ class Arena:
             else:  # nothing was ever filled
                 self._give_up(block.segment)
 
+    def shrink(self) -> None:
+        """Called now and then: give up what was empty at the last call, and was not used since. As much as
+        one segment stays, for whoever comes now and then.
+        """
+        for number, segment in sorted(self._segments.items(), key=lambda one: -one[1].nbytes):
+            if not segment.allocator.empty:
+                continue
+            if segment.is_idle and self._nbytes > SEGMENT_NBYTES:
+                self._give_up(number)
+            else:
+                segment.is_idle = True
+
     def segments(self) -> list[tuple[int, int, int]]:
         """(segment, fd, nbytes) of every segment that borrowers know, for one that comes later."""
         return [(number, one.fd, one.nbytes) for number, one in self._segments.items() if one.is_told]
@@ -310,6 +335,7 @@ class Arena:
             if offset is not None:
                 if was_empty:
                     self._empty_nbytes -= segment.reserved_nbytes
+                    segment.is_idle = False
                 return number, offset
         return None
 

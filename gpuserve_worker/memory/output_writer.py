@@ -92,6 +92,10 @@ class OutputWriter:
         for segment, offset in places:
             self._arena.free(self._blocks.pop((segment, offset)))
 
+    def shrink(self) -> None:
+        with self._lock:
+            self._arena.shrink()
+
     def close(self) -> None:
         """Give the arena up. What the front has not read is taken back first: a view would keep it mapped."""
         with self._lock:

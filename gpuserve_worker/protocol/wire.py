@@ -9,7 +9,7 @@ Who says what::
 
     supervisor -> worker   Init, Stop                           (the boot socket)
     worker -> supervisor   Phase, Ready, LoadFailed, Unrecoverable, Log
-    front -> worker        Attach, Segment, DropSegment, Run, Cancel, Credit, Free     (the link)
+    front -> worker        Attach, Segment, DropSegment, Run, Cancel, Credit, Free, Shrink   (the link)
                            Region, CudaRegion, DropRegion, Lend, Unlend, Answer
                            StartExports, FreeExports, LendExport, UnlendExport
     worker -> front        Attached, Segment, DropSegment, Yield, Computed, Split, Done, Failed
@@ -52,8 +52,8 @@ __all__ = ["INLINE_NBYTES", "DeviceLoan", "Exported", "Fill", "Loan", "Parts", "
 __all__ += ["Vocabulary", "WireError", "WireFailure", "WireRequest", "WireTensor"]
 __all__ += ["payload", "requests", "responses", "tensors"]
 
-#: Raised whenever a field of a message changes meaning.
-PROTOCOL: Final = 6
+#: Raised whenever a field of a message changes meaning, or a worker must know another message.
+PROTOCOL: Final = 7
 
 #: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``.
 YIELD_WINDOW: Final = 64
@@ -321,6 +321,10 @@ class Free(NamedTuple):
     blocks: tuple[tuple[int, int], ...]
 
 
+class Shrink(NamedTuple):
+    """Said every few seconds to a worker with a large output arena: give up what nothing has used since."""
+
+
 class StartExports(NamedTuple):
     """Outputs are to be kept on the device for other workers; one that cannot says nothing."""
 
@@ -383,9 +387,9 @@ class Released(NamedTuple):
 
 Message: TypeAlias = (
     Init | Stop | Phase | Ready | LoadFailed | Unrecoverable | Log | Segment | DropSegment | Attach |
-    Run | Cancel | Credit | Free | Region | CudaRegion | DropRegion | Lend | Unlend | Answer | Attached
-    | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CallOff | Return |
-    StartExports | ExportSegment | FreeExports | LendExport | ExportOpened | UnlendExport
+    Run | Cancel | Credit | Free | Shrink | Region | CudaRegion | DropRegion | Lend | Unlend | Answer
+    | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CallOff
+    | Return | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened | UnlendExport
 )  # fmt: skip
 
 
@@ -418,6 +422,7 @@ WORKER: Final = Vocabulary(
         45: RegionOpened,
         46: Computed,
         47: Split,
+        48: Shrink,
         50: Call,
         51: CallOff,
         52: Answer,

@@ -55,6 +55,8 @@ class FrontSession:
         match message:
             case wire.Free(blocks):
                 self.writer.free(blocks)
+            case wire.Shrink():
+                self.writer.shrink()
             case wire.Segment(segment, nbytes):
                 self.mapping.attach(segment, fds[0], nbytes)
             case wire.DropSegment(segment):

@@ -31,6 +31,7 @@ MESSAGES: list[wire.Message] = [
     wire.Cancel(7, 1),
     wire.Credit(7, 32),
     wire.Free(((0, 64), (1, 0))),
+    wire.Shrink(),
     wire.Attached(4),
     wire.Done(7, (TENSOR,), None, True, 1, 2, 3),
     wire.Done(7, None, ((ELSEWHERE,), wire.WireFailure("INTERNAL", "no"), ()), False, 1, 2, 3),

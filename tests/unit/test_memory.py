@@ -120,6 +120,40 @@ def test_empty_memory_beyond_what_is_retained_is_given_up(arena: Arena, borrower
     assert arena.statistics().nbytes == RETAINED_NBYTES
 
 
+def test_what_nothing_has_used_from_one_look_to_the_next_is_given_up(
+    arena: Arena, borrower: Borrower
+) -> None:
+    blocks = [arena.allocate(nbytes) for nbytes in (100, 3 * SEGMENT_NBYTES, SEGMENT_NBYTES)]
+    first, large, second = (block.segment for block in blocks)
+    for block in blocks:
+        arena.free(block)
+    arena.shrink()
+    assert borrower.dropped == [], "all of it was in use since the last look"
+    arena.free(arena.allocate(2 * SEGMENT_NBYTES))
+    arena.shrink()
+    assert borrower.dropped == [first, second]
+    held = arena.allocate(2 * SEGMENT_NBYTES)
+    for _ in range(3):
+        arena.shrink()
+    arena.free(held)
+    arena.shrink()
+    assert borrower.dropped == [first, second]
+    arena.shrink()
+    assert borrower.dropped == [first, second, large]
+    assert arena.statistics().nbytes == 0
+
+
+def test_one_segment_stays_for_who_comes_now_and_then(arena: Arena, borrower: Borrower) -> None:
+    blocks = [arena.allocate(SEGMENT_NBYTES) for _ in range(4)]
+    for block in blocks:
+        arena.free(block)
+    for _ in range(3):
+        arena.shrink()
+    assert arena.statistics().nbytes == SEGMENT_NBYTES
+    assert len(borrower.dropped) == 3
+    arena.free(arena.allocate(100))
+
+
 def test_the_limit_is_kept_and_empty_segments_make_room(borrower: Borrower) -> None:
     arena = Arena(4 * SEGMENT_NBYTES, borrower.segment, borrower.drop)
     small = arena.allocate(100)

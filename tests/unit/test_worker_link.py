@@ -17,6 +17,7 @@ import pytest
 from processes import measured
 
 from gpuserve.front.links.worker_link import WorkerLink
+from gpuserve_worker.memory.arena import SEGMENT_NBYTES, Arena
 from gpuserve_worker.protocol import datagram, wire
 from gpuserve_worker.protocol.link import Link
 
@@ -142,6 +143,24 @@ def test_a_large_message_that_we_had_no_descriptor_for_is_sent_later() -> None:
         assert await asyncio.to_thread(end.receive) == (wire.Attach(7), [])
         assert await asyncio.to_thread(end.receive) == (message, [])
         assert await asyncio.to_thread(end.receive) == (wire.Free(()), [])
+
+    with_worker(scenario)
+
+
+def test_only_a_worker_with_a_large_arena_is_asked_to_shrink_it() -> None:
+    async def scenario(worker: Worker) -> None:
+        end = Link(worker.end)
+        end.send(wire.Attached(7))
+        arena = Arena(1 << 30, lambda n, fd, nbytes: end.send(wire.Segment(n, nbytes), [fd]), lambda _: None)
+        for n in (1, 2):
+            arena.allocate(SEGMENT_NBYTES)
+            await asyncio.sleep(0.02)
+            assert worker.link.outputs.nbytes == n * SEGMENT_NBYTES
+            worker.link.shrink()
+        worker.link.send(wire.Free(()))
+        said = [await asyncio.to_thread(end.receive) for _ in range(3)]
+        assert said == [(wire.Attach(7), []), (wire.Shrink(), []), (wire.Free(()), [])]
+        arena.close()
 
     with_worker(scenario)
 

@@ -137,6 +137,7 @@ class Connection(asyncio.BufferedProtocol):
         self._release()
         if self._spoken is not None:
             self._spoken.lost()
+            self._spoken = None  # which refers to this connection: no cycle is left to the garbage collector
 
     def pause_writing(self) -> None:
         self.full = True

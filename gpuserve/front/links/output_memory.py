@@ -118,6 +118,10 @@ class OutputMemory(Mapping):
         super().__init__()
         self._segments: dict[int, _SharedSegment] = {}
 
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self._segments.values())
+
     def attach(self, segment: int, fd: int, nbytes: int) -> None:
         """Map a segment; ``fd`` stays the caller's. Raises as ``Mapping.attach``."""
         super().attach(segment, fd, nbytes)

@@ -15,6 +15,7 @@ from typing import Final
 
 from gpuserve.front.links.export_memory import Exports
 from gpuserve.front.links.output_memory import OutputMemory
+from gpuserve_worker.memory.arena import SEGMENT_NBYTES
 from gpuserve_worker.protocol import datagram, wire
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,11 @@ class WorkerLink:
                 if not self._may_pass(error):
                     return
         self._outbox.append((data, [os.dup(fd) for fd in fds]))
+
+    def shrink(self) -> None:
+        """Called now and then: have the worker give up what it has not used since, where that may be much."""
+        if self.outputs.nbytes > SEGMENT_NBYTES:
+            self.send(wire.Shrink())
 
     def next_loan(self) -> int:
         """A number for a segment of another worker's arena that is lent to this one."""

@@ -95,6 +95,12 @@ class Driver(ABC):
     def take_back(self, pending: PendingRequest) -> None:
         """Take a request out of the queue, or drop its result, after its client went away."""
 
+    def shrink(self) -> None:
+        """Called now and then: give back what a burst took of arenas, and nothing has used since."""
+        self.arena.shrink()
+        for link in () if self.workers is None else self.workers.instances.up.values():
+            link.shrink()
+
     def resize(self, spec: ModelSpec) -> None:
         self.spec = spec
 

@@ -17,6 +17,7 @@ from gpuserve.front.observe.gpu_health.fleet import LostGpu
 from gpuserve.front.process.draining import Draining
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.ports import Ports
+from gpuserve.front.process.trimming import keep_trim
 from gpuserve.front.service.service import InferenceService, inference_service
 from gpuserve.settings.log import LOG
 from gpuserve.settings.server import ServerSettings
@@ -113,6 +114,7 @@ class Front:
         draining = Draining(service.health, ports, generations, self._say, self._spawn)
         self._parts = FrontParts(service, generations, ports, draining)
         self._obeyed_by = self._dispatch_table(self._parts)
+        self._spawn(keep_trim(generations.shrink))
         if settings.gpu_health_interval_s:
             service.control.gpus.start()
         self._spawn(self._listen(ports, dict(zip(setup.listeners, fds, strict=True))))

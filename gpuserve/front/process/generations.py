@@ -255,6 +255,10 @@ class Generations:
         """How many requests the present drivers have taken so far."""
         return sum(driver.statistics().accepted for driver in self._drivers.values())
 
+    def shrink(self) -> None:
+        for driver in self._drivers.values():
+            driver.shrink()
+
     def keep_latencies(self, keep: bool) -> None:
         """Begin to keep the latest latencies of every model for their quantiles, or end to."""
         self._keeps_latencies = keep

@@ -36,16 +36,29 @@ def off_loop(nbytes: int, work: Callable[[], T], then: Callable[[T | RequestErro
 
 def each_off_loop(nbytes: int, slices: Iterator[Slice], take: Callable[[Slice | RequestError], bool]) -> None:
     """Call ``take`` with slice after slice while it wants more, or with an error; each as by ``off_loop``."""
+    _SliceBySlice(slices, take).go_on(nbytes)
 
-    def go_on(found: Slice | RequestError) -> None:
-        if take(found) and not isinstance(found, RequestError) and found.more:
-            off_loop(len(found.data), partial(next, slices), go_on)
 
-    off_loop(nbytes, partial(next, slices), go_on)
+class _SliceBySlice:
+    """An object: a function that names itself would be left to the garbage collector, with the whole body."""
+
+    __slots__ = ("_slices", "_take")
+
+    def __init__(self, slices: Iterator[Slice], take: Callable[[Slice | RequestError], bool]) -> None:
+        self._slices = slices
+        self._take = take
+
+    def go_on(self, nbytes: int) -> None:
+        off_loop(nbytes, partial(next, self._slices), self._found)
+
+    def _found(self, found: Slice | RequestError) -> None:
+        if self._take(found) and not isinstance(found, RequestError) and found.more:
+            self.go_on(len(found.data))
 
 
 def _result_of(work: Callable[[], T]) -> T | RequestError:
     try:
         return work()
     except Exception as error:
-        return error_to_tell(error, "compressing or decompressing a body")
+        # Its frames, and those of the thread, refer to the body and to the error itself.
+        return error_to_tell(error, "compressing or decompressing a body").with_traceback(None)

@@ -222,7 +222,7 @@ class StreamingInference:
                 for compressed, body in unframer.parts(part):
                     if compressed:
                         kept = stream.hold, unframer.unread_nbytes + len(body)
-                        stream.take(await self._inflated(call.encoding, body, *kept))
+                        stream.take(await self._inflated(call.encoding, request, body, *kept))
                     else:
                         stream.take(body)
                     if stream.is_full:  # it may be so until a request is through, and the client leave before
@@ -242,15 +242,25 @@ class StreamingInference:
             stream.fail(error_to_tell(error, "reading a stream"))
 
     async def _inflated(
-        self, encoding: str, message: bytes, hold: Callable[[int], None], kept_nbytes: int
+        self,
+        encoding: str,
+        request: AwaitedRequest,
+        message: bytes,
+        hold: Callable[[int], None],
+        kept_nbytes: int,
     ) -> bytes:
-        """A message of a stream, inflated in turns with other clients; ``hold`` is told how much is kept."""
+        """A message of a stream, inflated in turns with other clients; ``hold`` is told how much is kept.
+        Raises ClientGone: nobody waits for it any more.
+        """
         slices = Inflater(encoding, self._shared.inflation).slices(message, end=True)
         await asyncio.sleep(0)
         found = await offload(len(message), next, slices)
-        plain = bytearray(found.data)
+        plain = [found.data]
         while found.more:
+            if request.gone:
+                raise ClientGone
             found = await offload(len(found.data), next, slices)
-            plain += found.data
-            hold(kept_nbytes + len(plain))
-        return bytes(plain)
+            plain.append(found.data)
+            kept_nbytes += len(found.data)
+            hold(kept_nbytes)
+        return b"".join(plain)

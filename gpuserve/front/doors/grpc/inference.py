@@ -165,22 +165,28 @@ class InferCall:
             return
         share = self._share = self._share or Share(self._shared.intake)
         slices = Inflater(self._call.encoding, self._shared.inflation).slices(message, end=True)
-        each_off_loop(len(message), slices, partial(self._take_slice, share, len(body), bytearray()))
+        each_off_loop(len(message), slices, partial(self._take_slice, share, len(body), []))
 
     def _take_slice(
-        self, share: Share, body_nbytes: int, message: bytearray, found: Slice | RequestError
+        self, share: Share, body_nbytes: int, parts: list[bytes], found: Slice | RequestError
     ) -> bool:
-        """Read a message once all of it is inflated; False: no more of it is wanted."""
-        if self._through:
+        """Read a message once all of it is inflated; False: no more of it is wanted. It is joined in the end:
+        memory that grows to so much is copied, and taken of the machine, many times.
+        """
+        if self._through or isinstance(found, RequestError):
+            parts.clear()
+            if isinstance(found, RequestError):
+                self._refuse(found)
             return False
         try:
-            if isinstance(found, RequestError):
-                raise found
-            message += found.data
-            share.hold(body_nbytes + len(message))
+            parts.append(found.data)
+            share.hold(max(share.nbytes, body_nbytes) + len(found.data))
             if not found.more:
+                message = b"".join(parts)
+                parts.clear()
                 self._submit(requests.parse_infer_request(message))
         except Exception as error:
+            parts.clear()
             self._refuse(error)
             return False
         return True

@@ -132,7 +132,8 @@ class InferStream:
     def fail(self, error: RequestError) -> None:
         """End the call with this status. Nothing is answered any more."""
         if self._failure is None and not self._ended:
-            self._failure = error
+            # Its frames refer to what came of a message, and to this stream.
+            self._failure = error.with_traceback(None)
             self.cancel()
 
     def cancel(self) -> None:

@@ -1,0 +1,78 @@
+"""What malloc keeps is given back when it is much, and when there is time for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gpuserve.front.process.trimming import BUSY, LOOK_S, SLACK_NBYTES, Heap, Taken
+
+MIB = 1 << 20
+OWN_NBYTES = 30 * MIB
+
+
+class Scene:
+    """A heap that is looked at every few seconds."""
+
+    def __init__(self) -> None:
+        self.heap = Heap()
+        self._now = 100.0
+        self._cpu_s = 7.0
+        self.look(used_nbytes=5 * MIB)
+
+    def look(self, *, used_nbytes: int, kept_nbytes: int = 0, busy: float = 0.0) -> bool:
+        self._now += LOOK_S
+        self._cpu_s += busy * LOOK_S
+        taken = Taken(OWN_NBYTES + used_nbytes + kept_nbytes, used_nbytes)
+        return self.heap.is_worth_trimming(taken, self._cpu_s, self._now)
+
+
+def test_memory_in_use_is_no_reason_to_trim_and_what_is_kept_of_it_is() -> None:
+    scene = Scene()
+    assert not scene.look(used_nbytes=900 * MIB)
+    assert not scene.look(used_nbytes=800 * MIB, kept_nbytes=SLACK_NBYTES)
+    assert scene.look(used_nbytes=0, kept_nbytes=SLACK_NBYTES + 1)
+
+
+def test_who_is_busy_does_not_trim() -> None:
+    scene = Scene()
+    assert not scene.look(used_nbytes=0, kept_nbytes=900 * MIB, busy=BUSY + 0.01)
+    assert scene.look(used_nbytes=0, kept_nbytes=900 * MIB, busy=BUSY - 0.01)
+
+
+def test_what_cannot_be_given_back_is_not_asked_for_again_until_it_was() -> None:
+    scene = Scene()
+    scene.heap.trimmed(Taken(OWN_NBYTES + 200 * MIB, 0))
+    assert not scene.look(used_nbytes=0, kept_nbytes=200 * MIB)
+    assert not scene.look(used_nbytes=0, kept_nbytes=100 * MIB)
+    assert scene.look(used_nbytes=0, kept_nbytes=101 * MIB + SLACK_NBYTES)
+
+
+_FREES_MUCH = """
+from gpuserve.front.process.trimming import Heap, Malloc
+import ctypes
+ctypes.CDLL(None).mallopt(-3, 64 << 20), ctypes.CDLL(None).mallopt(-1, 64 << 20)
+heap, malloc = Heap(), Malloc()
+before = malloc.taken()
+heap.is_worth_trimming(before, 0, 1)
+blocks = [bytes(5000) * 20 for _ in range(1000)]
+full = malloc.taken()
+in_use = heap.is_worth_trimming(full, 0, 2)
+blocks = blocks[::100]
+freed = malloc.taken()
+kept = heap.is_worth_trimming(freed, 0, 3)
+print(*(one.nbytes - before.nbytes for one in (full, freed, malloc.trim())), in_use, kept)
+"""
+
+
+def test_the_process_gives_back_what_it_has_freed() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", _FREES_MUCH], capture_output=True, text=True, check=True
+    ).stdout
+    full, freed, trimmed, in_use, kept = map(eval, said.split())
+    assert full > 90 * MIB
+    assert freed == pytest.approx(full, abs=10 * MIB), "malloc keeps it"
+    assert trimmed < 10 * MIB
+    assert (in_use, kept) == (False, True)
