@@ -34,7 +34,9 @@ def attack(names: str, seconds: str) -> subprocess.CompletedProcess[str]:
     [
         ("priority", "0.3"),
         pytest.param("slow-heads,rapid-reset,continuation,empty-data", "1", marks=pytest.mark.thorough),
-        pytest.param("settings,open-streams,empty-lines,made-you-reset", "1", marks=pytest.mark.thorough),
+        pytest.param(
+            "settings,dribble,open-streams,empty-lines,made-you-reset", "1", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_a_client_beside_an_attacker_is_served(names: str, seconds: str) -> None:

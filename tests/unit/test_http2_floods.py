@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from http2_peer import (
+    ACK,
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -14,6 +15,7 @@ from http2_peer import (
     PING_FRAME,
     POST,
     PRIORITY,
+    SETTINGS,
     Peer,
     data,
     frame,
@@ -22,8 +24,10 @@ from http2_peer import (
 )
 from http2_scene import RecordingWay, Talk
 
-from gpuserve.front.server.http2.control import BURST, PER_S, Patience
+from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.server.http2.control import BURST, PER_S, Control, Patience
 from gpuserve.front.server.http2.frames import ConnectionFailed
+from gpuserve.front.server.http2.output import Output
 
 BLOCK = Peer().encoder.encode(POST)
 UNFINISHED = frame(HEADERS, 0, 1, BLOCK[:3])
@@ -37,6 +41,7 @@ UNFINISHED = frame(HEADERS, 0, 1, BLOCK[:3])
         frame(99) * 30_000,
         frame(PRIORITY, 0, 3, bytes(5)) * 30_000,
         settings() * 30_000,
+        frame(SETTINGS, ACK) * 30_000,
         frame(GOAWAY, 0, 0, bytes(8)) * 30_000,
         UNFINISHED + frame(CONTINUATION, 0, 1, b"\x20") * 30_000,
         UNFINISHED + frame(CONTINUATION, 0, 1, b"") * 30_000,
@@ -85,6 +90,57 @@ def test_a_window_that_changes_costs_by_the_streams_that_are_there() -> None:
     talk = Talk()
     talk.feed(b"".join(talk.peer.headers(2 * n + 1) for n in range(4000)))
     talk.feed(settings([(4, 70_000 + n % 2) for n in range(10_000)]))
+    assert not talk.is_over
+
+
+def test_a_ping_costs_a_part_of_a_reset() -> None:
+    """Some clients measure by a PING for each round trip while they read."""
+    way, patience = RecordingWay(), Patience(lambda: 0.0)
+    control = Control(way, Output(way), patience, {}, lambda payload: None)
+    patience.spend(BURST - 10)
+    for _ in range(16 * 10):
+        control.on_ping(0, 0, b"12345678")
+    with pytest.raises(ConnectionFailed):
+        control.on_ping(0, 0, b"12345678")
+
+
+def test_settings_cost_by_what_is_in_them() -> None:
+    talk = Talk()
+    talk.feed(settings([(99, 0)] * 40_000) * 2)
+    assert talk.peer.error == ENHANCE_YOUR_CALM
+
+
+def _answered(n_streams: int) -> Talk:
+    """So many answers wait for a window."""
+    answer = AnswerHead(200, (), [(b"grpc-status", b"0")])
+    talk = Talk(lambda sink, end: sink.exchange.answer(answer, (bytes(5000),), 5000), peer=Peer(0))
+    talk.feed(b"".join(talk.peer.request(2 * n + 1) for n in range(n_streams)))
+    return talk
+
+
+def test_an_answer_that_is_taken_a_byte_at_a_time() -> None:
+    talk = _answered(2)
+    talk.feed(b"".join(talk.peer.grow(1, 1) for _ in range(3000)))
+    assert not talk.is_over
+    assert len(talk.peer.response(1).body) == 3000
+    talk.feed(b"".join(talk.peer.grow(0, 1) + talk.peer.grow(1, 1) for _ in range(2000)))
+    assert talk.peer.error == ENHANCE_YOUR_CALM
+
+
+def test_answers_that_are_all_taken_a_byte_at_a_time() -> None:
+    """One change for all streams is no more to a client than that, and much for a server."""
+    talk = _answered(4000)
+    talk.feed(b"".join(talk.peer.resize(n) for n in range(1, 4)))
+    assert not talk.is_over
+    talk.feed(b"".join(talk.peer.resize(n) for n in range(4, 9)))
+    assert talk.peer.error == ENHANCE_YOUR_CALM
+
+
+def test_small_answers_that_are_taken_whole_cost_nothing() -> None:
+    """Some clients grow a window for whatever they have read, small as it is."""
+    talk = Talk(lambda sink, end: sink.exchange.answer(AnswerHead(200, ()), (b"body",), 4))
+    for n in range(BURST + 10):
+        talk.feed(talk.peer.request(2 * n + 1) + talk.peer.grow(0, 4))
     assert not talk.is_over
 
 

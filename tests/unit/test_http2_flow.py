@@ -241,8 +241,8 @@ def test_windows_of_streams_that_cannot_move_are_not_walked() -> None:
     released = Released()
     talk = Talk(lambda sink, end: released.answer(sink, 1000), peer=Peer(0))
     talk.feed(b"".join(talk.peer.request(2 * n + 1) for n in range(4000)))
-    updates = grow(0, 1) * 20_000
-    talk.peer.window += 20_000
+    updates = grow(0, 1024) * 20_000
+    talk.peer.window += 1024 * 20_000
     began = time.process_time()
     talk.feed(updates)
     assert time.process_time() - began < 1.5  # each walk would take a tenth of a millisecond at least

@@ -16,8 +16,10 @@ from gpuserve.front.server.http2.stream import Stream
 
 #: So much is made for a client that does not read what is sent to it; then it is not read from either.
 MAX_UNREAD: Final = 128
-#: What a change of the streams' windows costs, for each.
-_WINDOW_COST: Final = 1 / 16
+#: What costs less than a reset does: a PING, a setting, a look at a stream whose window changes.
+_LITTLE: Final = 1 / 16
+#: And a stream that has something to send then.
+_TURN_COST: Final = 1 / 4
 
 #: As many as a connection has streams: a client may give all of them up at once.
 BURST: Final = 4096
@@ -73,11 +75,13 @@ class Control:
             code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
             raise ConnectionFailed(code, "a SETTINGS frame on a stream, or an acknowledgement with settings")
         if flags & h2.ACK:
+            self._patience.spend()
             return
+        # Of a setting that is there twice the last counts.
+        cost = self._apply(dict(h2.read_settings(payload))) + len(payload) // 6 * _LITTLE
         if self.settled:
-            self._patience.spend(1 + len(self._streams) * _WINDOW_COST)
+            self._patience.spend(1 + cost)
         self.settled = True
-        self._apply(payload)
         self._acknowledge(h2.SETTINGS_ACK)
         self._output.flush_all()
 
@@ -85,6 +89,7 @@ class Control:
         if stream_id or len(payload) != 8:
             code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
             raise ConnectionFailed(code, "a PING frame on a stream, or not of 8 bytes")
+        self._patience.spend(_LITTLE)
         if flags & h2.ACK:
             self._on_pong(payload)
         else:
@@ -109,15 +114,18 @@ class Control:
         if self.n_unread >= MAX_UNREAD:
             self._way.pause_reading()
 
-    def _apply(self, payload: bytes) -> None:
-        """Of a setting that is there twice only the last counts: each window is a walk over all streams."""
-        for setting, value in dict(h2.read_settings(payload)).items():
+    def _apply(self, settings: Mapping[int, int]) -> float:
+        """What it cost: the window of all streams is a walk over them."""
+        cost = 0.0
+        for setting, value in settings.items():
             if setting == h2.Setting.INITIAL_WINDOW_SIZE:
-                self._output.set_stream_window(value, self._streams.values())
+                n_turns = self._output.set_stream_window(value, self._streams.values())
+                cost += len(self._streams) * _LITTLE + n_turns * _TURN_COST
             elif setting == h2.Setting.MAX_FRAME_SIZE:
                 self._output.set_frame_size(value)
             elif setting == h2.Setting.HEADER_TABLE_SIZE:
                 self._output.set_table_size(value)
+        return cost
 
     def _acknowledge(self, frame: bytes) -> None:
         self._way.write(frame)

@@ -36,6 +36,8 @@ _SHORT_CONTINUATION_NBYTES: Final = 1024
 _UNTIMED_FRAMES: Final = 16
 #: Others count as one more for so many bytes of them.
 _LONG_FRAME_NBYTES: Final = 256
+#: Who takes an answer in parts this small as well.
+_TINY_NBYTES: Final = 1024
 _SETTINGS: Final = {
     h2.Setting.MAX_CONCURRENT_STREAMS: MAX_CONCURRENT_STREAMS,
     h2.Setting.INITIAL_WINDOW_SIZE: RECEIVE_WINDOW,
@@ -305,6 +307,8 @@ class Http2:
         if len(payload) != 4:
             raise h2.wrong_size(payload)
         nbytes = int.from_bytes(payload) & h2.MAX_WINDOW
+        if nbytes < _TINY_NBYTES and self.output.held_nbytes:
+            self._patience.spend()
         if not stream_id:
             self.output.grow(nbytes)
             self.output.flush_all()
