@@ -4,7 +4,10 @@ everything else to stderr. A verb imports what it needs when it runs.
 
 from __future__ import annotations
 
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from gpuserve.supervisor.core.processes import EarlyFront
 
 #: The verbs for a running server. They need little, and start without the rest.
 _OPERATOR_VERBS: Final = frozenset({"status", "drain", "load", "unload", "reload", "scale"})
@@ -16,9 +19,9 @@ def main() -> NoReturn:
     import sys
 
     gc.disable()  # until all is imported: nothing of that is garbage
-    if sys.argv[1:2] == ["serve"] and len(sys.argv) > 2 and not {"-h", "--help"} & set(sys.argv):
-        sys.exit(_run_with_front())
     try:
+        if sys.argv[1:2] == ["serve"] and len(sys.argv) > 2 and not {"-h", "--help"} & set(sys.argv):
+            sys.exit(_run_with_front())
         if sys.argv[1:2] and sys.argv[1] in _OPERATOR_VERBS:
             from gpuserve.cli.verbs.operator import run
         else:
@@ -42,8 +45,26 @@ def _run_with_front() -> int:
     front = EarlyFront()
     front.start()
     try:
-        from gpuserve.cli.app import run
-
-        return run(front=front)
+        return _serve(front)
     finally:
         front.close()
+
+
+def _serve(front: EarlyFront) -> int:
+    import sys
+
+    from gpuserve.cli.console.failures import exit_code_of, tell
+    from gpuserve.cli.console.plain_command import plain_command
+    from gpuserve.errors import GpuserveError
+
+    try:
+        command = plain_command(sys.argv[2:])
+        if command is not None:
+            from gpuserve.cli.console.serving import serve_target
+
+            return serve_target(*command, front)
+    except GpuserveError as error:
+        return exit_code_of(tell(error))
+    from gpuserve.cli.app import run
+
+    return run(front=front)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import platform
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuserve.cli.console.exit_codes import ExitCode, help_text
+from gpuserve.cli.console.failures import exit_code_of, tell
 from gpuserve.cli.console.server_options import BlockCommand
 from gpuserve.cli.verbs.bench import bench
 from gpuserve.cli.verbs.check import check, schema
@@ -20,8 +20,7 @@ from gpuserve.cli.verbs.operator import add_verbs as add_operator_verbs
 from gpuserve.cli.verbs.run import RUN_SETTINGS, run_program
 from gpuserve.cli.verbs.serve import serve
 from gpuserve.cli.verbs.tune import tune
-from gpuserve.errors import ConfigError, DeviceError, GpuserveError, ModelUnrecoverable, StartupError
-from gpuserve.settings import logs
+from gpuserve.errors import GpuserveError
 from gpuserve.settings.version import VERSION
 
 if TYPE_CHECKING:
@@ -67,30 +66,8 @@ def run(arguments: list[str] | None = None, front: EarlyFront | None = None) -> 
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.USAGE
     except GpuserveError as error:
-        _tell(error)
-        return exit_code_of(error)
+        return exit_code_of(tell(error))
     return ExitCode.OK
-
-
-def exit_code_of(error: GpuserveError) -> ExitCode:
-    match error:
-        case ConfigError():
-            return ExitCode.USAGE if getattr(error, "only_flags", False) else ExitCode.BAD_CONFIG
-        case DeviceError():
-            return ExitCode.NO_SUCH_DEVICE
-        case StartupError():
-            return ExitCode.STARTUP_FAILURE
-        case ModelUnrecoverable():
-            return ExitCode.MODEL_UNRECOVERABLE
-    return ExitCode.RUNTIME_FAILURE
-
-
-def _tell(error: GpuserveError) -> None:
-    """Write the text of an error to stderr; a log that is JSON stays JSON to the last line."""
-    if logs.configured_format() == "json":
-        logging.getLogger(__name__).error("%s", error)
-    else:
-        logs.write(f"{error}\n")
 
 
 def version(

@@ -39,14 +39,14 @@ ALLOWED = {
         "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
         "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
-        "gpuserve/placement gpuserve/settings gpuserve/supervisor/core gpuserve_worker/calling "
-        "gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve/placement gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
+        "gpuserve/supervisor/models gpuserve_worker/calling gpuserve_worker/protocol "
+        "gpuserve_worker/running",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
         "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/config "
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/export gpuserve/export/sizing "
-        "gpuserve/placement gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
-        "gpuserve/supervisor/models gpuserve/tune",
+        "gpuserve/placement gpuserve/settings gpuserve/tune",
     "gpuserve/client": "gpuserve/declare gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":

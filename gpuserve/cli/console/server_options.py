@@ -7,16 +7,16 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer.core import TyperCommand
 
 from gpuserve.cli.console.options import option, with_options
+from gpuserve.cli.console.server_flags import flag_name, option_paths, parameter_name
 from gpuserve.config.entries.kinds import Text
-from gpuserve.config.messages import Origin
-from gpuserve.config.precedence import Override, from_text, variable_name
-from gpuserve.config.schema import key_at, keys_at, kind_at
+from gpuserve.config.precedence import variable_name
+from gpuserve.config.schema import key_at, kind_at
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 _INDENT = 4
 #: The last word of a key says what its value is.
 _METAVARS = {"port": "PORT", "s": "SECONDS", "nbytes": "BYTES"}
-#: Every option's parameter begins with this, so that none can collide with one of the verb's own.
-_PREFIX = "server_"
-#: Keys whose flag is not their own name, because the verb has a flag of that name.
-_RENAMED = {"name": "--server-name"}
 
 
 class BlockCommand(TyperCommand):
@@ -75,36 +71,13 @@ def with_server_options(verb: Callable[..., None]) -> Callable[..., None]:
     return with_options(verb, map(_parameter, option_paths()))
 
 
-def overrides(flags: Mapping[str, str | None]) -> list[Override]:
-    return [
-        from_text(("server", *path), text, flag_name(path), Origin.FLAG)
-        for path in option_paths()
-        if (text := flags.get(_PREFIX + "_".join(path))) is not None
-    ]
-
-
-def option_paths() -> list[tuple[str, ...]]:
-    """Return the path below ``server`` of every key that has a flag, those in mappings as well."""
-    paths: list[tuple[str, ...]] = []
-    for key in keys_at(("server",)):
-        inner = keys_at(("server", key))
-        paths += [(key, one) for one in inner] if inner else [(key,)]
-    return paths
-
-
-def flag_name(path: tuple[str, ...]) -> str:
-    """Return a key's flag, such as ``--http-port``; that of a key in a mapping has both names."""
-    name = "_".join(path)
-    return _RENAMED.get(name, "--" + name.replace("_", "-"))
-
-
 def _parameter(path: tuple[str, ...]) -> inspect.Parameter:
     metavar = _METAVARS.get(path[-1].rpartition("_")[2], "TEXT")
     declared = option(
         BlockCommand.BLOCKS, _help_text(path), flag_name(path), metavar=metavar, show_default=False
     )
     return inspect.Parameter(
-        _PREFIX + "_".join(path),
+        parameter_name(path),
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
         annotation=Annotated[str | None, declared],

@@ -22,7 +22,7 @@ def main(parent: str, config: str, values: str) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != int(parent):  # it has died meanwhile
         return 1
-    from gpuserve.cli.verbs.serve import serve_configuration
+    from gpuserve.cli.console.serving import serve_configuration
 
     try:
         return serve_configuration(configuration_of(config, json.loads(values)), None)

@@ -1,0 +1,42 @@
+"""The flags of ``gpuserve serve`` for the keys of ``server``, and what is overridden by them. Values stay
+text, read as environment variables are (``null`` included).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuserve.config.messages import Origin
+from gpuserve.config.precedence import Override, from_text
+from gpuserve.config.schema import keys_at
+
+#: Keys whose flag is not their own name, because the verb has a flag of that name.
+_RENAMED = {"name": "--server-name"}
+
+
+def overrides(flags: Mapping[str, str | None]) -> list[Override]:
+    return [
+        from_text(("server", *path), text, flag_name(path), Origin.FLAG)
+        for path in option_paths()
+        if (text := flags.get(parameter_name(path))) is not None
+    ]
+
+
+def option_paths() -> list[tuple[str, ...]]:
+    """Return the path below ``server`` of every key that has a flag, those in mappings as well."""
+    paths: list[tuple[str, ...]] = []
+    for key in keys_at(("server",)):
+        inner = keys_at(("server", key))
+        paths += [(key, one) for one in inner] if inner else [(key,)]
+    return paths
+
+
+def flag_name(path: tuple[str, ...]) -> str:
+    """Return a key's flag, such as ``--http-port``; that of a key in a mapping has both names."""
+    name = "_".join(path)
+    return _RENAMED.get(name, "--" + name.replace("_", "-"))
+
+
+def parameter_name(path: tuple[str, ...]) -> str:
+    """Return the parameter that a key's flag gives the verb; none can collide with one of the verb's own."""
+    return "server_" + "_".join(path)

@@ -1,0 +1,88 @@
+"""From a target and its flags to a running supervisor, and from its end to an exit status."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from gpuserve.cli.console.callable_target import CallableFlags, is_callable_path, load_callable
+from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.errors import GpuserveError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuserve.config.load import Configuration
+    from gpuserve.config.precedence import Override
+    from gpuserve.config.repository import FileRepository
+    from gpuserve.supervisor.core.processes import EarlyFront
+
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def is_target(target: str) -> bool:
+    """Whether there may be something to serve: a callable, or a config file, as its name says or as it is."""
+    return is_callable_path(target) or os.path.exists(target) or target.endswith(_CONFIG_SUFFIXES)
+
+
+def serve_target(
+    target: str, model_flags: CallableFlags, server: Sequence[Override], early: EarlyFront | None = None
+) -> int:
+    """Serve a config file or a callable until a signal, and return the exit status; ``early`` is a front that
+    already starts. GpuserveError: the configuration is wrong, or it cannot be served.
+    """
+    if is_callable_path(target):  # what is loaded later on comes from nowhere
+        return serve_configuration(load_callable(target, model_flags, server, os.environ), None, early)
+    from gpuserve.config.load import load_file
+    from gpuserve.config.repository import FileRepository
+
+    configuration = load_file(target, os.environ, server)
+    repository = FileRepository(target, os.environ, server, configuration)
+    return serve_configuration(configuration, repository, early)
+
+
+def serve_configuration(
+    configuration: Configuration, repository: FileRepository | None, early: EarlyFront | None = None
+) -> int:
+    """Run the supervisor here until a signal, and return the exit status; ``early`` is a front that already
+    starts. DeviceError: no such device; StartupError: a model did not load, or a port is taken.
+    """
+    from gpuserve.cli.console.preflight import require_trace_output, with_devices
+    from gpuserve.cli.console.signals import obey_signals
+    from gpuserve.cli.console.startup_view import startup_view
+    from gpuserve.placement.server_devices import ServerDevices
+    from gpuserve.settings import logs
+    from gpuserve.supervisor.core.processes import front_process
+    from gpuserve.supervisor.models.repository import loaded_at_start
+    from gpuserve.supervisor.supervisor import Supervisor
+
+    settings = configuration.settings
+    logs.configure(settings.log_format, settings.log_level)
+    devices = ServerDevices(numa_affinity=settings.numa_affinity)
+    configuration = with_devices(configuration, devices)
+    require_trace_output(configuration)
+    try:
+        shown = loaded_at_start(configuration.models, settings.load_at_start)
+        with startup_view(settings.log_format, shown, sys.stderr) as view:
+            supervisor = Supervisor(
+                settings,
+                configuration.models,
+                view,
+                relay_output=True,
+                start_front=front_process if early is None else early.take,
+                repository=repository,
+                devices=devices,
+                config=repository,
+            )
+            obey_signals(supervisor)
+            gc.freeze()  # what is here now stays; the command line had collections wait for it
+            gc.enable()
+            return ExitCode.RUNTIME_FAILURE if supervisor.run() else ExitCode.OK
+    except GpuserveError:
+        raise
+    except Exception:  # a fault of ours: it goes to the log, in the log's own format
+        logging.getLogger(__name__).exception("the server failed")
+        return ExitCode.RUNTIME_FAILURE
