@@ -17,8 +17,9 @@ import mmap
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, NamedTuple, Protocol
+
+from gpuserve_worker.memory.available import available_nbytes
 
 #: Blocks start on this boundary: enough for any vector load, and rows of a batch stay aligned.
 ALIGNMENT: Final = 64
@@ -32,17 +33,8 @@ SPARED_NBYTES: Final = 32 << 20
 MAX_SPARSE_SEGMENTS: Final = 32
 #: Claimed memory is reserved in multiples of this.
 _UNIT_NBYTES: Final = 16 << 10
-#: (limit, usage, statistics) of the group this process is in, as a container sees it: cgroup v2, then v1.
-_CGROUPS: Final = (
-    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current", "sys/fs/cgroup/memory.stat"),
-    (
-        "sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "sys/fs/cgroup/memory/memory.stat",
-    ),
-)
-#: The page cache of the group, which the kernel takes back before it kills; shared memory is not in it.
-_RECLAIMABLE: Final = frozenset({"active_file", "inactive_file"})
+#: So much is reserved until the machine is asked again what it has left.
+_STEP_NBYTES: Final = 4 << 20
 #: MADV_POPULATE_WRITE, from Linux 5.14 on.
 _POPULATE_WRITE: Final = 23
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -234,7 +226,7 @@ class Arena:
         segment = self._segments[block.segment]
         if segment.reserved_nbytes < segment.nbytes:  # it was made for a claim
             try:
-                self.reserve(block, nbytes)
+                self._reserve(block, nbytes)
             except OutOfMemory:
                 self.free(block)
                 raise
@@ -247,25 +239,29 @@ class Arena:
         return self._place(nbytes, is_claim=True)
 
     def reserve(self, block: Block, nbytes: int) -> int:
-        """As ``Block.reserve``. Borrowers are told of a segment once a block of it is all there: they need it
-        no earlier.
-        """
+        """As ``Block.reserve``. What bodies take will take as much again, for joined batches and answers."""
+        return self._reserve(block, nbytes, is_body=True)
+
+    def _reserve(self, block: Block, nbytes: int, *, is_body: bool = False) -> int:
+        """Borrowers are told of a segment once a block of it is all there: they need it no earlier."""
         segment, begin = self._segments.get(block.segment), block.offset
         if segment is None:  # given up with its model: what still comes takes its pages as it is written
             return block.nbytes
         if segment.reserved_nbytes == segment.nbytes and segment.is_told:
             return block.nbytes
-        while True:
-            start, end = segment.missing(begin, begin + max(nbytes, 1))
-            if start == end:
-                break
-            self._make_room(end - start)
-            segment.reserve(start, end)
-            self._nbytes += end - start
+        self._fill(segment, begin, begin + max(nbytes, 1), is_body=is_body)
         there = min(segment.missing(begin, begin + max(block.nbytes, 1))[0] - begin, block.nbytes)
         if there == block.nbytes and not segment.is_told:
             self._tell(block.segment, segment)
         return there
+
+    def _fill(self, segment: _OwnedSegment, start: int, end: int, *, is_body: bool = False) -> None:
+        """Have this range of a segment be there, in steps: other processes may reserve at the same time."""
+        while (missing := segment.missing(start, end))[0] < missing[1]:
+            first, last = missing[0], min(missing[1], missing[0] + _STEP_NBYTES)
+            self._make_room(last - first, is_body=is_body)
+            segment.reserve(first, last)
+            self._nbytes += last - first
 
     def free(self, block: Block) -> None:
         """Take a block back. Its view must not be used any more. It may come back after ``close()``."""
@@ -350,11 +346,10 @@ class Arena:
         self._segments[number] = segment
         if not is_claim:
             try:
-                segment.reserve(0, nbytes)
+                self._fill(segment, 0, nbytes)
             except OutOfMemory:
                 self._drop(number)
                 raise
-            self._nbytes += nbytes
             self._tell(number, segment)
         offset = segment.allocator.allocate(size)
         assert offset is not None, "a new segment has room for the block it was made for"
@@ -373,9 +368,9 @@ class Arena:
             if self._segments[number].allocator.empty:
                 self._give_up(number)
 
-    def _make_room(self, nbytes: int) -> None:
+    def _make_room(self, nbytes: int, *, is_body: bool = False) -> None:
         """Give empty segments up where so much more would not be allowed; ``OutOfMemory``: in vain, or the
-        machine has less.
+        machine has less, or would have too little left.
         """
         if self._nbytes + nbytes > self.limit_nbytes:
             self._trim(0)
@@ -385,8 +380,12 @@ class Arena:
                 f"over its limit of {self.limit_nbytes}"
             )
         available = available_nbytes()
-        if available is not None and nbytes > available - SPARED_NBYTES:
-            raise OutOfMemory(f"no shared memory for {nbytes} bytes: {available} bytes are available")
+        spared_nbytes = max(SPARED_NBYTES, self._nbytes if is_body else 0)
+        if available is not None and nbytes > available - spared_nbytes:
+            raise OutOfMemory(
+                f"no shared memory for {nbytes} bytes: {available} bytes are available, and {spared_nbytes} "
+                "are to be left"
+            )
 
     def _give_up(self, number: int) -> None:
         self._empty_nbytes -= self._segments[number].reserved_nbytes
@@ -447,45 +446,3 @@ def _unmap(mapped: mmap.mmap, view: memoryview) -> None:
     with suppress(BufferError):
         view.release()
         mapped.close()
-
-
-def available_nbytes(root: Path = Path("/")) -> int | None:
-    """Bytes that this machine and our control group have left to be reserved; None where nothing tells. A
-    memfd has no limit of its own: reserving more than there is wakes the OOM killer, which may choose
-    anybody.
-    """
-    told = [_of_machine(root), *(_of_group(root, *files) for files in _CGROUPS)]
-    known = [nbytes for nbytes in told if nbytes is not None]
-    return min(known) if known else None
-
-
-def _of_machine(root: Path) -> int | None:
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _of_group(root: Path, limit: str, usage: str, statistics: str) -> int | None:
-    try:
-        most, used = (root / limit).read_text().strip(), (root / usage).read_text().strip()
-    except OSError:
-        return None
-    # "max" is no limit in v2; v1 has a number near 2**63 for that, which does no harm.
-    if not (most.isdigit() and used.isdigit()):
-        return None
-    return max(0, int(most) - max(0, int(used) - _reclaimable(root / statistics)))
-
-
-def _reclaimable(statistics: Path) -> int:
-    try:
-        lines = statistics.read_text().splitlines()
-    except OSError:
-        return 0
-    # v1 tells of the group alone, and after "total_" of those below it too, as its usage does.
-    named = dict(line.removeprefix("total_").split(maxsplit=1) for line in lines if " " in line)
-    return sum(int(named.get(name, "0")) for name in _RECLAIMABLE)

@@ -188,7 +188,7 @@ class Execution:
         if isinstance(error, OutOfMemory):  # the arena has no room for the outputs
             text = f"There is no memory for the outputs of model {self._model.name!r}"
             self._reporter.error(f"{text}: {error}")
-            return WireFailure("INTERNAL", text)
+            return WireFailure("NO_MEMORY", text)
         if isinstance(error, DeviceFailure):
             whose = f"the device of instance {self._model.context.instance!r} of model {self._model.name!r}"
             self._reporter.error(f"{whose} failed: {error}", log_traceback(error))

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from gpuserve_worker.memory.arena import Arena, OutOfMemory, available_nbytes
+from gpuserve_worker.memory.arena import Arena, OutOfMemory
+from gpuserve_worker.memory.available import available_nbytes
 
 GIB = 1 << 30
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
+def written(root: Path, files: dict[str, str]) -> str:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return root
+    return str(root)
 
 
 def meminfo(nbytes: int) -> dict[str, str]:
@@ -24,7 +25,7 @@ def meminfo(nbytes: int) -> dict[str, str]:
 
 
 def test_machine_alone(tmp_path: Path) -> None:
-    assert available_nbytes(write(tmp_path, meminfo(3 * GIB))) == 3 * GIB
+    assert available_nbytes(written(tmp_path, meminfo(3 * GIB))) == 3 * GIB
 
 
 @pytest.mark.parametrize(
@@ -36,17 +37,17 @@ def test_machine_alone(tmp_path: Path) -> None:
 )
 def test_the_group_counts_where_it_has_less(tmp_path: Path, limit: str, usage: str) -> None:
     files = {**meminfo(8 * GIB), limit: f"{2 * GIB}\n", usage: f"{GIB}\n"}
-    assert available_nbytes(write(tmp_path, files)) == GIB
+    assert available_nbytes(written(tmp_path, files)) == GIB
 
 
 def test_a_group_without_limit_does_not_count(tmp_path: Path) -> None:
     files = {**meminfo(GIB), "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"}
-    assert available_nbytes(write(tmp_path, files)) == GIB
+    assert available_nbytes(written(tmp_path, files)) == GIB
 
 
 def test_a_group_over_its_limit_has_nothing(tmp_path: Path) -> None:
     files = {**meminfo(GIB), "sys/fs/cgroup/memory.max": "5\n", "sys/fs/cgroup/memory.current": "9\n"}
-    assert available_nbytes(write(tmp_path, files)) == 0
+    assert available_nbytes(written(tmp_path, files)) == 0
 
 
 @pytest.mark.parametrize(
@@ -65,11 +66,76 @@ def test_page_cache_of_the_group_is_not_in_use(
 ) -> None:
     limit, usage = (f"{folder}/{name}" for name in files)
     told = {limit: f"{GIB}\n", usage: f"{GIB - 100}\n", f"{folder}/memory.stat": statistics.format(GIB // 2)}
-    assert available_nbytes(write(tmp_path, told)) == GIB // 2 + 107
+    assert available_nbytes(written(tmp_path, told)) == GIB // 2 + 107
+
+
+@pytest.mark.parametrize(
+    ("mount", "files", "line"),
+    [
+        ("sys/fs/cgroup", ("memory.max", "memory.current"), "0::/system.slice/own.service"),
+        (
+            "sys/fs/cgroup/memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "5:cpu:/\n4:hugetlb,memory:/system.slice/own.service\n0::/elsewhere",
+        ),
+    ],
+)
+def test_a_service_is_in_a_group_further_down_and_those_above_it_count(
+    tmp_path: Path, mount: str, files: tuple[str, str], line: str
+) -> None:
+    """As systemd has them on a machine without containers."""
+
+    def group(path: str, limit: int) -> dict[str, str]:
+        return {f"{mount}/{path}{files[0]}": f"{limit}\n", f"{mount}/{path}{files[1]}": f"{GIB}\n"}
+
+    own = group("system.slice/own.service/", 2 * GIB)
+    above = group("system.slice/", 3 * GIB)
+    others = group("system.slice/other.service/", GIB) | group("elsewhere/", GIB)
+    told = {**own, **above, **others, "proc/self/cgroup": f"{line}\n"}
+    assert available_nbytes(written(tmp_path / "own", told)) == GIB
+    told |= group("system.slice/", GIB + 5)
+    assert available_nbytes(written(tmp_path / "above", told)) == 5
+
+
+@pytest.mark.parametrize("path", ["/kubepods/pod1/container1", "/../../kubepods/pod1"])
+def test_a_container_sees_its_own_group_at_the_root(tmp_path: Path, path: str) -> None:
+    """Its path is that on the machine, or one out of its namespace."""
+    v1 = "sys/fs/cgroup/memory/memory"
+    told = {
+        f"{v1}.limit_in_bytes": f"{2 * GIB}",
+        f"{v1}.usage_in_bytes": f"{GIB}",
+        "proc/self/cgroup": f"3:memory:{path}\n",
+    }
+    assert available_nbytes(written(tmp_path, told)) == GIB
+
+
+def test_no_limit_of_v1_is_none(tmp_path: Path) -> None:
+    v1 = "sys/fs/cgroup/memory/memory"
+    told = {f"{v1}.limit_in_bytes": "9223372036854771712\n", f"{v1}.usage_in_bytes": "5\n"}
+    assert available_nbytes(written(tmp_path, told)) is None
 
 
 def test_nothing_told_is_none(tmp_path: Path) -> None:
-    assert available_nbytes(tmp_path) is None
+    assert available_nbytes(str(tmp_path)) is None
+
+
+def test_bodies_leave_as_much_as_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = 128 << 20
+
+    def available() -> int:
+        return left - arena.statistics().nbytes
+
+    monkeypatch.setattr("gpuserve_worker.memory.arena.available_nbytes", available)
+    arena = Arena(1 << 62, lambda *_: None, lambda _: None)
+    body = arena.claim(96 << 20)
+    assert body is not None
+    assert body.reserve(48 << 20) == 48 << 20
+    with pytest.raises(OutOfMemory, match="are to be left"):
+        body.reserve(80 << 20)
+    batch = arena.allocate(16 << 20)
+    for one in (body, batch):
+        one.free()
+    arena.close()
 
 
 def test_an_arena_refuses_what_the_machine_has_not() -> None:

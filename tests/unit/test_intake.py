@@ -58,6 +58,15 @@ def test_the_machine_is_asked_before_it_is_full_and_not_for_every_byte() -> None
         share.hold(20 * MIB)
 
 
+def test_bodies_leave_as_much_as_they_hold() -> None:
+    intake = Intake(1 << 40, lambda: 300 * MIB - intake.nbytes)
+    share = Share(intake)
+    share.hold(100 * MIB)
+    with pytest.raises(NoMemory, match="are needed"):
+        share.hold(160 * MIB)
+    share.hold(0)
+
+
 def test_refusals_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     share = Share(Intake(1, lambda: None))
     with caplog.at_level(logging.WARNING):

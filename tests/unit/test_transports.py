@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -10,6 +12,9 @@ from gpuserve import Server
 from gpuserve.config.load import load_file
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.errors import ConfigError
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.exchange.limits import Admission, Limits
+from gpuserve.front.server.transport import NativeTransport
 from gpuserve.settings.server import GRPCIO, NATIVE
 
 
@@ -37,3 +42,20 @@ def test_one_that_is_gone_says_what_there_is(tmp_path: Path) -> None:
 def test_one_that_there_is_not() -> None:
     with pytest.raises(ConfigError, match="transport must be 'native' or 'grpcio', got 'http3'"):
         Server(transport="http3")
+
+
+def test_who_holds_nothing_is_not_closed_for_what_others_hold() -> None:
+    """Who reads, however slowly, stays; and so does who waits, sends, or has nothing to read."""
+    made = mock.Mock
+    reads = made(backlog_nbytes=90, stuck_s=0.0)
+    stuck = made(backlog_nbytes=20, stuck_s=9.0)
+    idle = made(backlog_nbytes=0, stuck_s=9.0)
+
+    async def check() -> None:
+        admission = Admission(Limits(max_unsent_nbytes=80))
+        transport = NativeTransport({}, AwaitedRequests(), admission=admission)
+        transport._connections |= {reads, stuck, idle}
+        transport._check_all()
+
+    asyncio.run(check())
+    assert [one.abort.called for one in (reads, stuck, idle)] == [False, True, False]

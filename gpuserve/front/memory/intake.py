@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gpuserve.errors import NoMemory
-from gpuserve_worker.memory.arena import SPARED_NBYTES, Block, OutOfMemory, available_nbytes
+from gpuserve_worker.memory.arena import SPARED_NBYTES, Block, OutOfMemory
+from gpuserve_worker.memory.available import available_nbytes
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,12 @@ class Intake:
             )
         elif total > self._allowed_nbytes:
             left = self._available_nbytes()
-            if left is not None and left < nbytes + _LOOK_NBYTES + SPARED_NBYTES:
-                raise self.refusal(f"its machine or control group has {left} bytes left")
+            # What bodies hold will take as much again: when they are read, for batches, and for answers.
+            needed_nbytes = nbytes + _LOOK_NBYTES + max(SPARED_NBYTES, total)
+            if left is not None and left < needed_nbytes:
+                raise self.refusal(
+                    f"its machine or control group has {left} bytes left, and {needed_nbytes} are needed"
+                )
             self._allowed_nbytes = total + _LOOK_NBYTES
         self.nbytes = total
         self.is_crowded = 2 * total > self.limit_nbytes

@@ -172,7 +172,8 @@ class NativeTransport(Transport):
         unsent_nbytes = sum(one.backlog_nbytes for one in self._connections)
         most_nbytes = self._admission.limits.max_unsent_nbytes
         if unsent_nbytes > most_nbytes:
-            for one in sorted(self._connections, key=lambda one: one.backlog_nbytes, reverse=True):
+            holding = [one for one in self._connections if one.backlog_nbytes]
+            for one in sorted(holding, key=lambda one: one.backlog_nbytes, reverse=True):
                 if unsent_nbytes > most_nbytes and one.stuck_s >= _STUCK_S:
                     unsent_nbytes -= one.backlog_nbytes
                     one.count_late("answer")

@@ -224,7 +224,10 @@ class StreamingInference:
                         kept = stream.hold, unframer.unread_nbytes + len(body)
                         stream.take(await self._inflated(call.encoding, request, body, *kept))
                     else:
+                        if len(body) > _UNCOUNTED_NBYTES:  # it is copied while it is read
+                            stream.hold(unframer.unread_nbytes + 2 * len(body))
                         stream.take(body)
+                    del body
                     if stream.is_full:  # it may be so until a request is through, and the client leave before
                         stream.hold(unframer.unread_nbytes)
                         await request.unless_gone(asyncio.ensure_future(stream.wait_for_room()))
@@ -239,7 +242,8 @@ class StreamingInference:
         except ClientGone:
             stream.cancel()
         except Exception as error:
-            stream.fail(error_to_tell(error, "reading a stream"))
+            # Without what it came through, which holds the request's bytes, and would be held by the stream.
+            stream.fail(error_to_tell(error, "reading a stream").with_traceback(None))
 
     async def _inflated(
         self,

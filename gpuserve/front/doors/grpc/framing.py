@@ -110,10 +110,22 @@ class Unframer:
             compressed, nbytes = read_prefix(data, self._limit_nbytes, self._encoding, self._position)
             if len(data) < start + nbytes:
                 break
-            self._position = end = start + nbytes
-            if end == len(data):
-                self._data, self._position = b"", 0
-            yield compressed, data[start:end] if type(data) is bytes else bytes(memoryview(data)[start:end])
+            end = start + nbytes
+            if type(data) is bytes:
+                self._position = end
+                if end == len(data):
+                    self._data, self._position = b"", 0
+                yield compressed, data[start:end]
+            else:
+                del data  # or it would be kept for as long as somebody works at the message
+                yield compressed, self._cut(start, end)
+
+    def _cut(self, start: int, end: int) -> bytes:
+        message = bytes(memoryview(self._data)[start:end])
+        self._position = end
+        if end == len(self._data):
+            self._data, self._position = b"", 0
+        return message
 
     def _keep(self, chunk: Buffer) -> None:
         """Small messages mostly come whole: only what goes on in another chunk is joined."""

@@ -172,7 +172,10 @@ class InferStream:
         finally:
             unwatch()
         if self._failure is not None:
-            raise self._failure
+            try:
+                raise self._failure
+            finally:
+                self._failure = None  # which refers to this frame
         if self._stopping or self._turned_away:
             raise Stopping("the server is stopping: what was not answered on this stream was not run")
 

@@ -1,0 +1,182 @@
+"""Servers in a control group with too little memory for all that clients send: who is over it is told so, the
+others are answered, and the kernel kills nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_file import model, tensor, write_config
+from operated import InBackground, OperatedServer
+from processes import wait_until
+from serving import FREE_PORTS, GPUSERVE
+
+from benchmarks.attacks.connections import Calls
+from benchmarks.attacks.requests import call_headers, framed, message
+from gpuserve.config.load import load_file
+from gpuserve.export.sizing.options import ExportOptions
+from gpuserve.export.sizing.sizing import sizes
+
+pytestmark = pytest.mark.thorough
+
+MIB = 1 << 20
+BODY_NBYTES = 100 * MIB
+TIMEOUT_S = 60.0
+ECHO = model("echo", "echo", [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)], 64)
+#: By the version of cgroups: where groups are mounted, and the files of the limit and of what is used.
+VERSIONS = {
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    "": ("/sys/fs/cgroup", "memory.max", "memory.current"),
+}
+
+
+class Group:
+    """A control group below that of the tests."""
+
+    def __init__(self, folder: Path, usage: str) -> None:
+        self.folder = folder
+        self._usage = usage
+
+    @property
+    def used_nbytes(self) -> int:
+        return int((self.folder / self._usage).read_text())
+
+    @property
+    def kills(self) -> int:
+        """How often the kernel has killed for want of memory."""
+        for name in ("memory.oom_control", "memory.events"):
+            with contextlib.suppress(OSError):
+                lines = (self.folder / name).read_text().splitlines()
+                return int(dict(line.split() for line in lines)["oom_kill"])
+        raise AssertionError("no file says how often the kernel has killed")
+
+    def within(self, *command: str) -> tuple[str, ...]:
+        """A command that runs in this group."""
+        enter = f'echo $$ > {self.folder}/cgroup.procs && exec "$@"'
+        return ("/bin/sh", "-c", enter, "sh", *command)
+
+
+@contextlib.contextmanager
+def control_group(limit_nbytes: int) -> Iterator[Group]:
+    """A group with this limit; skips the test where none can be made."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        mount, limit, usage = VERSIONS.get(controllers, ("", "", ""))
+        folder = Path(mount + path) / f"gpuserve-test-{time.monotonic_ns()}"
+        with contextlib.suppress(OSError):
+            folder.mkdir()
+            try:
+                if (folder / limit).exists():
+                    (folder / limit).write_text(str(limit_nbytes))
+                    yield Group(folder, usage)
+                    return
+            finally:
+                wait_until(lambda folder=folder: _removed(folder), "the group is empty")
+    pytest.skip("needs the right to make a control group with a limit of memory below our own")
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def served(group: Group, folder: Path, **settings: Any) -> Iterator[OperatedServer]:
+    """A server in the group, of which nothing is killed."""
+    config = write_config(folder, [ECHO], host="127.0.0.1", **settings)
+    command = group.within(GPUSERVE, "serve", str(config), *FREE_PORTS)
+    with OperatedServer(config, command=command) as server:
+        family = server.wait_ready().family()
+        yield server
+        assert group.kills == 0
+        assert server.family() == family
+        assert server.infer("echo", 1.0).status == 200
+        for gauge in ("gpuserve_intake_bytes", "gpuserve_arena_blocks"):
+            assert server.metric(gauge) == 0
+        assert server.end() == 0
+
+
+def by_http(server: OperatedServer) -> str:
+    """What becomes of one large body: 200, or the refusal."""
+    tensor_in = {"name": "x", "datatype": "FP32", "shape": [1, BODY_NBYTES // 4]}
+    tensor_in["parameters"] = {"binary_data_size": BODY_NBYTES}
+    head = json.dumps({"inputs": [tensor_in], "parameters": {"binary_data_output": True}}).encode()
+    connection = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)
+    with contextlib.closing(connection):
+        connection.putrequest("POST", "/v2/models/echo/infer")
+        connection.putheader("Inference-Header-Content-Length", str(len(head)))
+        connection.putheader("Content-Length", str(len(head) + BODY_NBYTES))
+        connection.endheaders(head)
+        with contextlib.suppress(OSError):  # who is refused need not be heard to the end
+            for _ in range(0, BODY_NBYTES, MIB):
+                connection.send(bytes(MIB))
+        answer = connection.getresponse()
+        return f"{answer.status} {answer.read().decode() if answer.status != 200 else answer.read() and ''}"
+
+
+def by_grpc(method: str) -> Callable[[OperatedServer], str]:
+    body = framed(message(BODY_NBYTES // 4))
+
+    def ask(server: OperatedServer) -> str:
+        host, _, port = server.addresses["gRPC"].rpartition(":")
+        until_s = time.monotonic() + TIMEOUT_S
+        with Calls((host, int(port)), call_headers(method), (body,), until_s) as calls:
+            calls.begin()
+            assert calls.answer()
+            return str(calls.failures[0]) if calls.failures else "200 "
+
+    return ask
+
+
+def together(ask: Callable[[OperatedServer], str], server: OperatedServer, n: int) -> Counter[str]:
+    """What became of so many at once; nothing but an answer, or a refusal for want of memory."""
+    outcomes = [one.result() for one in [InBackground(ask, server) for _ in range(n)]]
+    refused = [one for one in outcomes if "no memory" in one]
+    assert all("503" in one or "RESOURCE_EXHAUSTED" in one for one in refused), refused
+    assert set(outcomes) - set(refused) <= {"200 "}
+    return Counter(refused=len(refused), answered=outcomes.count("200 "))
+
+
+@pytest.mark.parametrize("max_arena_nbytes", [256 * MIB, 8 << 30])
+@pytest.mark.parametrize("way", ["http", "ModelInfer", "ModelStreamInfer"])
+def test_large_bodies_in_a_small_group(tmp_path: Path, way: str, max_arena_nbytes: int) -> None:
+    ask = by_http if way == "http" else by_grpc(way)
+    with (
+        control_group(800 * MIB) as group,
+        served(group, tmp_path, max_arena_nbytes=max_arena_nbytes) as server,
+    ):
+        found = together(ask, server, 12)
+        assert found["refused"]
+        assert found["answered"] or way == "ModelStreamInfer"  # they grow side by side, until none has room
+        assert ask(server) == "200 "
+
+
+def test_the_size_that_the_export_computes_is_enough(tmp_path: Path) -> None:
+    settings = {"max_arena_nbytes": 1024 * MIB}
+    configuration = load_file(str(write_config(tmp_path, [ECHO], **settings)), {})
+    limit_nbytes = sizes(configuration, ExportOptions(image="image")).memory_nbytes
+    with control_group(limit_nbytes) as group, served(group, tmp_path, **settings) as server:
+        assert together(by_http, server, 32)["answered"] >= 2
+
+
+def test_page_cache_is_no_memory_in_use(tmp_path: Path) -> None:
+    cached = tmp_path / "cached"
+    write = f"import os; f = open({str(cached)!r}, 'wb'); f.write(bytes({450 * MIB})); os.fsync(f)"
+    with control_group(800 * MIB) as group, served(group, tmp_path) as server:
+        subprocess.run(group.within(sys.executable, "-c", write), check=True, timeout=TIMEOUT_S)
+        if group.used_nbytes < 500 * MIB:
+            pytest.skip("this file system's cache is not the group's")
+        assert together(by_http, server, 2)["answered"] == 2
