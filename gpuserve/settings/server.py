@@ -184,6 +184,12 @@ class ServerSettings:
         "can be at most.",
         least=1,
     )
+    max_streams: int = option(
+        16384,
+        "Streams of gRPC at once, over all connections: those of inference, watches of health, reflection. "
+        "From one address three quarters of them at most.",
+        least=1,
+    )
     head_timeout_s: float = option(
         10.0, "Seconds that the head of a request may take, from its first byte on.", least=0
     )

@@ -88,6 +88,17 @@ def endless(requests: Requests) -> Iterator[Any]:
         _note(os.environ.get("CLOSED_AT"), str(value))
 
 
+def floods(requests: Requests) -> Iterator[Any]:
+    """The same, each of 64 KiB."""
+    value = 0
+    try:
+        while True:
+            yield [{"y": np.zeros((1, 1 << 14), np.int32)} for _ in requests]
+            value += 1
+    finally:
+        _note(os.environ.get("CLOSED_AT"), str(value))
+
+
 async def waits_for_ever(requests: Requests) -> AsyncIterator[Any]:
     """One response, and then nothing comes."""
     try:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from typing import Any, cast
 
 import pytest
 
+from gpuserve.errors import ResourceExhausted
+from gpuserve.front.exchange.exchange import Ends, Head
 from gpuserve.front.exchange.limits import LOG_INTERVAL_S, Admission, Limits
 
 
@@ -42,6 +46,31 @@ def test_whose_connections_are_counted_together(first: str, second: str, togethe
     one = admission(of_address=1)
     assert one.admit(first, 5)
     assert one.admit(second, 5) is not together
+
+
+class Call:
+    """A call from an address, with a head of so many bytes."""
+
+    def __init__(self, address: str, nbytes: int = 100) -> None:
+        self.head = Head("POST", b"/", [(b"x", bytes(nbytes - 1))], "2", None)
+        self.ends = Ends((address, 1), ("", 0), False)
+
+
+def test_streams_are_counted_with_their_heads_and_one_address_never_has_all() -> None:
+    one = Admission(Limits(max_streams=8)).streams
+    with contextlib.ExitStack() as opened:
+
+        def opens(address: str, nbytes: int = 100) -> bool:
+            try:
+                opened.enter_context(one.counted(cast("Any", Call(address, nbytes))))
+            except ResourceExhausted:
+                return False
+            return True
+
+        assert [opens("10.0.0.1", 32 << 10), opens("10.0.0.1"), opens("10.0.0.1")] == [True, True, False]
+        assert [opens("10.0.0.2") for _ in range(3)] == [True, True, False]
+        assert one.n_open == 8
+    assert (one.n_open, one._by_address) == (0, {})
 
 
 def test_unix_sockets_have_no_address() -> None:

@@ -153,6 +153,11 @@ class Exchange(Protocol):
     def finish(self, trailers: Iterable[Header] = ()) -> None:
         """End the response after its body. HTTP/1.1 drops the trailers."""
 
+    def drop_unsent(self) -> None:
+        """Drop what of the body still waits for the client; ``finish`` then tells the end at once. What is on
+        its way is not taken back, and over HTTP/1.1 nothing is.
+        """
+
     def reset(self) -> None:
         """Break the response off: its end cannot be told any more. A client sees it as an error."""
 

@@ -4,14 +4,18 @@ descriptor is the lowest that is free: its number tells how many are in use.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import resource
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
+
+from gpuserve.errors import ResourceExhausted
+from gpuserve.front.exchange.exchange import Exchange
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +24,8 @@ SPARE_DESCRIPTORS: Final = 256
 _MANY_DESCRIPTORS: Final = 1024
 #: Of all connections that there can be, what one address may have.
 _PART_OF_ADDRESS: Final = 0.75
+#: A stream of gRPC counts once more for so much of its head.
+_HEAD_NBYTES: Final = 8 << 10
 #: So often at most it is logged that connections are refused or closed.
 LOG_INTERVAL_S: Final = 10.0
 
@@ -30,6 +36,7 @@ class Limits:
 
     max_connections: int = 16384
     max_connections_per_address: int = 8192
+    max_streams: int = 16384
     head_timeout_s: float = 10.0
     idle_timeout_s: float = 300.0
     body_grace_s: float = 20.0
@@ -59,7 +66,8 @@ class Admission:
     ) -> None:
         self.limits = limits or Limits()
         self.n_open = 0
-        self.refused = dict.fromkeys(("connections", "address", "descriptors"), 0)
+        self.refused = dict.fromkeys(("connections", "address", "descriptors", "streams"), 0)
+        self.streams = OpenStreams(self)
         #: Connections, and requests, that were ended for what was waited for too long.
         self.late = dict.fromkeys(("idle", "head", "body", "answer"), 0)
         #: What clients have not read of their answers, by transport, as of the last look.
@@ -102,9 +110,13 @@ class Admission:
         if reason != "idle":
             self._log(f"a client took too long ({reason}): {client[0] if client else 'on a unix socket'}")
 
-    def _refuse(self, reason: str, text: str) -> bool:
+    def count_refused(self, reason: str, text: str) -> None:
+        """Count a connection, or a stream of gRPC, that is refused for this."""
         self.refused[reason] += 1
-        self._log(f"a connection is refused: {text}")
+        self._log(text)
+
+    def _refuse(self, reason: str, text: str) -> bool:
+        self.count_refused(reason, f"a connection is refused: {text}")
         return False
 
     def _log(self, text: str) -> None:
@@ -115,6 +127,40 @@ class Admission:
         more = f" (and {self._n_unlogged} times the like before)" if self._n_unlogged else ""
         self._logged_at, self._n_unlogged = now, 0
         logger.warning("%s%s", text, more)
+
+
+class OpenStreams:
+    """The streams of gRPC that are open. Each holds memory while nothing comes of it, for as long as its
+    client likes; one with a long head counts as several.
+    """
+
+    def __init__(self, admission: Admission) -> None:
+        self.n_open = 0
+        self._admission = admission
+        self._by_address: Counter[str | bytes] = Counter()
+
+    @contextlib.contextmanager
+    def counted(self, exchange: Exchange) -> Iterator[None]:
+        """Count a stream while the block lasts. Raises ResourceExhausted: there are too many."""
+        client, most = exchange.ends.client, self._admission.limits.max_streams
+        source = _source(client and client[0])
+        n = 1 + sum([len(name) + len(value) for name, value in exchange.head.headers]) // _HEAD_NBYTES
+        n_of_all, n_of_address = self.n_open + n, self._by_address[source] + n
+        if n_of_all > most or (source and n_of_address > max(1, int(most * _PART_OF_ADDRESS))):
+            text = (
+                f"{self.n_open} streams of gRPC are open, expected at most {most}, three quarters of them "
+                "from one address (max_streams)"
+            )
+            self._admission.count_refused("streams", f"a stream is refused: {text}")
+            raise ResourceExhausted(text)
+        self.n_open, self._by_address[source] = n_of_all, n_of_address
+        try:
+            yield
+        finally:
+            self.n_open -= n
+            self._by_address[source] -= n
+            if not self._by_address[source]:
+                del self._by_address[source]
 
 
 def _source(address: str | None) -> str | bytes:

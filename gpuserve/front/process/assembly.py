@@ -15,7 +15,7 @@ from gpuserve.front.doors.grpc.health import WATCH
 from gpuserve.front.doors.health.port import HealthPort
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.limits import Admission, Limits
+from gpuserve.front.exchange.limits import Admission, Limits, OpenStreams
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.observe.triton_metrics import Family, family
 from gpuserve.front.server.transport import NativeTransport
@@ -41,7 +41,7 @@ def transports(
     admission = Admission(limits_of(settings))
     service.metrics_page.add(lambda: connection_families(admission))
     if settings.transport == GRPCIO and grpc_port is not None:
-        found.append(_grpc_aio(service, settings, grpc_port))
+        found.append(_grpc_aio(service, settings, grpc_port, admission.streams))
     files = tls_files(settings)
     for tls in (files, None) if files else (None,):
         fds = {
@@ -72,19 +72,22 @@ def _native(
         forwarded,
         settings.allowed_hosts,
     )
-    accept = FrontDoor(_grpc(service, settings, requests, settings.grpc_response_compression), http).accept
+    grpc = _grpc(service, settings, requests, admission.streams, settings.grpc_response_compression)
+    accept = FrontDoor(grpc, http).accept
     accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
     return NativeTransport(accepts, requests, tls, settings.max_connection_age_s, _NO_WORK, admission)
 
 
-def _grpc_aio(service: InferenceService, settings: ServerSettings, port: int) -> GrpcAioTransport:
+def _grpc_aio(
+    service: InferenceService, settings: ServerSettings, port: int, streams: OpenStreams
+) -> GrpcAioTransport:
     """grpc.aio on the gRPC port, which compresses by itself. Its package is imported only here."""
     from gpuserve.front.doors.grpcio.certificates import GrpcCertificates
     from gpuserve.front.doors.grpcio.transport import GrpcAioTransport
 
     host, tls = settings.host, _tls_on(settings, "grpc")
     return GrpcAioTransport(
-        _grpc(service, settings, AwaitedRequests()).accept,
+        _grpc(service, settings, AwaitedRequests(), streams).accept,
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         settings.max_request_nbytes,
         settings.grpc_response_compression,
@@ -99,10 +102,12 @@ def _grpc(
     service: InferenceService,
     settings: ServerSettings,
     requests: AwaitedRequests,
+    streams: OpenStreams,
     compression: str = NO_COMPRESSION,
 ) -> GrpcDoor:
     forwarded = _forwarding(settings, settings.grpc_header_forward_pattern)
-    return GrpcDoor(service, requests, settings.max_request_nbytes, _policy(settings), forwarded, compression)
+    nbytes, policy = settings.max_request_nbytes, _policy(settings)
+    return GrpcDoor(service, requests, nbytes, policy, forwarded, compression, streams)
 
 
 def limits_of(settings: ServerSettings) -> Limits:
@@ -113,10 +118,12 @@ def connection_families(admission: Admission) -> Iterable[Family]:
     """The metrics of the connections: how many are open, were refused, and took too long."""
     name = "gpuserve_connections"
     yield family(name, "gauge", "Connections that are open.", [({}, admission.n_open)])
+    text = "Streams of gRPC that are open; one with a long head counts as several."
+    yield family("gpuserve_streams", "gauge", text, [({}, admission.streams.n_open)])
     text, unsent_nbytes = "Answers that clients have not read.", sum(admission.unsent_nbytes.values())
     yield family(f"{name}_unsent_bytes", "gauge", text, [({}, unsent_nbytes)])
     for what, text, counts in (
-        ("refused", "Connections that were refused, by the limit that they met.", admission.refused),
+        ("refused", "Connections and streams that were refused, by the limit they met.", admission.refused),
         ("late", "Connections and requests that were ended, by what took too long.", admission.late),
     ):
         yield family(

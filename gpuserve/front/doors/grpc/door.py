@@ -35,6 +35,7 @@ from gpuserve.front.doors.grpc.inference import GrpcInference, InferCall
 from gpuserve.front.doors.grpc.stream import InferStream
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, ClientGone
 from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Sink
+from gpuserve.front.exchange.limits import Admission, OpenStreams
 from gpuserve.front.observe.tracing.reception import Reception
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import NO_COMPRESSION
@@ -58,8 +59,10 @@ class GrpcDoor:
         policy: Policy | None = None,
         forwarding: HeaderForwarding | None = None,
         compression: str = NO_COMPRESSION,
+        streams: OpenStreams | None = None,
     ) -> None:
         self._service = service
+        self._streams = streams or Admission().streams
         self._requests = requests
         self._policy = policy or Policy()
         level = LEVELS[compression]
@@ -114,8 +117,16 @@ class GrpcDoor:
         return (local if is_here else remote)(exchange)
 
     def _begin(self, method: Method, call: CallHead, exchange: Exchange) -> Sink:
-        is_stream = exchange.head.path in _STREAMS
+        path = exchange.head.path
+        is_stream = path in _STREAMS
+        if is_stream or path == health.WATCH:
+            method = partial(self._counted, method)
         return self._requests.begin(exchange, partial(serve, method, call), is_stream=is_stream)
+
+    async def _counted(self, method: Method, call: CallHead, request: AwaitedRequest) -> None:
+        """A method that lasts as long as its client likes."""
+        with self._streams.counted(request.exchange):
+            await method(call, request)
 
     # ---- methods that await ---------------------------------------------------------------
 
@@ -176,8 +187,7 @@ class StreamingInference:
         reader = loop.create_task(self._read(call, request, stream, reception))
         timer = None
         if call.timeout_s is not None:
-            late = DeadlineExceeded(f"the stream did not end within its {call.timeout_s:g} s")
-            timer = loop.call_later(call.timeout_s, stream.fail, late)
+            timer = loop.call_later(call.timeout_s, _end_late, stream, request.exchange, call.timeout_s)
         try:
             await self._write(call.coding if shared.level else "", request.exchange, stream, reception)
         finally:
@@ -268,3 +278,9 @@ class StreamingInference:
             kept_nbytes += len(found.data)
             hold(kept_nbytes)
         return b"".join(plain)
+
+
+def _end_late(stream: InferStream, exchange: Exchange, timeout_s: float) -> None:
+    """Tell a client that its time is over, also one that does not read: its status waits for nothing."""
+    stream.fail(DeadlineExceeded(f"the stream did not end within its {timeout_s:g} s"))
+    exchange.drop_unsent()

@@ -63,6 +63,11 @@ class GrpcAioExchange:
             self._trailers = dict(trailers)
             self._changed.set()
 
+    def drop_unsent(self) -> None:
+        if not self.ended:
+            self._unsent.clear()
+            self._changed.set()
+
     def reset(self) -> None:
         self.finish([(b"grpc-status", b"%d" % grpc.StatusCode.INTERNAL.value[0])])
 

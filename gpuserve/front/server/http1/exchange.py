@@ -193,6 +193,9 @@ class Http1Exchange:
         if self.progress is not Progress.ENDED:
             self._http1.consumed(nbytes)
 
+    def drop_unsent(self) -> None:
+        pass  # all of it is with the socket
+
     async def room(self) -> None:
         while self.progress is not Progress.ENDED and self._http1.way.full:
             self._waiter = asyncio.get_running_loop().create_future()

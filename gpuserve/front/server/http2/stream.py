@@ -248,6 +248,11 @@ class Stream:
         self._ending = True
         self._connection.output.flush(self)
 
+    def drop_unsent(self) -> None:
+        if not self._ending:
+            self._forget_unsent()
+            self.wake()
+
     def reset(self) -> None:
         self.fail(ErrorCode.INTERNAL_ERROR)
 
@@ -350,15 +355,18 @@ class Stream:
     def drop(self) -> None:
         if self.state is State.CLOSED:
             return
-        self._connection.output.drop(self)
-        self.unsent.clear()
-        self.unsent_nbytes = 0
+        self._forget_unsent()
         sink = self.sink
         self._close()
         sink.abandon()
         self.wake()
         if (release := self.take_release()) is not None:
             self._connection.way.write_pieces((), release)
+
+    def _forget_unsent(self) -> None:
+        self._connection.output.drop(self)
+        self.unsent.clear()
+        self.unsent_nbytes = 0
 
     def _close(self) -> None:
         self.state = State.CLOSED
