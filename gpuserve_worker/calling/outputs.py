@@ -32,6 +32,10 @@ class OutputError(Exception):
     """The callable answered what cannot be sent. The text is one sentence for the client."""
 
 
+class ElementError(OutputError):
+    """Some elements of an array cannot be sent, where all else about it is right."""
+
+
 class DeviceReader(Protocol):
     """Reads arrays of any library that are on the worker's device."""
 
@@ -175,11 +179,14 @@ class OutputRules:
             if len(asked) == len(requests):
                 wanted = requested
         rows = sum(result.rows) if self._batching else None
-        return [
-            self._output(spec, named[spec.name], rows)
-            for spec in self._specs
-            if spec.name in wanted and spec.name in named
-        ]
+        found, apart = [], False
+        for spec in self._specs:
+            if spec.name in wanted and spec.name in named:
+                try:
+                    found.append(self._output(spec, named[spec.name], rows))
+                except ElementError:  # those of other requests may be right
+                    apart = True
+        return None if apart else found
 
     def _elements(self, result: Any, count: int) -> Sequence[Any]:
         if not isinstance(result, Sequence) or isinstance(result, (str, bytes, bytearray, memoryview)):
@@ -337,7 +344,7 @@ class OutputRules:
         try:
             return encode_bytes(array.ravel().tolist())
         except (TypeError, ValueError) as error:  # a str may have no UTF-8
-            raise OutputError(f"{self._of(spec)}: {error}") from None
+            raise ElementError(f"{self._of(spec)}: {error}") from None
 
     def _castable(self, spec: TensorSpec, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         if self._strict and array.dtype.newbyteorder("=") != dtype:
@@ -349,7 +356,7 @@ class OutputRules:
         try:
             return array.astype(dtype)
         except (TypeError, ValueError, OverflowError):
-            raise self._wrong_dtype(spec, array) from None
+            raise ElementError(str(self._wrong_dtype(spec, array))) from None
 
     def _wrong_dtype(self, spec: TensorSpec, array: NDArray[Any]) -> OutputError:
         expected = "bytes or str" if spec.datatype == BYTES else self._dtypes[spec.name].name

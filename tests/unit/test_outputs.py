@@ -398,3 +398,22 @@ def test_an_answer_that_cannot_be_sent_fails_its_own_request(front: Front, bad: 
     assert (len(lines), told in lines[0], "1 of 3 requests" in lines[0]) == (1, True, True)
     with pytest.raises(OutputError):
         checked.check([bad, bad], requests(1, 1))
+
+
+def test_of_one_array_an_element_that_cannot_be_sent_fails_its_own_request(front: Front) -> None:
+    lines: list[str] = []
+    checked = OutputRules("m", (LABEL, Y), batching=True, strict=False, tell=lines.append)
+    labels = np.array([["a"], ["b"], [None]], object)
+    answers = checked.check(BatchedOutputs({"label": labels, "y": floats(3, 2)}, (2, 1)), requests(2, 1))
+    first, second = each(front, answers)
+    assert (first["label"].tolist(), first["y"].tolist()) == ([[b"a"], [b"b"]], [[0, 1], [2, 3]])
+    told = "Output 'label' of model 'm': a BYTES tensor holds bytes or str, but an element is NoneType"
+    assert second == wire.WireFailure("INTERNAL", told)
+    assert lines == [f"{told} (1 of 2 requests of the batch)"]
+
+
+def test_of_one_array_with_wrong_rows_nobody_can_tell_whose_they_are() -> None:
+    labels = np.array([["a"], ["b"], [None]], object)
+    data = BatchedOutputs({"label": labels, "y": floats(2, 2)}, (2, 1))
+    with pytest.raises(OutputError, match="'y' of model 'm' must have 3 rows on its first axis"):
+        rules(LABEL, Y).check(data, requests(2, 1))
