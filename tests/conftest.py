@@ -18,6 +18,9 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
+# OpenBLAS starts a thread a core with every numpy, and each spins before it sleeps: a fifth of a worker.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Servers of the tests take these two, and a shell that runs the tests in the background ignores them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -39,6 +39,8 @@ _CLIENT_PACKAGE: Final = "tritonclient.grpc"
 
 def main(argv: list[str]) -> int:
     """Run a front on the control socket whose descriptor is the one argument."""
+    # numpy's OpenBLAS starts a thread a core, which spins for a while, and a front multiplies no matrices.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     gc.disable()  # what is imported stays: to look for garbage meanwhile is an eighth of the start
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
