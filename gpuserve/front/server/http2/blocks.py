@@ -22,8 +22,10 @@ T = TypeVar("T")
 
 #: The head of a request, encoded and decoded.
 MAX_HEAD_NBYTES: Final = 64 << 10
-_REMEMBERED_HEADS: Final = 256
-_REMEMBERED_NBYTES: Final = 2048
+#: A client has few heads that it sends again. Those of a connection are kept while it is open, at 2 KiB each
+#: and three times their own size, and there are thousands of connections.
+REMEMBERED_HEADS: Final = 16
+REMEMBERED_NBYTES: Final = 4096
 
 
 class Block(NamedTuple):
@@ -39,10 +41,12 @@ class BlockReader:
     (decodes, but is no head).
     """
 
-    __slots__ = ("_decoder", "heads", "unfinished")
+    __slots__ = ("_decoder", "_nbytes", "heads", "unfinished")
 
     def __init__(self) -> None:
+        #: By their blocks, which have so many bytes altogether.
         self.heads: dict[bytes, Head] = {}
+        self._nbytes = 0
         #: Of a block that goes on in the next frame.
         self.unfinished: Block | None = None
         self._decoder = Decoder(MAX_HEAD_NBYTES)
@@ -67,11 +71,17 @@ class BlockReader:
     def head(self, block: Block) -> Head:
         revision = self._decoder.revision
         head = self._read(block, request_head)
-        if self._decoder.revision == revision and len(block.data) <= _REMEMBERED_NBYTES:
-            if len(self.heads) >= _REMEMBERED_HEADS:
-                self.heads.clear()
+        nbytes = len(block.data)
+        if self._decoder.revision == revision and nbytes <= REMEMBERED_NBYTES:
+            if len(self.heads) >= REMEMBERED_HEADS or self._nbytes + nbytes > REMEMBERED_NBYTES:
+                self._forget()
             self.heads[block.data] = head
+            self._nbytes += nbytes
         return head
+
+    def _forget(self) -> None:
+        self.heads.clear()
+        self._nbytes = 0
 
     def trailers(self, block: Block) -> None:
         """Check the trailers of a request, which say nothing here."""
@@ -86,7 +96,7 @@ class BlockReader:
         try:
             fields = self._decoder.decode(block.data)
             if self._decoder.revision != revision:
-                self.heads.clear()
+                self._forget()
             return read(fields)
         except MalformedHead:
             raise StreamFailed(block.stream_id, ErrorCode.PROTOCOL_ERROR) from None

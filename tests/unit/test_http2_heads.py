@@ -1,0 +1,28 @@
+"""The heads that a connection remembers: those that come again, and not many."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuserve.front.exchange.exchange import Head
+from gpuserve.front.server.http2.blocks import REMEMBERED_HEADS, REMEMBERED_NBYTES, Block, BlockReader
+from gpuserve.front.server.http2.frames import END_HEADERS
+from gpuserve.front.server.http2.hpack import encode
+
+PLAIN = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"a")]
+
+
+def read(reader: BlockReader, number: int, nbytes: int) -> Head:
+    told = [(b"x-number", b"%d" % number), (b"x-long", b"x" * nbytes)]
+    return reader.head(Block(1, END_HEADERS, encode([*PLAIN, *told])))
+
+
+@pytest.mark.parametrize("nbytes", [1, 200, 1800, REMEMBERED_NBYTES])
+def test_a_connection_holds_few_heads_however_many_come(nbytes: int) -> None:
+    reader = BlockReader()
+    for number in range(100):
+        head = read(reader, number, nbytes)
+        assert dict(head.headers)[b"x-number"] == b"%d" % number
+        assert len(reader.heads) <= REMEMBERED_HEADS
+        assert sum(map(len, reader.heads)) <= REMEMBERED_NBYTES
+        assert head in reader.heads.values() or nbytes == REMEMBERED_NBYTES
