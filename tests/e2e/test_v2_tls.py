@@ -21,6 +21,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from config_file import model, tensor, write_config
+from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
 from tls import Authority, Pair
 from tritonclient.grpc import service_pb2 as pb
@@ -208,6 +209,32 @@ def test_the_metrics_page_says_how_long_the_certificate_is_valid(server: Address
         (line,) = [one for one in got.read().decode().splitlines() if one.startswith(EXPIRY + " ")]
     until = ssl.cert_time_to_seconds("Jan  1 00:00:00 2099 GMT")  # as ``Authority`` issues them
     assert float(line.split()[1]) == pytest.approx(until - time.time(), abs=TIMEOUT_S)
+
+
+# ---- handshakes -----------------------------------------------------------------------------------
+
+
+def test_connections_without_a_handshake_are_counted_and_hold_nobody_up(
+    server: Addresses, files: Files
+) -> None:
+    host, _, port = server.http.rpartition(":")
+    url, context = f"https://{server.metrics}/metrics", client_context(files.trusted)
+
+    def n_open() -> float:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S, context=context) as got:
+            lines = got.read().decode().splitlines()
+        return float(next(one for one in lines if one.startswith("gpuserve_connections ")).split()[1])
+
+    before = n_open()
+    with contextlib.ExitStack() as stack:
+        for said in (b"", b"\x16\x03\x01\x02\x00\x01"):  # the beginning of a ClientHello
+            for _ in range(50):
+                one = stack.enter_context(socket.create_connection((host, int(port)), TIMEOUT_S))
+                one.sendall(said)
+        wait_until(lambda: n_open() >= before + 100, "all are counted")
+        assert get(server.http, "/v2/health/ready", context) == 200
+        assert is_ready(server.grpc, files.trusted)
+    wait_until(lambda: n_open() <= before, "none is counted any more")
 
 
 # ---- some ports, renewal, mistakes --------------------------------------------------------------

@@ -10,6 +10,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from gpuserve.front.exchange.exchange import Ends, Piece, Release, Spoken
@@ -37,8 +38,9 @@ Speak: TypeAlias = "Callable[[Connection], Spoken]"
 class Connection(asyncio.BufferedProtocol):
     """A connection and its protocol, as asyncio, the protocol and the server each see it. ``members`` are all
     that are open, this one while it is; all have one ``turn``. After ``age_s`` seconds it takes no more
-    requests. ``admission`` says whether it is taken, and what it may take. It is one object because the
-    three sides share what is to be written, and every small request crosses it.
+    requests. ``admission`` says whether it is taken, and what it may take; ``leave`` gives a place back
+    that it has already. It is one object because the three sides share what is to be written, and every small
+    request crosses it.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Connection(asyncio.BufferedProtocol):
         loop: asyncio.AbstractEventLoop,
         age_s: float = math.inf,
         admission: Admission | None = None,
+        leave: Callable[[], None] | None = None,
     ) -> None:
         self.admission = admission or Admission()
         self.limits = self.admission.limits
@@ -65,6 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._http2 = http2
         self._turn = turn
         self._members = members
+        self._leave = leave
         self._loop = loop
         self._spoken: Spoken | None = None
         self._greeting = b""
@@ -92,10 +96,12 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(HIGH_WATER_NBYTES, 0)
         self.ends = _ends(transport)
         address = self.ends.client and self.ends.client[0]
-        if self.admission.admit(address, transport.get_extra_info("socket").fileno()):
-            self._members.add(self)
-        else:
+        if self._leave is None and self.admission.admit(address, transport.get_extra_info("socket").fileno()):
+            self._leave = partial(self.admission.leave, address)
+        if self._leave is None:
             self.abort()
+        else:
+            self._members.add(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._turn.buffer
@@ -132,7 +138,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self in self._members:
             self._members.remove(self)
-            self.admission.leave(self.ends.client and self.ends.client[0])
+            if self._leave is not None:
+                self._leave()
         self._mute = self._lost = True
         self._release()
         if self._spoken is not None:

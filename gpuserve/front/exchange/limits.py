@@ -69,7 +69,7 @@ class Admission:
         self.refused = dict.fromkeys(("connections", "address", "descriptors", "streams"), 0)
         self.streams = OpenStreams(self)
         #: Connections, and requests, that were ended for what was waited for too long.
-        self.late = dict.fromkeys(("idle", "head", "body", "answer"), 0)
+        self.late = dict.fromkeys(("idle", "head", "body", "answer", "handshake"), 0)
         #: What clients have not read of their answers, by transport, as of the last look.
         self.unsent_nbytes: dict[object, int] = {}
         n = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if n_descriptors is None else n_descriptors
@@ -85,7 +85,7 @@ class Admission:
 
     def admit(self, address: str | None, fd: int) -> bool:
         """Whether a connection from there is taken, whose descriptor has this number; None: a unix socket."""
-        source = _source(address)
+        source = source_of(address)
         if fd >= self._n_descriptors:
             return self._refuse("descriptors", f"only {self._n_descriptors} descriptors are for connections")
         if self.n_open >= self.limits.max_connections:
@@ -98,7 +98,7 @@ class Admission:
 
     def leave(self, address: str | None) -> None:
         """A connection that was taken has ended."""
-        source = _source(address)
+        source = source_of(address)
         self.n_open -= 1
         self._by_address[source] -= 1
         if not self._by_address[source]:
@@ -143,7 +143,7 @@ class OpenStreams:
     def counted(self, exchange: Exchange) -> Iterator[None]:
         """Count a stream while the block lasts. Raises ResourceExhausted: there are too many."""
         client, most = exchange.ends.client, self._admission.limits.max_streams
-        source = _source(client and client[0])
+        source = source_of(client and client[0])
         n = 1 + sum([len(name) + len(value) for name, value in exchange.head.headers]) // _HEAD_NBYTES
         n_of_all, n_of_address = self.n_open + n, self._by_address[source] + n
         if n_of_all > most or (source and n_of_address > max(1, int(most * _PART_OF_ADDRESS))):
@@ -163,7 +163,7 @@ class OpenStreams:
                 del self._by_address[source]
 
 
-def _source(address: str | None) -> str | bytes:
+def source_of(address: str | None) -> str | bytes:
     """Whose connections are counted together: an address, or the network of IPv6 that a machine may have."""
     if address is None or ":" not in address or address.startswith("::ffff:"):
         return address or ""

@@ -8,7 +8,6 @@ import math
 import os
 import random
 import socket
-import ssl
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -19,6 +18,7 @@ from gpuserve.front.exchange.exchange import Accept
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.exchange.turn import Turn
+from gpuserve.front.server.handshakes import TlsListener, tls_context
 from gpuserve.front.server.http1.protocol import Http1
 from gpuserve.front.server.http2.protocol import Http2
 from gpuserve.settings.tls import TlsFiles
@@ -41,7 +41,6 @@ _KEEPALIVE: Final = (
 )
 #: Who reads nothing for so long is closed where ``max_unsent_nbytes`` are held.
 _STUCK_S: Final = 2.0
-_TLS_HANDSHAKE_S: Final = 15.0
 #: After our own drain every request is answered, and what idles is closed at once. What is waited for are
 #: answers to clients that are slow to read them.
 CLOSE_TIMEOUT_S: Final = 3.0
@@ -70,14 +69,14 @@ class NativeTransport(Transport):
         self._idle_paths = idle_paths
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._servers: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server | TlsListener] = []
         self._connections: set[Connection] = set()
         self._turn = Turn(self._loop.call_soon)
         self._check: asyncio.TimerHandle | None = None
         self.limit_age(max_connection_age_s)
 
     async def start(self) -> None:
-        self._servers = await self._listen()
+        self._servers = [await self._listen(*one) for one in self._listeners.items()]
         self._check = self._loop.call_later(self._check_s, self._on_check)
 
     def announce(self) -> None:
@@ -102,10 +101,10 @@ class NativeTransport(Transport):
             self._on_check()
 
     async def renew(self) -> None:
-        if self._tls is not None:
-            former, self._servers = self._servers, await self._listen()
-            for server in former:
-                server.close()
+        context = None if self._tls is None else tls_context(self._tls)
+        for server in self._servers:
+            if context is not None and isinstance(server, TlsListener):
+                server.context = context
 
     async def stop(self) -> None:
         await asyncio.sleep(0)  # who has connected meanwhile is accepted: closing would reset the connection
@@ -116,7 +115,7 @@ class NativeTransport(Transport):
         if self._check is not None:
             self._check.cancel()
         deadline = self._loop.time() + CLOSE_TIMEOUT_S
-        while self._connections and self._loop.time() < deadline:
+        while (self._connections or self._is_securing) and self._loop.time() < deadline:
             for connection in list(self._connections):
                 connection.shut_down()
             await asyncio.sleep(_CLOSE_POLL_S)
@@ -125,35 +124,33 @@ class NativeTransport(Transport):
             connection.abort()
         await self._requests.stop()
 
-    async def _listen(self) -> list[asyncio.Server]:
-        context = None if self._tls is None else _tls_context(self._tls)
-        return [
-            await self._listen_on(fd, self._made(accept), context) for fd, accept in self._listeners.items()
-        ]
+    @property
+    def _is_securing(self) -> bool:
+        return any(isinstance(one, TlsListener) and one.is_busy for one in self._servers)
 
-    async def _listen_on(
-        self, fd: int, made: Callable[[], Connection], context: ssl.SSLContext | None
-    ) -> asyncio.Server:
+    async def _listen(self, fd: int, accept: Accept) -> asyncio.Server | TlsListener:
         listener = socket.socket(fileno=os.dup(fd))
         listener.setblocking(False)
         is_unix = listener.family == socket.AF_UNIX
         for option in () if is_unix else _KEEPALIVE:
             listener.setsockopt(*option)  # what is accepted has them too
+        made = self._made(accept)
+        if self._tls is not None:
+            listener.listen(_BACKLOG)
+            return TlsListener(listener, made, self._admission, tls_context(self._tls))
         create: Any = self._loop.create_unix_server if is_unix else self._loop.create_server
-        timeout_s = None if context is None else _TLS_HANDSHAKE_S
-        server: asyncio.Server = await create(
-            made, sock=listener, backlog=_BACKLOG, ssl=context, ssl_handshake_timeout=timeout_s
-        )
+        server: asyncio.Server = await create(made, sock=listener, backlog=_BACKLOG)
         return server
 
-    def _made(self, accept: Accept) -> Callable[[], Connection]:
+    def _made(self, accept: Accept) -> Callable[..., Connection]:
         """What makes the connections of a listener."""
         speaks = partial(Http1, accept=accept), partial(Http2, accept=accept)
 
-        def made() -> Connection:
+        def made(leave: Callable[[], None] | None = None) -> Connection:
             # Connections that were made together do not end together.
             age_s = self._max_age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)
-            return Connection(*speaks, self._turn, self._connections, self._loop, age_s, self._admission)
+            members, loop = self._connections, self._loop
+            return Connection(*speaks, self._turn, members, loop, age_s, self._admission, leave)
 
         return made
 
@@ -165,6 +162,9 @@ class NativeTransport(Transport):
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check(now)
+        for server in self._servers:
+            if isinstance(server, TlsListener):
+                server.check(now)
         self._shed()
 
     def _shed(self) -> None:
@@ -179,15 +179,3 @@ class NativeTransport(Transport):
                     one.count_late("answer")
                     one.abort()
         self._admission.unsent_nbytes[self] = unsent_nbytes
-
-
-def _tls_context(files: TlsFiles) -> ssl.SSLContext:
-    """What both ends agree on: TLS 1.2 at least, and a certificate of the client's where there is a CA."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(files.certfile, files.keyfile)
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    if files.client_ca:
-        context.load_verify_locations(files.client_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

@@ -1,0 +1,168 @@
+"""TLS before it is there: who is counted, who is let go, and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from tls import make_certificate
+
+from gpuserve.front.exchange.limits import Admission, Limits
+from gpuserve.front.server import handshakes
+from gpuserve.front.server.handshakes import HANDSHAKE_S, TlsListener, tls_context
+from gpuserve.settings.tls import TlsFiles
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    both = str(make_certificate(tmp_path_factory.mktemp("tls")))
+    return tls_context(TlsFiles(both, both))
+
+
+class Made(asyncio.Protocol):
+    """A connection, as far as it matters here."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self.leave = leave
+        self.ends = SimpleNamespace(tls=False)
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.ends.tls = True
+
+
+class Listened:
+    """A listener, what it has made, and its clients."""
+
+    def __init__(self, context: ssl.SSLContext, admission: Admission) -> None:
+        self.admission = admission
+        self.made: list[Any] = []
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setblocking(False)
+        self._address = listening.getsockname()
+        self.listener = TlsListener(listening, self._make, admission, context)
+
+    def _make(self, leave: Callable[[], None]) -> Any:
+        made: Any = Made(leave)
+        self.made.append(made)
+        return made
+
+    async def client(self) -> socket.socket:
+        made = socket.create_connection(self._address, 5)
+        await asyncio.sleep(0.02)
+        return made
+
+
+def run(context: ssl.SSLContext, test: Callable[[Listened], Awaitable[None]], most: int = 9) -> None:
+    @contextlib.asynccontextmanager
+    async def listened() -> AsyncIterator[Listened]:
+        one = Listened(context, Admission(Limits(max_connections=most), 1 << 16))
+        yield one
+        one.listener.close()
+
+    async def main() -> None:
+        async with listened() as one:
+            await test(one)
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.005)
+
+
+def test_who_says_nothing_is_counted_and_let_go(context: ssl.SSLContext) -> None:
+    async def test(one: Listened) -> None:
+        client = await one.client()
+        assert one.admission.n_open == 1
+        now = asyncio.get_running_loop().time()
+        one.listener.check(now)
+        assert one.admission.n_open == 1
+        one.listener.check(now + HANDSHAKE_S + 1)
+        assert client.recv(1) == b""
+        client.close()
+        assert (one.admission.n_open, one.admission.late["handshake"], one.made) == (0, 1, [])
+
+    run(context, test)
+
+
+def test_who_is_one_too_many_is_refused_before_any_handshake(context: ssl.SSLContext) -> None:
+    async def test(one: Listened) -> None:
+        first, second = await one.client(), await one.client()
+        assert second.recv(1) == b""
+        assert sum(one.admission.refused.values()) == 1
+        first.close()
+        second.close()
+        await until(lambda: one.admission.n_open == 0)
+
+    run(context, test, most=1)
+
+
+def test_what_is_no_handshake_gives_its_place_back(context: ssl.SSLContext) -> None:
+    async def test(one: Listened) -> None:
+        client = await one.client()
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        await until(lambda: one.admission.n_open == 0)
+        assert not one.listener.is_busy
+        client.close()
+        assert not one.made[0].ends.tls
+
+    run(context, test)
+
+
+def test_a_connection_keeps_its_place_until_it_gives_it_back(context: ssl.SSLContext) -> None:
+    async def test(one: Listened) -> None:
+        trusting = ssl.create_default_context()
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+
+        client = await one.client()
+        secured = await asyncio.to_thread(trusting.wrap_socket, client)
+        await until(lambda: not one.listener.is_busy)
+        assert one.admission.n_open == 1
+        assert one.made[0].ends.tls
+        one.made[0].transport.abort()
+        secured.close()
+        one.made[0].leave()
+        one.made[0].leave()
+        assert one.admission.n_open == 0
+
+    run(context, test)
+
+
+def test_addresses_take_turns_and_have_so_many_at_once(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    async def test(one: Listened) -> None:
+        def begin(caller: Any) -> None:
+            begun.append(caller.source)
+            one.listener._begun[caller.source] += 1
+
+        monkeypatch.setattr(one.listener, "_begin", begin)
+        one.listener._waiting.update(
+            {
+                name: deque(mock.Mock(source=name) for _ in range(n))
+                for name, n in (("a", 9), ("b", 1), ("c", 2))
+            }
+        )
+        one.listener._turn()
+        assert begun == ["a", "b", "c", "a"]
+        await until(lambda: len(begun) == 8)
+        assert begun[4:] == ["c", "a", "a", "a"]
+        await asyncio.sleep(0.02)
+        assert len(begun) == 8
+        one.listener._waiting.clear()
+
+    monkeypatch.setattr(handshakes, "MOST_OF_ADDRESS", 5)
+    run(context, test)
