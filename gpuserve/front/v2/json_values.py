@@ -9,18 +9,29 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from gpuserve.errors import InvalidArgument, ResourceExhausted
+from gpuserve.front.v2.json_numbers import (
+    MAX_DEPTH,
+    SLICE_ELEMENTS,
+    SLICE_NBYTES,
+    LiftedText,
+    NotAsDeep,
+    long_tensor,
+    short_tensor,
+    written,
+)
 from gpuserve_worker.protocol.tensor import decode_bytes, element_count, encode_bytes, numpy_dtype
 
-MAX_DEPTH: Final = 100
-#: JSON becomes many times its size in Python objects, and nothing else runs while it is parsed.
-#: Larger data has the binary form.
+#: JSON becomes many times its size in Python objects. Larger data has the binary form.
 MAX_JSON_NBYTES: Final = 64 << 20
+#: Nothing else runs while these are parsed: about 30 ms. Arrays of numbers are not among them.
+MAX_VALUES: Final = 1 << 17
 TOO_DEEP: Final = f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})"
 #: Clients compare these with the whole text of an answer, so nothing can be added to them.
 TOO_FEW: Final = "Failed to parse 'data' field: shape does not match true shape"
@@ -43,6 +54,19 @@ _MALFORMED: Final = "failed to parse the request JSON buffer: "
 T = TypeVar("T")
 
 
+class Malformed(InvalidArgument):
+    """A document is no JSON, for the reason ``detail``, as of ``position``."""
+
+    detail = ""
+    position = 0
+
+
+class LiftedArray(list[Any]):
+    """The place of an array that was lifted out of a document; it is the one with this ``number``."""
+
+    number = 0
+
+
 class DuplicateKey(InvalidArgument):
     """An object of a document has ``key`` twice."""
 
@@ -51,25 +75,60 @@ class DuplicateKey(InvalidArgument):
 
 def loads(text: bytes) -> Any:
     """The document in ``text``; InvalidArgument, ResourceExhausted: malformed, key twice, too large."""
-    if len(text) > MAX_JSON_NBYTES:
-        raise ResourceExhausted(
-            f"request JSON size of {len(text)} bytes exceeds the maximum allowed input size of "
-            f"{MAX_JSON_NBYTES} bytes. Please use the binary data format for large inputs"
-        )
+    return _loads(text, _DECODER)
+
+
+def loads_skeleton(text: bytes) -> Any:
+    """The same of a text out of which arrays were lifted; in their places are ``LiftedArray``, in order."""
+    numbers = count()
+
+    def lifted(_: str) -> LiftedArray:
+        array = LiftedArray()
+        array.number = next(numbers)
+        return array
+
+    return _loads(text, json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=lifted))
+
+
+def _loads(text: bytes, decoder: json.JSONDecoder) -> Any:
+    check_json_size(len(text))
+    _check_values(text)
     if is_too_deep(text):
         raise InvalidArgument(TOO_DEEP)
     try:
         decoded = text.decode()
-        document = _DECODER.decode(decoded)
+        document = decoder.decode(decoded)
         if "\\ud" in decoded or "\\uD" in decoded:
             _check_surrogates(document)
     except UnicodeDecodeError as error:
-        raise _malformed(f"not UTF-8 at {error.start}") from None
+        raise malformed("not UTF-8", error.start) from None
     except json.JSONDecodeError as error:
-        raise _malformed(f"{error.msg.removesuffix(' at')} at {error.pos}") from None
+        raise malformed(error.msg.removesuffix(" at"), error.pos) from None
     except ValueError:  # the interpreter's limit on the digits of an int
         raise _malformed("an integer has too many digits") from None
     return document
+
+
+def check_json_size(nbytes: int) -> None:
+    if nbytes > MAX_JSON_NBYTES:
+        raise ResourceExhausted(
+            f"request JSON size of {nbytes} bytes exceeds the maximum allowed input size of "
+            f"{MAX_JSON_NBYTES} bytes. Please use the binary data format for large inputs"
+        )
+
+
+def _check_values(text: bytes) -> None:
+    if len(text) > MAX_VALUES and _n_values(text) > MAX_VALUES:
+        n = _n_values(_STRING.sub(b"", text))
+        if n > MAX_VALUES:
+            raise ResourceExhausted(
+                f"the request JSON holds {n} values, expected at most {MAX_VALUES} beside the arrays of "
+                "numbers in 'data'. Please use the binary data format for large inputs"
+            )
+
+
+def _n_values(text: bytes) -> int:
+    return text.count(b",") + text.count(b":")
 
 
 def is_too_deep(text: bytes) -> bool:
@@ -127,16 +186,67 @@ def tensor_bytes(data: list[Any], datatype: str, count: int, name: str) -> bytes
     return _ENCODERS[datatype](elements, datatype, name) if elements else b""
 
 
-def tensor_json(data: bytes | memoryview, datatype: str, shape: tuple[int, ...], name: str) -> str:
-    """An output's elements as a flat JSON array, NaN as rapidjson writes it; or InvalidArgument."""
+def lifted_tensor(
+    lifted: LiftedText, number: int, datatype: str, count: int, name: str
+) -> bytes | memoryview:
+    """The elements of an array that was lifted, as ``tensor_bytes``; its errors, and ``Malformed``."""
+    start, end = lifted.starts[number], lifted.ends[number]
+    if end - start <= SLICE_NBYTES:
+        text = lifted.text[start:end]
+        found = short_tensor(text, datatype, count)
+        return tensor_bytes(_decoded(text, start), datatype, count, name) if found is None else found
+    if datatype in _NO_JSON_DATA or datatype == "BYTES":
+        return tensor_bytes([0], datatype, 1, name)  # which refuses it
+
+    def read_odd(piece: bytes, at: int, first: int) -> np.ndarray[Any, Any]:
+        elements = _decoded(piece, at - 1)
+        if not elements:
+            raise malformed("Expecting value", at)
+        return np.frombuffer(_ENCODERS[datatype](elements, datatype, name, first), numpy_dtype(datatype))
+
+    try:
+        tensor, n = long_tensor(lifted.text, start, end, datatype, count, read_odd)
+    except NotAsDeep:
+        raise InvalidArgument(f"'data' of input '{name}' has values that are not all equally deep") from None
+    if n != count:
+        raise InvalidArgument(TOO_FEW if n < count else TOO_MANY)
+    return tensor.view(np.uint8).data
+
+
+def _decoded(text: bytes, start: int) -> list[Any]:
+    """An array without text or objects in it, which begins there."""
+    try:
+        values: list[Any] = _loads(text, _DECODER)
+    except Malformed as error:
+        raise malformed(error.detail, start + error.position) from None
+    return values
+
+
+def tensor_json(data: bytes | memoryview, datatype: str, shape: tuple[int, ...], name: str) -> list[bytes]:
+    """An output's elements as a flat JSON array, in parts, NaN as rapidjson has it; or InvalidArgument."""
     if datatype in _NO_JSON_DATA:
         raise InvalidArgument(
             f"sending {datatype} data via JSON is not supported. "
             f"Please use the binary data format for output {name}"
         )
     if datatype == "BYTES":
-        return _utf8_text(_texts(decode_bytes(data, element_count(shape)), name))
-    return compact(np.frombuffer(data, dtype=numpy_dtype(datatype)).tolist())
+        parts = _written_texts(decode_bytes(data, element_count(shape)), name)
+    else:
+        parts = written(data, datatype, _written_odd)
+    text = [b"["]
+    for part in parts:
+        text += (part, b",")
+    text[-1 if len(text) > 1 else 1 :] = (b"]",)
+    return text
+
+
+def _written_texts(elements: list[bytes], name: str) -> Iterator[bytes]:
+    for at in range(0, len(elements), SLICE_ELEMENTS):
+        yield _utf8_text(_texts(elements[at : at + SLICE_ELEMENTS], name))[1:-1].encode()
+
+
+def _written_odd(array: np.ndarray[Any, Any]) -> bytes:
+    return compact(array.tolist())[1:-1].encode()
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -154,6 +264,12 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique_keys)
 compact: Final[Callable[[Any], str]] = json.JSONEncoder(separators=(",", ":")).encode
 #: The same for long text that is known to be UTF-8: escapes would triple it.
 _utf8_text: Final[Callable[[Any], str]] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def malformed(detail: str, position: int) -> Malformed:
+    error = Malformed(f"{_MALFORMED}{detail} at {position}")
+    error.detail, error.position = detail, position
+    return error
 
 
 def _malformed(detail: str) -> InvalidArgument:
@@ -176,14 +292,16 @@ def _flatten(data: list[Any], name: str) -> list[Any]:
     return data
 
 
-def _check_types(elements: list[Any], allowed: set[type], tried: str, expected: str, name: str) -> None:
+def _check_types(
+    elements: list[Any], allowed: set[type], tried: str, expected: str, name: str, first: int
+) -> None:
     """One pass in C over the elements' types; ``tried`` is Triton's word for them, which clients look for."""
     if set(map(type, elements)) <= allowed:
         return
     position = next(i for i, element in enumerate(elements) if type(element) not in allowed)
     raise InvalidArgument(
         f"Unable to parse 'data' of input '{name}': attempt to access JSON non-{tried}: "
-        f"it must hold {expected}, but element {position} is {described(elements[position])}"
+        f"it must hold {expected}, but element {first + position} is {described(elements[position])}"
     )
 
 
@@ -195,7 +313,7 @@ def described(value: Any) -> str:
     return text if len(text) <= 48 else f"{text[:40]}…"
 
 
-def _booleans(elements: list[Any], _datatype: str, name: str) -> bytes:
+def _booleans(elements: list[Any], _datatype: str, name: str, first: int = 0) -> bytes:
     if set(map(type, elements)) != {bool}:
         raise InvalidArgument(
             f"Unable to parse 'data' of input '{name}': attempt to access JSON non-boolean as boolean"
@@ -203,9 +321,9 @@ def _booleans(elements: list[Any], _datatype: str, name: str) -> bytes:
     return bytes(elements)
 
 
-def _integers(elements: list[Any], datatype: str, name: str) -> bytes:
+def _integers(elements: list[Any], datatype: str, name: str, first: int = 0) -> bytes:
     sign = "unsigned" if datatype.startswith("U") else "signed"
-    _check_types(elements, {int}, f"{sign}-integer as {sign}-integer", f"{datatype} integers", name)
+    _check_types(elements, {int}, f"{sign}-integer as {sign}-integer", f"{datatype} integers", name, first)
     limits = np.iinfo(numpy_dtype(datatype))
     for value in (min(elements), max(elements)):
         if not limits.min <= value <= limits.max:
@@ -216,8 +334,8 @@ def _integers(elements: list[Any], datatype: str, name: str) -> bytes:
     return np.array(elements, dtype=limits.dtype).tobytes()
 
 
-def _floats(elements: list[Any], datatype: str, name: str) -> bytes:
-    _check_types(elements, {int, float}, "number as double", f"{datatype} numbers", name)
+def _floats(elements: list[Any], datatype: str, name: str, first: int = 0) -> bytes:
+    _check_types(elements, {int, float}, "number as double", f"{datatype} numbers", name, first)
     try:
         wide = np.array(elements, dtype=np.float64)
     except OverflowError:
@@ -232,12 +350,12 @@ def _floats(elements: list[Any], datatype: str, name: str) -> bytes:
     return array.tobytes()
 
 
-def _strings(elements: list[Any], _datatype: str, name: str) -> bytes:
-    _check_types(elements, {str}, "string as string", "strings", name)
+def _strings(elements: list[Any], _datatype: str, name: str, first: int = 0) -> bytes:
+    _check_types(elements, {str}, "string as string", "strings", name, first)
     return encode_bytes(elements)
 
 
-_ENCODERS: Final[dict[str, Callable[[list[Any], str, str], bytes]]] = {
+_ENCODERS: Final[dict[str, Callable[..., bytes]]] = {
     "BOOL": _booleans,
     "BYTES": _strings,
     "FP32": _floats,

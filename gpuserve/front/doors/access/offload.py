@@ -1,9 +1,10 @@
-"""Moves zlib's work on large bodies to a thread, where it lets the event loop go on. Both doors use it."""
+"""Moves work on large bodies to a thread, where it lets the event loop go on. Both doors use it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
@@ -25,12 +26,17 @@ async def offload(nbytes: int, work: Callable[P, T], *arguments: P.args, **optio
     return await asyncio.to_thread(work, *arguments, **options)
 
 
-def off_loop(nbytes: int, work: Callable[[], T], then: Callable[[T | RequestError], None]) -> None:
+def off_loop(
+    nbytes: int,
+    work: Callable[[], T],
+    then: Callable[[T | RequestError], None],
+    executor: Executor | None = None,
+) -> None:
     """Call ``then`` with the result of work on so many bytes, or with its error: now, or after a thread."""
     if nbytes < THREAD_NBYTES:
         then(_result_of(work))
     else:
-        working = asyncio.get_running_loop().run_in_executor(None, _result_of, work)
+        working = asyncio.get_running_loop().run_in_executor(executor, _result_of, work)
         working.add_done_callback(lambda done: then(done.result()))
 
 
@@ -61,4 +67,4 @@ def _result_of(work: Callable[[], T]) -> T | RequestError:
         return work()
     except Exception as error:
         # Its frames, and those of the thread, refer to the body and to the error itself.
-        return error_to_tell(error, "compressing or decompressing a body").with_traceback(None)
+        return error_to_tell(error, "reading or packing a body").with_traceback(None)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Final
+from typing import Final, TypeAlias
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound
@@ -33,6 +33,9 @@ from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec, element
 LARGE_NBYTES: Final = 64 * 1024
 #: A response up to this size is one piece: one write costs more than the copy.
 _JOINED_NBYTES: Final = 16 * 1024
+#: Head, body, and its length in bytes.
+Encoded: TypeAlias = tuple[AnswerHead, list[bytes | memoryview], int]
+
 _INT32_MIN: Final = -(1 << 31)
 _INT32_MAX: Final = (1 << 31) - 1
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
@@ -51,7 +54,7 @@ def parse_infer_request(
     """
     if header_length is None and len(body) > 0:
         header = header_for(model_name, bytes(body), binary=False)
-        _refuse_binary(header)
+        refuse_binary(header)
         json_nbytes = len(body)
     else:
         json_nbytes = parse_header_length("0" if header_length is None else header_length, len(body))
@@ -111,27 +114,28 @@ def raw_header(
     return InferHeader("", {}, None, 0, (one,), OutputsAsked(), OutputForm(everything=True)), prefix
 
 
-def encode_infer_response(
-    response: InferResponse, form: OutputForm
-) -> tuple[AnswerHead, list[bytes | memoryview], int]:
+def encode_infer_response(response: InferResponse, form: OutputForm) -> Encoded:
     """Head, body and its length in bytes; large outputs are not copied; InvalidArgument: no JSON form."""
-    pieces: list[bytes | memoryview] = [b""]
-    entries: list[str] = []
+    text: list[bytes] = [_response_head(response)]
+    binary: list[bytes | memoryview] = []
     for output in response.outputs:
         if output.placed:
-            entries.append(_placed_entry(output))
+            text.append(_placed_entry(output))
         elif form.everything or output.name in form.names:
-            entries.append(_binary_entry(output.name, output.datatype, output.shape, len(output.data)))
-            pieces.append(output.data)
+            text.append(_binary_entry(output.name, output.datatype, output.shape, len(output.data)))
+            binary.append(output.data)
         else:
-            entries.append(_json_entry(output))
-    pieces[0] = text = f'{_response_head(response)}"outputs":[{",".join(entries)}]}}'.encode()
-    if len(pieces) == 1:
-        return JSON_OK, pieces, len(text)
-    nbytes = sum(map(len, pieces))
+            text += _json_entry(output)
+        text.append(b",")
+    text[-1 if response.outputs else len(text) :] = (b"]}",)
+    json_nbytes = sum(map(len, text))
+    nbytes = json_nbytes + sum(map(len, binary))
+    pieces = [*text, *binary] if json_nbytes > LARGE_NBYTES else [b"".join(text), *binary]
+    if not binary:
+        return JSON_OK, pieces, nbytes
     if nbytes <= _JOINED_NBYTES:
         pieces = [b"".join(pieces)]
-    return _binary_head(len(text)), pieces, nbytes
+    return _binary_head(json_nbytes), pieces, nbytes
 
 
 def _parse_odd_length(value: str) -> int:
@@ -149,7 +153,7 @@ def _parse_odd_length(value: str) -> int:
     return length
 
 
-def _refuse_binary(header: InferHeader) -> None:
+def refuse_binary(header: InferHeader) -> None:
     """Without a header length nothing says where the JSON ends and binary tensors begin."""
     if any(one.nbytes is not None for one in header.inputs):
         raise InvalidArgument(
@@ -162,7 +166,7 @@ def _cut_inputs(
     header: InferHeader, body: bytes | memoryview, start: int, model_name: str
 ) -> list[InputTensor]:
     inputs: list[InputTensor] = []
-    for name, datatype, shape, nbytes, inline, place in header.inputs:
+    for name, datatype, shape, nbytes, inline, place, _ in header.inputs:
         data: Data = inline
         if nbytes is not None:
             end = start + nbytes
@@ -217,11 +221,13 @@ def _raw_shape(declared: TensorSpec, nbytes: int) -> tuple[int, ...]:
     return tuple(nbytes // row_nbytes if dim == -1 and row_nbytes else max(dim, 0) for dim in declared.shape)
 
 
-def _response_head(response: InferResponse) -> str:
-    model = _model_members(response.model_name, response.model_version)
-    request_id = f'"id":{compact(response.id)},' if response.id else ""
-    parameters = f'"parameters":{compact(response.parameters)},' if response.parameters else ""
-    return f"{{{request_id}{model}{parameters}"
+def _response_head(response: InferResponse) -> bytes:
+    head = _model_members(response.model_name, response.model_version)
+    if response.id or response.parameters:
+        request_id = f'"id":{compact(response.id)},' if response.id else ""
+        parameters = f'"parameters":{compact(response.parameters)},' if response.parameters else ""
+        head = b"{%b%b%b" % (request_id.encode(), head[1:], parameters.encode())
+    return head + b'"outputs":['
 
 
 @functools.lru_cache(256)
@@ -235,24 +241,26 @@ def _binary_head(json_nbytes: int) -> AnswerHead:
 
 
 @functools.lru_cache(256)
-def _model_members(model_name: str, model_version: str) -> str:
-    return f'"model_name":{compact(model_name)},"model_version":{compact(model_version)},'
+def _model_members(model_name: str, model_version: str) -> bytes:
+    return f'{{"model_name":{compact(model_name)},"model_version":{compact(model_version)},'.encode()
 
 
 @functools.lru_cache(1024)
-def _binary_entry(name: str, datatype: str, shape: tuple[int, ...], nbytes: int) -> str:
-    return f'{_tensor_members(name, datatype, shape)}"parameters":{{"binary_data_size":{nbytes}}}}}'
+def _binary_entry(name: str, datatype: str, shape: tuple[int, ...], nbytes: int) -> bytes:
+    members = _tensor_members(name, datatype, shape)
+    return b'%b"parameters":{"binary_data_size":%d}}' % (members, nbytes)
 
 
-def _json_entry(output: OutputTensor) -> str:
-    data = tensor_json(output.data, output.datatype, output.shape, output.name)
-    return f'{_tensor_members(output.name, output.datatype, output.shape)}"data":{data}}}'
+def _json_entry(output: OutputTensor) -> list[bytes]:
+    members = _tensor_members(output.name, output.datatype, output.shape)
+    return [members, b'"data":', *tensor_json(output.data, output.datatype, output.shape, output.name), b"}"]
 
 
-def _placed_entry(output: OutputTensor) -> str:
+def _placed_entry(output: OutputTensor) -> bytes:
     """An output that lies in the client's region: its name, datatype and shape alone."""
-    return f"{_tensor_members(output.name, output.datatype, output.shape).removesuffix(',')}}}"
+    return _tensor_members(output.name, output.datatype, output.shape).removesuffix(b",") + b"}"
 
 
-def _tensor_members(name: str, datatype: str, shape: tuple[int, ...]) -> str:
-    return f'{{"name":{compact(name)},"datatype":"{datatype}","shape":{compact(shape)},'
+@functools.lru_cache(1024)
+def _tensor_members(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    return f'{{"name":{compact(name)},"datatype":"{datatype}","shape":{compact(shape)},'.encode()

@@ -56,7 +56,7 @@ def response_json(response: InferResponse) -> bytes:
         members.append(f'"id":{compact(response.id)}')
     members += [f"{compact(key)}:{compact(value)}" for key, value in response.parameters.items()]
     for output in response.outputs:
-        text = tensor_json(output.data, output.datatype, output.shape, output.name)
+        text = b"".join(tensor_json(output.data, output.datatype, output.shape, output.name)).decode()
         if element_count(output.shape) == 1:
             text = text[1:-1]
         members.append(f"{compact(output.name)}:{text}")

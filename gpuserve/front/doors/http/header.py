@@ -8,12 +8,19 @@ import functools
 from typing import Any, Final, NamedTuple
 
 from gpuserve.errors import Internal, InvalidArgument, RequestError
+from gpuserve.front.v2.json_numbers import SLICE_NBYTES, LiftedText, lift
 from gpuserve.front.v2.json_values import (
     MAX_INT64,
     TOO_FEW,
     TOO_MANY,
+    LiftedArray,
+    Malformed,
+    check_json_size,
     described,
+    lifted_tensor,
     loads,
+    loads_skeleton,
+    malformed,
     member,
     tensor_bytes,
     typed,
@@ -30,10 +37,10 @@ from gpuserve.front.v2.tensor_parameters import (
     regions_of,
 )
 from gpuserve.front.v2.types import NOTHING, InferRequest, InputTensor, RegionSlice, Sequence
-from gpuserve_worker.protocol.tensor import ITEMSIZE
+from gpuserve_worker.protocol.tensor import ITEMSIZE, element_count
 
-#: Clients send the same few bytes before their binary tensors again and again; headers up to this
-#: length are remembered, the last ``_REMEMBERED`` of them. A hit saves three quarters of the parsing.
+#: Clients send the same few bytes beside their tensors again and again, be they binary or arrays of numbers;
+#: headers up to this length are remembered, the last ``_REMEMBERED`` of them.
 REMEMBERED_NBYTES: Final = 1024
 _REMEMBERED: Final = 512
 
@@ -51,16 +58,19 @@ class OutputForm(NamedTuple):
 
 
 class HeaderInput(NamedTuple):
-    """One input: ``nbytes`` of binary data after the JSON, or (None) bytes out of the JSON, or a region."""
+    """One input: ``nbytes`` of binary data after the JSON, or (None) bytes out of the JSON, maybe of the
+    array that was ``lifted`` with this number, or a region.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     nbytes: int | None
-    inline: bytes = b""
+    inline: bytes | memoryview = b""
     place: RegionSlice | None = None
+    lifted: int | None = None
 
-    def own_data(self) -> bytes | RegionSlice:
+    def own_data(self) -> bytes | memoryview | RegionSlice:
         """The data of an input without binary data, for one request."""
         return self.inline if self.place is None else self.place.again()
 
@@ -105,7 +115,11 @@ def read_header(text: bytes) -> InferHeader:
     """What the JSON of an inference request says; InvalidArgument: it breaks the protocol; Internal: a
     negative dimension (the protocol's reference answers so).
     """
-    document = typed(loads(text), dict, "the request")
+    return _header(loads(text))
+
+
+def _header(found: Any) -> InferHeader:
+    document = typed(found, dict, "the request")
     parameters = typed(document.get("parameters", {}), dict, "'parameters'")
     entries = member(document, "inputs", list)
     outputs = typed(document.get("outputs", []), list, "'outputs'")
@@ -127,14 +141,56 @@ def read_header(text: bytes) -> InferHeader:
 _remembered_header = functools.lru_cache(_REMEMBERED)(read_header)
 
 
+def _read_skeleton(skeleton: bytes) -> InferHeader:
+    return _header(loads_skeleton(skeleton))
+
+
+_remembered_skeleton = functools.lru_cache(_REMEMBERED)(_read_skeleton)
+
+
 def header_for(model_name: str, text: bytes, *, binary: bool) -> InferHeader:
-    """``read_header`` whose errors name the model; short JSON before ``binary`` tensors is remembered."""
+    """``read_header`` whose errors name the model; short JSON beside tensors is remembered."""
     try:
+        check_json_size(len(text))
+        lifted = lift(text)
+        if lifted is not None and (found := _lifted_header(lifted)) is not None:
+            return found
         return _remembered_header(text) if binary and len(text) <= REMEMBERED_NBYTES else read_header(text)
     except RequestError as error:
         if str(error) in _EXACT:
             raise
         raise type(error)(f"{error} (in a request for model '{shown(model_name)}')") from None
+
+
+def _lifted_header(lifted: LiftedText) -> InferHeader | None:
+    """The header of a text without its arrays, and with what they hold; None: what is wrong with a short text
+    is told by who reads it whole.
+    """
+    try:
+        header = _skeleton_of(lifted)
+        return header._replace(inputs=tuple([_with_elements(one, lifted) for one in header.inputs]))
+    except RequestError:
+        if len(lifted.text) <= SLICE_NBYTES:
+            return None
+        raise
+
+
+def _skeleton_of(lifted: LiftedText) -> InferHeader:
+    skeleton = lifted.skeleton
+    try:
+        return (_remembered_skeleton if len(skeleton) <= REMEMBERED_NBYTES else _read_skeleton)(skeleton)
+    except Malformed as error:
+        raise malformed(error.detail, lifted.origin(error.position)) from None
+
+
+def _with_elements(one: HeaderInput, lifted: LiftedText) -> HeaderInput:
+    if one.lifted is None:
+        return one
+    name, datatype, shape, *_ = one
+    count = element_count(shape)
+    return HeaderInput(
+        name, datatype, shape, None, lifted_tensor(lifted, one.lifted, datatype, count, shown(name))
+    )
 
 
 def _read_input(entry: Any, position: int) -> HeaderInput:
@@ -157,6 +213,8 @@ def _read_input(entry: Any, position: int) -> HeaderInput:
         return HeaderInput(
             name, datatype, shape, unsigned(parameters[source], f"'{source}' of input '{said}'")
         )
+    if type(entry["data"]) is LiftedArray:
+        return HeaderInput(name, datatype, shape, None, lifted=entry["data"].number)
     data = member(entry, "data", list, f" of input '{said}'")
     return HeaderInput(name, datatype, shape, None, tensor_bytes(data, datatype, count, said))
 

@@ -4,6 +4,7 @@ body and the model with its answer. Only zlib's work on large bodies leaves the 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -28,6 +29,8 @@ from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.types import InferRequest, InferResponse
 
+#: Longer JSON is read and written by a thread, slice by slice: the loop goes on between.
+LONG_JSON_NBYTES: Final = 256 << 10
 _NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
@@ -65,6 +68,8 @@ class HttpInference:
         self.max_request_nbytes = max_request_nbytes
         self.inflation = service.inflation.within(max_request_nbytes)
         self.forwarding = forwarding
+        #: One for all: each more would hold the interpreter as long as the loop waits for it.
+        self.executor = ThreadPoolExecutor(1, "json")
 
     def accept(self, exchange: Exchange, asked: InferHead) -> Sink:
         """The sink of a request; it refuses one whose head alone says that it cannot be served."""
@@ -175,10 +180,24 @@ class InferPost:
             share = self._share = Share(self._door.service.intake)
             scanner = self._scanner = HttpBodyScanner(head, self._driver.claim, most, share)
         scanner.feed(data)
-        if end:
+        if end and scanner.json_nbytes > LONG_JSON_NBYTES:
+            off_loop(scanner.json_nbytes, scanner.finish, self._on_read, self._door.executor)
+        elif end:
             found = scanner.finish()
             self._scanner = None
             self._submit(*found)
+
+    def _on_read(self, found: tuple[InferRequest, OutputForm] | RequestError) -> None:
+        """A body of long JSON was read."""
+        self._scanner = None
+        if self._through:
+            return
+        try:
+            if isinstance(found, RequestError):
+                raise found
+            self._submit(*found)
+        except Exception as error:
+            self.refuse(error)
 
     def _submit(self, request: InferRequest, form: OutputForm) -> None:
         door = self._door
@@ -198,27 +217,49 @@ class InferPost:
         if not isinstance(answer, InferResponse):
             self.refuse(answer or Internal("a stream ended that was no stream"))
             return
+        form = self._form
+        if not form.everything and sum([len(one.data) for one in answer.outputs]) > LONG_JSON_NBYTES:
+            work = partial(self._encoded, pending, answer)
+            off_loop(LONG_JSON_NBYTES, work, partial(self._on_encoded, answer), self._door.executor)
+            return
         try:
-            if pending.request.class_counts:
-                self._door.service.inference.classify(answer, pending)
-            head, pieces, nbytes = codec.encode_infer_response(answer, self._form)
+            encoded = self._encoded(pending, answer)
         except Exception as error:
             answer.close()
             self.refuse(error)
         else:
-            self._pending = None
-            if self._share is not None:
-                self._share.hold(0)
-            coding = self._asked.answer_coding
-            if coding == IDENTITY:
-                self._through = True
-                if self._reception is None:
-                    self._exchange.answer(head, pieces, nbytes, answer.close)
-                else:
-                    self._reception.send(partial(self._exchange.answer, head, pieces, nbytes, answer.close))
-            else:
-                work = partial(encoding.compress, coding, head, pieces)
-                off_loop(nbytes, work, partial(self._send_compressed, answer))
+            self._send_encoded(answer, encoded)
+
+    def _encoded(self, pending: PendingRequest, answer: InferResponse) -> codec.Encoded:
+        if pending.request.class_counts:
+            self._door.service.inference.classify(answer, pending)
+        return codec.encode_infer_response(answer, self._form)
+
+    def _on_encoded(self, answer: InferResponse, found: codec.Encoded | RequestError) -> None:
+        """A response of long JSON was written."""
+        if self._through:
+            answer.close()
+        elif isinstance(found, RequestError):
+            answer.close()
+            self.refuse(found)
+        else:
+            self._send_encoded(answer, found)
+
+    def _send_encoded(self, answer: InferResponse, encoded: codec.Encoded) -> None:
+        head, pieces, nbytes = encoded
+        self._pending = None
+        if self._share is not None:
+            self._share.hold(0)
+        coding = self._asked.answer_coding
+        if coding != IDENTITY:
+            work = partial(encoding.compress, coding, head, pieces)
+            off_loop(nbytes, work, partial(self._send_compressed, answer))
+            return
+        self._through = True
+        if self._reception is None:
+            self._exchange.answer(head, pieces, nbytes, answer.close)
+        else:
+            self._reception.send(partial(self._exchange.answer, head, pieces, nbytes, answer.close))
 
     def _send_compressed(
         self, response: InferResponse, compressed: tuple[AnswerHead, list[bytes]] | RequestError

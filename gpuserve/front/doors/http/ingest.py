@@ -11,7 +11,7 @@ is known and contradicts it.
     START ──┬───────────► JSON ───────────────► TENSORS ──┐
             │ 0, body length known ───────────────▲       ├──► FINISHED
             └───────────────────────────► WHOLE ──────────┘
-              no header length, or 0 and the body length is unknown
+              no header length, a long one, or 0 and the body length is unknown
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from gpuserve.front.doors.http.codec import (
 )
 from gpuserve.front.doors.http.header import InferHeader, OutputForm, header_for
 from gpuserve.front.memory.intake import Share
+from gpuserve.front.v2.json_numbers import SLICE_NBYTES
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor
 from gpuserve.states import StepTable
 from gpuserve_worker.memory.arena import Block
@@ -203,6 +204,11 @@ class HttpBodyScanner:
         """The blocks that nobody else frees."""
         return [] if self._tensors is None else self._tensors.blocks
 
+    @property
+    def json_nbytes(self) -> int:
+        """How much JSON is left for ``finish`` to read, at most."""
+        return len(self._text) if self._part is BodyPart.WHOLE else 0
+
     def feed(self, chunk: bytes | memoryview) -> None:
         """Copy the next bytes of the body; RequestError: the body breaks the protocol or a limit."""
         if self._part is BodyPart.START:
@@ -233,7 +239,8 @@ class HttpBodyScanner:
         self._enter(BodyPart.FINISHED)
         tensors = self._tensors
         if tensors is None:
-            return parse_infer_request(name, version, bytes(self._text), header_length, spec)
+            text, self._text = bytes(self._text), bytearray()
+            return parse_infer_request(name, version, text, header_length, spec)
         self._check_sizes(tensors, self._received_nbytes)
         inputs = tensors.inputs()
         tensors.blocks = []
@@ -250,9 +257,9 @@ class HttpBodyScanner:
             self._enter(BodyPart.WHOLE)
             return
         self._json_nbytes = parse_header_length(header_length, content_length)
-        if self._json_nbytes > 0:
+        if 0 < self._json_nbytes <= SLICE_NBYTES:
             self._enter(BodyPart.JSON)
-        elif content_length is None:
+        elif self._json_nbytes or content_length is None:
             self._enter(BodyPart.WHOLE)
         else:
             self._expect(*raw_header(name, version, spec, content_length))
