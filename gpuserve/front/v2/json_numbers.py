@@ -40,7 +40,7 @@ class LiftedText(NamedTuple):
     """A text with ``PLACE`` for each of some arrays, which are ``text`` from ``starts`` to ``ends``."""
 
     skeleton: bytes
-    text: bytes
+    text: bytes | bytearray
     starts: list[int]
     ends: list[int]
 
@@ -53,12 +53,12 @@ class LiftedText(NamedTuple):
         return position
 
 
-def lift(text: bytes) -> LiftedText | None:
+def lift(text: bytes | bytearray) -> LiftedText | None:
     """Take the arrays that may be of numbers out of the members "data"; None: there are none."""
     at, kept = text.find(_KEY), 0
     if at < 0:
         return None
-    parts: list[bytes] = []
+    parts: list[bytes | bytearray] = []
     starts: list[int] = []
     ends: list[int] = []
     while at >= 0:
@@ -79,7 +79,7 @@ def lift(text: bytes) -> LiftedText | None:
     return LiftedText(PLACE.join(parts), text, starts, ends)
 
 
-def _end_of_array(text: bytes, start: int) -> int:
+def _end_of_array(text: bytes | bytearray, start: int) -> int:
     """Where an array ends that has neither text nor objects in it; otherwise not after ``start``."""
     end = text.find(b'"', start)
     if end < 0:
@@ -88,14 +88,14 @@ def _end_of_array(text: bytes, start: int) -> int:
     return text.rfind(b"]", start, end if brace < 0 else brace) + 1
 
 
-def short_tensor(text: bytes, datatype: str, count: int) -> bytes | None:
+def short_tensor(text: bytes | bytearray, datatype: str, count: int) -> bytes | None:
     """The elements of a whole array as they are sent; None: there is something about it, whatever it is."""
     array = _slice_of(text, datatype)
     return array.tobytes() if array is not None and array.size == count else None
 
 
 def long_tensor(
-    text: bytes, start: int, end: int, datatype: str, count: int, read_odd: ReadOdd
+    text: bytes | bytearray, start: int, end: int, datatype: str, count: int, read_odd: ReadOdd
 ) -> tuple[np.ndarray[Any, Any], int]:
     """The same, slice by slice, of the array that begins and ends there, and how many elements it has: what
     is over ``count`` is not kept. ``read_odd`` reads a slice, without brackets, that has something about it,
@@ -105,10 +105,11 @@ def long_tensor(
     tensor = np.empty(min(count, (end - start) // 2), numpy_dtype(datatype))
     n = 0
     for begins, ends in _slices(text, start + 1, end - 1):
-        piece = b"[%b]" % text[begins:ends]
+        part = bytes(text[begins:ends])
         if depth is not None:
-            depth.go_on(text[begins:ends])
-            piece = b"[%b]" % text[begins:ends].translate(_FLAT)
+            depth.go_on(part)
+            part = part.translate(_FLAT)
+        piece = b"[%b]" % part
         array = _slice_of(piece, datatype)
         if array is None:
             array = read_odd(piece, begins, n)
@@ -119,7 +120,7 @@ def long_tensor(
     return tensor, n
 
 
-def _slices(text: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _slices(text: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Where the parts of an array begin and end, without the commas between them."""
     while end - start > SLICE_NBYTES:
         comma = text.rfind(b",", start, start + SLICE_NBYTES)
@@ -130,7 +131,7 @@ def _slices(text: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
     yield start, end
 
 
-def _slice_of(piece: bytes, datatype: str) -> np.ndarray[Any, Any] | None:
+def _slice_of(piece: bytes | bytearray, datatype: str) -> np.ndarray[Any, Any] | None:
     """The numbers of a flat array; None: there are none, or something else."""
     if any(letter in piece for letter in _LETTERS):
         return None

@@ -73,7 +73,7 @@ class DuplicateKey(InvalidArgument):
     key = ""
 
 
-def loads(text: bytes) -> Any:
+def loads(text: bytes | bytearray) -> Any:
     """The document in ``text``; InvalidArgument, ResourceExhausted: malformed, key twice, too large."""
     return _loads(text, _DECODER)
 
@@ -90,7 +90,7 @@ def loads_skeleton(text: bytes) -> Any:
     return _loads(text, json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=lifted))
 
 
-def _loads(text: bytes, decoder: json.JSONDecoder) -> Any:
+def _loads(text: bytes | bytearray, decoder: json.JSONDecoder) -> Any:
     check_json_size(len(text))
     _check_values(text)
     if is_too_deep(text):
@@ -117,7 +117,7 @@ def check_json_size(nbytes: int) -> None:
         )
 
 
-def _check_values(text: bytes) -> None:
+def _check_values(text: bytes | bytearray) -> None:
     if len(text) > MAX_VALUES and _n_values(text) > MAX_VALUES:
         n = _n_values(_STRING.sub(b"", text))
         if n > MAX_VALUES:
@@ -127,11 +127,11 @@ def _check_values(text: bytes) -> None:
             )
 
 
-def _n_values(text: bytes) -> int:
+def _n_values(text: bytes | bytearray) -> int:
     return text.count(b",") + text.count(b":")
 
 
-def is_too_deep(text: bytes) -> bool:
+def is_too_deep(text: bytes | bytearray) -> bool:
     """Whether arrays and objects nest deeper than ``MAX_DEPTH``. Linear in time, does not recurse."""
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return False
@@ -213,7 +213,7 @@ def lifted_tensor(
     return tensor.view(np.uint8).data
 
 
-def _decoded(text: bytes, start: int) -> list[Any]:
+def _decoded(text: bytes | bytearray, start: int) -> list[Any]:
     """An array without text or objects in it, which begins there."""
     try:
         values: list[Any] = _loads(text, _DECODER)

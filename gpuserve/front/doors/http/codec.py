@@ -33,6 +33,7 @@ from gpuserve_worker.protocol.tensor import BYTES, ITEMSIZE, TensorSpec, element
 LARGE_NBYTES: Final = 64 * 1024
 #: A response up to this size is one piece: one write costs more than the copy.
 _JOINED_NBYTES: Final = 16 * 1024
+Body: TypeAlias = bytes | bytearray | memoryview
 #: Head, body, and its length in bytes.
 Encoded: TypeAlias = tuple[AnswerHead, list[bytes | memoryview], int]
 
@@ -44,7 +45,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 def parse_infer_request(
     model_name: str,
     model_version: str,
-    body: bytes | memoryview,
+    body: Body,
     header_length: str | None,
     spec: ModelSpec | None = None,
 ) -> tuple[InferRequest, OutputForm]:
@@ -53,7 +54,8 @@ def parse_infer_request(
     protocol.
     """
     if header_length is None and len(body) > 0:
-        header = header_for(model_name, bytes(body), binary=False)
+        text = bytes(body) if isinstance(body, memoryview) else body
+        header = header_for(model_name, text, binary=False)
         refuse_binary(header)
         json_nbytes = len(body)
     else:
@@ -162,9 +164,7 @@ def refuse_binary(header: InferHeader) -> None:
         )
 
 
-def _cut_inputs(
-    header: InferHeader, body: bytes | memoryview, start: int, model_name: str
-) -> list[InputTensor]:
+def _cut_inputs(header: InferHeader, body: Body, start: int, model_name: str) -> list[InputTensor]:
     inputs: list[InputTensor] = []
     for name, datatype, shape, nbytes, inline, place, _ in header.inputs:
         data: Data = inline
@@ -182,16 +182,16 @@ def _cut_inputs(
     return inputs
 
 
-def _slice(body: bytes | memoryview, start: int, end: int) -> bytes | memoryview:
+def _slice(body: Body, start: int, end: int) -> bytes | memoryview:
     return bytes(body[start:end]) if end - start < LARGE_NBYTES else memoryview(body)[start:end]
 
 
 def _parse_raw_request(
-    model_name: str, model_version: str, body: bytes | memoryview, spec: ModelSpec | None
+    model_name: str, model_version: str, body: Body, spec: ModelSpec | None
 ) -> tuple[InferRequest, OutputForm]:
     header, prefix = raw_header(model_name, model_version, spec, len(body))
     one = header.inputs[0]
-    data = prefix + body if prefix else _slice(body, 0, len(body))
+    data: Data = prefix + body if prefix else _slice(body, 0, len(body))
     inputs = [InputTensor(one.name, one.datatype, one.shape, data)]
     return header.request(model_name, model_version, inputs), header.form
 

@@ -111,7 +111,7 @@ class InferHeader(NamedTuple):
         return request
 
 
-def read_header(text: bytes) -> InferHeader:
+def read_header(text: bytes | bytearray) -> InferHeader:
     """What the JSON of an inference request says; InvalidArgument: it breaks the protocol; Internal: a
     negative dimension (the protocol's reference answers so).
     """
@@ -148,14 +148,16 @@ def _read_skeleton(skeleton: bytes) -> InferHeader:
 _remembered_skeleton = functools.lru_cache(_REMEMBERED)(_read_skeleton)
 
 
-def header_for(model_name: str, text: bytes, *, binary: bool) -> InferHeader:
+def header_for(model_name: str, text: bytes | bytearray, *, binary: bool) -> InferHeader:
     """``read_header`` whose errors name the model; short JSON beside tensors is remembered."""
     try:
         check_json_size(len(text))
         lifted = lift(text)
         if lifted is not None and (found := _lifted_header(lifted)) is not None:
             return found
-        return _remembered_header(text) if binary and len(text) <= REMEMBERED_NBYTES else read_header(text)
+        if binary and len(text) <= REMEMBERED_NBYTES:
+            return _remembered_header(bytes(text))
+        return read_header(text)
     except RequestError as error:
         if str(error) in _EXACT:
             raise

@@ -239,7 +239,7 @@ class HttpBodyScanner:
         self._enter(BodyPart.FINISHED)
         tensors = self._tensors
         if tensors is None:
-            text, self._text = bytes(self._text), bytearray()
+            text, self._text = self._text, bytearray()
             return parse_infer_request(name, version, text, header_length, spec)
         self._check_sizes(tensors, self._received_nbytes)
         inputs = tensors.inputs()
