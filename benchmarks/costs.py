@@ -162,6 +162,17 @@ def header_blocks(huffman: bool) -> bytes:
     return _repeated(request, count(1, 2))
 
 
+def repeated_fields() -> bytes:
+    """Requests that name an entry of the table, of 4 KB, 15 times, each another."""
+    field = hpack.Encoder().encode([("a", "v" * 4000)], huffman=False)
+
+    def request(stream: int) -> bytes:
+        more = field if stream == 1 else b"\xbe" * 15 + b"\0\x01x\x08%08d" % stream
+        return http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, _BLOCK + more)
+
+    return _repeated(request, count(1, 2))
+
+
 def huffman_text(symbols: bytes) -> bytes:
     """Requests with one long value in the code of HPACK, of these symbols by chance."""
     encoder = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
@@ -233,6 +244,7 @@ KINDS: Final[dict[str, tuple[Callable[[], bytes], Callable[[bytes], object]]]] =
     "HTTP/2, DATA of 16 KiB": (partial(data_frames, 16 << 10), http2_frames),
     "HTTP/2, header blocks of 4 KiB": (partial(header_blocks, False), http2_frames),
     "HTTP/2, header blocks of 4 KiB with Huffman": (partial(header_blocks, True), http2_frames),
+    "HTTP/2, header blocks that stand for 60 KB": (repeated_fields, http2_frames),
     "HTTP/2, Huffman text with the shortest codes": (partial(huffman_text, b"012aceiost"), http2_frames),
     "HTTP/2, Huffman text of any bytes": (partial(huffman_text, bytes(range(32, 256))), http2_frames),
     "JSON, floats": (json_floats, lambda body: parse_infer_request("m", "", body, None)),

@@ -69,6 +69,8 @@ class BlockReader:
         return block if flags & END_HEADERS else None
 
     def head(self, block: Block) -> Head:
+        if (known := self.heads.get(block.data)) is not None:
+            return known
         revision = self._decoder.revision
         head = self._read(block, request_head)
         nbytes = len(block.data)
