@@ -186,8 +186,8 @@ class ServerSettings:
     )
     max_streams: int = option(
         16384,
-        "Streams of gRPC at once, over all connections: those of inference, watches of health, reflection. "
-        "From one address three quarters of them at most.",
+        "Streams of gRPC at once of which something has come, over all connections: those of inference, "
+        "watches of health, reflection. From one address three quarters of them at most.",
         least=1,
     )
     head_timeout_s: float = option(
@@ -232,7 +232,8 @@ class ServerSettings:
     max_intake_nbytes: int = option(
         256 << 20,
         "Memory that bodies of requests may take beside the arenas, of all models and connections together, "
-        "in bytes: JSON, requests of streams, what is compressed. Others are refused meanwhile.",
+        "in bytes: JSON, requests of streams, what is compressed, and what is open and waits for its body; "
+        "clients of one address may have seven eighths. Others are refused meanwhile.",
         least=1 << 20,
     )
     max_inflated_nbytes: int = option(

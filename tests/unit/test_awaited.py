@@ -6,13 +6,15 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from http1_talk import CHUNKED, GET, OK, OK_ANSWER, RecordingWay, post
 
-from gpuserve.errors import InvalidArgument, ResourceExhausted
+from gpuserve.errors import InvalidArgument, NoMemory, ResourceExhausted
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests, ClientGone, Serve
+from gpuserve.front.exchange.exchange import Ends, Exchange
+from gpuserve.front.memory.intake import AWAITED_NBYTES, REQUEST_NBYTES, Intake
 from gpuserve.front.server.http1.protocol import Http1
 
 BROKEN = b"HTTP/1.1 500 "
@@ -185,3 +187,97 @@ async def test_the_end_of_the_server_cancels_what_runs() -> None:
     await scene.requests.stop()
     assert scene.way.sent.startswith(BROKEN)
     assert not scene.requests.tasks
+
+
+class Opened:
+    """An exchange of which nothing is asked but where its client is."""
+
+    ended = started = True
+    ends = Ends(("10.0.0.1", 5), ("", 0), tls=False, source="10.0.0.1")
+    head = None
+
+    def consumed(self, nbytes: int) -> None:
+        pass
+
+
+def opened(requests: AwaitedRequests, serve: Serve, **kind: bool) -> AwaitedRequest:
+    return requests.begin(cast("Exchange", Opened()), serve, **kind)
+
+
+@in_a_loop
+async def test_what_nobody_reads_is_counted_and_with_it_the_request() -> None:
+    intake, goes_on, seen = Intake(1 << 20, lambda: None), asyncio.Event(), list[int]()
+
+    async def serve(request: AwaitedRequest) -> None:
+        seen.append(len(await request.part() or b""))
+        await goes_on.wait()
+        seen.append(len(await request.part() or b""))
+
+    request = opened(AwaitedRequests(intake), serve)
+    await turns()
+    assert intake.nbytes == AWAITED_NBYTES + 1, "it waits for its body"
+    request.take(b"a", end=False)
+    await turns()
+    for _ in range(3):
+        request.take(bytes(100_000), end=False)
+    assert intake.nbytes == AWAITED_NBYTES + 300_000
+    goes_on.set()
+    await turns()
+    assert seen == [1, 300_000]
+    assert intake.nbytes == 0, "it is served"
+
+
+@in_a_loop
+async def test_what_there_is_no_memory_for_is_not_kept_and_who_reads_is_told() -> None:
+    intake, goes_on = Intake(1 << 20, lambda: None), asyncio.Event()
+
+    async def serve(request: AwaitedRequest) -> None:
+        await goes_on.wait()
+        with pytest.raises(NoMemory, match="from this address"):
+            await request.part()
+        await goes_on.wait()
+
+    requests = AwaitedRequests(intake)
+    request = opened(requests, serve)
+    await turns()
+    for _ in range(100):
+        request.take(bytes(200_000), end=False)
+        assert intake.nbytes < 900_000
+    goes_on.set()
+    await asyncio.gather(*requests.tasks)
+    assert intake.nbytes == 0
+
+
+@in_a_loop
+async def test_a_stream_that_sleeps_is_begun_by_its_first_part_or_when_all_are_woken() -> None:
+    begun: list[AwaitedRequest] = []
+
+    async def serve(request: AwaitedRequest) -> None:
+        begun.append(request)
+        await request.until_gone()
+
+    intake = Intake(1 << 20, lambda: None)
+    requests = AwaitedRequests(intake)
+    first, second, third = (opened(requests, serve, is_stream=True, sleeps=True) for _ in range(3))
+    await turns()
+    assert (begun, len(requests.tasks), intake.nbytes) == ([], 0, 3 * (REQUEST_NBYTES + 1))
+    second.take(b"a", end=False)
+    third.abandon()
+    await turns()
+    assert begun == [second]
+    requests.wake_all()
+    await turns()
+    assert begun == [second, first]
+    first.abandon()
+    second.abandon()
+    await turns()
+    assert (len(requests.tasks), intake.nbytes) == (0, 0)
+
+
+@in_a_loop
+async def test_a_stream_for_which_there_is_no_memory_is_not_begun() -> None:
+    requests = AwaitedRequests(Intake(3 * REQUEST_NBYTES, lambda: None))
+    opened(requests, echo_length, is_stream=True, sleeps=True)
+    opened(requests, echo_length, is_stream=True, sleeps=True)
+    with pytest.raises(NoMemory):
+        opened(requests, echo_length, is_stream=True, sleeps=True)

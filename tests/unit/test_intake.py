@@ -8,7 +8,7 @@ import pytest
 
 from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import InvalidArgument, NoMemory
-from gpuserve.front.memory.intake import AHEAD_NBYTES, Intake, Share
+from gpuserve.front.memory.intake import AHEAD_NBYTES, REQUEST_NBYTES, Intake, Share
 from gpuserve.front.v2.status import STATUS
 from gpuserve.front.v2.validation import check_claim
 from gpuserve_worker.memory.arena import Arena
@@ -31,6 +31,35 @@ def test_shares_of_all_requests_together_are_limited() -> None:
     second.hold(5 * MIB)
     for share in (first, second):
         share.hold(0)
+    assert intake.nbytes == 0
+
+
+def test_one_address_cannot_have_all_of_it() -> None:
+    intake = Intake(8 * MIB, lambda: None)
+    first, second, other = Share(intake, "10.0.0.1"), Share(intake, "10.0.0.1"), Share(intake, b"2001:db8")
+    first.hold(6 * MIB)
+    with pytest.raises(
+        NoMemory, match=f"from this address hold {6 * MIB} bytes, expected at most seven eighths"
+    ):
+        second.hold(MIB + 1)
+    second.hold(MIB)
+    other.hold(MIB)
+    first.hold(0)
+    second.hold(7 * MIB)
+    for share in (second, other):
+        share.hold(0)
+    assert intake.nbytes == 0
+
+
+def test_the_objects_of_a_request_count_while_it_holds_anything() -> None:
+    intake = Intake(10 * MIB, lambda: None)
+    share = Share(intake, "10.0.0.1", REQUEST_NBYTES)
+    assert intake.nbytes == 0
+    for nbytes in (1, 5000, 17):
+        share.hold(nbytes)
+        assert intake.nbytes == nbytes + REQUEST_NBYTES
+    share.hold(0)
+    share.hold(0)
     assert intake.nbytes == 0
 
 

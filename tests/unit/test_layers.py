@@ -102,7 +102,7 @@ ALLOWED = {
         "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors/http/docs_page": "gpuserve/front/exchange",
     "gpuserve/front/doors/openapi": "gpuserve/declare gpuserve/front/v2 gpuserve_worker/protocol",
-    "gpuserve/front/exchange": "gpuserve/errors",
+    "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/memory",
     "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/memory":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "

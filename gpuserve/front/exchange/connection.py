@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from gpuserve.front.exchange.exchange import Ends, Piece, Release, Spoken
-from gpuserve.front.exchange.limits import Admission
+from gpuserve.front.exchange.limits import Admission, source_of
 from gpuserve.front.exchange.turn import Listener, Turn
 from gpuserve.front.exchange.watch import Pace, Watch
 
@@ -330,4 +330,5 @@ def _ends(transport: asyncio.BaseTransport) -> Ends:
     name: Any = transport.get_extra_info("sockname")
     if sock is not None and sock.family == socket.AF_UNIX:
         return Ends(None, (str(name), None), tls, sock)
-    return Ends(peer and (peer[0], peer[1]), (name[0], name[1]), tls, sock)
+    client = peer and (peer[0], peer[1])
+    return Ends(client, (name[0], name[1]), tls, sock, source_of(client and client[0]))

@@ -104,12 +104,15 @@ class Options(Protocol):
 
 
 class Ends(NamedTuple):
-    """The addresses of a connection as (host, port). On a unix socket ``client`` is None."""
+    """The addresses of a connection as (host, port). On a unix socket ``client`` is None. ``source``: whose
+    connections are counted together, "" where that is not known.
+    """
 
     client: tuple[str, int] | None
     server: tuple[str, int | None]
     tls: bool
     socket: Options | None = None
+    source: str | bytes = ""
 
 
 class Sink(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -18,6 +19,11 @@ logger = logging.getLogger(__name__)
 
 #: So much of a block is reserved at most beyond what has come: the loop clears it in a few milliseconds.
 AHEAD_NBYTES: Final = 2 << 20
+#: Of all that there may be, what the clients of one address may have.
+_PART_OF_SOURCE: Final = 7 / 8
+#: What the objects of a request take whose body comes in parts, and of one that a coroutine serves.
+REQUEST_NBYTES: Final = 1 << 10
+AWAITED_NBYTES: Final = 4 << 10
 #: How far the account grows until the machine is asked again what it has left.
 _LOOK_NBYTES: Final = 8 << 20
 _TELL_PERIOD_S: Final = 10.0
@@ -34,19 +40,28 @@ class Intake:
         #: Whether who can wait should, before more is read.
         self.is_crowded = False
         self.refused = 0
+        self._by_source: Counter[str | bytes] = Counter()
         self._available_nbytes = available_nbytes
         self._allowed_nbytes = 0
         self._told_at = -math.inf
 
-    def change(self, nbytes: int) -> None:
-        """Count so many bytes more, or fewer. Raises NoMemory: there is no room for them."""
+    def change(self, nbytes: int, source: str | bytes = "") -> None:
+        """Count so many bytes more, or fewer, of who comes from there ("": nobody knows). Raises NoMemory:
+        there is no room for them.
+        """
         total = self.nbytes + nbytes
+        of_source = self._by_source[source] + nbytes if source else 0
         if nbytes <= 0:
             self._allowed_nbytes = min(self._allowed_nbytes, total + _LOOK_NBYTES)
         elif total > self.limit_nbytes:
             raise self.refusal(
                 f"the bodies of requests under way hold {self.nbytes} bytes, expected at most "
                 f"{self.limit_nbytes} with {nbytes} more (max_intake_nbytes)"
+            )
+        elif of_source > _PART_OF_SOURCE * self.limit_nbytes:
+            raise self.refusal(
+                f"the bodies of requests from this address hold {of_source - nbytes} bytes, expected at most "
+                f"seven eighths of {self.limit_nbytes} with {nbytes} more (max_intake_nbytes)"
             )
         elif total > self._allowed_nbytes:
             left = self._available_nbytes()
@@ -58,6 +73,10 @@ class Intake:
                 )
             self._allowed_nbytes = total + _LOOK_NBYTES
         self.nbytes = total
+        if of_source:
+            self._by_source[source] = of_source
+        elif source:
+            self._by_source.pop(source, None)
         self.is_crowded = 2 * total > self.limit_nbytes
 
     def refusal(self, why: str) -> NoMemory:
@@ -70,18 +89,26 @@ class Intake:
 
 
 class Share:
-    """What one request holds of an intake. Whoever makes it holds nothing any more in the end."""
+    """What one request holds of an intake. Whoever makes it holds nothing any more in the end. While it holds
+    anything, ``objects_nbytes`` are counted besides.
+    """
 
-    __slots__ = ("_intake", "nbytes")
+    __slots__ = ("_intake", "_objects_nbytes", "_source", "nbytes")
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: Intake, source: str | bytes = "", objects_nbytes: int = 0) -> None:
         self._intake = intake
+        self._source = source
+        self._objects_nbytes = objects_nbytes
         self.nbytes = 0
 
     def hold(self, nbytes: int) -> None:
         """Hold so many bytes from now on. Raises NoMemory: they are too many, and all is as it was."""
-        if nbytes != self.nbytes:
-            self._intake.change(nbytes - self.nbytes)
+        held_nbytes = self.nbytes
+        if nbytes != held_nbytes:
+            more = nbytes - held_nbytes
+            if not (nbytes and held_nbytes):
+                more += self._objects_nbytes if nbytes else -self._objects_nbytes
+            self._intake.change(more, self._source)
             self.nbytes = nbytes
 
     def reserve(self, block: Block, nbytes: int) -> int:

@@ -62,7 +62,7 @@ def _native(
     admission: Admission,
 ) -> NativeTransport:
     """The server's own transport, on listeners by role."""
-    requests = AwaitedRequests()
+    requests = AwaitedRequests(service.intake)
     forwarded = _forwarding(settings, settings.http_header_forward_pattern)
     http = HttpDoor(
         service,
@@ -87,7 +87,7 @@ def _grpc_aio(
 
     host, tls = settings.host, _tls_on(settings, "grpc")
     return GrpcAioTransport(
-        _grpc(service, settings, AwaitedRequests(), streams).accept,
+        _grpc(service, settings, AwaitedRequests(service.intake), streams).accept,
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         settings.max_request_nbytes,
         settings.grpc_response_compression,

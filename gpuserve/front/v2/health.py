@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 #: Those that mean the server as a whole.
@@ -48,16 +50,19 @@ class Watchers:
     """The callbacks of all who are to be told when anything changed that health may depend on."""
 
     def __init__(self) -> None:
-        self._callbacks: list[Callable[[], None]] = []
+        #: By a number each: every open stream has one, and a list would be searched for those that end.
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._callbacks)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back after every change. Call the result to end it."""
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback)
+        number = next(self._numbers)
+        self._callbacks[number] = callback
+        return partial(self._callbacks.__delitem__, number)
 
     def changed(self) -> None:
-        for callback in list(self._callbacks):
+        for callback in list(self._callbacks.values()):
             callback()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from gpuserve.errors import DeadlineExceeded, InvalidArgument
+from gpuserve.errors import DeadlineExceeded, InvalidArgument, NoMemory
 from gpuserve.front.doors.access.endpoints import METHODS, Access
 from gpuserve.front.doors.access.failures import error_to_tell
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
@@ -67,6 +67,7 @@ class GrpcDoor:
         self._policy = policy or Policy()
         level = LEVELS[compression]
         self._inference = GrpcInference(service, max_request_nbytes, forwarding, level)
+        service.health.watch(self._on_health)
         self._methods: dict[str, Method] = {
             rpcs.MODEL_STREAM_INFER: StreamingInference(self._inference, service).serve,
             health.WATCH: self._health_watch,
@@ -116,12 +117,20 @@ class GrpcDoor:
         is_here = is_local(address_of(exchange.ends), exchange.head.headers)
         return (local if is_here else remote)(exchange)
 
+    def _on_health(self) -> None:
+        if self._service.health.draining or self._service.health.ended:
+            self._requests.wake_all()
+
     def _begin(self, method: Method, call: CallHead, exchange: Exchange) -> Sink:
         path = exchange.head.path
         is_stream = path in _STREAMS
         if is_stream or path == health.WATCH:
             method = partial(self._counted, method)
-        return self._requests.begin(exchange, partial(serve, method, call), is_stream=is_stream)
+        served, sleeps = partial(serve, method, call), is_stream and call.timeout_s is None
+        try:
+            return self._requests.begin(exchange, served, is_stream=is_stream, sleeps=sleeps)
+        except NoMemory as error:
+            return RefusedStream(error, exchange)
 
     async def _counted(self, method: Method, call: CallHead, request: AwaitedRequest) -> None:
         """A method that lasts as long as its client likes."""
@@ -181,7 +190,11 @@ class StreamingInference:
             None if shared.receptions.deliver is None else shared.receptions.of(head.headers, stream=True)
         )
         stream = InferStream(
-            self._service, strict_errors=call.strict_errors, forwarded=forwarded, reception=reception
+            self._service,
+            strict_errors=call.strict_errors,
+            forwarded=forwarded,
+            reception=reception,
+            source=request.exchange.ends.source,
         )
         loop = asyncio.get_running_loop()
         reader = loop.create_task(self._read(call, request, stream, reception))

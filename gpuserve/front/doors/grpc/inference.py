@@ -26,7 +26,7 @@ from gpuserve.front.doors.grpc.framing import (
 from gpuserve.front.doors.grpc.headers import OK, CallHead, ok_head, refuse
 from gpuserve.front.doors.grpc.ingest import GrpcBodyScanner
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Piece
-from gpuserve.front.memory.intake import Share
+from gpuserve.front.memory.intake import REQUEST_NBYTES, Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.service.service import InferenceService
@@ -129,22 +129,25 @@ class InferCall:
         """Keep what has come of a small or compressed message, or begin to place a large one."""
         parts = self._parts
         if parts is None:
-            parts, self._since = bytearray(), time.monotonic()
+            parts, self._since = bytearray(data), time.monotonic()
             self._parts = parts
-        share = self._share = self._share or Share(self._shared.intake)
-        parts += data
+        else:
+            parts += data
+        share = self._share = self._share or self._new_share()
+        if len(parts) >= PREFIX_NBYTES:
+            encoding, limit = self._call.encoding, self._shared.max_request_nbytes
+            _, nbytes = read_prefix(parts, limit, encoding or IDENTITY)
+            if len(parts) > PREFIX_NBYTES + nbytes:
+                raise surplus()
+            if nbytes >= INGEST_NBYTES and not encoding:
+                self._scanner = GrpcBodyScanner(self._claim, limit, share)
+                self._scanner.feed(parts)
+                self._parts = None
+                return
         share.hold(len(parts))
-        if len(parts) < PREFIX_NBYTES:
-            return
-        encoding, limit = self._call.encoding, self._shared.max_request_nbytes
-        _, nbytes = read_prefix(parts, limit, encoding or IDENTITY)
-        if len(parts) > PREFIX_NBYTES + nbytes:
-            raise surplus()
-        if nbytes < INGEST_NBYTES or encoding:
-            return
-        self._scanner = GrpcBodyScanner(self._claim, limit, share)
-        self._scanner.feed(parts)
-        self._parts = None
+
+    def _new_share(self) -> Share:
+        return Share(self._shared.intake, self._exchange.ends.source, REQUEST_NBYTES)
 
     def _finish(self) -> None:
         """The message has come, in more than one part."""
@@ -163,7 +166,7 @@ class InferCall:
         if not compressed:
             self._submit(requests.parse_infer_request(message))
             return
-        share = self._share = self._share or Share(self._shared.intake)
+        share = self._share = self._share or self._new_share()
         slices = Inflater(self._call.encoding, self._shared.inflation).slices(message, end=True)
         each_off_loop(len(message), slices, partial(self._take_slice, share, len(body), []))
 

@@ -36,6 +36,10 @@ MAX_PENDING_NBYTES: Final = 64 << 20
 MAX_ORDERED: Final = 4096
 
 
+#: Most streams of those that are only open have nothing in their queues: an empty deque takes 600 bytes.
+_NOTHING: Final[deque[Any]] = deque()
+
+
 class _Ordered:
     """A request whose one answer waits until those before it have been sent."""
 
@@ -56,6 +60,7 @@ class InferStream:
         strict_errors: bool,
         forwarded: dict[str, str] | None = None,
         reception: Reception | None = None,
+        source: str | bytes = "",
     ) -> None:
         self._service = service
         #: Parameters that the call's headers add to each of its requests.
@@ -64,14 +69,16 @@ class InferStream:
         self._reception = reception
         self._strict_errors = strict_errors
         #: What is kept of requests that have not come whole, or are under way.
-        self.share = Share(service.intake)
+        self.share = Share(service.intake, source)
         self._pending: set[PendingRequest] = set()
         #: In the order of the requests; the message of one that was refused waits as it is.
-        self._ordered: deque[_Ordered | list[Piece]] = deque()
-        self._outbox: deque[tuple[list[Piece], InferResponse | None]] = deque()
+        self._ordered: deque[_Ordered | list[Piece]] = _NOTHING
+        self._outbox: deque[tuple[list[Piece], InferResponse | None]] = _NOTHING
         self._unread_nbytes = 0
         self._pending_nbytes = 0
-        self._has_room = asyncio.Event()
+        #: What waits until the client has read, and who writes until there is something to write.
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
         self._no_more_requests = False
         #: Nothing more is taken because the server ends, not because the client has said everything.
         self._stopping = False
@@ -80,7 +87,6 @@ class InferStream:
         self._turned_away = False
         self._ended = False
         self._failure: RequestError | None = None
-        self._changed = asyncio.Event()
 
     # ---- from the client ------------------------------------------------------------------
 
@@ -96,12 +102,12 @@ class InferStream:
             self._submit(request, len(body))
         except Stopping:
             self._turned_away = self._no_more_requests = True
-            self._changed.set()
+            _wake(self._writer)
         except RequestError as error:
             if self._strict_errors:
                 self.fail(error)
                 return
-            self._ordered.append(stream_error(message_of(body), error, named=False))
+            self._queue(stream_error(message_of(body), error, named=False))
             self._flush_ordered()
 
     @property
@@ -121,13 +127,13 @@ class InferStream:
     async def wait_for_room(self) -> None:
         """Until the client has read enough of its answers to be asked for more requests."""
         while self.is_full:
-            self._has_room.clear()
-            await self._has_room.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
 
     def close_requests(self) -> None:
         """The client sends no more; what it sent is still answered."""
         self._no_more_requests, self._stopping = True, False
-        self._changed.set()
+        _wake(self._writer)
 
     def fail(self, error: RequestError) -> None:
         """End the call with this status. Nothing is answered any more."""
@@ -147,8 +153,8 @@ class InferStream:
             if response is not None:
                 response.close()
         self._outbox.clear()
-        self._changed.set()
-        self._has_room.set()
+        _wake(self._writer)
+        _wake(self._reader)
 
     # ---- to the client --------------------------------------------------------------------
 
@@ -167,8 +173,8 @@ class InferStream:
                     continue
                 if self._ended or (self._no_more_requests and not self._pending):
                     break
-                self._changed.clear()
-                await self._changed.wait()
+                self._writer = asyncio.get_running_loop().create_future()
+                await self._writer
         finally:
             unwatch()
         if self._failure is not None:
@@ -185,7 +191,7 @@ class InferStream:
             self.fail(Stopping("the server is stopping"))
         elif self._service.health.draining and not self._no_more_requests:
             self._no_more_requests = self._stopping = True
-            self._changed.set()
+            _wake(self._writer)
 
     def _next_chunk(self) -> tuple[bytes, list[InferResponse]]:
         """What is to be written next, and the responses in it."""
@@ -199,16 +205,23 @@ class InferStream:
             if response is not None:
                 responses.append(response)
         self._unread_nbytes -= nbytes
-        self._has_room.set()
+        _wake(self._reader)
         return b"".join(pieces), responses
 
     def _put(self, pieces: list[Piece], response: InferResponse | None = None) -> None:
         if not self._ended:
+            if self._outbox is _NOTHING:
+                self._outbox = deque()
             self._outbox.append((pieces, response))
             self._unread_nbytes += sum(map(len, pieces))
-            self._changed.set()
+            _wake(self._writer)
         elif response is not None:
             response.close()
+
+    def _queue(self, ordered: _Ordered | list[Piece]) -> None:
+        if self._ordered is _NOTHING:
+            self._ordered = deque()
+        self._ordered.append(ordered)
 
     # ---- answers --------------------------------------------------------------------------
 
@@ -223,13 +236,13 @@ class InferStream:
         self._pending_nbytes += nbytes
         ordered = None if decoupled else _Ordered(pending)
         if ordered is not None:
-            self._ordered.append(ordered)
+            self._queue(ordered)
 
         def on_answer(answer: asyncio.Future[Any]) -> None:
             self._pending_nbytes -= nbytes
             if self.share.nbytes:
                 self.share.hold(max(0, self.share.nbytes - nbytes))
-            self._has_room.set()
+            _wake(self._reader)
             self._on_answer(pending, ordered, answer)
 
         pending.answer.add_done_callback(on_answer)
@@ -258,7 +271,7 @@ class InferStream:
         else:
             ordered.answer = given
             self._flush_ordered()
-        self._changed.set()
+        _wake(self._writer)
 
     def _end_stream(self, request: InferRequest, error: RequestError | None) -> None:
         if error is not None:
@@ -299,6 +312,11 @@ class InferStream:
         if pending.request.class_counts:
             self._service.inference.classify(response, pending)
         return stream_response(response, final=final)
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 # ---- messages: ModelStreamInferResponse has an error_message (1) and an infer_response (2), which are a tag

@@ -127,7 +127,7 @@ class GenerateEndpoints:
         spec = self._service.models.find(route.model_name, route.model_version).spec
         if dict(headers).get(b"content-encoding", b"") not in _NO_CODING:
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
-        share = Share(self._service.intake)
+        share = Share(self._service.intake, client.exchange.ends.source)
         try:
             body = await client.body(self._max_request_nbytes, hold=share.hold)
         finally:

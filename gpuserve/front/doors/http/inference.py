@@ -22,7 +22,7 @@ from gpuserve.front.doors.http.encoding import IDENTITY
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Piece, Sink
-from gpuserve.front.memory.intake import Intake, Share
+from gpuserve.front.memory.intake import REQUEST_NBYTES, Intake, Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import PendingRequest
@@ -177,7 +177,8 @@ class InferPost:
                 raise too_large(len(data), most)
             route, length, *_ = self._asked
             head = BodyHead(route.model_name, route.model_version, length, content_length, self._driver.spec)
-            share = self._share = Share(self._door.service.intake)
+            share = Share(self._door.service.intake, self._exchange.ends.source, REQUEST_NBYTES)
+            self._share = share
             scanner = self._scanner = HttpBodyScanner(head, self._driver.claim, most, share)
         scanner.feed(data)
         if end and scanner.json_nbytes > LONG_JSON_NBYTES:
@@ -297,7 +298,7 @@ class CompressedBody:
         self._exchange = exchange
         self._inflater = inflater
         self._post = post
-        self._share = Share(intake)
+        self._share = Share(intake, exchange.ends.source, REQUEST_NBYTES)
         self._parts: list[bytes] = []
         self._ended = False
         #: Whether a part is being inflated: what comes meanwhile waits.

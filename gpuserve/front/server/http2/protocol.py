@@ -360,6 +360,8 @@ class Http2:
         self._over = True
         for stream in list(self._streams.values()):
             stream.drop()
+        self._early.clear()  # this object is in cycles, and may be there for long
+        self._bodies = Bodies()
 
     def announce(self) -> None:
         if self._leaving.staying and not self._over:

@@ -58,6 +58,10 @@ class State(enum.Enum):
     __hash__ = object.__hash__
 
 
+#: What most streams have to send, always: an empty deque takes 600 bytes.
+_NOTHING: Final[deque[Piece]] = deque()
+
+
 class _Nobody:
     """The sink of a stream that is closed."""
 
@@ -109,7 +113,7 @@ class Stream:
         self.receive_window = RECEIVE_WINDOW
         self.credited_nbytes = 0
         self.started = False
-        self.unsent: deque[Piece] = deque()
+        self.unsent = _NOTHING
         self.unsent_nbytes = 0
         self._connection = connection
         self._left_nbytes = head.content_length
@@ -272,6 +276,8 @@ class Stream:
         before = self.unsent_nbytes
         for piece in pieces:
             if piece:
+                if self.unsent is _NOTHING:
+                    self.unsent = deque()
                 self.unsent.append(memoryview(piece) if len(piece) > UNSENT_NBYTES else piece)
                 self.unsent_nbytes += len(piece)
         self._connection.output.hold(self.unsent_nbytes - before)
