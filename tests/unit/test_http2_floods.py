@@ -104,6 +104,16 @@ def test_a_ping_costs_a_part_of_a_reset() -> None:
         control.on_ping(0, 0, b"12345678")
 
 
+def test_a_body_that_is_not_wanted_costs_by_its_frames() -> None:
+    """Whoever sends it may not have heard of it yet, and has frames of a proper size."""
+    talk = Talk(lambda sink, end: None if end else sink.exchange.start(413, (), end=True))
+    talk.feed(talk.peer.headers(1) + data(1, b"first"))
+    talk.feed(data(1, bytes(16384)) * 256)
+    assert not talk.is_over
+    talk.feed(data(1, b".") * 200_000)
+    assert talk.peer.error == ENHANCE_YOUR_CALM
+
+
 def test_settings_cost_by_what_is_in_them() -> None:
     talk = Talk()
     talk.feed(settings([(99, 0)] * 40_000) * 2)

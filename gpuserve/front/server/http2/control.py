@@ -16,8 +16,9 @@ from gpuserve.front.server.http2.stream import Stream
 
 #: So much is made for a client that does not read what is sent to it; then it is not read from either.
 MAX_UNREAD: Final = 128
-#: What costs less than a reset does: a PING, a setting, a look at a stream whose window changes.
-_LITTLE: Final = 1 / 16
+#: What costs less than a reset does: a PING, a setting, a look at a stream whose window changes, a part of a
+#: body that nobody wants.
+LITTLE: Final = 1 / 16
 #: And a stream that has something to send then.
 _TURN_COST: Final = 1 / 4
 
@@ -78,7 +79,7 @@ class Control:
             self._patience.spend()
             return
         # Of a setting that is there twice the last counts.
-        cost = self._apply(dict(h2.read_settings(payload))) + len(payload) // 6 * _LITTLE
+        cost = self._apply(dict(h2.read_settings(payload))) + len(payload) // 6 * LITTLE
         if self.settled:
             self._patience.spend(1 + cost)
         self.settled = True
@@ -89,7 +90,7 @@ class Control:
         if stream_id or len(payload) != 8:
             code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
             raise ConnectionFailed(code, "a PING frame on a stream, or not of 8 bytes")
-        self._patience.spend(_LITTLE)
+        self._patience.spend(LITTLE)
         if flags & h2.ACK:
             self._on_pong(payload)
         else:
@@ -120,7 +121,7 @@ class Control:
         for setting, value in settings.items():
             if setting == h2.Setting.INITIAL_WINDOW_SIZE:
                 n_turns = self._output.set_stream_window(value, self._streams.values())
-                cost += len(self._streams) * _LITTLE + n_turns * _TURN_COST
+                cost += len(self._streams) * LITTLE + n_turns * _TURN_COST
             elif setting == h2.Setting.MAX_FRAME_SIZE:
                 self._output.set_frame_size(value)
             elif setting == h2.Setting.HEADER_TABLE_SIZE:

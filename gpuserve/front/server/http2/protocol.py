@@ -14,7 +14,7 @@ from gpuserve.front.exchange.watch import Watch
 from gpuserve.front.server.http2 import frames as h2
 from gpuserve.front.server.http2.blocks import MAX_HEAD_NBYTES, Block, BlockReader
 from gpuserve.front.server.http2.bodies import Bodies, refuse_late
-from gpuserve.front.server.http2.control import Control, Patience
+from gpuserve.front.server.http2.control import LITTLE, Control, Patience
 from gpuserve.front.server.http2.frames import ConnectionFailed, ErrorCode, FrameType, StreamFailed
 from gpuserve.front.server.http2.leaving import Ending, Leaving
 from gpuserve.front.server.http2.output import Output
@@ -271,6 +271,7 @@ class Http2:
         self.credit(length)
         if not data and not end:
             self._patience.spend()
+        self._patience.spend(LITTLE)
         if stream is not None:
             self._fail_stream(StreamFailed(stream_id, ErrorCode.FLOW_CONTROL_ERROR))
         elif self._is_idle(stream_id):
