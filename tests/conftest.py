@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import uuid
@@ -24,6 +25,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Servers of the tests take these two, and a shell that runs the tests in the background ignores them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: collections, Python's own and those that tests ask for, need not walk it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,11 @@ from gpuserve_worker.protocol.tensor import BF16, numpy_dtype
 
 pytestmark = pytest.mark.thorough
 
-torch = pytest.importorskip("torch")
-
 Machine = GpuMachine | RealMachine
 
 
 def torch_model(machine: Machine, device: str, path: str, **changes: Any) -> wire.Init:
+    torch = pytest.importorskip("torch")
     if device != "cpu" and not (isinstance(machine, RealMachine) and torch.cuda.is_available()):
         pytest.skip("torch reaches real GPUs only")
     return model(f"torch_inputs.py:{path}", device=device, array="torch", **changes)
@@ -45,6 +44,7 @@ def test_every_type_of_number(shared_gpu_machine: Machine, device: str) -> None:
 
 
 def test_what_a_graph_of_kernels_may_write_to_counts_as_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
     answer = {"y": torch.zeros(3) + 1}
     assert not is_kept(answer["y"], np.ndarray)
     monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", types.ModuleType("graphs"))

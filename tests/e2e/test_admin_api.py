@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openapi_spec_validator import OpenAPIV31SpecValidator
+from openapi import check_openapi
 from repositories import Client, clients_are_closed, entry, write
 from serving import GPUSERVE, JSON_LOG, Addresses, serving
 
@@ -206,7 +206,7 @@ def test_who_is_not_on_this_machine_is_refused(addresses: Addresses) -> None:
 
 def test_it_is_described(addresses: Addresses) -> None:
     document = json.loads(asked(addresses.http, "GET", "/openapi.json")[2])
-    OpenAPIV31SpecValidator(document).validate()
+    check_openapi(document)
     assert "/v2/admin/models/{model_name}/scale" in document["paths"]
 
 

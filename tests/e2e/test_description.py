@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from config_file import model, models, tensor, write_config
-from openapi_spec_validator import OpenAPIV31SpecValidator
+from openapi import check_openapi
 from serving import GPUSERVE, Addresses, serving
 
 TIMEOUT_S = 15.0
@@ -49,7 +49,7 @@ def test_the_description_is_valid_and_says_what_is_loaded(server: Addresses) -> 
     assert (status, headers["Content-Type"]) == (200, "application/json")
     assert headers["X-Content-Type-Options"] == "nosniff"
     document = json.loads(body)
-    OpenAPIV31SpecValidator(document).validate()
+    check_openapi(document)
     assert document["info"]["title"] == HOSTILE
     for one in models():
         assert f"/v2/models/{one['name']}/infer" in document["paths"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openapi_spec_validator import OpenAPIV31SpecValidator
+from openapi import check_openapi
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.doors.access import routes
@@ -114,7 +114,7 @@ def test_every_datatype_and_the_header_of_tokens_are_those_of_the_server() -> No
 @pytest.mark.parametrize("specs", [(), (spec(),), (spec("a"), spec("b.c-d", decoupled=True, size=0))])
 @pytest.mark.parametrize("admin", [False, True])
 def test_the_document_is_openapi(specs: tuple[ModelSpec, ...], admin: bool) -> None:
-    OpenAPIV31SpecValidator(document("triton", "1.0", specs, admin=admin)).validate()
+    check_openapi(document("triton", "1.0", specs, admin=admin))
 
 
 def test_the_document_follows_the_models() -> None:
@@ -199,7 +199,7 @@ def test_examples_are_taken_by_the_codecs(model: ModelSpec) -> None:
 @settings(deadline=None, max_examples=12)  # the validator takes a while
 @given(SPECS)
 def test_any_model_makes_a_valid_document(model: ModelSpec) -> None:
-    OpenAPIV31SpecValidator(described(model)).validate()
+    check_openapi(described(model))
 
 
 def test_names_are_data_and_stay_what_they_are() -> None:
@@ -210,7 +210,7 @@ def test_names_are_data_and_stay_what_they_are() -> None:
     assert made["info"]["title"] == HOSTILE
     content = made["paths"]["/v2/models/m/generate"]["post"]["requestBody"]["content"]["application/json"]
     assert content["example"] == {HOSTILE: [1, 1]}
-    OpenAPIV31SpecValidator(made).validate()
+    check_openapi(made)
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b", "{model_name}", "..", "?x#y"])
