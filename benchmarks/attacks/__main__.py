@@ -23,7 +23,7 @@ from benchmarks.attacks.watched import Held, held
 from benchmarks.peers import PeerCache
 from benchmarks.servers.ours import GpuServe
 from benchmarks.servers.running import running
-from benchmarks.servers.server import ECHO
+from benchmarks.servers.server import ECHO, Ports
 
 _LOOK_S: Final = 0.2
 #: How long what was taken may be given back.
@@ -35,11 +35,32 @@ _ENOUGH: Final = 8
 
 
 class Server(NamedTuple):
-    """Where the attacked server is; with a pid of 0 its memory cannot be seen."""
+    """Where the attacked server is, ``tls`` with TLS; with a pid of 0 its memory cannot be seen."""
 
     http: str
     grpc: str
+    tls: str
     pid: int
+
+
+class Attacked(GpuServe):
+    """A server of our own, with the defaults of every setting, whose metrics port speaks TLS."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(PeerCache(folder))
+        self._pair = folder / "certificate.pem", folder / "key.pem"
+
+    def prepare(self) -> None:
+        super().prepare()
+        certificate, key = map(str, self._pair)
+        request = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost")
+        subprocess.run([*request, "-out", certificate, "-keyout", key], check=True, capture_output=True)
+
+    def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
+        flags = zip(
+            ("--tls-certfile", "--tls-keyfile", "--tls-ports"), (*self._pair, '["metrics"]'), strict=True
+        )
+        return [*super().command(ports, models), *(str(part) for flag in flags for part in flag)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,7 +111,7 @@ def attacked(server: Server, bystander: Bystander, name: str, seconds: float, li
     """One attack from its beginning until what it took is given back."""
     before = peak = after = _held(server)
     bystander.take()
-    command = (sys.executable, "-m", "benchmarks.attacks.attacker", name, *server[:2], str(seconds))
+    command = (sys.executable, "-m", "benchmarks.attacks.attacker", name, *server[:3], str(seconds))
     with subprocess.Popen(command) as attacker:
         try:
             end_s = time.monotonic() + seconds + _ATTACKER_EXTRA_S
@@ -118,16 +139,19 @@ def _highest(one: Held | None, other: Held | None) -> Held | None:
 
 @contextlib.contextmanager
 def _server(given: argparse.Namespace) -> Iterator[Server]:
-    """The one that was named, or one of our own with the defaults of every setting."""
+    """The one that was named, or one of our own."""
     if given.url:
         http = given.url.removeprefix("http://").strip("/")
-        yield Server(http, given.grpc or http, given.pid)
+        yield Server(http, given.grpc or http, given.tls or http, given.pid)
         return
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-        ours = GpuServe(PeerCache(Path(folder)))
+        ours = Attacked(Path(folder))
         ours.prepare()
         with running(ours, Path(folder), (ECHO,)) as one:
-            yield Server(f"127.0.0.1:{one.ports.http}", f"127.0.0.1:{one.ports.grpc}", one.pid)
+            http, grpc, tls = (
+                f"127.0.0.1:{one}" for one in (one.ports.http, one.ports.grpc, one.ports.metrics)
+            )
+            yield Server(http, grpc, tls, one.pid)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -149,6 +173,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--url", help="HTTP address of a running server with the model echo; default: one is started"
     )
     parser.add_argument("--grpc", metavar="HOST:PORT", help="its gRPC address; default: the same as --url")
+    parser.add_argument("--tls", metavar="HOST:PORT", help="a port of it that speaks TLS")
     parser.add_argument("--pid", type=int, default=0, help="its supervisor, on this machine, for its memory")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.attacks.attacker NAME HTTP GRPC SECONDS``: one attack; then its connections go."""
+"""``python -m benchmarks.attacks.attacker NAME HTTP GRPC TLS SECONDS``: one attack; then it goes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from benchmarks.attacks.connections import Address, Victim
 
 def main(arguments: Sequence[str]) -> None:
     """Attack at ``host:port`` addresses for so long."""
-    name, http, grpc, seconds = arguments
+    name, http, grpc, tls, seconds = arguments
     os.nice(10)  # whom it shares the machine with is measured
-    ATTACKS[name](Victim(address(http), address(grpc), time.monotonic() + float(seconds)))
+    addresses = map(address, (http, grpc, tls))
+    ATTACKS[name](Victim(*addresses, time.monotonic() + float(seconds)))
 
 
 def address(text: str) -> Address:

@@ -26,10 +26,13 @@ Address = tuple[str, int]
 
 
 class Victim(NamedTuple):
-    """Where the server listens, and when the attack is over, by the monotonic clock."""
+    """Where the server listens, and when the attack is over, by the monotonic clock. ``tls``: a port that
+    speaks TLS.
+    """
 
     http: Address
     grpc: Address
+    tls: Address
     until_s: float
 
     @property

