@@ -166,6 +166,13 @@ class HttpLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class JsonLoad(HttpLoad):
+    """The same in JSON, also where a server has a binary form."""
+
+    apis: ClassVar[tuple[Api, ...]] = (Api.HTTP_JSON, Api.PLAIN_JSON)
+
+
+@dataclass(frozen=True, slots=True)
 class FirstResponseLoad:
     """The stream client: ``streams`` calls at once on one connection, each followed by the next.
 

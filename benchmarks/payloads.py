@@ -150,6 +150,16 @@ class EchoPayload:
 
 
 @dataclass(frozen=True, slots=True)
+class EchoFractionsPayload(EchoPayload):
+    """The same of numbers that take all their digits in JSON."""
+
+    @property
+    def array(self) -> npt.NDArray[np.float32]:
+        """The tensor, FP32 of shape [1, nbytes / 4]."""
+        return np.random.default_rng(1).random((1, self.nbytes // 4), dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class EchoInStreamPayload(EchoPayload):
     """The same request as one message of ModelStreamInfer."""
 

@@ -11,11 +11,13 @@ from benchmarks.load import (
     GrpcStreamLoad,
     HttpLoad,
     InStreamLoad,
+    JsonLoad,
     Load,
     LoadResult,
     SharedMemoryLoad,
 )
 from benchmarks.payloads import (
+    EchoFractionsPayload,
     EchoInStreamPayload,
     EchoPayload,
     SharedMemoryPayload,
@@ -130,6 +132,16 @@ def _shared_memory_row(name: str, size: str, nbytes: int, model: str, at_most: f
     )
 
 
+def _json_row(n: int, connections: int, at_least: float) -> Row:
+    return Row(
+        f"json-{n}",
+        f"HTTP JSON, {n:,} floats in and out, {connections} connections",
+        JsonLoad(EchoFractionsPayload(4 * n), connections),
+        Measure.THROUGHPUT,
+        _at_least(triton=at_least),
+    )
+
+
 ROWS = (
     Row(
         "grpc-64-1",
@@ -161,6 +173,10 @@ ROWS = (
         # Against mosec where that is the best; another one that is better has to be beaten by as much.
         _at_least(1.2, triton=1.8, mosec=1.2, pytriton=8.0),
     ),
+    _json_row(16, connections=64, at_least=1.5),
+    _json_row(1000, connections=16, at_least=3.0),
+    # An image of 224 x 224 pixels in three colours.
+    _json_row(150_528, connections=2, at_least=4.0),
     Row(
         "stream-64-64",
         "gRPC 64 B, 64 in flight inside one stream",

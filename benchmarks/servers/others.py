@@ -10,7 +10,7 @@ from benchmarks.peers import LITSERVE, MLSERVER, MOSEC, PYTRITON
 from benchmarks.servers.server import ECHO, ECHO_BYTES, MODELS_FOLDER, Api, Ports, Server
 
 _MIB = 1 << 20
-_V2 = frozenset({Api.GRPC, Api.STREAM, Api.SHARED_MEMORY, Api.HTTP_BINARY})
+_V2 = frozenset({Api.GRPC, Api.STREAM, Api.SHARED_MEMORY, Api.HTTP_BINARY, Api.HTTP_JSON})
 _TRITON_ROLES = (("triton_python_backend_stub", "Python backend stub"), ("bin/tritonserver", "tritonserver"))
 _MULTIPROCESSING_ROLE = ("resource_tracker", "multiprocessing resource tracker")
 

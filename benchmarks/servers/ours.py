@@ -19,7 +19,7 @@ class GpuServe(Server):
     title = "gpuserve"
     kind = Kind.OURS
     stop_signal = signal.SIGINT  # SIGTERM has a lame duck
-    apis = frozenset({Api.GRPC, Api.STREAM, Api.SHARED_MEMORY, Api.HTTP_BINARY})
+    apis = frozenset({Api.GRPC, Api.STREAM, Api.SHARED_MEMORY, Api.HTTP_BINARY, Api.HTTP_JSON})
     roles = (("gpuserve_worker", "worker"), ("gpuserve.front", "front"), ("gpuserve serve", "supervisor"))
 
     @property

@@ -7,13 +7,15 @@ to ``json_values``, which has the words for it.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import orjson
 
-from gpuserve_worker.protocol.tensor import numpy_dtype
+from gpuserve_worker.protocol.tensor import ITEMSIZE, numpy_dtype
 
 #: So much of an array is read in one go, so many elements are written: some milliseconds.
 SLICE_NBYTES: Final = 512 << 10
@@ -29,11 +31,13 @@ _FLAT: Final = bytes.maketrans(b"[]", b"  ")
 _STEPS: Final = np.zeros(256, np.int16)
 _STEPS[[ord("["), ord("]")]] = 1, -1
 _IS_NUMBER: Final = np.isin(np.arange(256), list(b"+-.0123456789Ee"))
-#: Of true, false and null.
-_LETTERS: Final = (b"t", b"f", b"n")
-_NOT_NUMBERS: Final = frozenset({"BOOL", "BYTES", "FP16", "BF16"})
+#: What packs a number; it refuses those that do not fit, and fractions for integers.
+_CODES: Final = {
+    **{"FP32": "f", "FP64": "d", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q"},
+    **{"UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q"},
+}
 
-ReadOdd: TypeAlias = Callable[[bytes, int, int], "np.ndarray[Any, Any]"]
+ReadOdd: TypeAlias = Callable[[bytes, int, int], bytes]
 
 
 class LiftedText(NamedTuple):
@@ -74,9 +78,10 @@ def lift(text: bytes | bytearray) -> LiftedText | None:
                 kept = after = end
         at = text.find(_KEY, after)
     parts.append(text[kept:])
-    if not starts or any(PLACE in part or b"Infinity" in part for part in parts):
-        return None
-    return LiftedText(PLACE.join(parts), text, starts, ends)
+    skeleton = PLACE.join(parts)
+    if not starts or skeleton.count(PLACE) != len(starts) or b"Infinity" in skeleton:
+        return None  # it has such words of its own, or none that was lifted
+    return LiftedText(skeleton, text, starts, ends)
 
 
 def _end_of_array(text: bytes | bytearray, start: int) -> int:
@@ -90,34 +95,32 @@ def _end_of_array(text: bytes | bytearray, start: int) -> int:
 
 def short_tensor(text: bytes | bytearray, datatype: str, count: int) -> bytes | None:
     """The elements of a whole array as they are sent; None: there is something about it, whatever it is."""
-    array = _slice_of(text, datatype)
-    return array.tobytes() if array is not None and array.size == count else None
+    data = _packed(text, datatype)
+    return data if data is not None and len(data) == count * ITEMSIZE[datatype] else None
 
 
 def long_tensor(
     text: bytes | bytearray, start: int, end: int, datatype: str, count: int, read_odd: ReadOdd
-) -> tuple[np.ndarray[Any, Any], int]:
-    """The same, slice by slice, of the array that begins and ends there, and how many elements it has: what
-    is over ``count`` is not kept. ``read_odd`` reads a slice, without brackets, that has something about it,
-    and is told where it begins and how many elements are before it. ``NotAsDeep``: its arrays are not.
+) -> tuple[bytearray, int]:
+    """The same, slice by slice, of the array that begins and ends there, and how many elements it has; no
+    more is read where they are over ``count``. ``read_odd`` reads a slice that has something about it, and is
+    told where it begins and how many elements are before it. ``NotAsDeep``: its arrays are not.
     """
     depth = Depth() if text.find(b"[", start + 1, end) >= 0 else None
-    tensor = np.empty(min(count, (end - start) // 2), numpy_dtype(datatype))
-    n = 0
+    tensor, itemsize = bytearray(), ITEMSIZE[datatype]
     for begins, ends in _slices(text, start + 1, end - 1):
         part = bytes(text[begins:ends])
         if depth is not None:
             depth.go_on(part)
             part = part.translate(_FLAT)
         piece = b"[%b]" % part
-        array = _slice_of(piece, datatype)
-        if array is None:
-            array = read_odd(piece, begins, n)
-        tensor[n : n + array.size] = array[: max(0, len(tensor) - n)]
-        n += array.size
+        data = _packed(piece, datatype)
+        tensor += read_odd(piece, begins, len(tensor) // itemsize) if data is None else data
+        if len(tensor) > count * itemsize:
+            return tensor, len(tensor) // itemsize
     if depth is not None:
         depth.finish()
-    return tensor, n
+    return tensor, len(tensor) // itemsize
 
 
 def _slices(text: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -131,33 +134,18 @@ def _slices(text: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int
     yield start, end
 
 
-def _slice_of(piece: bytes | bytearray, datatype: str) -> np.ndarray[Any, Any] | None:
-    """The numbers of a flat array; None: there are none, or something else."""
-    if any(letter in piece for letter in _LETTERS):
+def _packed(text: bytes | bytearray, datatype: str) -> bytes | None:
+    """Numbers as they are sent; None: there are none, other things, or not all of them fit."""
+    code = _CODES.get(datatype)
+    if code is None or b"t" in text or b"f" in text or b"n" in text:  # which true, false and null have
         return None
     try:
-        return _array(orjson.loads(piece), datatype)
-    except orjson.JSONDecodeError:
+        values = orjson.loads(text)
+        while type(values[0]) is list:
+            values = list(chain.from_iterable(values))
+        return struct.pack(f"<{len(values)}{code}", *values)
+    except (orjson.JSONDecodeError, IndexError, TypeError, OverflowError, struct.error):
         return None
-
-
-def _array(values: list[Any], datatype: str) -> np.ndarray[Any, Any] | None:
-    """Numbers of a datatype; None: they are not, or not all of them fit."""
-    dtype = np.dtype(numpy_dtype(datatype)) if datatype not in _NOT_NUMBERS else None
-    if dtype is None or not values:
-        return None
-    try:
-        with np.errstate(over="ignore"):
-            if dtype.kind == "f":
-                array = np.array(values, dtype)
-                return array if np.isfinite(array).all() else None
-            array = np.array(values)
-    except (ValueError, OverflowError, TypeError):
-        return None
-    if array.dtype.kind not in "iu":
-        return None
-    limits = np.iinfo(dtype)
-    return array.astype(dtype) if limits.min <= array.min() and array.max() <= limits.max else None
 
 
 class NotAsDeep(ValueError):
@@ -199,7 +187,5 @@ def written(
     array = np.frombuffer(data, numpy_dtype(datatype))
     for at in range(0, len(array), SLICE_ELEMENTS):
         part = array[at : at + SLICE_ELEMENTS]
-        if array.dtype.kind == "f" and not np.isfinite(part).all():
-            yield write_odd(part)
-        else:
-            yield orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+        text = orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)
+        yield write_odd(part) if b"n" in text else text[1:-1]  # it writes null for NaN

@@ -26,6 +26,7 @@ from gpuserve.front.v2.json_numbers import (
     short_tensor,
     written,
 )
+from gpuserve.front.v2.limits import shown
 from gpuserve_worker.protocol.tensor import decode_bytes, element_count, encode_bytes, numpy_dtype
 
 #: JSON becomes many times its size in Python objects. Larger data has the binary form.
@@ -194,15 +195,18 @@ def lifted_tensor(
     if end - start <= SLICE_NBYTES:
         text = lifted.text[start:end]
         found = short_tensor(text, datatype, count)
-        return tensor_bytes(_decoded(text, start), datatype, count, name) if found is None else found
+        if found is not None:
+            return found
+        return tensor_bytes(_decoded(text, start), datatype, count, shown(name))
+    name = shown(name)
     if datatype in _NO_JSON_DATA or datatype == "BYTES":
         return tensor_bytes([0], datatype, 1, name)  # which refuses it
 
-    def read_odd(piece: bytes, at: int, first: int) -> np.ndarray[Any, Any]:
+    def read_odd(piece: bytes, at: int, first: int) -> bytes:
         elements = _decoded(piece, at - 1)
         if not elements:
             raise malformed("Expecting value", at)
-        return np.frombuffer(_ENCODERS[datatype](elements, datatype, name, first), numpy_dtype(datatype))
+        return _ENCODERS[datatype](elements, datatype, name, first)
 
     try:
         tensor, n = long_tensor(lifted.text, start, end, datatype, count, read_odd)
@@ -210,7 +214,7 @@ def lifted_tensor(
         raise InvalidArgument(f"'data' of input '{name}' has values that are not all equally deep") from None
     if n != count:
         raise InvalidArgument(TOO_FEW if n < count else TOO_MANY)
-    return tensor.view(np.uint8).data
+    return memoryview(tensor)
 
 
 def _decoded(text: bytes | bytearray, start: int) -> list[Any]:

@@ -189,10 +189,8 @@ def _with_elements(one: HeaderInput, lifted: LiftedText) -> HeaderInput:
     if one.lifted is None:
         return one
     name, datatype, shape, *_ = one
-    count = element_count(shape)
-    return HeaderInput(
-        name, datatype, shape, None, lifted_tensor(lifted, one.lifted, datatype, count, shown(name))
-    )
+    data = lifted_tensor(lifted, one.lifted, datatype, element_count(shape), name)
+    return HeaderInput(name, datatype, shape, None, data)
 
 
 def _read_input(entry: Any, position: int) -> HeaderInput:
