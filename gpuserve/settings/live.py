@@ -12,7 +12,13 @@ from typing import Any, Final, NamedTuple
 from gpuserve.settings.server import NATIVE, ServerSettings, live_settings
 
 #: Those that only the server's own transport can change.
-_NATIVE_ALONE: Final = frozenset({"max_connection_age_s"})
+_NATIVE_ALONE: Final = frozenset(
+    {
+        "answer_grace_s", "body_grace_s", "head_timeout_s", "idle_timeout_s", "max_connection_age_s",
+        "max_connections", "max_connections_per_address", "max_streams", "max_unsent_nbytes",
+        "min_answer_rate", "min_body_rate",
+    }
+)  # fmt: skip
 #: Nothing of these is shown to anybody.
 _SECRET: Final = frozenset({"access_token", "access_rules"})
 

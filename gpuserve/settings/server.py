@@ -45,6 +45,10 @@ TERMINATED_LAME_DUCK_S: Final = 2.0
 OFF: Final = "off"
 EXECUTION_COUNT: Final = "execution_count"
 
+#: What a new value of a limit of connections is for.
+_ADMITTED: Final = "connections and streams that are made from now on; transport native alone"
+_AT_ONCE: Final = "all connections at once; transport native alone"
+
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimit:
@@ -177,47 +181,65 @@ class ServerSettings:
         "Connections at once, over all ports but that of health; fewer where the limit of open files does "
         "not allow so many.",
         least=1,
+        live=_ADMITTED,
     )
     max_connections_per_address: int = option(
         8192,
         "Of those, the connections from one address (of IPv6: one /64 network); three quarters of what there "
         "can be at most.",
         least=1,
+        live=_ADMITTED,
     )
     max_streams: int = option(
         16384,
         "Streams of gRPC at once of which something has come, over all connections: those of inference, "
         "watches of health, reflection. From one address three quarters of them at most.",
         least=1,
+        live=_ADMITTED,
     )
     head_timeout_s: float = option(
-        10.0, "Seconds that the head of a request may take, from its first byte on.", least=0
+        10.0,
+        "Seconds that the head of a request may take, from its first byte on.",
+        least=0,
+        live=_AT_ONCE,
     )
     idle_timeout_s: float = option(
-        300.0, "Seconds after which a connection without a request is closed.", least=0
+        300.0,
+        "Seconds after which a connection without a request is closed.",
+        least=0,
+        live=_AT_ONCE,
     )
     body_grace_s: float = option(
         20.0,
         "Seconds over which the rate is measured at which the body of a request comes. Streams of requests "
         "may take as long as they like.",
         least=1,
+        live=_AT_ONCE,
     )
     min_body_rate: int = option(
-        500, "Bytes a second of a request's body that are expected; slower ones are refused.", least=0
+        500,
+        "Bytes a second of a request's body that are expected; slower ones are refused.",
+        least=0,
+        live=_AT_ONCE,
     )
     answer_grace_s: float = option(
-        300.0, "Seconds over which the rate is measured at which a client reads its answers.", least=1
+        300.0,
+        "Seconds over which the rate is measured at which a client reads its answers.",
+        least=1,
+        live=_AT_ONCE,
     )
     min_answer_rate: int = option(
         100,
         "Bytes a second that a client is expected to read of its answers; slower ones are closed.",
         least=0,
+        live=_AT_ONCE,
     )
     max_unsent_nbytes: int = option(
         256 << 20,
         "Bytes of answers that are held for clients that read nothing; then more is refused, and they are "
         "closed.",
         least=1,
+        live=_AT_ONCE,
     )
     load_timeout_s: float = option(
         0.0,

@@ -101,3 +101,13 @@ def test_refusals_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> N
         "a connection is refused: max_connections is 1",
         "a connection is refused: max_connections is 1 (and 2 times the like before)",
     ]
+
+
+def test_limits_change_for_those_who_are_there_and_those_who_come() -> None:
+    one = admission(most=1)
+    seen = one.limits
+    assert one.admit("a", 9)
+    assert not one.admit("b", 9)
+    one.adjust(Limits(max_connections=3, max_connections_per_address=1, idle_timeout_s=2.0))
+    assert seen.idle_timeout_s == 2.0
+    assert [one.admit(address, 9) for address in "abcd"] == [False, True, True, False]

@@ -11,7 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from gpuserve.errors import ResourceExhausted
@@ -30,9 +30,11 @@ _HEAD_NBYTES: Final = 8 << 10
 LOG_INTERVAL_S: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Limits:
-    """The settings of the same names (``gpuserve/settings/server.py``)."""
+    """The settings of the same names (``gpuserve/settings/server.py``). All connections read one object of
+    these, which ``Admission.adjust`` changes.
+    """
 
     max_connections: int = 16384
     max_connections_per_address: int = 8192
@@ -74,14 +76,18 @@ class Admission:
         self.unsent_nbytes: dict[object, int] = {}
         n = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if n_descriptors is None else n_descriptors
         self._n_descriptors = n - min(n_spare, n * n_spare // _MANY_DESCRIPTORS)
-        most = min(self.limits.max_connections, self._n_descriptors)
-        self._n_of_address = min(
-            self.limits.max_connections_per_address, max(1, int(most * _PART_OF_ADDRESS))
-        )
+        self.adjust(self.limits)
         self._by_address: Counter[str | bytes] = Counter()
         self._clock = clock
         self._logged_at = -LOG_INTERVAL_S
         self._n_unlogged = 0
+
+    def adjust(self, limits: Limits) -> None:
+        """Go by these limits from now on; who is there already stays."""
+        for field in fields(Limits):
+            setattr(self.limits, field.name, getattr(limits, field.name))
+        most = min(limits.max_connections, self._n_descriptors)
+        self._n_of_address = min(limits.max_connections_per_address, max(1, int(most * _PART_OF_ADDRESS)))
 
     def admit(self, address: str | None, fd: int) -> bool:
         """Whether a connection from there is taken, whose descriptor has this number; None: a unix socket."""

@@ -35,10 +35,10 @@ def transports(
     settings: ServerSettings,
     listeners: Mapping[str, int],
     grpc_port: int | None,
+    admission: Admission,
 ) -> list[Transport]:
     """The servers on the listeners (descriptors by role); ``grpc_port`` is grpc.aio's own."""
     found: list[Transport] = []
-    admission = Admission(limits_of(settings))
     service.metrics_page.add(lambda: connection_families(admission))
     if settings.transport == GRPCIO and grpc_port is not None:
         found.append(_grpc_aio(service, settings, grpc_port, admission.streams))

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, TypeAlias
 
 from gpuserve.control import messages
 from gpuserve.control.operator import VerbOutcome
+from gpuserve.front.exchange.limits import Limits
 from gpuserve.front.links.worker_link import DeviceLinks
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.gpu_health.fleet import LostGpu
@@ -194,6 +195,7 @@ def _adjust_model_control(parts: FrontParts, settings: ServerSettings) -> None:
 #: Who is told of each. Which settings may change is in ``gpuserve/settings/live.py``; those that are not here
 #: are the supervisor's alone.
 ADJUSTED_HERE: Final[dict[str, _Adjust]] = {
+    **{one.name: lambda parts, now: parts.ports.adjust(now) for one in fields(Limits)},
     "max_connection_age_s": lambda parts, now: parts.ports.limit_age(now.max_connection_age_s),
     "metrics_summaries": lambda parts, now: parts.generations.keep_latencies(now.metrics_summaries),
     "min_healthy_devices": _adjust_readiness,

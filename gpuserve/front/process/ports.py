@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
+from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.process import assembly
 from gpuserve.front.process.certificates import CertificateWatch
@@ -26,6 +27,7 @@ class Ports:
         self._settings = settings
         self._spawn = spawn
         self._transports: list[Transport] = []
+        self._admission = Admission(assembly.limits_of(settings))
 
     async def open(self, listeners: dict[str, int]) -> None:
         """Accept connections on the listeners: descriptors by role ("http", "grpc", "metrics", "health")."""
@@ -33,7 +35,7 @@ class Ports:
         grpc_port = None
         if settings.transport == GRPCIO and "grpc" in listeners:
             grpc_port = _port(listeners.pop("grpc"))
-        self._transports += assembly.transports(service, settings, listeners, grpc_port)
+        self._transports += assembly.transports(service, settings, listeners, grpc_port, self._admission)
         for transport in self._transports:
             await transport.start()
         files = tls_files(settings)
@@ -57,6 +59,10 @@ class Ports:
     @property
     def n_held(self) -> int:
         return sum(one.n_held for one in self._transports)
+
+    def adjust(self, settings: ServerSettings) -> None:
+        """What connections may take is as the settings say now."""
+        self._admission.adjust(assembly.limits_of(settings))
 
     def limit_age(self, max_age_s: float) -> None:
         for transport in self._transports:
