@@ -197,6 +197,12 @@ class ServerSettings:
         least=1,
         live=_ADMITTED,
     )
+    max_half_requests: int = option(
+        16384,
+        "Requests over HTTP/2 that have not come whole, over all connections; looked at about once a second. "
+        "Of more, connections of the address that has the most are closed.",
+        least=1,
+    )
     head_timeout_s: float = option(
         10.0,
         "Seconds that the head of a request may take, from its first byte on.",

@@ -32,7 +32,7 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, closed_at: Path
 ) -> Iterator[OperatedServer]:
     models = [entry(name, decoupled=True) for name in ("count", "floods")]
-    settings = {"host": "127.0.0.1", "max_streams": 8, "transport": request.param}
+    settings = {"host": "127.0.0.1", "max_streams": 8, "max_half_requests": 64, "transport": request.param}
     config = write_config(tmp_path_factory.mktemp("bounded"), models, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLOSED_AT", str(closed_at))
@@ -105,3 +105,16 @@ def test_no_more_events_are_made_than_their_client_reads(server: OperatedServer,
         client.sendall(head.encode() + body)
         time.sleep(2.0)
     assert n_made(closed_at) < 400
+
+
+def test_of_too_many_half_requests_those_of_who_has_most_are_closed(server: OperatedServer) -> None:
+    """Each takes 20 s to be late, and a long head memory for so long."""
+    with Wire(server.addresses["gRPC"]) as few, Wire(server.addresses["gRPC"]) as many:
+        few.send(few.peer.headers(1, GRPC))
+        for number in range(8):
+            many.send(many.peer.headers(2 * number + 1, [*GRPC, ("x-long", "x" * 8192)]))
+        started = time.monotonic()
+        many.read_to_the_end()
+        assert time.monotonic() - started < 3.0
+        few.ping()
+        assert not few.peer.response(1).ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -13,6 +14,7 @@ from gpuserve.config.load import load_file
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.errors import ConfigError
 from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.exchange.exchange import Ends
 from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.settings.server import GRPCIO, NATIVE
@@ -46,7 +48,7 @@ def test_one_that_there_is_not() -> None:
 
 def test_who_holds_nothing_is_not_closed_for_what_others_hold() -> None:
     """Who reads, however slowly, stays; and so does who waits, sends, or has nothing to read."""
-    made = mock.Mock
+    made = partial(mock.Mock, n_half=0)
     reads = made(backlog_nbytes=90, stuck_s=0.0)
     stuck = made(backlog_nbytes=20, stuck_s=9.0)
     idle = made(backlog_nbytes=0, stuck_s=9.0)
@@ -59,3 +61,21 @@ def test_who_holds_nothing_is_not_closed_for_what_others_hold() -> None:
 
     asyncio.run(check())
     assert [one.abort.called for one in (reads, stuck, idle)] == [False, True, False]
+
+
+def test_who_has_most_of_too_many_half_requests_is_closed() -> None:
+    """All connections of an address count together: many with few each go before one that has more."""
+    many = [
+        mock.Mock(backlog_nbytes=0, n_half=4, ends=Ends(("10.0.0.1", n), ("", 0), False)) for n in range(5)
+    ]
+    other = mock.Mock(backlog_nbytes=0, n_half=8, ends=Ends(("10.0.0.2", 1), ("", 0), False))
+
+    async def check() -> None:
+        admission = Admission(Limits(max_half_requests=16))
+        transport = NativeTransport({}, AwaitedRequests(), admission=admission)
+        transport._connections |= {*many, other}
+        transport._check_all()
+
+    asyncio.run(check())
+    assert sum(one.abort.called for one in many) == 3
+    assert not other.abort.called

@@ -62,6 +62,8 @@ class Connection(asyncio.BufferedProtocol):
         #: What waits until the client reads, and for how long that has not moved, as of the last ``check``.
         self.backlog_nbytes = 0
         self.stuck_s = 0.0
+        #: How many requests have not come whole, long heads counted as several, as of then.
+        self.n_half = 0
         self._stuck_watch = Watch()
         self._answer_pace = Pace()
         self._http1 = http1

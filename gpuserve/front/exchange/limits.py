@@ -39,6 +39,7 @@ class Limits:
     max_connections: int = 16384
     max_connections_per_address: int = 8192
     max_streams: int = 16384
+    max_half_requests: int = 16384
     head_timeout_s: float = 10.0
     idle_timeout_s: float = 300.0
     body_grace_s: float = 20.0

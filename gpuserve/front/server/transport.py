@@ -8,14 +8,15 @@ import math
 import os
 import random
 import socket
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.connection import Connection
 from gpuserve.front.exchange.exchange import Accept
-from gpuserve.front.exchange.limits import Admission
+from gpuserve.front.exchange.limits import Admission, source_of
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.exchange.turn import Turn
 from gpuserve.front.server.handshakes import TlsListener, tls_context
@@ -30,6 +31,8 @@ _BACKLOG: Final = 4096
 _CHECK_S: Final = 1.0
 #: And with the shortest of ages.
 _MIN_CHECK_S: Final = 0.1
+#: So long connections are looked at in one go; one with 4096 half requests takes 10 ms.
+_CHECKING_S: Final = 0.005
 #: Of a connection's greatest age.
 _AGE_JITTER: Final = 0.1
 #: A client whose machine is gone without a word is noticed after a minute or two, however quiet it was.
@@ -72,7 +75,7 @@ class NativeTransport(Transport):
         self._servers: list[asyncio.Server | TlsListener] = []
         self._connections: set[Connection] = set()
         self._turn = Turn(self._loop.call_soon)
-        self._check: asyncio.TimerHandle | None = None
+        self._check: asyncio.Handle | None = None
         self.limit_age(max_connection_age_s)
 
     async def start(self) -> None:
@@ -155,17 +158,32 @@ class NativeTransport(Transport):
         return made
 
     def _on_check(self) -> None:
+        self._check_some(iter(list(self._connections)))
+
+    def _check_some(self, left: Iterator[Connection]) -> None:
+        """Check connections for a few milliseconds, the others in the next turn; then all, in a while."""
+        began = self._loop.time()
+        for connection in left:
+            if connection in self._connections:
+                connection.check(began)
+            if self._loop.time() - began > _CHECKING_S:
+                self._check = self._loop.call_soon(self._check_some, left)
+                return
+        self._check_rest(began)
         self._check = self._loop.call_later(self._check_s, self._on_check)
-        self._check_all()
 
     def _check_all(self) -> None:
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check(now)
+        self._check_rest(now)
+
+    def _check_rest(self, now: float) -> None:
         for server in self._servers:
             if isinstance(server, TlsListener):
                 server.check(now)
         self._shed()
+        self._shed_half()
 
     def _shed(self) -> None:
         """Where too much waits to be read, close who reads nothing, with the most first."""
@@ -179,3 +197,23 @@ class NativeTransport(Transport):
                     one.count_late("answer")
                     one.abort()
         self._admission.unsent_nbytes[self] = unsent_nbytes
+
+    def _shed_half(self) -> None:
+        """Where too many requests have not come whole, close who has them, of the address with the most."""
+        most, n = self._admission.limits.max_half_requests, sum([one.n_half for one in self._connections])
+        if n <= most:
+            return
+        holding = [(_address(one), one) for one in self._connections if one.n_half]
+        of_address = Counter[str | bytes]()
+        for address, one in holding:
+            of_address[address] += one.n_half
+        for _, one in sorted(holding, key=lambda pair: (of_address[pair[0]], pair[1].n_half), reverse=True):
+            if n > most:
+                n -= one.n_half
+                one.count_late("body")
+                one.abort()
+
+
+def _address(connection: Connection) -> str | bytes:
+    client = connection.ends.client
+    return source_of(client and client[0])

@@ -16,14 +16,18 @@ from gpuserve.front.server.http2.frames import ErrorCode
 from gpuserve.front.server.http2.stream import State, Stream, refuse
 
 _DEADLINE_EXCEEDED: Final = 4
+_HEAD_NBYTES: Final = 1 << 10
 
 
 class _Seen(NamedTuple):
-    """A body that was not there whole, how it comes, and when its call ends."""
+    """A body that was not there whole, how it comes, and when its call ends. ``weight``: one request, and one
+    more for each KiB of its head.
+    """
 
     pace: Pace
     ends_at: float | None
     timeout_s: float | None
+    weight: int
 
 
 class Bodies:
@@ -33,6 +37,11 @@ class Bodies:
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
+
+    @property
+    def weight(self) -> int:
+        """How many there were when they were last looked at."""
+        return sum([one.weight for one in self._seen.values()])
 
     def late(
         self, now: float, streams: Iterable[Stream], limits: Limits, *, has_room: bool
@@ -45,7 +54,7 @@ class Bodies:
         }
         self._seen = seen
         for stream in [one for one in streams if one.id in seen]:
-            pace, ends_at, timeout_s = seen[stream.id]
+            pace, ends_at, timeout_s, _ = seen[stream.id]
             moved = stream.received_nbytes if has_room and stream.receive_window > 0 else None
             if ends_at is not None and now >= ends_at:
                 yield stream, f"the request did not come whole within its {timeout_s:g} s"
@@ -62,7 +71,8 @@ def _is_awaited(stream: Stream) -> bool:
 
 def _first_seen(stream: Stream, now: float) -> _Seen:
     timeout_s = grpc_timeout_s(stream.head.headers) if stream.head.is_grpc else None
-    return _Seen(Pace(), None if timeout_s is None else now + timeout_s, timeout_s)
+    weight = 1 + sum([len(name) + len(value) for name, value in stream.head.headers]) // _HEAD_NBYTES
+    return _Seen(Pace(), None if timeout_s is None else now + timeout_s, timeout_s, weight)
 
 
 def refuse_late(stream: Stream, text: str) -> None:

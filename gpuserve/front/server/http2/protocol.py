@@ -396,6 +396,7 @@ class Http2:
             for stream, text in late:
                 self.way.count_late("body")
                 refuse_late(stream, text)
+            self.way.n_half = self._bodies.weight
         if self._leaving.is_late(now) and not self._over:
             self._take_last()
         if self._ending.is_stuck(now, self.output.held_nbytes):
