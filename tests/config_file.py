@@ -42,8 +42,8 @@ def model(
     }
 
 
-def models() -> list[dict[str, Any]]:
-    """echo_<DATATYPE> and flat_<DATATYPE> (not batching), and one for each other behaviour."""
+def models(*names: str) -> list[dict[str, Any]]:
+    """echo_<DATATYPE>, flat_<DATATYPE> (not batching), and one for each other behaviour; or those named."""
     made = [
         model(f"echo_{one}", "echo", [tensor("x", one, -1)], [tensor("y", one, -1)], 64) for one in DATATYPES
     ]
@@ -75,7 +75,7 @@ def models() -> list[dict[str, Any]]:
             batching={"max_queue_delay_us": 20_000},
         ),
     ]
-    return made
+    return [one for one in made if not names or one["name"] in names]
 
 
 def write_config(folder: Path, entries: list[dict[str, Any]], **server: Any) -> Path:

@@ -26,9 +26,9 @@ def _grpc_aio() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
-    """The models of ``models()``."""
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    """The models of ``models()``; where the module has ``SERVED``, those, as each is a process to start."""
     folder = tmp_path_factory.mktemp("server")
-    config = write_config(folder, models(), host="127.0.0.1")
+    config = write_config(folder, models(*getattr(request.module, "SERVED", ())), host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses

@@ -48,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, gate: Path) -> Iterator[Add
     x, y = [tensor("x", "FP32", -1)], [tensor("y", "FP32", -1)]
     gated = model("gated", "Gate", [tensor("x", "INT32", 1)], [tensor("seen", "BYTES", 1)], 4)
     made = [
-        *models(),
+        *models(*(f"echo_{datatype}" for datatype in DATATYPES), "parameters"),
         model("still", "echo", x, y, 64, read_only_inputs=True),
         {**gated, "kwargs": {"path": str(gate)}},
     ]

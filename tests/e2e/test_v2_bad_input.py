@@ -22,6 +22,7 @@ from serving import GPUSERVE, Addresses, serving
 from test_v2_inference import metric
 from tritonclient.grpc import service_pb2
 
+SERVED = ("echo_FP32", "echo_BYTES", "parameters")
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 FOUR = np.arange(4, dtype=np.float32).tobytes()
 

@@ -28,7 +28,7 @@ SERVED = {"echo_FP32", "cube", "flat_FP32"}
 
 @pytest.fixture(scope="module")
 def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
-    entries = [one for one in models() if one["name"] in SERVED]
+    entries = models(*SERVED)
     limits = {"host": "127.0.0.1", "max_arena_nbytes": 2 * GIB, "max_intake_nbytes": 4 * MIB}
     limits["max_inflated_nbytes"] = 2 * MIB
     config = write_config(tmp_path_factory.mktemp("claims"), entries, **limits)

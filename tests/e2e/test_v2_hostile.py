@@ -39,7 +39,7 @@ FUZZ = settings(
 def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     """A server that takes up to 1 MiB, and its log."""
     folder = tmp_path_factory.mktemp("hostile")
-    entries = [one for one in models() if one["name"] in SERVED]
+    entries = models(*SERVED)
     limits = {"host": "127.0.0.1", "max_request_nbytes": LIMIT_NBYTES}
     config = write_config(folder, entries, **limits)
     with OperatedServer(config) as started:
