@@ -9,7 +9,7 @@ from typing import TypeAlias
 from http2_peer import Frame, Peer
 
 from gpuserve.front.exchange.exchange import Accept, Ends, Exchange, Piece, Release
-from gpuserve.front.exchange.limits import Limits
+from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.server.http2.protocol import Http2
 from gpuserve.front.server.http2.stream import Stream
 
@@ -30,6 +30,7 @@ class RecordingWay:
         self.ends = Ends(("127.0.0.1", 5), ("127.0.0.1", 80), tls=tls)
         self.full = False
         self.limits = Limits()
+        self.admission = Admission(self.limits)
         self.late: list[str] = []
         self.reading = True
         self.said: list[str] = []

@@ -241,7 +241,7 @@ class ServerSettings:
         live=_AT_ONCE,
     )
     max_unsent_nbytes: int = option(
-        256 << 20,
+        128 << 20,
         "Bytes of answers that are held for clients that read nothing; then more is refused, and they are "
         "closed.",
         least=1,

@@ -281,16 +281,17 @@ class Arena:
                 self._give_up(block.segment)
 
     def shrink(self) -> None:
-        """Called now and then: give up what was empty at the last call, and was not used since. As much as
-        one segment stays, for whoever comes now and then.
+        """Called now and then: give up what was empty at the last call, and was not used since. The oldest
+        segment of the least size stays, for whoever comes now and then.
         """
-        for number, segment in sorted(self._segments.items(), key=lambda one: -one[1].nbytes):
-            if not segment.allocator.empty:
-                continue
-            if segment.is_idle and self._nbytes > SEGMENT_NBYTES:
+        is_oldest = True
+        for number, segment in list(self._segments.items()):
+            if segment.nbytes <= SEGMENT_NBYTES and is_oldest:
+                is_oldest = False
+            elif segment.allocator.empty and segment.is_idle:
                 self._give_up(number)
             else:
-                segment.is_idle = True
+                segment.is_idle = segment.allocator.empty
 
     def segments(self) -> list[tuple[int, int, int]]:
         """(segment, fd, nbytes) of every segment that borrowers know, for one that comes later."""
@@ -325,14 +326,20 @@ class Arena:
         return Block(number, offset, nbytes, view, self)
 
     def _find(self, size: int) -> tuple[int, int] | None:
-        for number, segment in self._segments.items():
-            was_empty = segment.allocator.empty
-            offset = segment.allocator.allocate(size)
-            if offset is not None:
-                if was_empty:
-                    self._empty_nbytes -= segment.reserved_nbytes
-                    segment.is_idle = False
-                return number, offset
+        """Room in a segment that is there. Small blocks go to a large one only where no other has room: they
+        would keep all of it.
+        """
+        for is_last in (False, True):
+            for number, segment in self._segments.items():
+                if (size <= SEGMENT_NBYTES < segment.nbytes) is not is_last:
+                    continue
+                was_empty = segment.allocator.empty
+                offset = segment.allocator.allocate(size)
+                if offset is not None:
+                    if was_empty:
+                        self._empty_nbytes -= segment.reserved_nbytes
+                        segment.is_idle = False
+                    return number, offset
         return None
 
     def _add(self, size: int, *, is_claim: bool) -> tuple[int, int]:

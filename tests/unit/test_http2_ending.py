@@ -250,6 +250,33 @@ def test_answers_that_no_window_lets_through_are_given_up_in_the_end() -> None:
     assert not talk.http2.unanswered
 
 
+def test_what_several_connections_do_not_read_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    body = bytes(1 << 20)
+    talks = [Talk() for _ in range(3)]
+    for talk in talks:
+        talk.way.limits = Limits(max_unsent_nbytes=3 << 20)
+        talk.way.admission = talks[0].way.admission
+        for n, stream_id in enumerate((1, 3, 5)):
+            talk.feed(talk.peer.request(stream_id))
+            if n < 2:
+                talk.sinks[n].exchange.answer(OK, (body,), len(body))
+    now += STUCK_S
+    last = talks[2]
+    last.sinks[2].exchange.answer(OK, (body,), len(body))
+    last.read()
+    assert dict(last.peer.responses[5].heads[0])["grpc-status"] == "8"
+    for talk in talks[:2]:
+        talk.http2.lost()
+    last.feed(last.peer.request(7))
+    last.sinks[3].exchange.answer(OK, (body,), len(body))
+    last.read()
+    assert "grpc-status" not in dict(last.peer.responses[7].heads[0]), "the others have gone"
+    last.http2.lost()
+    assert last.way.admission.held_nbytes == 0
+
+
 def test_a_client_that_reads_nothing_is_answered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

@@ -124,23 +124,34 @@ def test_what_nothing_has_used_from_one_look_to_the_next_is_given_up(
     arena: Arena, borrower: Borrower
 ) -> None:
     blocks = [arena.allocate(nbytes) for nbytes in (100, 3 * SEGMENT_NBYTES, SEGMENT_NBYTES)]
-    first, large, second = (block.segment for block in blocks)
+    _, large, second = (block.segment for block in blocks)
     for block in blocks:
         arena.free(block)
     arena.shrink()
     assert borrower.dropped == [], "all of it was in use since the last look"
     arena.free(arena.allocate(2 * SEGMENT_NBYTES))
     arena.shrink()
-    assert borrower.dropped == [first, second]
+    assert borrower.dropped == [second]
     held = arena.allocate(2 * SEGMENT_NBYTES)
     for _ in range(3):
         arena.shrink()
     arena.free(held)
     arena.shrink()
-    assert borrower.dropped == [first, second]
+    assert borrower.dropped == [second]
     arena.shrink()
-    assert borrower.dropped == [first, second, large]
-    assert arena.statistics().nbytes == 0
+    assert borrower.dropped == [second, large]
+    assert arena.statistics().nbytes == SEGMENT_NBYTES
+
+
+def test_small_blocks_keep_no_large_segment(arena: Arena, borrower: Borrower) -> None:
+    large = arena.allocate(3 * SEGMENT_NBYTES)
+    small = arena.allocate(100)
+    arena.free(large)
+    arena.free(small)
+    for _ in range(3):
+        arena.free(arena.allocate(100))
+        arena.shrink()
+    assert borrower.dropped == [large.segment]
 
 
 def test_one_segment_stays_for_who_comes_now_and_then(arena: Arena, borrower: Borrower) -> None:

@@ -46,7 +46,7 @@ class Limits:
     min_body_rate: int = 500
     answer_grace_s: float = 300.0
     min_answer_rate: int = 100
-    max_unsent_nbytes: int = 256 << 20
+    max_unsent_nbytes: int = 128 << 20
 
 
 def slow_body(limits: Limits) -> str:
@@ -73,6 +73,8 @@ class Admission:
         self.streams = OpenStreams(self)
         #: Connections, and requests, that were ended for what was waited for too long.
         self.late = dict.fromkeys(("idle", "head", "body", "answer", "handshake"), 0)
+        #: What of answers waits on all connections until windows of HTTP/2 let it through.
+        self.held_nbytes = 0
         #: What clients have not read of their answers, by transport, as of the last look.
         self.unsent_nbytes: dict[object, int] = {}
         n = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if n_descriptors is None else n_descriptors

@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -40,7 +39,7 @@ class Intake:
         #: Whether who can wait should, before more is read.
         self.is_crowded = False
         self.refused = 0
-        self._by_source: Counter[str | bytes] = Counter()
+        self._by_source: dict[str | bytes, int] = {}
         self._available_nbytes = available_nbytes
         self._allowed_nbytes = 0
         self._told_at = -math.inf
@@ -50,7 +49,9 @@ class Intake:
         there is no room for them.
         """
         total = self.nbytes + nbytes
-        of_source = self._by_source[source] + nbytes if source else 0
+        of_source = nbytes if source else 0
+        if source in self._by_source:
+            of_source += self._by_source[source]
         if nbytes <= 0:
             self._allowed_nbytes = min(self._allowed_nbytes, total + _LOOK_NBYTES)
         elif total > self.limit_nbytes:
@@ -75,8 +76,8 @@ class Intake:
         self.nbytes = total
         if of_source:
             self._by_source[source] = of_source
-        elif source:
-            self._by_source.pop(source, None)
+        elif source in self._by_source:
+            del self._by_source[source]
         self.is_crowded = 2 * total > self.limit_nbytes
 
     def refusal(self, why: str) -> NoMemory:

@@ -96,16 +96,24 @@ class Output:
         """So much more is to be sent of a stream."""
         if not self.held_nbytes:
             self.moved_at = time.monotonic()
-        self.held_nbytes += nbytes
+        self._change_held(nbytes)
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether so much more may wait for the client: always while it reads, else up to a limit."""
-        if not self.held_nbytes or self.held_nbytes + nbytes <= self._way.limits.max_unsent_nbytes:
+        """Whether so much more may wait for the client: always while it reads, else up to a limit of what
+        waits for all clients together.
+        """
+        way = self._way
+        if not self.held_nbytes or way.admission.held_nbytes + nbytes <= way.limits.max_unsent_nbytes:
             return True
         return time.monotonic() - self.moved_at < STUCK_S
 
+    def _change_held(self, nbytes: int) -> None:
+        self.held_nbytes += nbytes
+        self._way.admission.held_nbytes += nbytes
+
     def drop(self, stream: Stream) -> None:
-        self.held_nbytes -= stream.unsent_nbytes
+        if stream.unsent_nbytes:
+            self._change_held(-stream.unsent_nbytes)
         self._turns.pop(stream, None)
         self._ends.pop(stream, None)
 
@@ -160,7 +168,7 @@ class Output:
         nbytes = before - stream.unsent_nbytes
         if nbytes:
             self.window -= nbytes
-            self.held_nbytes -= nbytes
+            self._change_held(-nbytes)
             self.sent_nbytes += nbytes
             self.moved_at = time.monotonic()
         release = stream.take_release() if stream.through else None
