@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Final
 
 from benchmarks.attacks.connections import Attack, Calls, Victim, crowd
@@ -91,7 +92,35 @@ def large_bodies(victim: Victim) -> None:
     _ask(victim, call_headers(), framed(message(_LARGE_NBYTES // 4)), 12)
 
 
+def json_numbers(victim: Victim) -> None:
+    """Right requests of 48 MiB of numbers in JSON."""
+    n = 4 * MIB
+    _json(
+        victim, b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,%d],"data":[%b]}]}', n, b"0.123456789"
+    )
+
+
+def json_values(victim: Victim) -> None:
+    """The same of short texts, which no array of numbers is."""
+    n = 12 * MIB
+    _json(victim, b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1,%d],"data":[%b]}]}', n, b'"a"')
+
+
+def _json(victim: Victim, document: bytes, n: int, element: bytes) -> None:
+    body = document % (n, b",".join([element] * n))
+    head = http_infer(1)[0].partition(b"Inference-Header")[0]
+    request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+    def talk() -> None:
+        with Attack(victim.http, victim) as attack:
+            attack.pour(repeat(request))
+
+    crowd(victim, 4, talk)
+
+
 ATTACKS: Final = {
+    "json-numbers": json_numbers,
+    "json-values": json_values,
     "claims-grpc": claims_grpc,
     "claims-http": claims_http,
     "bombs-unary": bombs_unary,

@@ -32,6 +32,9 @@ _OLD_COLLECTIONS: Final = 10
 _REUSED_NBYTES: Final = 4 << 20
 #: And so much free memory is kept.
 _KEPT_NBYTES: Final = 32 << 20
+#: How long the loop waits for another thread that computes. With Python's default, 5 ms, each system call of
+#: the loop while a long JSON is read gave the thread as long.
+_SWITCH_S: Final = 0.0005
 #: The messages of the protocol are two modules of this package, which itself is a client: it brings grpcio,
 #: a fifth of the memory of a front that never uses it.
 _CLIENT_PACKAGE: Final = "tritonclient.grpc"
@@ -65,6 +68,7 @@ def main(argv: list[str]) -> int:
 
     raise_descriptor_limit()
     control = socket.socket(fileno=control_fd)
+    sys.setswitchinterval(_SWITCH_S)
     gc.freeze()  # modules stay; collections need not walk them
     gc.set_threshold(_YOUNG_OBJECTS, 20, _OLD_COLLECTIONS)
     gc.enable()

@@ -17,10 +17,14 @@ import orjson
 
 from gpuserve_worker.protocol.tensor import ITEMSIZE, numpy_dtype
 
-#: So much of an array is read in one go, so many elements are written: some milliseconds.
-SLICE_NBYTES: Final = 512 << 10
-SLICE_ELEMENTS: Final = 32 << 10
+#: An array up to here is read at once.
+SHORT_NBYTES: Final = 256 << 10
+#: So much of a longer one is read in one go, so many elements are written: a millisecond.
+SLICE_NBYTES: Final = 128 << 10
+SLICE_ELEMENTS: Final = 8 << 10
 MAX_DEPTH: Final = 100
+#: So much of a text is looked through in one go.
+SEARCHED_NBYTES: Final = 2 << 20
 #: What stands in a text for an array that was lifted, as no request has it.
 PLACE: Final = b"NaN"
 
@@ -59,7 +63,7 @@ class LiftedText(NamedTuple):
 
 def lift(text: bytes | bytearray) -> LiftedText | None:
     """Take the arrays that may be of numbers out of the members "data"; None: there are none."""
-    at, kept = text.find(_KEY), 0
+    at, kept = _next_key(text, 0), 0
     if at < 0:
         return None
     parts: list[bytes | bytearray] = []
@@ -76,12 +80,21 @@ def lift(text: bytes | bytearray) -> LiftedText | None:
                 starts.append(start)
                 ends.append(end)
                 kept = after = end
-        at = text.find(_KEY, after)
+        at = _next_key(text, after)
     parts.append(text[kept:])
     skeleton = PLACE.join(parts)
     if not starts or skeleton.count(PLACE) != len(starts) or b"Infinity" in skeleton:
         return None  # it has such words of its own, or none that was lifted
     return LiftedText(skeleton, text, starts, ends)
+
+
+def _next_key(text: bytes | bytearray, start: int) -> int:
+    """Where the next one is, or -1. A text is searched in parts, as the interpreter waits for each."""
+    for begins in range(start, len(text), SEARCHED_NBYTES):
+        at = text.find(_KEY, begins, begins + SEARCHED_NBYTES + len(_KEY) - 1)
+        if at >= 0:
+            return at
+    return -1
 
 
 def _end_of_array(text: bytes | bytearray, start: int) -> int:

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -18,8 +18,9 @@ import numpy as np
 from gpuserve.errors import InvalidArgument, ResourceExhausted
 from gpuserve.front.v2.json_numbers import (
     MAX_DEPTH,
+    SEARCHED_NBYTES,
+    SHORT_NBYTES,
     SLICE_ELEMENTS,
-    SLICE_NBYTES,
     LiftedText,
     NotAsDeep,
     long_tensor,
@@ -42,6 +43,8 @@ MAX_INT64: Final = (1 << 63) - 1
 #: A JSON string, or an unterminated one up to the end: it always matches at a quote, so the scan is
 #: linear whatever the text is.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+#: What ends with a comma or a colon outside of strings, or with a string after which comes neither.
+_VALUE: Final = re.compile(rb'[^",:]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^",:]*+)?[,:]?', re.DOTALL)
 #: Brackets as steps of the depth, read as int8; every other byte is deleted.
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS: Final = bytes(code for code in range(256) if code not in b"[]{}")
@@ -119,17 +122,19 @@ def check_json_size(nbytes: int) -> None:
 
 
 def _check_values(text: bytes | bytearray) -> None:
-    if len(text) > MAX_VALUES and _n_values(text) > MAX_VALUES:
-        n = _n_values(_STRING.sub(b"", text))
-        if n > MAX_VALUES:
+    """Refuse what takes long to parse. A text in a string may have any number of commas."""
+    if len(text) > MAX_VALUES and _n_marks(text) > MAX_VALUES:
+        found = islice(_VALUE.finditer(text), MAX_VALUES + 1)
+        if sum(1 for _ in found) > MAX_VALUES:
             raise ResourceExhausted(
-                f"the request JSON holds {n} values, expected at most {MAX_VALUES} beside the arrays of "
-                "numbers in 'data'. Please use the binary data format for large inputs"
+                f"the request JSON holds more than {MAX_VALUES} values beside the arrays of numbers in "
+                "'data'. Please use the binary data format for large inputs"
             )
 
 
-def _n_values(text: bytes | bytearray) -> int:
-    return text.count(b",") + text.count(b":")
+def _n_marks(text: bytes | bytearray) -> int:
+    parts = range(0, len(text), SEARCHED_NBYTES)
+    return sum(text.count(mark, at, at + SEARCHED_NBYTES) for mark in (b",", b":", b'"') for at in parts)
 
 
 def is_too_deep(text: bytes | bytearray) -> bool:
@@ -192,7 +197,7 @@ def lifted_tensor(
 ) -> bytes | memoryview:
     """The elements of an array that was lifted, as ``tensor_bytes``; its errors, and ``Malformed``."""
     start, end = lifted.starts[number], lifted.ends[number]
-    if end - start <= SLICE_NBYTES:
+    if end - start <= SHORT_NBYTES:
         text = lifted.text[start:end]
         found = short_tensor(text, datatype, count)
         if found is not None:

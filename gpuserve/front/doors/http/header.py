@@ -8,7 +8,7 @@ import functools
 from typing import Any, Final, NamedTuple
 
 from gpuserve.errors import Internal, InvalidArgument, RequestError
-from gpuserve.front.v2.json_numbers import SLICE_NBYTES, LiftedText, lift
+from gpuserve.front.v2.json_numbers import SHORT_NBYTES, LiftedText, lift
 from gpuserve.front.v2.json_values import (
     MAX_INT64,
     TOO_FEW,
@@ -172,7 +172,7 @@ def _lifted_header(lifted: LiftedText) -> InferHeader | None:
         header = _skeleton_of(lifted)
         return header._replace(inputs=tuple([_with_elements(one, lifted) for one in header.inputs]))
     except RequestError:
-        if len(lifted.text) <= SLICE_NBYTES:
+        if len(lifted.text) <= SHORT_NBYTES:
             return None
         raise
 

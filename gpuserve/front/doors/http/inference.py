@@ -27,10 +27,9 @@ from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.service.service import InferenceService
+from gpuserve.front.v2.json_numbers import SHORT_NBYTES
 from gpuserve.front.v2.types import InferRequest, InferResponse
 
-#: Longer JSON is read and written by a thread, slice by slice: the loop goes on between.
-LONG_JSON_NBYTES: Final = 256 << 10
 _NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
@@ -68,6 +67,7 @@ class HttpInference:
         self.max_request_nbytes = max_request_nbytes
         self.inflation = service.inflation.within(max_request_nbytes)
         self.forwarding = forwarding
+        #: For JSON that is not short, which it reads and writes slice by slice: the loop goes on between.
         #: One for all: each more would hold the interpreter as long as the loop waits for it.
         self.executor = ThreadPoolExecutor(1, "json")
 
@@ -181,7 +181,7 @@ class InferPost:
             self._share = share
             scanner = self._scanner = HttpBodyScanner(head, self._driver.claim, most, share)
         scanner.feed(data)
-        if end and scanner.json_nbytes > LONG_JSON_NBYTES:
+        if end and scanner.json_nbytes > SHORT_NBYTES:
             off_loop(scanner.json_nbytes, scanner.finish, self._on_read, self._door.executor)
         elif end:
             found = scanner.finish()
@@ -219,9 +219,9 @@ class InferPost:
             self.refuse(answer or Internal("a stream ended that was no stream"))
             return
         form = self._form
-        if not form.everything and sum([len(one.data) for one in answer.outputs]) > LONG_JSON_NBYTES:
+        if not form.everything and sum([len(one.data) for one in answer.outputs]) > SHORT_NBYTES:
             work = partial(self._encoded, pending, answer)
-            off_loop(LONG_JSON_NBYTES, work, partial(self._on_encoded, answer), self._door.executor)
+            off_loop(SHORT_NBYTES, work, partial(self._on_encoded, answer), self._door.executor)
             return
         try:
             encoded = self._encoded(pending, answer)

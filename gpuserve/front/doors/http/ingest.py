@@ -33,7 +33,7 @@ from gpuserve.front.doors.http.codec import (
 )
 from gpuserve.front.doors.http.header import InferHeader, OutputForm, header_for
 from gpuserve.front.memory.intake import Share
-from gpuserve.front.v2.json_numbers import SLICE_NBYTES
+from gpuserve.front.v2.json_numbers import SHORT_NBYTES
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor
 from gpuserve.states import StepTable
 from gpuserve_worker.memory.arena import Block
@@ -257,7 +257,7 @@ class HttpBodyScanner:
             self._enter(BodyPart.WHOLE)
             return
         self._json_nbytes = parse_header_length(header_length, content_length)
-        if 0 < self._json_nbytes <= SLICE_NBYTES:
+        if 0 < self._json_nbytes <= SHORT_NBYTES:
             self._enter(BodyPart.JSON)
         elif self._json_nbytes or content_length is None:
             self._enter(BodyPart.WHOLE)
