@@ -61,6 +61,10 @@ def stated(sent: bytes, cut: bool) -> Talk:
         # frames of a wrong size
         (FRAME_SIZE_ERROR, frame(DATA, 0, 1, bytes(BIG + 1))[:9]),
         (FRAME_SIZE_ERROR, frame(99, 0, 1, bytes(BIG + 1))[:9]),
+        # and those that would be kept until they are whole
+        (ENHANCE_YOUR_CALM, frame(HEADERS, 0, 1, bytes(66_000))[:9]),
+        (ENHANCE_YOUR_CALM, frame(SETTINGS, payload=bytes(66_000))[:60_000]),
+        (ENHANCE_YOUR_CALM, OPEN + frame(DATA, PADDED, 1, bytes(66_000))[:9]),
         (FRAME_SIZE_ERROR, frame(PING, payload=bytes(7))),
         (FRAME_SIZE_ERROR, frame(SETTINGS, payload=bytes(5))),
         (FRAME_SIZE_ERROR, frame(SETTINGS, ACK, payload=bytes(6))),

@@ -26,8 +26,12 @@ logger = logging.getLogger(__name__)
 MAX_CONCURRENT_STREAMS: Final = 4096
 #: What a client may send on one connection before it is used up.
 CONNECTION_WINDOW: Final = 64 << 20
-#: What a client may put in one frame. What comes of a DATA frame is used at once; others are kept whole.
+#: What a client may put in one frame. What comes of a DATA frame is used at once; others, and those with
+#: padding, are kept until they are whole, so they may have what a head may.
 FRAME_NBYTES: Final = 256 << 10
+_WHOLE_NBYTES: Final = MAX_HEAD_NBYTES + 256
+#: Of a frame that is passed over, for it is of no type that is known.
+_NO_STREAM: Final = -1
 #: Streams that we ended first, of which something may still come.
 _EARLY: Final = 1024
 #: Who cuts a header block into parts this small wants to keep us busy.
@@ -63,7 +67,7 @@ class Http2:
         self._blocks = BlockReader()
         #: The beginning of a frame that has not come whole.
         self._kept = b""
-        #: Of a DATA frame that has not: its stream, its flags, and how much is to come.
+        #: Of a DATA frame that has not, or one to pass over: its stream, its flags, and how much is to come.
         self._body_left = (0, 0, 0)
         self._receive_window = CONNECTION_WINDOW
         self._uncredited = 0
@@ -168,6 +172,14 @@ class Http2:
                 if len(data) > h2.HEAD_NBYTES:
                     self._body(stream_id & h2.STREAM_MASK, data[h2.HEAD_NBYTES :], length - left, end=False)
                 return
+            if kind > FrameType.CONTINUATION and self._control.settled and self._blocks.unfinished is None:
+                self._patience.spend()
+                self._body_left = _NO_STREAM, 0, length + h2.HEAD_NBYTES - len(data)
+                return
+            if length > _WHOLE_NBYTES:
+                raise ConnectionFailed(
+                    ErrorCode.ENHANCE_YOUR_CALM, f"{length} bytes in a frame that is no body's"
+                )
         self._kept = bytes(data)
 
     def _go_on(self, data: Piece) -> Piece:
@@ -176,7 +188,8 @@ class Http2:
         part = data[:left]
         left -= len(part)
         self._body_left = stream_id, flags, left
-        self._body(stream_id, part, len(part), end=flags == 1 and not left)
+        if stream_id != _NO_STREAM:
+            self._body(stream_id, part, len(part), end=flags == 1 and not left)
         return data[len(part) :]
 
     # ---- frames in ------------------------------------------------------------------------
