@@ -264,12 +264,23 @@ def test_what_needs_no_body_is_answered_before_it_has_come() -> None:
 
 def test_endpoints_that_only_tell_need_no_task() -> None:
     async def test(house: House) -> None:
-        paths = (b"/v2", b"/v2/health/live", b"/v2/models/m", b"/v2/models/m/config", b"/v2/models/stats",
-                 b"/openapi.json", b"/docs", b"/v2/gpus", b"/v2/trace/setting", b"/v2/logging",
+        paths = (b"/v2", b"/v2/health/live", b"/v2/models/m", b"/v2/models/m/config", b"/docs",
+                 b"/v2/gpus", b"/v2/trace/setting", b"/v2/logging",
                  b"/v2/systemsharedmemory/status")  # fmt: skip
         for path in paths:
             assert house.talk().feed(get(path)).status == 200, path
         assert house.requests.tasks == set()
+
+    run(test)
+
+
+def test_what_is_told_of_all_models_is_made_beside_other_requests() -> None:
+    async def test(house: House) -> None:
+        for path in (b"/v2/models/stats", b"/openapi.json", b"/metrics"):
+            talk = house.talk().feed(get(path))
+            assert talk.way.sent == b""
+            await house.scene.settle()
+            assert talk.status == 200
 
     run(test)
 

@@ -101,7 +101,8 @@ ALLOWED = {
         "gpuserve/front/memory gpuserve/front/models gpuserve/front/service gpuserve/front/v2 "
         "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors/http/docs_page": "gpuserve/front/exchange",
-    "gpuserve/front/doors/openapi": "gpuserve/declare gpuserve/front/v2 gpuserve_worker/protocol",
+    "gpuserve/front/doors/openapi":
+        "gpuserve/declare gpuserve/front/observe gpuserve/front/v2 gpuserve_worker/protocol",
     "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/memory",
     "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/memory":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -21,9 +23,22 @@ from gpuserve.front.doors.openapi.description import Description, document
 from gpuserve.settings.access import TOKEN_HEADER
 from gpuserve_worker.protocol.tensor import ITEMSIZE, TensorSpec, element_count
 
+
+def read(making: Generator[None, None, bytes]) -> Any:
+    """The document as a client reads it, once all steps are made."""
+    made = b""
+    while not made:
+        try:
+            next(making)
+        except StopIteration as end:
+            made = end.value
+    assert made.isascii()
+    return json.loads(made)
+
+
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\u2028"
 NO_JSON = {"FP16", "BF16"}
-DOCUMENT = document("s", "1", [], admin=True)
+DOCUMENT = read(document("s", "1", [], admin=True))
 OPERATIONS = [
     (method.upper(), path, operation)
     for path, item in DOCUMENT["paths"].items()
@@ -48,8 +63,7 @@ def spec(
 
 
 def described(*specs: ModelSpec) -> Any:
-    """The document as a client reads it."""
-    return json.loads(Description("triton", "1.0").body(specs))
+    return read(document("triton", "1.0", specs))
 
 
 def tensors(prefix: str) -> st.SearchStrategy[tuple[TensorSpec, ...]]:
@@ -96,7 +110,7 @@ def test_every_reference_leads_somewhere_and_every_part_is_used() -> None:
 
 
 def test_the_admin_api_is_described_where_there_is_one() -> None:
-    without = document("s", "1", [])
+    without = read(document("s", "1", []))
     assert "admin" not in json.dumps(without)
     assert {path for path in DOCUMENT["paths"] if path.startswith(ADMIN_PREFIX)} == set(
         DOCUMENT["paths"]
@@ -114,15 +128,27 @@ def test_every_datatype_and_the_header_of_tokens_are_those_of_the_server() -> No
 @pytest.mark.parametrize("specs", [(), (spec(),), (spec("a"), spec("b.c-d", decoupled=True, size=0))])
 @pytest.mark.parametrize("admin", [False, True])
 def test_the_document_is_openapi(specs: tuple[ModelSpec, ...], admin: bool) -> None:
-    check_openapi(document("triton", "1.0", specs, admin=admin))
+    check_openapi(read(document("triton", "1.0", specs, admin=admin)))
 
 
 def test_the_document_follows_the_models() -> None:
-    description, first = Description("triton", "1.0"), spec("first")
-    before = description.body([first])
-    assert description.body([first]) is before
-    changed = spec("first", inputs=(TensorSpec("other", "INT8", ()),))
-    after = [description.body(specs) for specs in ([changed], [], [first, spec("second")])]
+    first = spec("first")
+    specs = [first]
+    description = Description("triton", "1.0", lambda: list(specs))
+
+    async def body(*given: ModelSpec) -> bytes:
+        specs[:] = given
+        one, other = await asyncio.gather(description.body(), description.body())
+        assert one is other
+        return one
+
+    async def bodies() -> list[bytes]:
+        before = await body(first)
+        assert await body(first) is before
+        changed = spec("first", inputs=(TensorSpec("other", "INT8", ()),))
+        return [await body(changed), await body(), await body(first, spec("second"))]
+
+    after = asyncio.run(bodies())
     assert [body.count(b"/v2/models/first/infer") for body in after] == [1, 0, 1]
     assert b'"other"' in after[0]
     assert b"/v2/models/second/infer" in after[2]
@@ -204,9 +230,7 @@ def test_any_model_makes_a_valid_document(model: ModelSpec) -> None:
 
 def test_names_are_data_and_stay_what_they_are() -> None:
     hostile = spec("m", inputs=(TensorSpec(HOSTILE, "INT8", (2,)),), outputs=())
-    body = Description(HOSTILE, "1").body([hostile])
-    assert body.isascii()
-    made = json.loads(body)
+    made = read(document(HOSTILE, "1", [hostile]))
     assert made["info"]["title"] == HOSTILE
     content = made["paths"]["/v2/models/m/generate"]["post"]["requestBody"]["content"]["application/json"]
     assert content["example"] == {HOSTILE: [1, 1]}

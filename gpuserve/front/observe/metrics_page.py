@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,13 +10,12 @@ from typing import Final, Generic, TypeVar
 from gpuserve.front.observe import triton_metrics
 from gpuserve.front.observe.machine_metrics import CpuMetrics
 from gpuserve.front.observe.metrics import InstanceMetrics, ModelMetrics
+from gpuserve.front.observe.sliced_page import SlicedPage
 from gpuserve.front.observe.triton_metrics import Family, Labels, family, histogram_family, labels_of
 from gpuserve.front.v2.statistics import Executions, total
 
 T = TypeVar("T")
 
-#: How long the page may be worked at before others have their turn.
-_SLICE_S: Final = 0.002
 #: So many instances are one step.
 _SLICE_INSTANCES: Final = 16
 #: A counter of each model: its name after "gpuserve_" and before "_total", what it is, and its value.
@@ -70,18 +68,14 @@ class MetricsPage:
         self._version = version
         self._cache_nbytes = cache_nbytes
         self._machine: list[Callable[[], Iterable[Family]]] = [CpuMetrics().families, gpus]
-        #: The page that is being made, and the one after it.
-        self._present: asyncio.Task[bytes] | None = None
-        self._next: asyncio.Task[bytes] | None = None
+        self._sliced = SlicedPage(lambda: self._rendering(self._machine))
 
     def add(self, families: Callable[[], Iterable[Family]]) -> None:
         self._machine.append(families)
 
     async def page(self) -> bytes:
         """The page, made in slices between which others have their turn; who ask meanwhile share the next."""
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_task(self._made_after(self._present))
-        return await asyncio.shield(self._next)
+        return await self._sliced.page()
 
     def render(self) -> bytes:
         """The page without the machine's metrics, in one go."""
@@ -91,20 +85,6 @@ class MetricsPage:
                 next(rendering)
             except StopIteration as end:
                 return bytes(end.value)
-
-    async def _made_after(self, before: asyncio.Task[bytes] | None) -> bytes:
-        if before is not None:
-            await asyncio.wait([before])
-        self._present, self._next = self._next, None
-        rendering = self._rendering(self._machine)
-        while True:
-            ends_at = time.monotonic() + _SLICE_S
-            try:
-                while time.monotonic() < ends_at:
-                    next(rendering)
-            except StopIteration as end:
-                return bytes(end.value)
-            await asyncio.sleep(0)
 
     def _rendering(self, machine: Iterable[Callable[[], Iterable[Family]]]) -> Generator[None, None, bytes]:
         """Make the page in short steps; what is said of a model, and of some instances, is of one moment."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from gpuserve.declare.spec import ModelSpec
@@ -107,6 +107,9 @@ class ModelTable:
     def all(self) -> list[Driver]:
         return [driver for versions in self._versions.values() for driver in versions.values()]
 
+    def all_specs(self) -> list[ModelSpec]:
+        return [driver.spec for driver in self.all()]
+
     def own(self) -> list[Driver]:
         """The same without those of attached programs, which cannot take the server out of service."""
         return [driver for driver in self.all() if driver.spec.name not in self._attached]
@@ -165,8 +168,10 @@ class ModelTable:
         spec = self.find(name, version).spec
         return model_config(spec, [one.version for one in self.specs(spec.name)])
 
-    def statistics(self, name: str, version: str) -> list[StatisticsEntry]:
-        """What became of requests of a version, a model, or all models (""); raises InvalidArgument."""
+    def statistics(self, name: str = "", version: str = "") -> Iterator[StatisticsEntry]:
+        """What became of requests of a version, a model, or all models, each at the time when it is taken;
+        raises InvalidArgument.
+        """
         number = version and str(version_number(name, version))
         found = self.of(name) if name else [one for each in sorted(self._versions) for one in self.of(each)]
         if name and not found:
@@ -175,10 +180,10 @@ class ModelTable:
             found = [one for one in found if str(one.spec.version) == number]
             if not found:
                 raise InvalidArgument(f"requested model version is not available for model '{shown(name)}'")
-        return [
+        return (
             one.metrics.statistics_entry(self._gpus.memory_of(one.spec.name, one.metrics.version))
             for one in found
-        ]
+        )
 
     def index(self, *, ready_only: bool = False) -> list[IndexEntry]:
         """Every version of every model with its state; a model that was never loaded by its name alone."""

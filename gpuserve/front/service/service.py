@@ -15,12 +15,14 @@ from gpuserve.front.memory.regions import RegionTable
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics_page import MetricsPage
+from gpuserve.front.observe.sliced_page import SlicedPage
 from gpuserve.front.observe.triton_metrics import Family, family
 from gpuserve.front.service.control import AdminControl, LogControl, Questions, RepositoryControl, Say
 from gpuserve.front.service.health import ServerHealth
 from gpuserve.front.service.inference import Inference
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.service.trace_control import TraceControl
+from gpuserve.front.v2 import statistics_codec
 from gpuserve.front.v2.health import Watchers
 from gpuserve.front.v2.limits import InflationLimits
 from gpuserve.settings.server import ServerSettings
@@ -69,6 +71,8 @@ class InferenceService:
     metrics_page: MetricsPage
     intake: Intake
     inflation: InflationLimits
+    #: The statistics of all models, by JSON and as a message.
+    statistics: tuple[SlicedPage, SlicedPage]
     version: str = VERSION
     extensions: tuple[str, ...] = EXTENSIONS
 
@@ -110,8 +114,13 @@ def inference_service(
     intake = Intake(settings.max_intake_nbytes)
     inflation = InflationLimits(settings.max_inflated_nbytes, settings.max_inflation_ratio)
     page.add(partial(_intake_families, intake))
+    statistics = (
+        SlicedPage(lambda: statistics_codec.json_in_steps(models.statistics())),
+        SlicedPage(lambda: statistics_codec.message_in_steps(models.statistics())),
+    )
+    inference = Inference(models, regions)
     return InferenceService(
-        settings.name, Inference(models, regions), models, health, control, page, intake, inflation
+        settings.name, inference, models, health, control, page, intake, inflation, statistics
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 from tritonclient.grpc import service_pb2 as pb
@@ -20,6 +20,24 @@ def message(entries: Iterable[StatisticsEntry]) -> Any:
 
 def json_body(entries: Iterable[StatisticsEntry]) -> bytes:
     return compact({"model_stats": [_entry(one) for one in entries]}).encode()
+
+
+def message_in_steps(entries: Iterable[StatisticsEntry]) -> Generator[None, None, bytes]:
+    """The serialised message; its entries follow one another, so each can be written by itself."""
+    parts: list[bytes] = []
+    for one in entries:
+        parts.append(message([one]).SerializeToString())
+        yield
+    return b"".join(parts)
+
+
+def json_in_steps(entries: Iterable[StatisticsEntry]) -> Generator[None, None, bytes]:
+    """As ``json_body``."""
+    parts: list[str] = []
+    for one in entries:
+        parts.append(compact(_entry(one)))
+        yield
+    return f'{{"model_stats":[{",".join(parts)}]}}'.encode()
 
 
 def _entry(entry: StatisticsEntry) -> dict[str, Any]:

@@ -122,8 +122,10 @@ _METHODS: Final[dict[str, Callable[[InferenceService, Any], Any | Awaitable[Any]
     "ModelConfig": lambda service, request: pb.ModelConfigResponse(
         config=service.models.config(request.name, request.version)
     ),
-    "ModelStatistics": lambda service, request: statistics_codec.message(
-        service.models.statistics(request.name, request.version)
+    "ModelStatistics": lambda service, request: (
+        statistics_codec.message(service.models.statistics(request.name, request.version))
+        if request.name or request.version
+        else service.statistics[1].page()
     ),
     "RepositoryIndex": _repository_index,
     "RepositoryModelLoad": _load,

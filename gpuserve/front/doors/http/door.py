@@ -71,7 +71,7 @@ class HttpDoor:
         self._awaiting: dict[Endpoint, Awaiting] = {
             Endpoint.MODEL_GENERATE: generate.generate,
             Endpoint.MODEL_GENERATE_STREAM: generate.stream,
-            Endpoint.METRICS: insight.metrics,
+            **insight.awaiting,
             **control.awaiting,
             **admin_endpoints(service),
         }
@@ -140,7 +140,8 @@ class InsightEndpoints:
 
     def __init__(self, service: InferenceService) -> None:
         self._service, models = service, service.models
-        self._description = Description(service.name, service.version, admin=service.control.admin.is_open)
+        admin = service.control.admin.is_open
+        self._description = Description(service.name, service.version, models.all_specs, admin=admin)
         self.immediate: dict[Endpoint, Immediate] = {
             Endpoint.SERVER_METADATA: lambda _: json_answer(service.metadata()),
             Endpoint.SERVER_LIVE: lambda _: health_answer("live", service.health.live),
@@ -151,15 +152,21 @@ class InsightEndpoints:
             Endpoint.MODEL_CONFIG: lambda route: json_answer(
                 model_config_body(models.config(*route.version))
             ),
-            Endpoint.MODEL_STATISTICS: lambda route: json_answer(
-                statistics_codec.json_body(models.statistics(*route.version))
-            ),
             Endpoint.GPUS: lambda _: json_answer(service.control.gpus.document()),
-            Endpoint.OPENAPI: self._openapi,
             Endpoint.DOCS: lambda _: HttpAnswer(page().head, page().body),
         }
+        self.awaiting: dict[Endpoint, Awaiting] = {
+            Endpoint.MODEL_STATISTICS: self._statistics,
+            Endpoint.METRICS: self._metrics,
+            Endpoint.OPENAPI: self._openapi,
+        }
 
-    async def metrics(self, _route: Route, _request: AwaitedRequest) -> HttpAnswer:
+    async def _statistics(self, route: Route, _request: AwaitedRequest) -> HttpAnswer:
+        if not route.model_name:
+            return json_answer(await self._service.statistics[0].page())
+        return json_answer(statistics_codec.json_body(self._service.models.statistics(*route.version)))
+
+    async def _metrics(self, _route: Route, _request: AwaitedRequest) -> HttpAnswer:
         return HttpAnswer(_METRICS, await self._service.metrics_page.page())
 
     def _model_ready(self, route: Route) -> HttpAnswer:
@@ -169,6 +176,5 @@ class InsightEndpoints:
         why = self._service.health.why_not_ready(*route.version)
         return json_answer({"error": f"Model version not ready{why and f': {why}'}"}, 400)
 
-    def _openapi(self, route: Route) -> HttpAnswer:
-        described = self._description.body(driver.spec for driver in self._service.models.all())
-        return HttpAnswer(_DESCRIPTION, described)
+    async def _openapi(self, _route: Route, _request: AwaitedRequest) -> HttpAnswer:
+        return HttpAnswer(_DESCRIPTION, await self._description.body())

@@ -7,13 +7,14 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from importlib import resources
 from typing import Any, Final
 from urllib.parse import quote
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.doors.openapi import examples
+from gpuserve.front.observe.sliced_page import SlicedPage
 from gpuserve.front.v2.json_values import compact
 
 JSON: Final = "application/json"
@@ -30,24 +31,38 @@ Node = dict[str, Any]
 class Description:
     """The document of one server as JSON, made anew where its models are not those of the last time."""
 
-    def __init__(self, server_name: str, server_version: str, *, admin: bool = False) -> None:
-        self._server = server_name, server_version
+    def __init__(
+        self, name: str, version: str, specs: Callable[[], list[ModelSpec]], *, admin: bool = False
+    ) -> None:
+        self._server = name, version
         self._admin = admin
-        self._specs: list[ModelSpec] = []
+        self._specs = specs
+        #: Of which models what was made last is.
+        self._of: list[ModelSpec] | None = None
         self._body = b""
+        self._sliced = SlicedPage(self._rendering)
 
-    def body(self, specs: Iterable[ModelSpec]) -> bytes:
-        given = list(specs)
-        if not self._body or list(map(id, given)) != list(map(id, self._specs)):
-            self._specs = given
-            self._body = compact(document(*self._server, given, admin=self._admin)).encode()
+    async def body(self) -> bytes:
+        return self._body if self._is_current else await self._sliced.page()
+
+    @property
+    def _is_current(self) -> bool:
+        return self._of is not None and list(map(id, self._of)) == list(map(id, self._specs()))
+
+    def _rendering(self) -> Generator[None, None, bytes]:
+        if not self._is_current:  # it may have been made for somebody else meanwhile
+            specs = self._specs()
+            self._body = yield from document(*self._server, specs, admin=self._admin)
+            self._of = specs
         return self._body
 
 
 def document(
     server_name: str, server_version: str, specs: Iterable[ModelSpec], *, admin: bool = False
-) -> Node:
-    """The OpenAPI document of a server with these models, and with the admin API where it has one."""
+) -> Generator[None, None, bytes]:
+    """The OpenAPI document of a server with these models, and with the admin API where it has one, as JSON. A
+    model is a step.
+    """
     models = sorted(specs, key=lambda spec: spec.name)
     made = copy.deepcopy(template("document.json"))
     components = made["components"]
@@ -63,9 +78,18 @@ def document(
     made["tags"][:0] = [
         {"name": _tag(spec), "description": f"Version {spec.version}."} for spec in models
     ]  # fmt: skip
+    paths = [_members(made["paths"])]
     for spec in models:
-        made["paths"] |= _paths_of_model(made, spec)
-    return made
+        yield
+        paths.append(_members(_paths_of_model(made, spec)))
+    yield
+    del made["paths"]
+    return f'{{{_members(made)},"paths":{{{",".join(paths)}}}}}'.encode()
+
+
+def _members(node: Node) -> str:
+    """What stands between the braces of a JSON object."""
+    return compact(node)[1:-1]
 
 
 @functools.cache

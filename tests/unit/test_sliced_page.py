@@ -1,0 +1,61 @@
+"""Pages in slices: others have their turn meanwhile, and nobody has one made for himself alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Generator
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gpuserve.front.observe.sliced_page import SlicedPage
+from gpuserve.front.v2 import statistics_codec
+from gpuserve.front.v2.statistics import ModelStatistics, StatisticsEntry
+
+N_STEPS = 40
+STEP_S = 0.001
+
+
+def test_others_have_their_turn_and_share_the_next_page() -> None:
+    n_made = 0
+
+    def rendering() -> Generator[None, None, bytes]:
+        nonlocal n_made
+        n_made += 1
+        for _ in range(N_STEPS):
+            time.sleep(STEP_S)
+            yield
+        return b"%d" % n_made
+
+    async def test() -> None:
+        page = SlicedPage(rendering)
+        first = asyncio.create_task(page.page())
+        turns = 0
+        while not first.done():
+            await asyncio.sleep(0)
+            turns += 1
+            if turns == 4:
+                others = [asyncio.create_task(page.page()) for _ in range(9)]
+        assert turns > N_STEPS / 4
+        assert first.result() == b"1"
+        assert set(await asyncio.gather(*others)) == {b"2"}
+
+    asyncio.run(test())
+
+
+def made(rendering: Generator[None, None, bytes]) -> bytes:
+    async def make() -> bytes:
+        return await SlicedPage(lambda: rendering).page()
+
+    return asyncio.run(make())
+
+
+def test_statistics_in_steps_are_those_in_one_go() -> None:
+    entries = [StatisticsEntry(name, "1", ModelStatistics(), 7) for name in ("a", "b")]
+    by_json = made(statistics_codec.json_in_steps(entries))
+    assert by_json == statistics_codec.json_body(entries)
+    assert [one["name"] for one in json.loads(by_json)["model_stats"]] == ["a", "b"]
+    by_message = pb.ModelStatisticsResponse.FromString(made(statistics_codec.message_in_steps(entries)))
+    assert by_message == statistics_codec.message(entries)
+    assert made(statistics_codec.json_in_steps([])) == statistics_codec.json_body([])
