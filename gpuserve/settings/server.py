@@ -202,6 +202,7 @@ class ServerSettings:
         "Requests over HTTP/2 that have not come whole, over all connections; looked at about once a second. "
         "Of more, connections of the address that has the most are closed.",
         least=1,
+        live=_AT_ONCE,
     )
     head_timeout_s: float = option(
         10.0,
