@@ -112,7 +112,7 @@ def test_who_begins_and_does_not_go_on_is_left(server: OperatedServer) -> None:
         clients = {what: stack.enter_context(socket.create_connection(address, TIMEOUT_S)) for what in WAITS}
         for what, one in clients.items():
             one.sendall(WAITS[what][0])
-        for what, one in clients.items():
+        for what, one in reversed(clients.items()):  # the idle one last: each of the others idles next
             told = b""
             while WAITS[what][2] not in told or "idle" in WAITS[what]:
                 part = one.recv(1 << 16)
@@ -120,6 +120,7 @@ def test_who_begins_and_does_not_go_on_is_left(server: OperatedServer) -> None:
                 if not part:
                     break
             assert WAITS[what][2] in told, what
+            one.close()
     found = {reason: server.metric("gpuserve_connections_late_total", reason=reason) for reason in COUNTS}
     assert {reason: found[reason] - before[reason] for reason in COUNTS} == COUNTS
 

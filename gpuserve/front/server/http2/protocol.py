@@ -432,7 +432,8 @@ class Http2:
     def _check_idleness(self, now: float) -> None:
         """Take leave of a client that has asked for nothing in a long time."""
         idle_s = self._idle_watch.unchanged_s((self._last_id, bool(self._streams)), now)
-        if not self._streams and self._leaving.staying and idle_s > self.way.limits.idle_timeout_s:
+        is_idle = not (self._streams or self._over) and self._leaving.staying
+        if is_idle and idle_s > self.way.limits.idle_timeout_s:
             self.way.count_late("idle")
             self.announce()
 
