@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 
 import pytest
 from http2_peer import (
@@ -299,3 +301,20 @@ def test_a_client_that_reads_nothing_is_answered_up_to_a_limit(monkeypatch: pyte
     assert (refused["grpc-status"], "are not read" in refused["grpc-message"]) == ("8", True)
     talk.http2.lost()
     assert (sorted(released), talk.http2.sent[1]) == ([0, 1, 2, 3, 4], 0)
+
+
+def test_a_connection_that_is_lost_is_not_left_to_the_garbage_collector() -> None:
+    talk = Talk()
+    for stream_id in (1, 3):
+        talk.feed(talk.peer.request(stream_id))
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(talk.http2)
+        talk.http2.lost()
+        talk.way.drained = lambda: None
+        talk.sinks.clear()
+        del talk.http2
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -96,7 +96,7 @@ def test_a_window_that_changes_costs_by_the_streams_that_are_there() -> None:
 def test_a_ping_costs_a_part_of_a_reset() -> None:
     """Some clients measure by a PING for each round trip while they read."""
     way, patience = RecordingWay(), Patience(lambda: 0.0)
-    control = Control(way, Output(way), patience, {}, lambda payload: None)
+    control = Control(way, Output(way), patience, {})
     patience.spend(BURST - 10)
     for _ in range(16 * 10):
         control.on_ping(0, 0, b"12345678")

@@ -50,17 +50,12 @@ class Patience:
 
 
 class Control:
-    """Takes the control frames of one connection. ``on_pong`` gets the payload of our PING that came back."""
+    """Takes the control frames of one connection."""
 
-    __slots__ = ("_on_pong", "_output", "_patience", "_streams", "_way", "n_unread", "settled")
+    __slots__ = ("_output", "_patience", "_streams", "_way", "n_unread", "settled")
 
     def __init__(
-        self,
-        way: Connection,
-        output: Output,
-        patience: Patience,
-        streams: Mapping[int, Stream],
-        on_pong: Callable[[bytes], None],
+        self, way: Connection, output: Output, patience: Patience, streams: Mapping[int, Stream]
     ) -> None:
         self.settled = False
         #: What was made while the way was full.
@@ -69,7 +64,6 @@ class Control:
         self._output = output
         self._patience = patience
         self._streams = streams
-        self._on_pong = on_pong
 
     def on_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
         if stream_id or (flags & h2.ACK and payload):
@@ -86,15 +80,16 @@ class Control:
         self._acknowledge(h2.SETTINGS_ACK)
         self._output.flush_all()
 
-    def on_ping(self, stream_id: int, flags: int, payload: bytes) -> None:
+    def on_ping(self, stream_id: int, flags: int, payload: bytes) -> bool:
+        """Answer a PING; True: it is an answer itself."""
         if stream_id or len(payload) != 8:
             code = ErrorCode.PROTOCOL_ERROR if stream_id else ErrorCode.FRAME_SIZE_ERROR
             raise ConnectionFailed(code, "a PING frame on a stream, or not of 8 bytes")
         self._patience.spend(LITTLE)
         if flags & h2.ACK:
-            self._on_pong(payload)
-        else:
-            self._acknowledge(h2.frame(FrameType.PING, h2.ACK, 0, payload))
+            return True
+        self._acknowledge(h2.frame(FrameType.PING, h2.ACK, 0, payload))
+        return False
 
     def on_other(self, kind: int, stream_id: int, payload: bytes) -> None:
         """A PRIORITY, GOAWAY or PUSH_PROMISE frame."""

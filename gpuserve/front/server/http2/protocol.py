@@ -73,7 +73,7 @@ class Http2:
         self._uncredited = 0
         self._early: dict[int, None] = {}
         self._patience = Patience()
-        self._control = Control(way, self.output, self._patience, self._streams, self._on_pong)
+        self._control = Control(way, self.output, self._patience, self._streams)
         self._leaving = Leaving()
         #: No stream is taken any more.
         self._draining = False
@@ -212,7 +212,7 @@ class Http2:
                 case FrameType.SETTINGS:
                     self._control.on_settings(stream_id, flags, payload)
                 case FrameType.PING:
-                    self._control.on_ping(stream_id, flags, payload)
+                    self._on_ping(stream_id, flags, payload)
                 case FrameType.CONTINUATION:
                     self._on_continuation(stream_id, flags, payload)
                 case FrameType.GOAWAY | FrameType.PRIORITY | FrameType.PUSH_PROMISE:
@@ -374,8 +374,6 @@ class Http2:
         self._over = True
         for stream in list(self._streams.values()):
             stream.drop()
-        self._early.clear()  # this object is in cycles, and may be there for long
-        self._bodies = Bodies()
 
     def announce(self) -> None:
         if self._leaving.staying and not self._over:
@@ -388,8 +386,8 @@ class Http2:
     def shut_down(self) -> None:
         self.announce()
 
-    def _on_pong(self, payload: bytes) -> None:
-        if self._leaving.is_echo(payload):
+    def _on_ping(self, stream_id: int, flags: int, payload: bytes) -> None:
+        if self._control.on_ping(stream_id, flags, payload) and self._leaving.is_echo(payload):
             self._take_last()
 
     def _take_last(self) -> None:
