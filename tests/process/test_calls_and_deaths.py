@@ -33,7 +33,7 @@ def entry(callable_: str, name: str = "", **more: Any) -> dict[str, Any]:
 
 def server(folder: Path, *entries: dict[str, Any]) -> OperatedServer:
     path = folder / "config.yaml"
-    path.write_text(json.dumps({"server": {"host": "127.0.0.1"}, "models": list(entries)}))
+    path.write_text(json.dumps({"server": {"host": "127.0.0.1", "lame_duck_s": 0}, "models": list(entries)}))
     return OperatedServer(path)
 
 

@@ -40,7 +40,7 @@ def ask(server: OperatedServer, value: int, **parameters: Any) -> dict[str, int]
 
 def test_a_new_front_begins_with_no_sequence(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    server_keys = {"host": "127.0.0.1", "log_format": "json"}
+    server_keys = {"host": "127.0.0.1", "log_format": "json", "lame_duck_s": 0}
     path.write_text(json.dumps({"server": server_keys, "models": [MODEL]}))
     with OperatedServer(path) as server:
         server.wait_ready()
