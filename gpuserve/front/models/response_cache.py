@@ -5,7 +5,6 @@ what succeeded is ever given to it.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections import OrderedDict
 from typing import Final, NamedTuple
@@ -52,6 +51,8 @@ def cache_key(model_name: str, version: int, request: InferRequest) -> CacheKey:
     """What the response depends on: model, served version, outputs in order, parameters, and the inputs'
     bytes; made before the request runs, since a callable may write to its inputs.
     """
+    import hashlib  # OpenSSL takes milliseconds to load, and most servers have no cache
+
     inputs = sorted(request.inputs, key=operator.attrgetter("name"))
     described = [(one.name, one.datatype, one.shape, len(one.data)) for one in inputs]
     parameters = sorted(request.parameters.items())

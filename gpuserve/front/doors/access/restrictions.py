@@ -5,7 +5,6 @@ the address are taken from a request, and how a refusal is sent, is each door's.
 from __future__ import annotations
 
 import enum
-import hmac
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
@@ -82,6 +81,8 @@ def token_headers(rules: Iterable[AccessRule]) -> frozenset[str]:
 
 def _shows_token(rules: Iterable[AccessRule], headers: Headers, prefix: str) -> bool:
     """How long it takes does not tell how much of a token was right."""
+    import hmac  # OpenSSL takes milliseconds to load, and most servers have no tokens
+
     given = tuple(headers)
     for rule in rules:
         token, name = rule.token.encode(), rule.header.lower()

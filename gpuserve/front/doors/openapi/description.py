@@ -8,7 +8,6 @@ import copy
 import functools
 import json
 from collections.abc import Callable, Generator, Iterable
-from importlib import resources
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -95,6 +94,8 @@ def _members(node: Node) -> str:
 @functools.cache
 def template(name: str) -> Node:
     """One of the JSON files of this package, which nobody may change."""
+    from importlib import resources  # which is slow to import, and most servers are never asked
+
     text = resources.files(__package__).joinpath(name).read_text("utf-8")
     found: Node = json.loads(text)
     return found

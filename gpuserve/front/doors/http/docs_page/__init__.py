@@ -4,10 +4,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
-from importlib import resources
 from typing import Final, NamedTuple
 
 from gpuserve.front.exchange.exchange import AnswerHead
@@ -28,6 +25,8 @@ class Page(NamedTuple):
 @functools.cache
 def page() -> Page:
     """The page, put together when it is first asked for."""
+    from importlib import resources  # which is slow to import, and most servers are never asked for the page
+
     files = resources.files(__name__)
     html, style, script = (
         files.joinpath(name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")
@@ -62,4 +61,7 @@ def _head(style: str, script: str) -> AnswerHead:
 
 
 def _hash(text: str) -> str:
+    import base64
+    import hashlib
+
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
