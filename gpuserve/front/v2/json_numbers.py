@@ -28,7 +28,7 @@ SEARCHED_NBYTES: Final = 2 << 20
 #: What stands in a text for an array that was lifted, as no request has it.
 PLACE: Final = b"NaN"
 
-_KEY: Final = b'"data"'
+DATA_KEY: Final = b'"data"'
 _BEGINNING: Final = re.compile(rb'"data"[ \t\r\n]*+:[ \t\r\n]*+(?=\[)')
 _FLAT: Final = bytes.maketrans(b"[]", b"  ")
 #: Bytes as steps of the depth, and which of them belong to a number.
@@ -71,7 +71,7 @@ def lift(text: bytes | bytearray) -> LiftedText | None:
     ends: list[int] = []
     while at >= 0:
         found = _BEGINNING.match(text, at)
-        after = at + len(_KEY)
+        after = at + len(DATA_KEY)
         if found is not None and text[at - 1 : at] != b"\\":
             start = found.end()
             end = _end_of_array(text, start)
@@ -91,7 +91,7 @@ def lift(text: bytes | bytearray) -> LiftedText | None:
 def _next_key(text: bytes | bytearray, start: int) -> int:
     """Where the next one is, or -1. A text is searched in parts, as the interpreter waits for each."""
     for begins in range(start, len(text), SEARCHED_NBYTES):
-        at = text.find(_KEY, begins, begins + SEARCHED_NBYTES + len(_KEY) - 1)
+        at = text.find(DATA_KEY, begins, begins + SEARCHED_NBYTES + len(DATA_KEY) - 1)
         if at >= 0:
             return at
     return -1

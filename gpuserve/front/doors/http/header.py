@@ -8,7 +8,7 @@ import functools
 from typing import Any, Final, NamedTuple
 
 from gpuserve.errors import Internal, InvalidArgument, RequestError
-from gpuserve.front.v2.json_numbers import SHORT_NBYTES, LiftedText, lift
+from gpuserve.front.v2.json_numbers import DATA_KEY, SHORT_NBYTES, LiftedText, lift
 from gpuserve.front.v2.json_values import (
     MAX_INT64,
     TOO_FEW,
@@ -150,14 +150,15 @@ _remembered_skeleton = functools.lru_cache(_REMEMBERED)(_read_skeleton)
 
 def header_for(model_name: str, text: bytes | bytearray, *, binary: bool) -> InferHeader:
     """``read_header`` whose errors name the model; short JSON beside tensors is remembered."""
+    is_short = len(text) <= REMEMBERED_NBYTES
     try:
+        if binary and is_short and DATA_KEY not in text:
+            return _remembered_header(bytes(text))
         check_json_size(len(text))
         lifted = lift(text)
         if lifted is not None and (found := _lifted_header(lifted)) is not None:
             return found
-        if binary and len(text) <= REMEMBERED_NBYTES:
-            return _remembered_header(bytes(text))
-        return read_header(text)
+        return _remembered_header(bytes(text)) if binary and is_short else read_header(text)
     except RequestError as error:
         if str(error) in _EXACT:
             raise

@@ -219,22 +219,19 @@ class InferPost:
             self.refuse(answer or Internal("a stream ended that was no stream"))
             return
         form = self._form
-        if not form.everything and sum([len(one.data) for one in answer.outputs]) > SHORT_NBYTES:
-            work = partial(self._encoded, pending, answer)
-            off_loop(SHORT_NBYTES, work, partial(self._on_encoded, answer), self._door.executor)
-            return
         try:
-            encoded = self._encoded(pending, answer)
+            if pending.request.class_counts:
+                self._door.service.inference.classify(answer, pending)
+            if not form.everything and sum([len(one.data) for one in answer.outputs]) > SHORT_NBYTES:
+                work = partial(codec.encode_infer_response, answer, form)
+                off_loop(SHORT_NBYTES, work, partial(self._on_encoded, answer), self._door.executor)
+                return
+            encoded = codec.encode_infer_response(answer, form)
         except Exception as error:
             answer.close()
             self.refuse(error)
         else:
             self._send_encoded(answer, encoded)
-
-    def _encoded(self, pending: PendingRequest, answer: InferResponse) -> codec.Encoded:
-        if pending.request.class_counts:
-            self._door.service.inference.classify(answer, pending)
-        return codec.encode_infer_response(answer, self._form)
 
     def _on_encoded(self, answer: InferResponse, found: codec.Encoded | RequestError) -> None:
         """A response of long JSON was written."""
