@@ -380,6 +380,21 @@ UNSEEN: tuple[Meant, ...] = (
         "What it keeps for a sequence would grow with every client that goes away.",
         (),
     ),
+    Meant(
+        "More than 131,072 values in a request's JSON beside the arrays of numbers in `data`",
+        "accepted",
+        "RESOURCE_EXHAUSTED / 413",
+        "Nobody else is answered while they are read; long arrays of numbers are read in slices, other data "
+        "has the binary form.",
+        (),
+    ),
+    Meant(
+        "FP32 in a response's JSON",
+        "the digits of the same number in 64 bits",
+        "the fewest digits that make the same FP32",
+        "Half the text; clients that read it as FP32 have the same bits.",
+        (),
+    ),
 )
 
 MEANT: tuple[Meant, ...] = (*HTTP, *INFERENCE, *EXTENSIONS, *UNSEEN)

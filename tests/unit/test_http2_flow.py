@@ -172,7 +172,8 @@ def test_another_client_reads_the_same(requests: list[tuple[int, int]], chance: 
     exchange()
     for answered_nbytes, asked_nbytes in requests:
         stream_id = client.get_next_available_stream_id()
-        sizes[stream_id] = answered_nbytes
+        # A client may take so many parts of less than a KiB before it is left.
+        sizes[stream_id] = min(answered_nbytes, 200 * window)
         client.send_headers(
             stream_id, [(":method", "POST"), (":scheme", "http"), (":path", f"/{stream_id}"), ("host", "h")]
         )
