@@ -160,3 +160,21 @@ def test_frames_are_taken_turn_by_turn() -> None:
         heard.append(len(talk.sinks))
     assert heard[-1] == 100
     assert max(later - sooner for sooner, later in itertools.pairwise(heard)) <= 17
+
+
+def test_streams_of_a_lost_connection_are_dropped_turn_by_turn() -> None:
+    peer = Peer()
+    way = RecordingWay()
+    talk = Http2Talk(None, peer=peer, way=way)
+    block = peer.encoder.encode(POST)
+    again = peer.encoder.encode(POST)
+    talk.http2.feed(b"".join([frame(1, 4, 1, block), *(frame(1, 4, 3 + 2 * n, again) for n in range(99))]))
+    way.hurried = True
+    talk.http2.lost()
+    dropped = [sum(sink.n_abandoned for sink in talk.sinks)]
+    while way.waits:
+        way.waits = False
+        talk.http2.go_on()
+        dropped.append(sum(sink.n_abandoned for sink in talk.sinks))
+    assert dropped == [16, 32, 48, 64, 80, 96, 100]
+    assert all(sink.n_abandoned == 1 for sink in talk.sinks)

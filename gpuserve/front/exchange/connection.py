@@ -127,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
     def go_on(self) -> None:
         """The turn has come in which what was put off is heard."""
         self._waits = False
-        if self._spoken is not None and not (self._lost or self._transport.is_closing()):
+        if self._spoken is not None:
             try:
                 self._spoken.go_on()
             except Exception:

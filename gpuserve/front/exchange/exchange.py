@@ -190,7 +190,7 @@ class Spoken(Protocol):
         """What has arrived. A view is valid in the call only."""
 
     def go_on(self) -> None:
-        """Take up what was kept where the connection put it off to another turn."""
+        """Take up what the connection put off to another turn, maybe after it was lost."""
 
     def drained(self) -> None:
         """The connection is not ``full`` any more."""
