@@ -107,6 +107,7 @@ def test_no_more_events_are_made_than_their_client_reads(server: OperatedServer,
     assert n_made(closed_at) < 400
 
 
+@pytest.mark.parametrize("server", ["native"], indirect=True)
 def test_of_too_many_half_requests_those_of_who_has_most_are_closed(server: OperatedServer) -> None:
     """Each takes 20 s to be late, and a long head memory for so long."""
     with Wire(server.addresses["gRPC"]) as few, Wire(server.addresses["gRPC"]) as many:
