@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import socket
 from collections.abc import Callable
+from functools import partial
 
 from http1_talk import GET, Talk, answer_ok
 from http2_peer import POST, Peer, frame
 from http2_scene import RecordingWay, Sink
 from http2_scene import Talk as Http2Talk
 
-from gpuserve.front.exchange.exchange import AnswerHead
+from gpuserve.front.exchange.connection import PREFACE, Connection
+from gpuserve.front.exchange.exchange import AnswerHead, Exchange
 from gpuserve.front.exchange.turn import CROWDED_READ_NBYTES, READ_NBYTES, TURN_S, Turn
+from gpuserve.front.server.http1.protocol import Http1
+from gpuserve.front.server.http2.protocol import Http2
 
 
 class Loop:
@@ -20,13 +26,21 @@ class Loop:
     def __init__(self) -> None:
         self.now = 0.0
         self._soon: list[Callable[[], None]] = []
+        self._later: list[tuple[float, Callable[[], None]]] = []
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._soon.append(callback)
 
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._later.append((self.now + delay_s, callback))
+
     def next_turn(self) -> bool:
-        """Whether there was anything to do."""
-        soon, self._soon = self._soon, []
+        """Whether there was anything to do. It sleeps where there is nothing but what is to come."""
+        if not self._soon and self._later:
+            self.now = max(self.now, min(at for at, _ in self._later))
+        due = [one for one in self._later if one[0] <= self.now]
+        self._later = [one for one in self._later if one[0] > self.now]
+        soon, self._soon = [*self._soon, *(callback for _, callback in due)], []
         for callback in soon:
             callback()
         return bool(soon)
@@ -52,7 +66,7 @@ class Speaker:
 
 def made() -> tuple[Loop, Turn]:
     loop = Loop()
-    return loop, Turn(loop.call_soon, lambda: loop.now)
+    return loop, Turn(loop.call_soon, loop.call_later, lambda: loop.now)
 
 
 def test_what_is_short_is_heard_in_one_turn() -> None:
@@ -178,3 +192,41 @@ def test_streams_of_a_lost_connection_are_dropped_turn_by_turn() -> None:
         dropped.append(sum(sink.n_abandoned for sink in talk.sinks))
     assert dropped == [16, 32, 48, 64, 80, 96, 100]
     assert all(sink.n_abandoned == 1 for sink in talk.sinks)
+
+
+async def turns_until(condition: Callable[[], bool]) -> None:
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+
+
+def test_a_connection_that_is_lost_goes_on_until_its_streams_are_dropped() -> None:
+    sinks: list[Sink] = []
+    clock = itertools.count()
+
+    def accept(exchange: Exchange) -> Sink:
+        sinks.append(Sink(exchange, None))
+        return sinks[-1]
+
+    async def talk() -> None:
+        loop = asyncio.get_running_loop()
+        turn = Turn(loop.call_soon, loop.call_later, lambda: next(clock) * TURN_S / 2)
+        ours, theirs = socket.socketpair()
+        peer = Peer()
+        block, again = peer.encoder.encode(POST), peer.encoder.encode(POST)
+        requests = [frame(1, 4, 1, block), *(frame(1, 4, 3 + 2 * n, again) for n in range(99))]
+        with theirs:
+            _, connection = await loop.create_connection(
+                lambda: Connection(
+                    partial(Http1, accept=accept), partial(Http2, accept=accept), turn, set(), loop
+                ),
+                sock=ours,
+            )
+            theirs.sendall(PREFACE + peer.first_settings() + b"".join(requests))
+            await turns_until(lambda: len(sinks) == 100)
+        await turns_until(lambda: sum(sink.n_abandoned for sink in sinks) == 100)
+        assert not connection.held
+
+    asyncio.run(asyncio.wait_for(talk(), 20))
+    assert [sink.n_abandoned for sink in sinks] == [1] * 100

@@ -132,6 +132,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._spoken.go_on()
             except Exception:
                 self._break_down()
+        self._part()
         self._steer_reading()
 
     def eof_received(self) -> bool:
@@ -146,7 +147,7 @@ class Connection(asyncio.BufferedProtocol):
         self._release()
         if self._spoken is not None:
             self._spoken.lost()
-            self._spoken = None  # which refers to this connection: no cycle is left to the garbage collector
+        self._part()
 
     def pause_writing(self) -> None:
         self.full = True
@@ -307,6 +308,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._retiring and not is_http2:  # its first answer can say it
             self.announce()
         self._spoken.feed(data[len(PREFACE) :] if is_http2 else data)
+
+    def _part(self) -> None:
+        """Leave no cycle to the garbage collector: the protocol refers to this connection."""
+        if self._lost and not self._waits:
+            self._spoken = None
 
     def _break_down(self) -> None:
         logger.exception("defect of the server; the connection is closed")

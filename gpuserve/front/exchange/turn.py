@@ -19,6 +19,8 @@ _CROWD: Final = 64
 _READERS: Final = 16
 #: A small request takes a tenth of a millisecond, and some tens of them come in one read.
 TURN_S: Final = 0.004
+#: While somebody waits turns are shorter: who asks for little then needs several of them.
+PRESSED_TURN_S: Final = 0.001
 
 
 class Listener(Protocol):
@@ -29,19 +31,26 @@ class Listener(Protocol):
 
 
 class Turn:
-    """One for each loop, ``call_soon`` is the loop's. It begins when it is first asked for."""
+    """One for each loop, whose ``call_soon`` and ``call_later`` it has. It begins when it is first asked for.
+    What cannot be parted, as a large header block, may take longer; then who waits rests for as long.
+    """
 
     __slots__ = (
-        *("_call_soon", "_clock", "_crowded_buffer", "_ends_at", "_full_buffer"),
-        *("_readers", "_waiting", "buffer"),
+        *("_call_later", "_call_soon", "_clock", "_crowded_buffer", "_ends_at", "_full_buffer"),
+        *("_readers", "_rests_until", "_waiting", "buffer"),
     )
 
     def __init__(
-        self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float] = time.monotonic
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        call_later: Callable[[float, Callable[[], None]], object],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._call_soon = call_soon
+        self._call_later = call_later
         self._clock = clock
         self._ends_at: float | None = None
+        self._rests_until = 0.0
         self._waiting: deque[Listener] = deque()
         self._readers: deque[Listener] = deque()
         self._full_buffer = memoryview(bytearray(READ_NBYTES))
@@ -52,7 +61,7 @@ class Turn:
     def is_over(self) -> bool:
         now = self._clock()
         if self._ends_at is None:
-            self._ends_at = now + TURN_S
+            self._ends_at = now + (PRESSED_TURN_S if self._waiting else TURN_S)
             self._call_soon(self._on_next)
         return now >= self._ends_at
 
@@ -71,11 +80,22 @@ class Turn:
         self._ends_at = None
         for _ in range(min(len(self._readers), _READERS)):
             self._readers.popleft().go_on()
-        for _ in range(len(self._waiting)):
-            if self.is_over():
-                break
-            self._waiting.popleft().go_on()
+        now = self._clock()
+        if self._waiting and now < self._rests_until:
+            self._ends_at = now
+            self._call_later(self._rests_until - now, self._on_next)
+            return
+        self._hear_waiting()
         if self._readers:
             self.is_over()  # which has this called again
         if len(self._waiting) < _CROWD:
             self.buffer = self._full_buffer
+
+    def _hear_waiting(self) -> None:
+        for _ in range(len(self._waiting)):
+            if self.is_over():
+                break
+            self._waiting.popleft().go_on()
+        now = self._clock()
+        if self._ends_at is not None and now > self._ends_at:
+            self._rests_until = now + (now - self._ends_at)

@@ -74,7 +74,7 @@ class NativeTransport(Transport):
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server | TlsListener] = []
         self._connections: set[Connection] = set()
-        self._turn = Turn(self._loop.call_soon)
+        self._turn = Turn(self._loop.call_soon, self._loop.call_later)
         self._check: asyncio.Handle | None = None
         self.limit_age(max_connection_age_s)
 
