@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: Below this, what was read becomes ``bytes``: cheaper to take apart than a view.
 _SMALL_NBYTES: Final = 32 << 10
+#: After a read of so much the clock is looked at. Less than that was all that there was.
+_TIMED_NBYTES: Final = 4 << 10
 #: So much waits to be sent before a protocol is told to make no more.
 HIGH_WATER_NBYTES: Final = 256 << 10
 #: So many small writes do not wait for the end of the turn.
@@ -119,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._spoken.feed(data)
             if len(self._out) > _MANY_WRITES:
                 self._flush()  # a socket may be read many times in one turn
-            if nbytes >= _SMALL_NBYTES and not self._waits and self._turn.is_over():
+            if nbytes >= _TIMED_NBYTES and not self._waits and self._turn.is_over():
                 self._wait(self._turn.stop_reading)  # which would go on up to 32 times
         except Exception:
             self._break_down()

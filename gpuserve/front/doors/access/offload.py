@@ -66,5 +66,7 @@ def _result_of(work: Callable[[], T]) -> T | RequestError:
     try:
         return work()
     except Exception as error:
-        # Its frames, and those of the thread, refer to the body and to the error itself.
-        return error_to_tell(error, "reading or packing a body").with_traceback(None)
+        # Its frames, and those of what it was raised for, refer to the body and to the error itself.
+        told = error_to_tell(error, "reading or packing a body").with_traceback(None)
+        told.__context__ = None
+        return told

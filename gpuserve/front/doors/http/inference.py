@@ -191,14 +191,13 @@ class InferPost:
     def _on_read(self, found: tuple[InferRequest, OutputForm] | RequestError) -> None:
         """A body of long JSON was read."""
         self._scanner = None
-        if self._through:
-            return
-        try:
-            if isinstance(found, RequestError):
-                raise found
-            self._submit(*found)
-        except Exception as error:
-            self.refuse(error)
+        if isinstance(found, RequestError):
+            self.refuse(found)
+        elif not self._through:
+            try:
+                self._submit(*found)
+            except Exception as error:
+                self.refuse(error)
 
     def _submit(self, request: InferRequest, form: OutputForm) -> None:
         door = self._door
