@@ -121,7 +121,7 @@ def test_while_many_wait_less_is_read_of_each() -> None:
     assert len(turn.buffer) == READ_NBYTES
     turn.is_over()
     loop.now += 2 * TURN_S
-    speakers = [Speaker(loop, turn, 1) for _ in range(100)]
+    speakers = [Speaker(loop, turn, 1) for _ in range(300)]
     for speaker in speakers:
         assert turn.is_over()
         turn.put_off(speaker)

@@ -14,7 +14,7 @@ READ_NBYTES: Final = 256 << 10
 #: And while many wait, each of which keeps what was read.
 CROWDED_READ_NBYTES: Final = 16 << 10
 #: So many are many.
-_CROWD: Final = 64
+_CROWD: Final = 256
 #: So many of those that were only stopped in reading read on in one turn.
 _READERS: Final = 16
 #: A small request takes a tenth of a millisecond, and some tens of them come in one read.

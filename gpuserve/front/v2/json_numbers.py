@@ -24,7 +24,7 @@ SLICE_NBYTES: Final = 128 << 10
 SLICE_ELEMENTS: Final = 8 << 10
 MAX_DEPTH: Final = 100
 #: So much of a text is looked through in one go.
-SEARCHED_NBYTES: Final = 2 << 20
+SEARCHED_NBYTES: Final = 256 << 10
 #: What stands in a text for an array that was lifted, as no request has it.
 PLACE: Final = b"NaN"
 
