@@ -15,7 +15,7 @@ from http2_scene import Talk as Http2Talk
 
 from gpuserve.front.exchange.connection import PREFACE, Connection
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange
-from gpuserve.front.exchange.turn import CROWDED_READ_NBYTES, READ_NBYTES, TURN_S, Turn
+from gpuserve.front.exchange.turn import CROWDED_READ_NBYTES, PRESSED_TURN_S, READ_NBYTES, TURN_S, Turn
 from gpuserve.front.server.http1.protocol import Http1
 from gpuserve.front.server.http2.protocol import Http2
 
@@ -33,6 +33,10 @@ class Loop:
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._later.append((self.now + delay_s, callback))
+
+    @property
+    def n_due(self) -> int:
+        return len(self._soon) + len(self._later)
 
     def next_turn(self) -> bool:
         """Whether there was anything to do. It sleeps where there is nothing but what is to come."""
@@ -114,6 +118,21 @@ def test_who_only_reads_does_not_wait_for_those_who_take_long() -> None:
         loop.next_turn()
         heard.append(sum(map(len, (one.heard for one in readers))))
     assert heard == [16, 32, 40]
+
+
+def test_the_next_turn_is_told_once_however_long_somebody_rests() -> None:
+    loop, turn = made()
+    takes_long = [Speaker(loop, turn, 9, takes_s=10 * TURN_S) for _ in range(2)]
+    for speaker in takes_long:
+        speaker.go_on()
+    readers = [Speaker(loop, turn, 1, takes_s=0.0) for _ in range(200)]
+    for reader in readers:
+        turn.stop_reading(reader)
+    while loop.next_turn():
+        assert loop.n_due <= 1
+        loop.now += PRESSED_TURN_S / 4
+    assert all(one.heard == list(range(9)) for one in takes_long)
+    assert all(one.heard == [0] for one in readers)
 
 
 def test_while_many_wait_less_is_read_of_each() -> None:

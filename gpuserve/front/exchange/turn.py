@@ -37,7 +37,7 @@ class Turn:
 
     __slots__ = (
         *("_call_later", "_call_soon", "_clock", "_crowded_buffer", "_ends_at", "_full_buffer"),
-        *("_readers", "_rests_until", "_waiting", "buffer"),
+        *("_is_due", "_readers", "_rests_until", "_waiting", "buffer"),
     )
 
     def __init__(
@@ -51,6 +51,8 @@ class Turn:
         self._clock = clock
         self._ends_at: float | None = None
         self._rests_until = 0.0
+        #: Whether the next turn will be told.
+        self._is_due = False
         self._waiting: deque[Listener] = deque()
         self._readers: deque[Listener] = deque()
         self._full_buffer = memoryview(bytearray(READ_NBYTES))
@@ -61,8 +63,10 @@ class Turn:
     def is_over(self) -> bool:
         now = self._clock()
         if self._ends_at is None:
-            self._ends_at = now + (PRESSED_TURN_S if self._waiting else TURN_S)
-            self._call_soon(self._on_next)
+            self._ends_at = now + (PRESSED_TURN_S if self._waiting or self._readers else TURN_S)
+            if not self._is_due:
+                self._is_due = True
+                self._call_soon(self._on_next)
         return now >= self._ends_at
 
     def put_off(self, listener: Listener) -> None:
@@ -77,17 +81,19 @@ class Turn:
 
     def _on_next(self) -> None:
         """Another turn has begun: as many go on as there is time for, and at least one."""
-        self._ends_at = None
+        self._ends_at, self._is_due = None, False
+        if self._readers:
+            self.is_over()  # which has this called again
         for _ in range(min(len(self._readers), _READERS)):
             self._readers.popleft().go_on()
         now = self._clock()
         if self._waiting and now < self._rests_until:
             self._ends_at = now
-            self._call_later(self._rests_until - now, self._on_next)
+            if not self._is_due:
+                self._is_due = True
+                self._call_later(self._rests_until - now, self._on_next)
             return
         self._hear_waiting()
-        if self._readers:
-            self.is_over()  # which has this called again
         if len(self._waiting) < _CROWD:
             self.buffer = self._full_buffer
 

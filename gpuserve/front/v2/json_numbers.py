@@ -20,11 +20,13 @@ from gpuserve_worker.protocol.tensor import ITEMSIZE, numpy_dtype
 #: An array up to here is read at once.
 SHORT_NBYTES: Final = 256 << 10
 #: So much of a longer one is read in one go, so many elements are written: a millisecond.
-SLICE_NBYTES: Final = 128 << 10
-SLICE_ELEMENTS: Final = 8 << 10
+SLICE_NBYTES: Final = 64 << 10
+SLICE_ELEMENTS: Final = 4 << 10
 MAX_DEPTH: Final = 100
 #: So much of a text is looked through in one go.
 SEARCHED_NBYTES: Final = 256 << 10
+#: And so much between arrays at most.
+MOST_SEARCHED_NBYTES: Final = 8 << 20
 #: What stands in a text for an array that was lifted, as no request has it.
 PLACE: Final = b"NaN"
 
@@ -89,8 +91,10 @@ def lift(text: bytes | bytearray) -> LiftedText | None:
 
 
 def _next_key(text: bytes | bytearray, start: int) -> int:
-    """Where the next one is, or -1. A text is searched in parts, as the interpreter waits for each."""
-    for begins in range(start, len(text), SEARCHED_NBYTES):
+    """Where the next one is, or -1: there is none near. A text is searched in parts, as the interpreter waits
+    for each.
+    """
+    for begins in range(start, min(len(text), start + MOST_SEARCHED_NBYTES), SEARCHED_NBYTES):
         at = text.find(DATA_KEY, begins, begins + SEARCHED_NBYTES + len(DATA_KEY) - 1)
         if at >= 0:
             return at
