@@ -81,9 +81,7 @@ class Admission:
         self._n_descriptors = n - min(n_spare, n * n_spare // _MANY_DESCRIPTORS)
         self.adjust(self.limits)
         self._by_address: Counter[str | bytes] = Counter()
-        self._clock = clock
-        self._logged_at = -LOG_INTERVAL_S
-        self._n_unlogged = 0
+        self._log = BoundedLog(clock)
 
     def adjust(self, limits: Limits) -> None:
         """Go by these limits from now on; who is there already stays."""
@@ -128,13 +126,22 @@ class Admission:
         self.count_refused(reason, f"a connection is refused: {text}")
         return False
 
-    def _log(self, text: str) -> None:
+
+class BoundedLog:
+    """Warns of what clients do, every ``LOG_INTERVAL_S`` at most, and how often it was passed over."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._told_at = -LOG_INTERVAL_S
+        self._n_untold = 0
+
+    def __call__(self, text: str) -> None:
         now = self._clock()
-        if now - self._logged_at < LOG_INTERVAL_S:
-            self._n_unlogged += 1
+        if now - self._told_at < LOG_INTERVAL_S:
+            self._n_untold += 1
             return
-        more = f" (and {self._n_unlogged} times the like before)" if self._n_unlogged else ""
-        self._logged_at, self._n_unlogged = now, 0
+        more = f" (and {self._n_untold} times the like before)" if self._n_untold else ""
+        self._told_at, self._n_untold = now, 0
         logger.warning("%s%s", text, more)
 
 

@@ -32,7 +32,7 @@ def message_in_steps(entries: Iterable[StatisticsEntry]) -> Generator[None, None
 
 
 def json_in_steps(entries: Iterable[StatisticsEntry]) -> Generator[None, None, bytes]:
-    """As ``json_body``."""
+    """The same as JSON, entry by entry."""
     parts: list[str] = []
     for one in entries:
         parts.append(compact(_entry(one)))
