@@ -47,13 +47,16 @@ def test_a_client_beside_an_attacker_is_served(names: str, seconds: str) -> None
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["claims-http", "bombs-unary", "closed-windows", "half-requests"])
-def test_what_an_attacker_took_is_given_back_when_it_has_gone(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "most_mib"),
+    [("claims-http", 300), ("bombs-unary", 300), ("closed-windows", 600), ("half-requests", 300)],
+)
+def test_what_an_attacker_took_is_given_back_when_it_has_gone(name: str, most_mib: int) -> None:
     """A tenth of the attack takes as much: the limits are met within a second. Ten later it is back."""
     done = attack(name, "1")
     (row,) = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:3]]
     held = dict(zip(("before", "peak", "after"), map(int, row[7:10]), strict=True))
-    assert held["peak"] - held["before"] < 300, done.stdout
+    assert held["peak"] - held["before"] < most_mib, done.stdout
     assert held["after"] - held["before"] < 64, done.stdout
 
 

@@ -89,13 +89,16 @@ class Malloc:
 async def keep_trim(shrink_arenas: Callable[[], None]) -> None:
     """Give back what can be, for ever."""
     heap, malloc, was_crowded = Heap(), Malloc(), False
+    heap.is_worth_trimming(malloc.taken(), time.process_time(), time.monotonic())  # before there is any burst
     while True:
         await asyncio.sleep(LOOK_S)
         shrink_arenas()
         is_crowded = sys.getallocatedblocks() > _MANY_BLOCKS
-        if was_crowded and not is_crowded:
+        is_worth_it = heap.is_worth_trimming(malloc.taken(), time.process_time(), time.monotonic())
+        # A burst may come and go between two looks: then it is known by what it left alone.
+        if not is_crowded and (was_crowded or is_worth_it):
             gc.collect()  # drops the lists of free objects, each of which keeps the MiB that it lies in
         was_crowded = is_crowded
-        if heap.is_worth_trimming(malloc.taken(), time.process_time(), time.monotonic()):
+        if is_worth_it:
             # Some 0.3 ms a MiB; the loop goes on meanwhile, but for what is large enough for malloc.
             heap.trimmed(await asyncio.to_thread(malloc.trim))
