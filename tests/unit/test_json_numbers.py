@@ -158,6 +158,15 @@ def test_numbers_that_json_does_not_have_are_taken_as_before() -> None:
     assert header_for("m", body, binary=False).inputs == read_header(body).inputs
 
 
+def test_an_array_of_numbers_may_be_no_deeper_than_any_other() -> None:
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":%b1%b}]}'
+    deepest = body % (b"[" * 97, b"]" * 97)
+    assert header_for("m", deepest, binary=False).inputs[0].inline == np.float32(1).tobytes()
+    for depth in (98, 900):
+        with pytest.raises(InvalidArgument, match="nesting depth exceeds"):
+            header_for("m", body % (b"[" * depth, b"]" * depth), binary=False)
+
+
 def test_values_beside_arrays_of_numbers_are_limited() -> None:
     text = b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[%d],"data":[%b]}]}'
     n = MAX_VALUES + 1

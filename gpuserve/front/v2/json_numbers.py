@@ -23,6 +23,8 @@ SHORT_NBYTES: Final = 256 << 10
 SLICE_NBYTES: Final = 64 << 10
 SLICE_ELEMENTS: Final = 4 << 10
 MAX_DEPTH: Final = 100
+#: Of an array in "data", which lies in an object in a list in the request.
+_MAX_DATA_DEPTH: Final = MAX_DEPTH - 3
 #: So much of a text is looked through in one go.
 SEARCHED_NBYTES: Final = 256 << 10
 #: And so much between arrays at most.
@@ -158,8 +160,12 @@ def _packed(text: bytes | bytearray, datatype: str) -> bytes | None:
         return None
     try:
         values = orjson.loads(text)
+        depth = 1
         while type(values[0]) is list:
             values = list(chain.from_iterable(values))
+            depth += 1
+        if depth > _MAX_DATA_DEPTH:
+            return None
         return struct.pack(f"<{len(values)}{code}", *values)
     except (orjson.JSONDecodeError, IndexError, TypeError, OverflowError, struct.error):
         return None
@@ -187,7 +193,7 @@ class Depth:
         self._now = int(depths[-1])
         self._of_numbers = self._of_numbers or int(of_numbers[0])
         is_one = of_numbers.min() == of_numbers.max() == depths.max() == self._of_numbers
-        if not is_one or self._of_numbers > MAX_DEPTH or depths.min() < 1:
+        if not is_one or self._of_numbers > _MAX_DATA_DEPTH or depths.min() < 1:
             raise NotAsDeep
 
     def finish(self) -> None:

@@ -227,7 +227,9 @@ def lifted_tensor(
 
 
 def _decoded(text: bytes | bytearray, start: int) -> list[Any]:
-    """An array without text or objects in it, which begins there."""
+    """An array without text or objects in it, which begins there, three levels deep."""
+    if is_too_deep(b"[[[%b" % bytes(text)):
+        raise InvalidArgument(TOO_DEEP)
     try:
         values: list[Any] = _loads(text, _DECODER)
     except Malformed as error:
