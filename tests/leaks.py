@@ -20,6 +20,8 @@ from processes import command_line, wait_ended, wait_until
 MARK = "LEAK_CHECK_MARK"
 PATIENCE_S = 3.0
 _SHM = Path("/dev/shm")
+#: CUDA's own, which it leaves there for a process that was killed.
+_OF_CUDA = "cuda.shm."
 #: grpc's own pollers, made at the first call of a process and kept; ours are told by other tests.
 _POLLERS = frozenset({"anon_inode:[eventpoll]", "anon_inode:[eventfd]"})
 
@@ -64,7 +66,7 @@ def _leaked_files(before: Census) -> list[str]:
     descriptors = [f"descriptor {fd}: {target}" for fd, target in sorted(_descriptors() - before.descriptors)]
     shared = frozenset(os.listdir(_SHM)) - before.shared_memory
     mapped = _mapped_elsewhere() if shared else ""
-    ours = [name for name in sorted(shared) if name not in mapped]
+    ours = [name for name in sorted(shared) if name not in mapped and not name.startswith(_OF_CUDA)]
     memory = [f"shared memory /dev/shm/{name}" for name in ours]
     return descriptors + memory + [f"socket file {path}" for path in sorted(_sockets() - before.sockets)]
 

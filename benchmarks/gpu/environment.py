@@ -45,8 +45,10 @@ def make(folder: Path, wheels: Path | None) -> Path:
     places += [*map(Path, site.getsitepackages()), _ROOT]
     names = {"base": str(folder), "platbase": str(folder)}
     own = Path(sysconfig.get_path("purelib", scheme="venv", vars=names))
+    # cuda-pathfinder looks for CUDA's libraries in the places of ``site`` alone, not in all of ``sys.path``.
+    lines = [f"import site; site.PREFIXES.append({sys.prefix!r})"]
     # By addsitedir, because a .pth file of those places would not be read otherwise.
-    lines = [f"import site; site.addsitedir({str(place)!r})" for place in places]
+    lines += [f"import site; site.addsitedir({str(place)!r})" for place in places]
     (own / "gpu_check.pth").write_text("\n".join(lines) + "\n")
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     _tell_version(own, project["version"])

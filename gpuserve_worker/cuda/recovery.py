@@ -18,7 +18,6 @@ from typing import Final
 from gpuserve_worker.calling.failure import INTERNAL, DeviceFailure, log_text
 from gpuserve_worker.cuda.copies.staging import device_inputs
 from gpuserve_worker.cuda.device.device import CudaDevice
-from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BYTES
 from gpuserve_worker.protocol.wire import Run, Split, WireFailure, requests
@@ -40,8 +39,6 @@ _TEXTS: Final = (
     "ALLOC_FAILED",
     "ALLOCATION_FAILED",
 )
-#: ``cudaErrorStreamCapture...``: of a graph that a thread of the callable is making just now.
-_CAPTURE: Final = range(900, 909)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -73,25 +70,6 @@ def free_memory(device: CudaDevice) -> None:
         torch.cuda.empty_cache()
 
 
-def why_lost(device: CudaDevice) -> str | None:
-    """Why this process can use its device no more, in CUDA's words; None where it can."""
-    first = _error_of(device)
-    if first is None or first.is_sticky:
-        return None if first is None else str(first)
-    second = _error_of(device)  # what earlier work did wrong is told once, unless it stays
-    stays = second is not None and not second.is_out_of_memory and second.code not in _CAPTURE
-    return str(second) if stays else None
-
-
-def _error_of(device: CudaDevice) -> CudaError | None:
-    try:
-        device.enter()
-        device.runtime.synchronize()
-    except CudaError as error:
-        return error
-    return None
-
-
 class Loss:
     """Whether the process can use its device no more, and why (``text``). Any thread may find it out."""
 
@@ -105,7 +83,7 @@ class Loss:
     def find(self) -> bool:
         """Look at the device, after a failure of any kind; whether it is lost."""
         with self._lock:
-            self.text = self.text or why_lost(self._device) or ""
+            self.text = self.text or self._device.why_lost() or ""
         return bool(self.text)
 
     def take_blame(self) -> bool:

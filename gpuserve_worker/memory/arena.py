@@ -6,7 +6,8 @@ pages are reserved with ``posix_fallocate``, after a look at what the machine an
 a full machine is an error here, never a SIGBUS or an OOM kill later. A block that somebody only claims is
 reserved while it is filled. Empty segments are kept up to ``RETAINED_NBYTES``, because making one (reserve,
 clear, map, send) costs as much as copying into it; beyond that they are given up, and when nothing has used
-them for a while (``Arena.shrink``).
+them for a while (``Arena.shrink``). Where pages are locked, which costs several times as much, all is kept
+that was in use at once of late.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ ALIGNMENT: Final = 64
 SEGMENT_NBYTES: Final = 16 << 20
 #: How much empty memory an arena keeps for the next burst.
 RETAINED_NBYTES: Final = 256 << 20
+#: Blocks of the largest size of late for which locked memory is kept: three batches under way, and the next.
+_LOCKED_BLOCKS: Final = 4
 #: What is left for whoever does not ask: reserving the last byte wakes the OOM killer.
 SPARED_NBYTES: Final = 32 << 20
 #: Segments that claims may leave without some of their pages; each takes two descriptors.
@@ -216,6 +219,8 @@ class Arena:
         self._nbytes = 0
         self._empty_nbytes = 0
         self._block_nbytes = 0
+        #: The most that was in blocks at once, and the largest one, since the last call of ``shrink``.
+        self._peak_nbytes = self._largest_nbytes = 0
         self._allocated = 0
         self._freed = 0
 
@@ -276,7 +281,7 @@ class Arena:
         if segment.allocator.empty:
             self._empty_nbytes += segment.reserved_nbytes
             if segment.is_told:
-                self._trim(RETAINED_NBYTES)
+                self._trim(self._retained_nbytes)
             else:  # nothing was ever filled
                 self._give_up(block.segment)
 
@@ -284,6 +289,7 @@ class Arena:
         """Called now and then: give up what was empty at the last call, and was not used since. The oldest
         segment of the least size stays, for whoever comes now and then.
         """
+        self._peak_nbytes, self._largest_nbytes = self._block_nbytes, 0
         is_oldest = True
         for number, segment in list(self._segments.items()):
             if segment.nbytes <= SEGMENT_NBYTES and is_oldest:
@@ -292,6 +298,10 @@ class Arena:
                 self._give_up(number)
             else:
                 segment.is_idle = segment.allocator.empty
+
+    @property
+    def _retained_nbytes(self) -> int:
+        return max(RETAINED_NBYTES, self._peak_nbytes, _LOCKED_BLOCKS * self._largest_nbytes)
 
     def segments(self) -> list[tuple[int, int, int]]:
         """(segment, fd, nbytes) of every segment that borrowers know, for one that comes later."""
@@ -322,6 +332,9 @@ class Arena:
         number, offset = found
         self._allocated += 1
         self._block_nbytes += size
+        if self._locks is not None:
+            self._peak_nbytes = max(self._peak_nbytes, self._block_nbytes)
+            self._largest_nbytes = max(self._largest_nbytes, size)
         view = self._segments[number].view[offset : offset + nbytes]
         return Block(number, offset, nbytes, view, self)
 

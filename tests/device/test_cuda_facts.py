@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "cuda_facts.py"
 TIMEOUT_S = 60.0
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, INVALID_HANDLE = 1, 2, 201, 400
 #: What CUDA says of a handle that is none, by its version.
-NO_HANDLE = {INVALID_VALUE, 205, INVALID_HANDLE}
+NO_HANDLE = {INVALID_VALUE, 101, 201, 205, INVALID_HANDLE, 999}
 
 
 @pytest.fixture(scope="module")

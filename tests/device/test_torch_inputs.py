@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
 import sys
 import types
 from typing import Any
@@ -21,9 +23,16 @@ pytestmark = pytest.mark.thorough
 Machine = GpuMachine | RealMachine
 
 
+@functools.cache
+def torch_reaches_a_gpu() -> bool:
+    """Asked in another process: torch keeps the descriptors of the devices that it looked at."""
+    asked = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    return subprocess.run(asked, check=False).returncode == 0
+
+
 def torch_model(machine: Machine, device: str, path: str, **changes: Any) -> wire.Init:
-    torch = pytest.importorskip("torch")
-    if device != "cpu" and not (isinstance(machine, RealMachine) and torch.cuda.is_available()):
+    pytest.importorskip("torch")
+    if device != "cpu" and not (isinstance(machine, RealMachine) and torch_reaches_a_gpu()):
         pytest.skip("torch reaches real GPUs only")
     return model(f"torch_inputs.py:{path}", device=device, array="torch", **changes)
 

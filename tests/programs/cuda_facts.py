@@ -86,12 +86,13 @@ def out_of_memory():
 def own_handles():
     """Handles that the process cannot open, and memory that cannot be exported."""
     memory, event = runtime.malloc(NBYTES), cupy.cuda.Event(disable_timing=True, interprocess=True)
+    plain = cupy.cuda.Event(disable_timing=True)
     pool = runtime.mallocAsync(NBYTES, 0)
     return {
         "own memory": status(runtime.ipcOpenMemHandle, runtime.ipcGetMemHandle(memory)),
         "garbage": status(runtime.ipcOpenMemHandle, bytes(range(64))),
         "pool": status(runtime.ipcGetMemHandle, pool),
-        "plain event": status(runtime.ipcGetEventHandle, cupy.cuda.Event(disable_timing=True).ptr),
+        "plain event": status(runtime.ipcGetEventHandle, plain.ptr),
         "handle": len(runtime.ipcGetEventHandle(event.ptr)),
     }
 

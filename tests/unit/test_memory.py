@@ -120,6 +120,33 @@ def test_empty_memory_beyond_what_is_retained_is_given_up(arena: Arena, borrower
     assert arena.statistics().nbytes == RETAINED_NBYTES
 
 
+class CountedLocks:
+    """Counts the segments that were locked."""
+
+    def __init__(self) -> None:
+        self.locked = 0
+
+    def lock(self, memory: memoryview) -> None:
+        self.locked += 1
+
+    def unlock(self, memory: memoryview) -> None:
+        pass
+
+
+def test_locked_memory_is_kept_as_long_as_as_much_is_in_use_at_once(borrower: Borrower) -> None:
+    """Page-locking 128 MiB takes a GPU's driver longer than three copies of them."""
+    locks = CountedLocks()
+    arena = Arena(1 << 30, borrower.segment, borrower.drop, locks)
+    for _ in range(3):
+        for block in [arena.allocate(RETAINED_NBYTES // 2) for _ in range(3)]:
+            arena.free(block)
+    assert (locks.locked, borrower.dropped) == (3, [])
+    for _ in range(3):
+        arena.shrink()
+    assert len(borrower.dropped) == 3, "it is given up when nothing uses it"
+    arena.close()
+
+
 def test_what_nothing_has_used_from_one_look_to_the_next_is_given_up(
     arena: Arena, borrower: Borrower
 ) -> None:

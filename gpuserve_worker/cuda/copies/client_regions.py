@@ -114,7 +114,8 @@ class DeviceRegions:
         except ValueError as error:
             raise RegionError(str(error)) from None
         except CudaError as error:
-            if error.is_sticky:
+            # Some codes say of a handle what they say of a device elsewhere: the device itself knows.
+            if error.is_sticky and self._device.why_lost() is not None:
                 raise
             hint = _NOT_FROM_HERE if error.code == _OWN_OR_UNSEEN else ""
             raise RegionError(f"CUDA could not open its handle: {client_text(error)}{hint}") from None

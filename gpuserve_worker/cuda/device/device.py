@@ -27,6 +27,8 @@ from gpuserve_worker.cuda.device.runtime import CudaError, Events, Runtime, load
 #: much may be taken for outputs that other workers read, once somebody asks for them.
 _RETAINED_PART: Final = 16
 _RETAINED_NBYTES: Final = 256 << 20
+#: ``cudaErrorStreamCapture...``: of a graph that a thread of the callable is making just now.
+_CAPTURE: Final = range(900, 909)
 
 
 class CudaDevice:
@@ -69,6 +71,23 @@ class CudaDevice:
     def settle(self) -> None:
         self.runtime.synchronize_stream(self.h2d)
         self.runtime.synchronize_stream(self.d2h)
+
+    def why_lost(self) -> str | None:
+        """Why this process can use its device no more, in CUDA's words; None where it can."""
+        first = self._fault()
+        if first is None or first.is_sticky:
+            return None if first is None else str(first)
+        second = self._fault()  # what earlier work did wrong is told once, unless it stays
+        stays = second is not None and not second.is_out_of_memory and second.code not in _CAPTURE
+        return str(second) if stays else None
+
+    def _fault(self) -> CudaError | None:
+        try:
+            self.enter()
+            self.runtime.synchronize()
+        except CudaError as error:
+            return error
+        return None
 
     def close(self) -> None:
         """Give up all of it, as far as no array of the user's is over it."""
