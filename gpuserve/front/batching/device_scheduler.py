@@ -113,8 +113,8 @@ class DeviceScheduler(Scheduler):
     def computed(self, batch: Batch) -> None:
         self._slots.free_slot(batch)
 
-    def complete(self, batch_id: int) -> Batch:
-        return self._anywhere.complete(batch_id)
+    def complete(self, batch_id: int, took_s: float | None = None) -> Batch:
+        return self._anywhere.complete(batch_id, took_s)
 
     # ---- instances ------------------------------------------------------------------------
 

@@ -90,8 +90,10 @@ class BatchSource(Protocol):
     def next_wakeup(self, now: float) -> float | None:
         """When time alone changes something, in seconds of the clock; None: only another event can."""
 
-    def complete(self, batch_id: int) -> Batch:
-        """Free the slot of a batch that ended, well or badly; raises KeyError where no such batch runs."""
+    def complete(self, batch_id: int, took_s: float | None = None) -> Batch:
+        """Free the slot of a batch that ended: well, and its worker took so long, or badly. Raises KeyError
+        where no such batch runs.
+        """
 
     def retire(self, name: str) -> None:
         """Give an instance nothing new; once it is idle, ``instance_down`` takes it out for good."""

@@ -2,8 +2,8 @@
 
 Pure: events and the time go in, batches come out. No clock, event loop, socket, task or log here; the
 driver owns those. ``queue.py`` holds what waits, ``priority_queue.py`` in which order where there are
-priorities, ``batch_former.py`` says what goes together, ``slots.py`` holds what runs, and this file joins
-them. Times are seconds of any one monotonic clock.
+priorities, ``batch_former.py`` says what goes together, ``slots.py`` holds what runs, ``service_time.py``
+knows how long that takes, and this file joins them. Times are seconds of any one monotonic clock.
 
 What the driver does after every event, and when the time of ``next_wakeup`` has come::
 
@@ -187,8 +187,8 @@ class ModelScheduler(Scheduler):
     def computed(self, batch: Batch) -> None:
         self._slots.free_slot(batch)
 
-    def complete(self, batch_id: int) -> Batch:
-        batch = self._slots.release(batch_id)
+    def complete(self, batch_id: int, took_s: float | None = None) -> Batch:
+        batch = self._slots.release(batch_id, took_s)
         requests, counts = batch.requests, self._counts
         advance(requests, "complete")
         counts.finished += len(requests)

@@ -63,8 +63,8 @@ class RateLimits:
         open_to = [one for one in self._scheduler.with_room() if one not in self._refused]
         return self._scheduler.next_wakeup(now, open_to)
 
-    def complete(self, batch_id: int) -> Batch:
-        batch = self._scheduler.complete(batch_id)
+    def complete(self, batch_id: int, took_s: float | None = None) -> Batch:
+        batch = self._scheduler.complete(batch_id, took_s)
         self._limiter.release(self._rates[self._running.pop(batch_id)])
         return batch
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from gpuserve.front.batching.queue import QueuedRequest
+from gpuserve.front.batching.service_time import ServiceTime
 
 
 @dataclass(eq=False, slots=True)
@@ -78,6 +79,7 @@ class Places(Generic[InstanceT]):
         self._running: dict[int, Batch] = {}
         self._next_batch_id = 0
         self.room = 0
+        self.service_time = ServiceTime()
 
     @property
     def names(self) -> list[str]:
@@ -129,8 +131,10 @@ class Places(Generic[InstanceT]):
             self.room += batch.slots
         batch.slots = 0
 
-    def release(self, batch_id: int) -> Batch:
+    def release(self, batch_id: int, took_s: float | None = None) -> Batch:
         batch = self._running.pop(batch_id)
+        if took_s is not None:
+            self.service_time.observe(batch.rows, took_s)
         self.free_slot(batch)
         return batch
 

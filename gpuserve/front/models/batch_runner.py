@@ -133,7 +133,7 @@ class BatchRunner:
     def _on_done(self, link: WorkerLink, done: wire.Done) -> None:
         phases = phases_of(done)
         flight = self._in_flight.land(link, done.batch_id, done.inputs_free)
-        self._queueing.source.complete(done.batch_id)
+        self._queueing.source.complete(done.batch_id, sum(phases) * 1e-9)
         if self._answers.tracer is not None:
             self._answers.tracer.computed(flight.batch, done)
         # The worker gets its next batch before anybody is answered.
