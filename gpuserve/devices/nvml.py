@@ -142,7 +142,7 @@ class _Handle(NamedTuple):
 class Nvml:
     """NVML, open from the start; ``load`` gives the module. Between two rounds of questions ``next_xid``
     waits for errors that the driver reports. What a GPU, a driver or a version of the module does not tell is
-    None; a GPU that is gone is a fault; anything else that goes wrong is silence.
+    None; a GPU that is gone is a fault; one that does not tell of its memory is silent.
     """
 
     def __init__(self, load: Callable[[], Any]) -> None:
@@ -249,7 +249,7 @@ class Nvml:
 
     def _reading(self, gpu: _Handle) -> GpuReading:
         nvml, told, whole = self._nvml, self._told, gpu.whole
-        memory = told(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu.part))
+        memory = told(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu.part), every_gpu_tells=True)
         rates = told(lambda: nvml.nvmlDeviceGetUtilizationRates(whole))
         power_mw = told(lambda: nvml.nvmlDeviceGetPowerUsage(whole))
         limit_mw = told(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(whole))
@@ -301,17 +301,21 @@ class Nvml:
         wanted = _RECOVERY.get(int(values[0].value.uiVal))
         return f"its driver asks for {wanted}" if wanted else ""
 
-    def _told(self, question: Callable[[], _Value]) -> _Value | None:
-        """The answer, None where this GPU does not tell; ``NvmlGone``, ``NvmlSilent`` for anything else."""
+    def _told(self, question: Callable[[], _Value], *, every_gpu_tells: bool = False) -> _Value | None:
+        """The answer, None where this GPU does not tell, ``NvmlGone`` where it is gone. Any other code is
+        silence only where every GPU tells: a driver has codes that no list has, and says them for ever.
+        """
         try:
             return question()
         except AttributeError:  # an older module
             return None
         except self._nvml.NVMLError as error:
             code = _code(error)
-            if code in _UNTOLD:
-                return None
-            raise (NvmlGone if code in _GONE else NvmlSilent)(str(error)) from None
+            if code in _GONE:
+                raise NvmlGone(str(error)) from None
+            if every_gpu_tells and code not in _UNTOLD:
+                raise NvmlSilent(str(error)) from None
+            return None
 
 
 def _code(error: Exception) -> int:

@@ -101,7 +101,7 @@ def test_handles_of_the_process_itself_and_of_nothing_are_refused(machine: Any) 
 def test_the_driver_tells_of_the_allocation_around_an_address(machine: Any) -> None:
     found = facts(machine, "address_range")
     assert found.pop("unknown") != 0
-    assert found == {"status": 0, "base": True, "nbytes": 4 << 20, "device": 0, "type": 2}
+    assert found == {"status": 0, "base": True, "nbytes": 8 << 20, "device": 0, "type": 2}
 
 
 def test_events_and_streams_end(machine: Any) -> None:

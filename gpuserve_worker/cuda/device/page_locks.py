@@ -17,6 +17,8 @@ from gpuserve_worker.cuda.device.runtime import CudaError, Events, Runtime
 
 #: What a block of our own measures at least: many inputs that travel in messages.
 _BLOCK_NBYTES: Final = 64 << 10
+#: So many times what is asked for may a block have that is used again.
+_SPARE: Final = 4
 
 
 def address_of(memory: Any) -> int:
@@ -81,11 +83,13 @@ class HostBlocks:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> HostBlock:
+        """A block of at least so many bytes, and not of many more: a large one is for who needs it."""
+        size = max(_BLOCK_NBYTES, 1 << (nbytes - 1).bit_length())
         with self._lock:
             for position, block in enumerate(self._blocks):
-                if nbytes <= len(block.memory) and self._runtime.has_come(block.event):
+                if size <= len(block.memory) <= _SPARE * size and self._runtime.has_come(block.event):
                     return self._blocks.pop(position)
-        return self._new(nbytes)
+        return self._new(size)
 
     def give(self, block: HostBlock) -> None:
         """Let a block be used again when its event, which has been recorded, has come."""
@@ -98,8 +102,7 @@ class HostBlocks:
                 self._pins.unlock(block.memory)
             self._blocks.clear()
 
-    def _new(self, nbytes: int) -> HostBlock:
-        size = max(_BLOCK_NBYTES, 1 << (nbytes - 1).bit_length())
+    def _new(self, size: int) -> HostBlock:
         memory = memoryview(mmap.mmap(-1, size))
         block = HostBlock(memory, address_of(memory), self._events.take())
         self._pins.lock(memory)
