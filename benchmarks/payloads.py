@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from benchmarks import shared_memory_client
-from benchmarks.servers import ECHO, ECHO_BYTES, TOKENS, Api, RunningServer, ServerFailed
+from benchmarks.servers import ECHO, ECHO_BYTES, ECHO_UNBATCHED, TOKENS, Api, RunningServer, ServerFailed
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -200,6 +200,32 @@ class StringsPayload:
     def _raw(self) -> bytes:
         texts = (f"{number:0{self.string_nbytes}d}".encode() for number in range(self.strings))
         return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+
+
+@dataclass(frozen=True, slots=True)
+class UnbatchedPayload:
+    """One vector of FP32 of this size for the model echo-unbatched."""
+
+    nbytes: int
+    model = ECHO_UNBATCHED
+    path = INFER
+    messages = 1
+
+    def grpc_message(self) -> bytes:
+        """A serialized ModelInferRequest with raw contents."""
+        return _grpc_message(self.model, "x", "FP32", (self.nbytes // 4,), self._raw())
+
+    def check(self, running: RunningServer, api: Api) -> bytes:
+        """Ask once and compare the bytes of the output; see ``Payload``."""
+        del api  # there is one only
+        (message,) = _messages(running, self)
+        answer = service_pb2.ModelInferResponse.FromString(message)
+        if list(answer.raw_output_contents) != [self._raw()] or answer.outputs[0].shape != [self.nbytes // 4]:
+            raise ServerFailed(f"{running.server.title} does not echo a vector: {str(answer)[:200]}")
+        return framed(message)
+
+    def _raw(self) -> bytes:
+        return np.arange(self.nbytes // 4, dtype=np.float32).tobytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from benchmarks.payloads import (
     SharedMemoryPayload,
     StringsPayload,
     TokensPayload,
+    UnbatchedPayload,
 )
 from benchmarks.servers import ECHO, ECHO_READ_ONLY
 
@@ -216,6 +217,13 @@ ROWS = (
         GrpcLoad(StringsPayload(64, 32), connections=8, streams=16),
         Measure.THROUGHPUT,
         _at_least(1.5),
+    ),
+    Row(
+        "unbatched",
+        "gRPC 64 B, a model without batching, 128 in flight on 8 connections",
+        GrpcLoad(UnbatchedPayload(64), connections=8, streams=16),
+        Measure.THROUGHPUT,
+        _at_least(2.0),
     ),
     Row(
         "tokens-1",

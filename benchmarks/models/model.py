@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gpuserve import Request
 from gpuserve.decorators import batch
 
 
@@ -13,6 +14,11 @@ from gpuserve.decorators import batch
 def echo(x: np.ndarray) -> dict[str, np.ndarray]:
     """x: [rows, n] FP32 or BYTES, returned as y."""
     return {"y": x}
+
+
+def echo_one(requests: list[Request]) -> list[dict[str, np.ndarray]]:
+    """x: [n] FP32 of each request, returned as y."""
+    return [{"y": one["x"]} for one in requests]
 
 
 @batch

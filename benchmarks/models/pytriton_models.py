@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonConfig
 
 
@@ -18,6 +19,11 @@ from pytriton.triton import Triton, TritonConfig
 def echo(x: np.ndarray) -> dict[str, np.ndarray]:
     """x: [rows, n] FP32 or BYTES, returned as y."""
     return {"y": x}
+
+
+def echo_one(requests: list[Request]) -> list[dict[str, np.ndarray]]:
+    """x: [n] FP32 of each request, returned as y."""
+    return [{"y": one["x"]} for one in requests]
 
 
 @batch
@@ -59,10 +65,22 @@ def bind_echo_bytes(triton: Triton) -> None:
     bind_echo(triton, "echo-bytes", np.bytes_)
 
 
+def bind_echo_unbatched(triton: Triton) -> None:
+    """Bind the model echo without batching."""
+    triton.bind(
+        model_name="echo-unbatched",
+        infer_func=echo_one,
+        inputs=[Tensor(name="x", dtype=np.float32, shape=(-1,))],
+        outputs=[Tensor(name="y", dtype=np.float32, shape=(-1,))],
+        config=ModelConfig(batching=False),
+    )
+
+
 BIND = {
     "echo": bind_echo,
     "echo-read-only": bind_echo_read_only,
     "echo-bytes": bind_echo_bytes,
+    "echo-unbatched": bind_echo_unbatched,
     "tokens": bind_tokens,
 }
 

@@ -4,7 +4,8 @@ A server with a real worker is asked for 64 bytes again and again over one conne
 Its front counts the calls of Python functions by ``sys.setprofile``; SIGUSR1 begins and ends that. Calls do
 not depend on what else the machine does. They are counted for gRPC requests: plain, behind an access rule,
 with another model traced, with every request traced, and where responses may be compressed; for messages in
-one gRPC stream; and for HTTP requests with binary tensors.
+one gRPC stream; for HTTP requests with binary tensors; and for a model without batching, of which so many are
+asked at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,10 @@ import grpc
 from ruamel.yaml import YAML
 from tritonclient.grpc import service_pb2 as pb
 
-REQUESTS: Final = 300
-WARM_UP: Final = 100
+REQUESTS: Final = 320
+WARM_UP: Final = 96
+#: Requests for the model without batching that are in flight together.
+AT_ONCE: Final = 32
 START_TIMEOUT_S: Final = 60.0
 INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -65,6 +68,10 @@ from gpuserve.decorators import batch
 @batch
 def echo(x):
     return [x]
+
+
+def echo_one(requests):
+    return [{"y": one["x"]} for one in requests]
 """
 #: By name: settings of the server, headers of the requests, and the model that clients have traced, if any.
 VARIANTS: Final[dict[str, tuple[dict[str, Any], tuple[tuple[str, str], ...], str]]] = {
@@ -80,10 +87,10 @@ VARIANTS: Final[dict[str, tuple[dict[str, Any], tuple[tuple[str, str], ...], str
 }
 
 
-def message() -> bytes:
+def message(model: str = "echo", shape: Sequence[int] = (1, 16)) -> bytes:
     """A request of 64 bytes."""
-    request = pb.ModelInferRequest(model_name="echo")
-    request.inputs.add(name="x", datatype="FP32", shape=[1, 16])
+    request = pb.ModelInferRequest(model_name=model)
+    request.inputs.add(name="x", datatype="FP32", shape=shape)
     request.raw_input_contents.append(bytes(64))
     encoded: bytes = request.SerializeToString()
     return encoded
@@ -97,6 +104,7 @@ def serving(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]
     tensor = {"dtype": "float32", "shape": [-1]}
     model = {"callable": "model.py:echo", "inputs": [{"name": "x", **tensor}], "max_batch_size": 64}
     models = [{"name": one, **model, "outputs": [{"name": "y", **tensor}]} for one in ("echo", "other")]
+    models.append({**models[0], "name": "unbatched", "callable": "model.py:echo_one", "max_batch_size": 0})
     ports = {"host": "127.0.0.1", "http_port": None, "grpc_port": 0, "metrics_port": None}
     with (folder / "config.yaml").open("w") as file:
         YAML().dump({"server": {**ports, **settings}, "models": models}, file)
@@ -138,6 +146,23 @@ def asking_in_stream(address: str, stack: ExitStack) -> Ask:
     def ask() -> object:
         sent.put(body)
         return next(answers)
+
+    return ask
+
+
+def asking_unbatched(address: str, stack: ExitStack) -> Ask:
+    """``AT_ONCE`` calls of ModelInfer for a model without batching: each last one asks, and waits for all."""
+    channel = stack.enter_context(grpc.insecure_channel(address, [("grpc.http2.bdp_probe", 0)]))
+    infer, body = channel.unary_unary(INFER), message("unbatched", [16])
+    asked: list[Any] = []
+
+    def ask() -> object:
+        asked.append(infer.future(body))
+        if len(asked) == AT_ONCE:
+            answers = [one.result() for one in asked]
+            asked.clear()
+            return answers
+        return None
 
     return ask
 
@@ -213,6 +238,7 @@ def main() -> None:
         for name, (settings, headers, traced) in VARIANTS.items()
     }
     ways |= {"in one stream": ({}, asking_in_stream), "HTTP": ({}, asking_http)}
+    ways["unbatched, several at once"] = ({}, asking_unbatched)
     for name, way in ways.items():
         counts = counted(*way)
         print(f"{name}: {counts.total() / REQUESTS:.1f} calls a request")

@@ -18,7 +18,8 @@ from typing import ClassVar
 from benchmarks.peers import PeerCache
 
 ECHO, ECHO_READ_ONLY, ECHO_BYTES, TOKENS = "echo", "echo-read-only", "echo-bytes", "tokens"
-MODELS = (ECHO, ECHO_READ_ONLY, ECHO_BYTES, TOKENS)
+ECHO_UNBATCHED = "echo-unbatched"
+MODELS = (ECHO, ECHO_READ_ONLY, ECHO_BYTES, ECHO_UNBATCHED, TOKENS)
 MODELS_FOLDER = Path(__file__).parent.parent / "models"
 
 
