@@ -25,6 +25,7 @@ from gpuserve.bench.calls.http2 import (
     PRIORITY,
     PUSH_PROMISE,
     SETTINGS,
+    TABLE_SIZE,
     WINDOW_UPDATE,
     FrameReader,
     frame,
@@ -172,6 +173,11 @@ class Peer:
             response.window += window - self.stream_window
         self.stream_window = window
         return settings({INITIAL_WINDOW: window})
+
+    def resize_table(self, nbytes: int) -> bytes:
+        """SETTINGS with another size of the table that the server's blocks use; none of them is under way."""
+        self.decoder.max_allowed_table_size = nbytes
+        return settings({TABLE_SIZE: nbytes})
 
     def grow(self, stream_id: int, nbytes: int) -> bytes:
         """A WINDOW_UPDATE."""

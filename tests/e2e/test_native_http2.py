@@ -20,6 +20,7 @@ from http2_peer import (
     NO_ERROR,
     PING_FRAME,
     PROTOCOL_ERROR,
+    Frame,
     Peer,
     data,
     frame,
@@ -159,6 +160,33 @@ def test_large_answers_through_small_windows(server: OperatedServer) -> None:
                 wire.send(wire.peer.grow(1, n_new) + wire.peer.grow(0, n_new) + PING_FRAME)
         assert len(response.body) > 2 * MIB
         assert response.trailers == {"grpc-status": "0"}
+
+
+def test_tables_of_header_fields_that_clients_choose_and_change(server: OperatedServer) -> None:
+    """A block that did not fit the client's table would not decode, or to another status."""
+    with Wire(server.addresses["gRPC"]) as wire:
+        for stream_id, nbytes in zip(
+            range(1, 60, 4), [None, None, 0, 0, 48, 48, 4096, 4096, 0, 1 << 16], strict=False
+        ):
+            if nbytes is not None:
+                wire.send(wire.peer.resize_table(nbytes))
+                wire.ping()
+            wire.send(ask(wire, stream_id) + ask(wire, stream_id + 2))
+            assert_answered(wire, stream_id, stream_id + 2)
+            assert dict(wire.peer.responses[stream_id].heads[0])["content-type"] == "application/grpc"
+
+
+def test_an_answer_that_repeats_the_last_has_a_small_head(server: OperatedServer) -> None:
+    with Wire(server.addresses["gRPC"]) as wire:
+        frames = {}
+        for stream_id in (1, 3, 5):
+            wire.send(ask(wire, stream_id))
+            found: list[Frame] = []
+            while not wire.peer.response(stream_id).ended:
+                found += wire.read_some()
+            frames[stream_id] = [one.payload for one in found if one.kind == HEADERS]
+        assert [len(one) for one in frames[1]] > [50, 10]
+        assert [len(one) for one in frames[3]] == [len(one) for one in frames[5]] == [3, 1]
 
 
 def test_a_shut_down_in_the_middle_of_a_large_answer(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from hpack.hpack import encode_integer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.front.exchange.exchange import Header
+from gpuserve.front.exchange.exchange import AnswerHead, Header
 from gpuserve.front.server.http2.hpack import (
     FIELD_OVERHEAD_NBYTES,
     TABLE_NBYTES,
     Decoder,
+    Encoder,
     HeadTooLarge,
     HpackError,
-    encode,
     status_field,
 )
 
@@ -37,16 +37,82 @@ def test_blocks_of_one_connection_decode_to_what_was_encoded(
         assert decoder.decode(encoder.encode(fields, huffman=huffman)) == fields
 
 
-@given(st.lists(FIELDS, max_size=4))
-def test_our_blocks_decode_with_any_table(blocks: list[list[Header]]) -> None:
-    for fields in blocks:
-        assert theirs(encode(fields)) == fields
+class Client:
+    """Reads our blocks as the ``hpack`` package does, with tables of the sizes that it announces."""
+
+    def __init__(self) -> None:
+        self.encoder = Encoder()
+        self._decoder = hpack.Decoder(LIMIT)
+
+    def announce(self, nbytes: int) -> None:
+        self._decoder.max_allowed_table_size = nbytes
+        self.encoder.resize(nbytes)
+
+    def read(self, block: bytes) -> list[Header]:
+        return [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
+
+
+REPEATED = st.sampled_from([b"content-type", b"grpc-status", b"grpc-encoding"])
+ANSWERED = st.lists(st.tuples(REPEATED, st.binary(max_size=400)), max_size=4).map(tuple)
+SIZES = st.sampled_from([0, 33, 60, 100, 500, TABLE_NBYTES, 1 << 16])
+
+
+@given(st.lists(st.tuples(FIELDS | ANSWERED.map(list), st.none() | SIZES)))
+def test_our_blocks_decode_with_any_table(blocks: list[tuple[list[Header], int | None]]) -> None:
+    client = Client()
+    for fields, size in blocks:
+        if size is not None:
+            client.announce(size)
+        assert client.read(client.encoder.encode(fields)) == fields
+
+
+@given(st.lists(ANSWERED, min_size=1), st.lists(st.tuples(st.integers(0), st.booleans(), st.none() | SIZES)))
+def test_heads_and_trailers_that_are_kept_decode_to_the_same(
+    fields: list[tuple[Header, ...]], asked: list[tuple[int, bool, int | None]]
+) -> None:
+    answers, client = [AnswerHead(200, one, one) for one in fields], Client()
+    for number, is_tail, size in asked:
+        if size is not None:
+            client.announce(size)
+        answer, encoder = answers[number % len(answers)], client.encoder
+        if is_tail:
+            assert client.read(encoder.tails.get(answer) or encoder.tail(answer)) == list(answer.trailers)
+        else:
+            said = client.read(encoder.heads.get(answer) or encoder.head(answer))
+            assert said == [status_field(200), *answer.headers]
+
+
+def test_what_answers_repeat_takes_a_byte_the_second_time() -> None:
+    answer = AnswerHead(200, [(b"content-type", b"application/grpc")], [(b"grpc-status", b"0")])
+    encoder = Encoder()
+    first = encoder.head(answer), encoder.tail(answer)
+    assert [len(one) for one in first] == [19, 15]
+    assert answer not in encoder.heads
+    assert (encoder.head(answer), encoder.tail(answer)) == (b"\x88\xbf", b"\xbe")
+    assert (encoder.heads[answer], encoder.tails[answer]) == (b"\x88\xbf", b"\xbe")
+
+
+def test_other_fields_stay_out_of_the_table() -> None:
+    encoder = Encoder()
+    assert encoder.encode([(b"grpc-message", b"a")]) == encoder.encode([(b"grpc-message", b"a")])
+
+
+def test_a_client_with_a_smaller_table_is_told_once_and_a_full_one_takes_no_more() -> None:
+    client = Client()
+    client.encoder.encode([(b"grpc-status", b"0")])
+    client.announce(50)
+    fields = [(b"grpc-status", b"0"), (b"grpc-status", b"5")]
+    first, second = client.encoder.encode(fields), client.encoder.encode(fields)
+    assert first.startswith(b"\x20" + resized(50))
+    assert second[:1] == b"\xbe"
+    assert second[1:] == client.encoder.encode(fields[1:]) != b""
+    assert Encoder(0).encode(fields) * 2 == Encoder(0).encode(fields * 2)
 
 
 @given(st.integers(0, 70_000))
 def test_lengths_of_every_size(nbytes: int) -> None:
     fields = [(b"x", bytes(nbytes))]
-    assert Decoder(1 << 20).decode(encode(fields)) == fields
+    assert Decoder(1 << 20).decode(Encoder().encode(fields)) == fields
 
 
 @given(st.binary(max_size=200))
@@ -59,7 +125,7 @@ def test_any_bytes_are_refused_or_decode_as_elsewhere(block: bytes) -> None:
 
 
 def test_whole_fields_of_the_static_table_take_a_byte() -> None:
-    assert encode([status_field(200), (b":method", b"POST")]) == b"\x88\x83"
+    assert Encoder().encode([status_field(200), (b":method", b"POST")]) == b"\x88\x83"
 
 
 # ---- the dynamic table ----------------------------------------------------------------------
@@ -123,7 +189,7 @@ def test_a_smaller_size_evicts_and_a_larger_one_brings_nothing_back() -> None:
 
 def test_the_revision_changes_with_the_table_and_with_nothing_else() -> None:
     decoder = Decoder(LIMIT)
-    decoder.decode(encode([(b"a", b"1"), (b":method", b"POST")]))
+    decoder.decode(Encoder().encode([(b"a", b"1"), (b":method", b"POST")]))
     assert decoder.revision == 0
     decoder.decode(kept(b"a", b"1"))
     decoder.decode(resized(0))

@@ -7,14 +7,14 @@ import pytest
 from gpuserve.front.exchange.exchange import Head
 from gpuserve.front.server.http2.blocks import REMEMBERED_HEADS, REMEMBERED_NBYTES, Block, BlockReader
 from gpuserve.front.server.http2.frames import END_HEADERS
-from gpuserve.front.server.http2.hpack import encode
+from gpuserve.front.server.http2.hpack import Encoder
 
 PLAIN = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"a")]
 
 
 def read(reader: BlockReader, number: int, nbytes: int) -> Head:
     told = [(b"x-number", b"%d" % number), (b"x-long", b"x" * nbytes)]
-    return reader.head(Block(1, END_HEADERS, encode([*PLAIN, *told])))
+    return reader.head(Block(1, END_HEADERS, Encoder(0).encode([*PLAIN, *told])))
 
 
 @pytest.mark.parametrize("nbytes", [1, 200, 1800, REMEMBERED_NBYTES])

@@ -81,20 +81,18 @@ def grpc_timeout_s(headers: Iterable[Header]) -> float | None:
 
 class AnswerHead:
     """What goes around the body of a whole response: status, headers, trailers. Make it once and keep it
-    where it is the same for many responses: each protocol encodes it only once, and keeps the result in
-    ``text`` (HTTP/1) or ``block`` and ``tail`` (HTTP/2). Names are in lower case, and ``content-length`` is
-    not among them: where there are no trailers, the exchange adds it.
+    where it is the same for many responses: it is encoded only once, by HTTP/1 in ``text``, by HTTP/2 for
+    each connection. Names are in lower case, and ``content-length`` is not among them: where there are no
+    trailers, the exchange adds it.
     """
 
-    __slots__ = ("block", "headers", "status", "tail", "text", "trailers")
+    __slots__ = ("headers", "status", "text", "trailers")
 
     def __init__(self, status: int, headers: Iterable[Header], trailers: Iterable[Header] = ()) -> None:
         self.status = status
         self.headers = tuple(headers)
         self.trailers = tuple(trailers)
         self.text = b""
-        self.block = b""
-        self.tail = b""
 
 
 class Options(Protocol):

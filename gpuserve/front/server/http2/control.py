@@ -120,7 +120,7 @@ class Control:
             elif setting == h2.Setting.MAX_FRAME_SIZE:
                 self._output.set_frame_size(value)
             elif setting == h2.Setting.HEADER_TABLE_SIZE:
-                self._output.set_table_size(value)
+                self._output.encoder.resize(value)
         return cost
 
     def _acknowledge(self, frame: bytes) -> None:

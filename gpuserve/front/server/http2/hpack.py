@@ -1,4 +1,4 @@
-"""Header compression of HTTP/2 (RFC 7541): a decoder with its dynamic table, and an encoder without. Pure."""
+"""Header compression of HTTP/2 (RFC 7541): a decoder and an encoder, each with its dynamic table. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import functools
 from collections.abc import Iterable
 from typing import Final
 
-from gpuserve.front.exchange.exchange import Header
+from gpuserve.front.exchange.exchange import AnswerHead, Header
 from gpuserve.front.server.http2 import huffman
 
 #: The table's size that a decoder allows, which is the protocol's own default.
 TABLE_NBYTES: Final = 4096
 #: What a block begins with to say that the table is empty from now on.
-NO_TABLE: Final = b"\x20"
+_NO_TABLE: Final = b"\x20"
+#: What answers say again and again, each with few values. No other field is put into a client's table.
+_REPEATED: Final = frozenset(
+    {
+        b"content-type",
+        b"grpc-accept-encoding",
+        b"grpc-encoding",
+        b"grpc-status",
+        b"inference-header-content-length",
+    }
+)
+#: Heads, and trailers, of which a connection keeps the blocks.
+_LASTING: Final = 16
+_SHORT_NBYTES: Final = 64
 #: What a field counts beside its strings, in tables and in limits.
 FIELD_OVERHEAD_NBYTES: Final = 32
 #: A number of more bytes than this is far larger than anything here.
@@ -197,41 +210,100 @@ def _string(block: bytes, position: int) -> tuple[bytes, int]:
 # ---- encoding -----------------------------------------------------------------------------
 
 
-def encode(fields: Iterable[Header]) -> bytes:
-    """A block that changes no table: whole fields of the static one by their index, others literally."""
-    return b"".join(map(_encoded, fields))
+class Encoder:
+    """Encodes the blocks of one connection, in the order in which they are sent. What answers repeat goes
+    into the client's table until that is full. Nothing is put out of it again, so a field's index changes
+    with new fields only; ``heads`` and ``tails`` are blocks that stay the same until then.
+    """
+
+    __slots__ = ("_fields", "_prefix", "_references", "_room_nbytes", "_table_nbytes", "heads", "tails")
+
+    def __init__(self, table_nbytes: int = TABLE_NBYTES) -> None:
+        self.heads: dict[AnswerHead, bytes] = {}
+        self.tails: dict[AnswerHead, bytes] = {}
+        #: In the client's table, the newest first, and how each is referred to.
+        self._fields: list[Header] = []
+        self._references: dict[Header, bytes] = {}
+        self._table_nbytes = self._room_nbytes = table_nbytes
+        #: What the next block has to begin with.
+        self._prefix = b""
+
+    def encode(self, fields: Iterable[Header]) -> bytes:
+        """The next block. What is in a table is one number, other fields are literal."""
+        block = b"".join([self._references.get(field) or self._added(field) for field in fields])
+        if self._prefix:
+            block, self._prefix = self._prefix + block, b""
+        return block
+
+    def head(self, answer: AnswerHead) -> bytes:
+        """The next block is the head of a whole response."""
+        return self._lasting(self.heads, answer, (status_field(answer.status), *answer.headers))
+
+    def tail(self, answer: AnswerHead) -> bytes:
+        """The next block is the trailers of a whole response."""
+        return self._lasting(self.tails, answer, answer.trailers)
+
+    def resize(self, nbytes: int) -> None:
+        """The client's table may have so many bytes from now on. Where that changes ours, it begins anew."""
+        nbytes = min(nbytes, TABLE_NBYTES)
+        if nbytes != self._table_nbytes:
+            self._table_nbytes = self._room_nbytes = nbytes
+            self._prefix = _NO_TABLE + (_prefixed(nbytes, 0x1F, 0x20) if nbytes else b"")
+            for one in (self._fields, self._references, self.heads, self.tails):
+                one.clear()
+
+    def _lasting(
+        self, known: dict[AnswerHead, bytes], answer: AnswerHead, fields: tuple[Header, ...]
+    ) -> bytes:
+        n_fields, is_plain = len(self._fields), not self._prefix
+        block = self.encode(fields)
+        if is_plain and len(self._fields) == n_fields:
+            if len(known) >= _LASTING:
+                known.clear()
+            known[answer] = block
+        return block
+
+    def _added(self, field: Header) -> bytes:
+        """How a field is sent that is not in the client's table, and maybe is from now on."""
+        nbytes = len(field[0]) + len(field[1]) + FIELD_OVERHEAD_NBYTES
+        if field[0] not in _REPEATED or nbytes > self._room_nbytes or field in _indices():
+            return _literal(field) if len(field[1]) > _SHORT_NBYTES else _remembered(field)
+        self._room_nbytes -= nbytes
+        self._fields.insert(0, field)
+        numbered = enumerate(self._fields, _N_STATIC + 1)
+        self._references = {one: _prefixed(index, 0x7F, 0x80) for index, one in numbered}
+        self.heads.clear()
+        self.tails.clear()
+        return _literal(field, 0x3F, 0x40)
 
 
 def status_field(status: int) -> Header:
     return b":status", b"%d" % status
 
 
-def _encoded(field: Header) -> bytes:
-    return _remembered(field) if len(field[1]) <= 64 else _encode(field)
-
-
-def _encode(field: Header) -> bytes:
+def _literal(field: Header, mask: int = 0x0F, kind: int = 0) -> bytes:
+    """A field that is one of the static table, or else literal, of this kind."""
     name, value = field
     index = _indices().get(field)
     if index is not None:
         return bytes((0x80 | index,))
     index = _name_indices().get(name)
-    start = b"\x00" + _length(name) + name if index is None else _prefixed(index, 0x0F)
+    start = bytes((kind,)) + _length(name) + name if index is None else _prefixed(index, mask, kind)
     return start + _length(value) + value
 
 
-_remembered = functools.lru_cache(maxsize=1024)(_encode)
+_remembered = functools.lru_cache(maxsize=1024)(_literal)
 
 
 def _length(text: bytes) -> bytes:
     return _prefixed(len(text), 0x7F)
 
 
-def _prefixed(number: int, mask: int) -> bytes:
+def _prefixed(number: int, mask: int, kind: int = 0) -> bytes:
     if number < mask:
-        return bytes((number,))
+        return bytes((kind | number,))
     number -= mask
-    encoded = bytearray((mask,))
+    encoded = bytearray((kind | mask,))
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
         number >>= 7

@@ -15,7 +15,7 @@ from gpuserve.front.server.http2.frames import (
     ErrorCode,
     StreamFailed,
 )
-from gpuserve.front.server.http2.hpack import NO_TABLE, TABLE_NBYTES
+from gpuserve.front.server.http2.hpack import Encoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,14 +41,13 @@ class Output:
 
     __slots__ = (
         "_ends",
-        "_prefix",
         "_turns",
         "_way",
+        "encoder",
         "frame_nbytes",
         "held_nbytes",
         "moved_at",
         "sent_nbytes",
-        "small_nbytes",
         "stream_window",
         "window",
     )
@@ -58,8 +57,7 @@ class Output:
         #: What a new stream begins with.
         self.stream_window = DEFAULT_WINDOW
         self.frame_nbytes = DEFAULT_FRAME_NBYTES
-        #: Up to here a body is copied into one write, in one frame.
-        self.small_nbytes = DEFAULT_FRAME_NBYTES
+        self.encoder = Encoder()
         #: What of bodies is not sent, and is, and when the last of it was.
         self.held_nbytes = 0
         self.sent_nbytes = 0
@@ -69,8 +67,6 @@ class Output:
         self._turns: OrderedDict[Stream, None] = OrderedDict()
         #: Streams with nothing left but their end, which needs no window.
         self._ends: OrderedDict[Stream, None] = OrderedDict()
-        #: What the next header block has to begin with.
-        self._prefix = b""
 
     def flush(self, stream: Stream) -> None:
         if stream.through:
@@ -117,12 +113,6 @@ class Output:
         self._turns.pop(stream, None)
         self._ends.pop(stream, None)
 
-    def block(self, encoded: bytes) -> bytes:
-        if self._prefix:
-            encoded, self._prefix = self._prefix + encoded, b""
-            self.small_nbytes = DEFAULT_FRAME_NBYTES
-        return encoded
-
     def grow(self, nbytes: int) -> None:
         if not nbytes:
             raise ConnectionFailed(ErrorCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
@@ -155,12 +145,6 @@ class Output:
 
     def set_frame_size(self, nbytes: int) -> None:
         self.frame_nbytes = min(nbytes, _MOST_FRAME_NBYTES)
-
-    def set_table_size(self, nbytes: int) -> None:
-        """The client's table is smaller than we may believe: the next block must say that it is not used."""
-        if nbytes < TABLE_NBYTES:
-            self._prefix = NO_TABLE
-            self.small_nbytes = -1  # the next response is not a small one, so it asks for its block
 
     def _send(self, stream: Stream) -> None:
         before = stream.unsent_nbytes

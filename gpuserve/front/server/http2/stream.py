@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuserve.front.exchange.exchange import AnswerHead, Head, Header, Piece, Release, Sink
 from gpuserve.front.server.http2.frames import (
+    DEFAULT_FRAME_NBYTES,
     END_STREAM,
     HEAD,
     ErrorCode,
@@ -22,7 +23,7 @@ from gpuserve.front.server.http2.frames import (
     rst_stream,
     window_update,
 )
-from gpuserve.front.server.http2.hpack import encode, status_field
+from gpuserve.front.server.http2.hpack import status_field
 
 if TYPE_CHECKING:
     from gpuserve.front.server.http2.protocol import Http2
@@ -86,7 +87,7 @@ class Stream:
         "_held_nbytes",
         "_left_nbytes",
         "_release",
-        "_tail",
+        "_trailers",
         "_uncredited",
         "_waiter",
         "credited_nbytes",
@@ -120,7 +121,7 @@ class Stream:
         self._held_nbytes = 0
         self._uncredited = 0
         self._ending = False
-        self._tail = b""
+        self._trailers: tuple[Header, ...] = ()
         self._release: Release | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -182,18 +183,19 @@ class Stream:
     ) -> None:
         connection = self._connection
         out = connection.output
-        block = head.block or _encode_head(head)
-        tail = head.tail
+        encoder = out.encoder
         if (
-            nbytes <= out.small_nbytes
+            nbytes <= DEFAULT_FRAME_NBYTES
             and nbytes <= self.window
             and nbytes <= out.window
             and self.state is State.HALF_CLOSED_REMOTE
-            and tail
+            and head.trailers
             and not connection.way.full
         ):
             out.window -= nbytes
             stream_id = self.id
+            block = encoder.heads.get(head) or encoder.head(head)
+            tail = encoder.tails.get(head) or encoder.tail(head)
             connection.way.write(
                 b"".join(
                     (
@@ -214,17 +216,19 @@ class Stream:
                 release()
             refuse(self, TOO_MUCH_UNREAD % (out.held_nbytes, connection.way.limits.max_unsent_nbytes), 503, 8)
         elif self.state in _ANSWERABLE and not self.started:
-            if not tail:
-                block += encode(((b"content-length", b"%d" % nbytes),))
-            self._answer_large(block, body, tail, release)
+            self._answer_large(head, body, nbytes, release)
         elif release is not None:
             release()
 
     def _answer_large(
-        self, block: bytes, body: Sequence[Piece], tail: bytes, release: Release | None
+        self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None
     ) -> None:
+        encoder = self._connection.output.encoder
+        block = encoder.heads.get(head) or encoder.head(head)
+        if not head.trailers:
+            block += encoder.encode(((b"content-length", b"%d" % nbytes),))
         self._begin(block, end=False)
-        self._tail, self._release = tail, release
+        self._trailers, self._release = head.trailers, release
         if self.head.method != "HEAD":
             self._queue(body)
         self._ending = True
@@ -233,7 +237,7 @@ class Stream:
     def start(self, status: int, headers: Iterable[Header], end: bool = False) -> None:
         if self.state not in _ANSWERABLE:
             return
-        self._begin(encode((status_field(status), *headers)), end=end)
+        self._begin(self._connection.output.encoder.encode((status_field(status), *headers)), end=end)
         if end:
             self.on_ended()
 
@@ -248,7 +252,7 @@ class Stream:
     def finish(self, trailers: Iterable[Header] = ()) -> None:
         if self.state not in _ANSWERABLE or self._ending:
             return
-        self._tail = encode(trailers)
+        self._trailers = tuple(trailers)
         self._ending = True
         self._connection.output.flush(self)
 
@@ -270,7 +274,7 @@ class Stream:
     def _begin(self, block: bytes, *, end: bool) -> None:
         self.started = True
         out = self._connection.output
-        self._connection.way.write(header_frames(self.id, out.block(block), out.frame_nbytes, end=end))
+        self._connection.way.write(header_frames(self.id, block, out.frame_nbytes, end=end))
 
     def _queue(self, pieces: Iterable[Piece]) -> None:
         before = self.unsent_nbytes
@@ -297,8 +301,9 @@ class Stream:
             self.window -= nbytes
             self.unsent_nbytes -= nbytes
             frames += self._data_frames(piece, nbytes, frame_nbytes)
-        if self.through and self._tail:
-            frames.append(header_frames(self.id, self._tail, frame_nbytes, end=True))
+        if self.through and self._trailers:
+            tail = self._connection.output.encoder.encode(self._trailers)
+            frames.append(header_frames(self.id, tail, frame_nbytes, end=True))
         elif self.through and not frames:
             frames.append(_pack(0, 0, FrameType.DATA, END_STREAM, self.id))
         return frames
@@ -314,7 +319,7 @@ class Stream:
                 frames += (head, piece[start : start + most_nbytes])
                 start += most_nbytes
         left = nbytes - start
-        flags = END_STREAM if self.through and not self._tail else 0
+        flags = END_STREAM if self.through and not self._trailers else 0
         frames += (_pack(left >> 16, left & 0xFFFF, FrameType.DATA, flags, self.id), piece[start:nbytes])
         return frames
 
@@ -390,13 +395,6 @@ def refuse(stream: Stream, text: str, status: int, grpc_status: int) -> None:
     else:
         stream.start(status, ((b"content-type", b"text/plain; charset=utf-8"),))
         stream.send(f"{text}\n".encode(), end=True)
-
-
-def _encode_head(head: AnswerHead) -> bytes:
-    """The header block of a whole response; it and the trailers are kept in ``head``."""
-    head.block = encode((status_field(head.status), *head.headers))
-    head.tail = encode(head.trailers)
-    return head.block
 
 
 _ANSWERABLE: Final = frozenset({State.OPEN, State.HALF_CLOSED_REMOTE})
