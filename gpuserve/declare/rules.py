@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.declare.spec import (
+    CLIENT,
     CORRID,
     DELAY,
     DIRECT,
     NO_SEQUENCES,
+    NONE,
     OLDEST,
     BatchingSpec,
     ModelSpec,
@@ -85,6 +87,9 @@ def batching_faults(model: Mapping[str, Any]) -> Iterator[DeclarationFault]:
     batching, queue = mapping(model.get("batching")), mapping(model.get("queue"))
     yield from _batching(batching, model.get("max_batch_size", 0))
     yield from _priorities(queue)
+    if queue.get("fairness_header") and queue.get("fairness") != CLIENT:
+        text = "fairness_header has no effect without fairness: client"
+        yield DeclarationFault(("queue", "fairness_header"), text)
     if batching.get("preserve_ordering") is True:
         yield from _ordering(queue)
 
@@ -138,6 +143,9 @@ def _ordering(queue: Mapping[str, Any]) -> Iterator[DeclarationFault]:
     if is_int(levels) and levels > 1:
         text = f"preserve_ordering goes with one level of priority, given {levels}"
         yield DeclarationFault(("queue", "priority_levels"), text)
+    if queue.get("fairness") == CLIENT:
+        text = "preserve_ordering does not go with fairness; expected 'none'"
+        yield DeclarationFault(("queue", "fairness"), text)
     policies: dict[Place, Any] = {("policy",): queue.get("policy")}
     policies |= {("policies", level): one for level, one in mapping(queue.get("policies")).items()}
     for place, one in policies.items():
@@ -172,6 +180,8 @@ def check_sequences(model: ModelSpec) -> None:
             "sequence batching goes with one level of priority and without a queue policy: the requests of a "
             "sequence are taken in their order"
         )
+    if model.queue.fairness != NONE:
+        raise BadModelConfig("fairness does not go with sequence batching, whose sequences have their seats")
 
 
 def check_declared(sequence: SequenceBatching) -> None:

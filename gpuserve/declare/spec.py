@@ -38,6 +38,10 @@ ARRAYS: Final = (NUMPY, CUPY, TORCH)
 #: What ``timeout_action`` may say.
 REJECT: Final = "reject"
 DELAY: Final = "delay"
+#: What ``fairness`` may say.
+NONE: Final = "none"
+CLIENT: Final = "client"
+_HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]*")
 
 
 def check_model_name(name: object) -> str:
@@ -52,6 +56,13 @@ def check_model_name(name: object) -> str:
             "dots, underscores and dashes, begins with no dot or dash and has at most 128 characters"
         )
     return name
+
+
+def check_header_name(name: Any) -> str:
+    """The name in lower case, if a header may have it, or ""; ValueError: none may."""
+    if not isinstance(name, str) or _HEADER_NAME.fullmatch(name.lower()) is None:
+        raise ValueError(f"expected the name of a header, given {name!r}")
+    return str(name.lower())
 
 
 # ---- batches and the queue ----------------------------------------------------------------------
@@ -134,6 +145,18 @@ class QueueSpec:
         (),
         "Limits of single levels, in place of policy: policies: {1: {max_requests: 8}}.",
         triton="priority_queue_policy",
+    )
+    fairness: str = option(
+        NONE,
+        "client: within a level of priority clients take turns, by rows, and a full queue lets a new request "
+        "in by dropping the newest of the client that has the most.",
+        words=(NONE, CLIENT),
+    )
+    fairness_header: str = option(
+        "",
+        "Request header (metadata key) that tells clients apart; without it, or where it is empty, they are "
+        "told apart by their addresses.",
+        read=check_header_name,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gpuserve.declare.ensembles import check_ensemble
 from gpuserve.declare.rules import check_batching
-from gpuserve.declare.spec import MAX_INSTANCES, InstanceSpec, ModelSpec
+from gpuserve.declare.spec import MAX_INSTANCES, InstanceSpec, ModelSpec, QueueSpec
 from gpuserve.declare.tensors import device_problem, memory_of
 from gpuserve.declare.written import batching_and_queue
 from gpuserve.devices.placement import ANYWHERE
@@ -110,8 +110,11 @@ def _tensors(value: Sequence[Any]) -> tuple[TensorSpec, ...]:
 def _dynamic_batching(spec: ModelSpec, value: Mapping[str, Any]) -> ModelSpec:
     batching, told = batching_and_queue(value)
     check_batching(spec.max_batch_size or None, batching, told, in_tritons_names=True)
-    limits = spec.queue
-    queue = dataclasses.replace(told, max_requests=limits.max_requests, max_nbytes=limits.max_nbytes)
+    own = {
+        row.name: getattr(spec.queue, row.name) for row in rows(QueueSpec).values() if not row.option.triton
+    }
+    queue = dataclasses.replace(told, **own)
+    check_batching(spec.max_batch_size or None, batching, queue, in_tritons_names=True)
     return dataclasses.replace(spec, batching=batching, queue=queue)
 
 

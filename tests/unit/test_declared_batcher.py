@@ -18,7 +18,7 @@ from gpuserve.declare.model import (
     TimeoutAction,
     WarmupInput,
 )
-from gpuserve.declare.spec import ModelSpec, PolicySpec, QueueSpec
+from gpuserve.declare.spec import BatchingSpec, ModelSpec, PolicySpec, QueueSpec, SequenceBatching
 from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
 
 X = Tensor((-1, 3), np.float32, "x")
@@ -88,6 +88,34 @@ def test_priorities_and_policies() -> None:
         policies=((1, PolicySpec(max_requests=2)), (3, PolicySpec("delay", 500, True, 8))),
     )
     assert ModelSpec.from_wire(made.to_wire()).queue == made.queue
+
+
+def test_fairness_and_its_header() -> None:
+    made = spec(ModelConfig(queue=QueueSpec(fairness="client", fairness_header="X-Tenant")))
+    assert (made.queue.fairness, made.queue.fairness_header) == ("client", "x-tenant")
+    assert ModelSpec.from_wire(made.to_wire()).queue == made.queue
+
+
+@pytest.mark.parametrize(
+    ("queue", "text"),
+    [
+        ({"fairness": "address"}, "queue.fairness must be 'none' or 'client', got 'address'"),
+        ({"fairness": "client", "fairness_header": "x tenant"}, "expected the name of a header"),
+        ({"fairness_header": "x-tenant"}, "fairness_header has no effect without fairness: client"),
+    ],
+)
+def test_fairness_that_cannot_be(queue: dict[str, str], text: str) -> None:
+    assert text in complaint(ModelConfig(queue=QueueSpec(**queue)))
+
+
+def test_fairness_goes_with_one_queue_and_no_order_of_answers() -> None:
+    fair = QueueSpec(fairness="client")
+    ordered = BatchingSpec(preserve_ordering=True)
+    assert "preserve_ordering does not go with fairness" in complaint(
+        ModelConfig(batching=ordered, queue=fair)
+    )
+    in_sequences = ModelConfig(sequence_batching=SequenceBatching(), queue=fair)
+    assert "fairness does not go with sequence batching" in complaint(in_sequences)
 
 
 def test_ordering_is_preserved_where_asked_for() -> None:

@@ -12,8 +12,9 @@ from scheduled import model_spec
 from gpuserve.declare.spec import BatchingSpec, PolicySpec, QueueSpec
 from gpuserve.errors import Code, DeadlineExceeded, QueueFull
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.priority_queue import PriorityQueue, request_queue
+from gpuserve.front.batching.priority_queue import PriorityQueue
 from gpuserve.front.batching.queue import QueuedRequest, RequestQueue
+from gpuserve.front.batching.queue_factory import request_queue
 from gpuserve.front.batching.slots import Batch
 from gpuserve.states import IllegalTransition
 

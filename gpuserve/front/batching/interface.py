@@ -20,8 +20,9 @@ class SchedulerStatistics(NamedTuple):
     how many there are, with a seat or without, and how many seats there are.
 
     ``rejected`` requests were never accepted. ``finished`` ones were in a batch that came to its end,
-    well or badly; ``cancelled`` ones were taken back before that, whether queued or running; ``lost``
-    ones ended with their worker. ``retried`` counts second runs, not requests that ended.
+    well or badly; ``cancelled`` ones were taken back before that, whether queued or running; ``expired`` ones
+    were taken out of the queue, for their time or for others; ``lost`` ones ended with their worker.
+    ``retried`` counts second runs, not requests that ended.
     """
 
     queued: int = 0

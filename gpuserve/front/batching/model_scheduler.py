@@ -37,8 +37,15 @@ from gpuserve.front.batching.interface import (
     SchedulerStatistics,
     statistics_of,
 )
-from gpuserve.front.batching.priority_queue import request_queue
-from gpuserve.front.batching.queue import QueuedRequest, RequestQueue, RequestState, advance, first_queued
+from gpuserve.front.batching.queue import (
+    QueuedRequest,
+    RemovalReason,
+    RequestQueue,
+    RequestState,
+    advance,
+    first_queued,
+)
+from gpuserve.front.batching.queue_factory import request_queue
 from gpuserve.front.batching.slots import Batch, InstanceSlots
 
 #: No delay has run out then, so that only a batch that cannot grow is formed.
@@ -59,6 +66,8 @@ class ModelScheduler(Scheduler):
         self._prefetch = spec.prefetch
         self._retry_on_death = spec.retry_on_worker_death
         self._counts = RequestCounts()
+        #: Those that were taken out to let others in, and are still to be answered.
+        self._pushed_out: list[QueuedRequest] = []
         self.draining = False
 
     # ---- requests -------------------------------------------------------------------------
@@ -71,11 +80,26 @@ class ModelScheduler(Scheduler):
         try:
             if self.draining and not request.is_inner:
                 raise refusals.stopping()
-            self._queue.add(request, now)
+            try:
+                self._queue.add(request, now)
+            except QueueFull:
+                self._push_in(request, now)
             self._queue.waiting.append(request)
         except RequestError:
             self._counts.rejected += 1
             raise
+
+    def _push_in(self, request: QueuedRequest, now: float) -> None:
+        """Queue a request that found no room, in the place of those of a client that has more than its own
+        has; QueueFull: there is none.
+        """
+        while (crowding := self._queue.crowding(request)) is not None:
+            self._former.dissolve(self._queue.waiting)
+            self._queue.remove(crowding, "expire")
+            crowding.removal_reason = RemovalReason.CROWDING
+            self._pushed_out.append(crowding)
+            self._counts.expired += 1
+        self._queue.add(request, now)
 
     def check_room(self, request: QueuedRequest, requests: int, nbytes: int) -> None:
         """Raise QueueFull where the limits allow no more besides so many requests of so many bytes."""
@@ -123,16 +147,19 @@ class ModelScheduler(Scheduler):
         return first_queued(self._queue.retried) or self._former.first(self._queue.waiting)
 
     def expire(self, now: float) -> list[QueuedRequest]:
-        """Take every queued request out whose deadline is not after ``now``, or that its policy refuses."""
+        """Take every queued request out whose deadline is not after ``now``, or that its policy refuses; with
+        them are those that had to let others in. ``removal_reason`` says which it is.
+        """
+        if now < self._queue.due_from and not self._pushed_out:
+            return []
+        pushed_out, self._pushed_out = self._pushed_out, []
         due: list[QueuedRequest] = []
-        if now < self._queue.due_from:
-            return due
         while (request := self._queue.first_due(now)) is not None:
             self._former.dissolve(self._queue.waiting)
             if self._queue.expire(request, now):
                 due.append(request)
         self._counts.expired += len(due)
-        return due
+        return pushed_out + due
 
     # ---- batches --------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator
-from typing import ClassVar, Final
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, ClassVar, Final
 
 from gpuserve.declare.spec import PolicySpec, QueueSpec
 from gpuserve.errors import QueueFull
@@ -24,6 +24,7 @@ from gpuserve.front.batching.queue import (
     Deadlines,
     Lane,
     QueuedRequest,
+    RemovalReason,
     RequestQueue,
     RequestState,
 )
@@ -32,20 +33,14 @@ DELAY: Final = "delay"
 _QUEUED: Final = RequestState.QUEUED
 
 
-def request_queue(spec: QueueSpec) -> RequestQueue:
-    """The queue of a model: with lanes only where something tells its requests apart."""
-    if spec.priority_levels == 0 and spec.policy == PolicySpec():
-        return RequestQueue(spec)
-    return PriorityQueue(spec)
-
-
 class Lanes:
     """``WaitingRequests`` by lane. A place that a delayed or removed request leaves is dropped before anybody
-    sees it as the first.
+    sees it as the first. ``new_lane`` makes what holds the places of one lane, which is like a deque.
     """
 
-    def __init__(self) -> None:
-        self._lanes: dict[Lane, deque[QueuedRequest]] = {}
+    def __init__(self, new_lane: Callable[[Lane], Any]) -> None:
+        self._new_lane = new_lane
+        self._lanes: dict[Lane, Any] = {}
         #: The lanes' keys, as a heap.
         self._order: list[Lane] = []
         self._places = 0
@@ -58,7 +53,7 @@ class Lanes:
             key = self._order[0]
             lane = self._lanes[key]
             while lane:
-                if _waits(lane[0], key):
+                if waits(lane[0], key):
                     return True
                 lane.popleft()
                 self._places -= 1
@@ -67,15 +62,17 @@ class Lanes:
 
     def __getitem__(self, index: int, /) -> QueuedRequest:
         """The first request, where there is one; of no use for others than 0."""
-        return self._lanes[self._order[0]][index]
+        first: QueuedRequest = self._lanes[self._order[0]][index]
+        return first
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         for key in sorted(self._lanes):
-            yield from [one for one in self._lanes[key] if _waits(one, key)]
+            yield from [one for one in self._lanes[key] if waits(one, key)]
 
     def popleft(self) -> QueuedRequest:
         self._places -= 1
-        return self._lanes[self._order[0]].popleft()
+        first: QueuedRequest = self._lanes[self._order[0]].popleft()
+        return first
 
     def append(self, request: QueuedRequest) -> None:
         self._places += 1
@@ -86,16 +83,21 @@ class Lanes:
             self._places += 1
             self._lane(request.lane).appendleft(request)
 
-    def _lane(self, key: Lane) -> deque[QueuedRequest]:
+    def _lane(self, key: Lane) -> Any:
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = deque()
+            lane = self._lanes[key] = self._new_lane(key)
             heapq.heappush(self._order, key)
         return lane
 
 
-def _waits(request: QueuedRequest, lane: Lane) -> bool:
+def waits(request: QueuedRequest, lane: Lane) -> bool:
+    """Whether a place in a lane is that of a request that waits there."""
     return request.state is _QUEUED and request.lane == lane
+
+
+def _by_arrival(_: Lane) -> deque[QueuedRequest]:
+    return deque()
 
 
 class PriorityQueue(RequestQueue):
@@ -103,8 +105,9 @@ class PriorityQueue(RequestQueue):
 
     by_age: ClassVar[bool] = False
 
-    def __init__(self, spec: QueueSpec) -> None:
-        super().__init__(spec, Lanes())
+    def __init__(self, spec: QueueSpec, new_lane: Callable[[Lane], Any] = _by_arrival) -> None:
+        super().__init__(spec, Lanes(new_lane))
+        self._new_lane = new_lane
         self._levels = spec.priority_levels
         self._default_level = spec.default_priority
         self._policy = spec.policy
@@ -148,7 +151,10 @@ class PriorityQueue(RequestQueue):
         level, _ = request.lane
         is_late = request.deadline is not None and request.deadline <= now
         if is_late or self._policy_of(level).timeout_action != DELAY:
-            return super().expire(request, now)
+            super().expire(request, now)
+            if not is_late:
+                request.removal_reason = RemovalReason.WAITED
+            return True
         self._timeouts.discard(request)
         request.timeout_at = None
         request.lane = (level, True)
@@ -157,7 +163,7 @@ class PriorityQueue(RequestQueue):
 
     def _sweep(self) -> None:
         super()._sweep()
-        waiting, self.waiting = self.waiting, Lanes()
+        waiting, self.waiting = self.waiting, Lanes(self._new_lane)
         for request in waiting:
             self.waiting.append(request)
 

@@ -48,9 +48,11 @@ class RequestState(enum.Enum):
 
 
 class RemovalReason(enum.Enum):
-    """Why a request of a sequence was taken out of the queue."""
+    """Why a request was taken out of the queue, by nobody's wish."""
 
     LATE = "its time ran out"
+    WAITED = "its queue policy lets it wait no longer"
+    CROWDING = "the queue was full, and its client had the most in it"
     LATE_IN_BACKLOG = "its time ran out before its sequence had a slot"
     CANCELLED = "another request of its sequence was given up"
 
@@ -88,8 +90,8 @@ class QueuedRequest:
 
     The scheduler's: ``enqueued_at``; ``sequence``, which numbers the accepted requests in their order;
     ``attempts``, how many workers died under it; ``cancelled``, after which nobody waits for its result;
-    ``state``. And in a queue with ``levels`` only: ``lane``, where it waits, and ``timeout_at``, when its
-    policy's time runs out, None for never. And in sequences only: ``removal_reason``, once it was taken out.
+    ``state``; ``removal_reason``, once it was taken out. And in a queue with ``levels`` only: ``lane``, where
+    it waits, and ``timeout_at``, when its policy's time runs out, None for never. In a fair one ``client``.
     """
 
     rows: int
@@ -107,6 +109,7 @@ class QueuedRequest:
     lane: Lane = field(init=False)
     timeout_at: float | None = field(init=False)
     removal_reason: RemovalReason = field(init=False)
+    client: Hashable = field(init=False)
 
     def renew(self) -> None:
         """Let it be submitted again, elsewhere: it was taken out of a queue in which nothing had begun it."""
@@ -125,6 +128,10 @@ class QueuedRequest:
     @property
     def device(self) -> str:
         """The device that it must run on, "" for any; looked at only where instances are on several."""
+        return ""
+
+    def client_of(self, header: bytes) -> Hashable:
+        """Who sent it: the value of that header, or else its address; asked for in a fair queue only."""
         return ""
 
 
@@ -312,7 +319,12 @@ class RequestQueue(Admission):
     def expire(self, request: QueuedRequest, now: float) -> bool:
         """Do with a request that is due what is to be done. True: it was taken out for good."""
         self.remove(request, "expire")
+        request.removal_reason = RemovalReason.LATE
         return True
+
+    def crowding(self, request: QueuedRequest) -> QueuedRequest | None:
+        """Whose place a request may have that the limits do not let in; None: nobody's."""
+        return None
 
     @property
     def has_retried(self) -> bool:

@@ -10,6 +10,7 @@ from gpuserve.errors import (
     Internal,
     InvalidArgument,
     NoMemory,
+    QueueFull,
     RequestError,
     Stopping,
     Unavailable,
@@ -35,6 +36,11 @@ def too_late(model: str, timeout_s: float | None, *, was_queued: bool) -> Reques
 
 def stopping() -> RequestError:
     return Stopping("Server is stopping, scheduler for model has stopped accepting new inference requests")
+
+
+def crowded_out(model: str) -> RequestError:
+    """The error of a request that had to go from a full queue, for one of another client to be let in."""
+    return QueueFull(f"Exceeds maximum queue size of model {model!r}, of which this client had the most")
 
 
 def waited_too_long(model: str, limit_s: float) -> RequestError:

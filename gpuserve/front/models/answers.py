@@ -164,6 +164,8 @@ class ModelAnswers:
             error = refusals.taken_out(self._spec.name, pending.correlation.id, removed)
             if removed is RemovalReason.CANCELLED:
                 reason = FailureReason.CANCELED
+        elif pending.removal_reason is RemovalReason.CROWDING:
+            error = refusals.crowded_out(self._spec.name)
         else:
             assert pending.timeout_at is not None
             error = refusals.waited_too_long(self._spec.name, pending.timeout_at - pending.enqueued_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gpuserve.declare.spec import ModelSpec
@@ -102,6 +102,17 @@ class PendingRequest(QueuedRequest):
     def device(self) -> str:
         """The device whose memory it names, "" where it names none; not two, as was checked before."""
         return next((one.device for one in self.request.regions if one.device), "")
+
+    def client_of(self, header: bytes) -> Hashable:
+        sender = self.request.sender
+        if sender is None:
+            return ""
+        if header:
+            for name, value in sender.head.headers:
+                if name == header:
+                    return (value,)  # which no address is
+        source: Hashable = sender.ends.source
+        return source
 
     @property
     def is_inner(self) -> bool:

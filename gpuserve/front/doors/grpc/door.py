@@ -194,7 +194,7 @@ class StreamingInference:
             strict_errors=call.strict_errors,
             forwarded=forwarded,
             reception=reception,
-            source=request.exchange.ends.source,
+            sender=request.exchange,
         )
         loop = asyncio.get_running_loop()
         reader = loop.create_task(self._read(call, request, stream, reception))

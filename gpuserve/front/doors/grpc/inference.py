@@ -207,6 +207,7 @@ class InferCall:
         if self._reception is not None:
             self._reception.read()
             request.reception = self._reception
+        request.sender = self._exchange
         pending = shared.inference.submit(request, None, self._answer)
         if not self._through:
             self._pending = pending

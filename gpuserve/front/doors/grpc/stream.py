@@ -20,6 +20,7 @@ from gpuserve.errors import RequestError, Stopping
 from gpuserve.front.doors.grpc.framing import frame
 from gpuserve.front.doors.grpc.requests import message_of, parse_infer_request
 from gpuserve.front.doors.grpc.responses import Piece, check_size, response_parts, varint
+from gpuserve.front.exchange.exchange import Exchange
 from gpuserve.front.memory.intake import Share
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.tracing.reception import Reception
@@ -60,16 +61,17 @@ class InferStream:
         strict_errors: bool,
         forwarded: dict[str, str] | None = None,
         reception: Reception | None = None,
-        source: str | bytes = "",
+        sender: Exchange,
     ) -> None:
         self._service = service
         #: Parameters that the call's headers add to each of its requests.
         self._forwarded = forwarded
         #: Notes when what comes and goes of the call, while anything is traced.
         self._reception = reception
+        self._sender = sender
         self._strict_errors = strict_errors
         #: What is kept of requests that have not come whole, or are under way.
-        self.share = Share(service.intake, source)
+        self.share = Share(service.intake, sender.ends.source)
         self._pending: set[PendingRequest] = set()
         #: In the order of the requests; the message of one that was refused waits as it is.
         self._ordered: deque[_Ordered | list[Piece]] = _NOTHING
@@ -99,6 +101,7 @@ class InferStream:
             if self._forwarded:
                 request.parameters.update(self._forwarded)
             request.reception = self._reception
+            request.sender = self._sender
             self._submit(request, len(body))
         except Stopping:
             self._turned_away = self._no_more_requests = True

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import grpc
 
-from gpuserve.front.doors.access.peers import grpc_address
+from gpuserve.front.doors.access.peers import UNIX, grpc_address
 from gpuserve.front.doors.grpc.framing import PREFIX_NBYTES, frame
 from gpuserve.front.doors.grpc.headers import CONTENT_TYPE, RETRY_PUSHBACK
 from gpuserve.front.exchange.exchange import TE, AnswerHead, Ends, Head, Header, Piece, Release, Sink
+from gpuserve.front.exchange.limits import source_of
 
 _STATUS_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 #: The largest time limit that the header of one has digits for, in milliseconds: a day.
@@ -25,7 +26,8 @@ class GrpcAioExchange:
 
     def __init__(self, path: str, context: Any) -> None:
         self.head = Head("POST", path.encode(), [*_headers(context), TE, CONTENT_TYPE], "2", None)
-        self.ends = Ends((grpc_address(context.peer()), 0), ("", 0), False)
+        address = grpc_address(context.peer())
+        self.ends = Ends((address, 0), ("", 0), False, source=source_of(None if address == UNIX else address))
         self.started = self.ended = False
         self._context = context
         self._unsent: deque[bytes] = deque()

@@ -138,6 +138,7 @@ class GenerateEndpoints:
         if reception is not None:
             reception.read()
             request.reception = reception
+        request.sender = client.exchange
         return request
 
 

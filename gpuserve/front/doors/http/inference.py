@@ -207,6 +207,7 @@ class InferPost:
         if self._reception is not None:
             self._reception.read()
             request.reception = self._reception
+        request.sender = self._exchange
         pending = door.service.inference.submit(request, on_answer=self._answer)
         if not self._through:
             self._pending = pending

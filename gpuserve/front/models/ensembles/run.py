@@ -113,7 +113,7 @@ class EnsembleRun:
             regions=(*in_regions, *placements.values()),
         )
         request.depth = whole.depth + 1
-        request.reception = self._reception
+        request.reception, request.sender = self._reception, whole.sender
         request.kept = self._members.kept(step, self._plan)
         return request
 
