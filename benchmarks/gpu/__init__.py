@@ -13,6 +13,6 @@ nothing else with it. Who knows what::
     device_memory.py     how much of it is in use          stand_in.py    CUDA where there is none
     models/              what is served                    timeline.py    spans of time to a picture
 
-and one file a section: ``device_tests.py``, ``bandwidth.py``, ``overlap.py``, ``networks.py``,
-``instances.py``, ``cuda_ipc.py``, ``sentences.py``, ``peers.py``, ``profile.py``, ``faults.py``.
+and one file a section: ``facts.py`` (which asks ``questions.py``), ``device_tests.py``, ``bandwidth.py``,
+``overlap.py``, ``networks.py``, ``instances.py``, ``cuda_ipc.py``, ``sentences.py``, ``peers.py``, ``profile.py``, ``faults.py``.
 """

@@ -7,6 +7,7 @@ there is no GPU, 2 usage.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -19,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.gpu.catalog import BUDGET_S, SECTIONS
+from benchmarks.gpu.catalog import BUDGET_S, PARTS, SECTIONS, stretched
 from benchmarks.gpu.machine import GPU, NoMachine, describe
-from benchmarks.gpu.report import Report
+from benchmarks.gpu.report import JSON_FILE, Report, earlier
 from benchmarks.gpu.running_sections import run_sections
 from benchmarks.gpu.section import Effort, Outcome, Section, Site
 
@@ -33,9 +34,10 @@ _LOG_NBYTES: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line said."""
+    """What the command line said. ``others`` are sections that an earlier run may have left in ``out``."""
 
     sections: tuple[Section, ...]
+    others: tuple[Section, ...]
     budget_s: float
     out: Path
     stand_in: bool
@@ -67,9 +69,13 @@ def parse(arguments: Sequence[str]) -> Options:
         prog="scripts/gpu_check", description="Check this server on a machine with an NVIDIA GPU."
     )
     parser.add_argument("--only", metavar="SECTION", type=_sections, help=f"some of {names}, by commas")
+    parser.add_argument("--part", choices=PARTS, help="half of them; both into the same DIR make one report")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="default: %(default)g")
     parser.add_argument("--out", type=Path, default=_ROOT / ".cache/gpu_check", metavar="DIR")
     parser.add_argument("--docs", action="store_true", help="put report and timeline into docs/ as well")
+    parser.add_argument(
+        "--publish", metavar="DIR", type=Path, help="run nothing: put those of DIR into docs/"
+    )
     parser.add_argument("--python", metavar="PATH", help="use its packages and install nothing")
     parser.add_argument("--wheels", metavar="DIR", help="with --python: wheels of what it lacks")
     parser.add_argument("--stand-in", action="store_true", help=argparse.SUPPRESS)
@@ -77,9 +83,34 @@ def parse(arguments: Sequence[str]) -> Options:
     given = parser.parse_args(arguments)
     if given.docs and (given.stand_in or given.only):
         parser.error("--docs takes a run of all sections on a GPU")
+    if given.only and given.part:
+        parser.error("--only and --part exclude each other")
+    if given.publish is not None:
+        sys.exit(publish(given.publish))
     if given.parse_only:
         sys.exit(0)
-    return Options(given.only or SECTIONS, given.budget_s, given.out.absolute(), given.stand_in, given.docs)
+    part = tuple(one for one in SECTIONS if given.part in (None, one.part))
+    others = () if given.only else tuple(one for one in SECTIONS if one not in part)
+    sections = stretched(given.only or part, given.budget_s)
+    return Options(sections, others, given.budget_s, given.out.absolute(), given.stand_in, given.docs)
+
+
+def publish(folder: Path) -> int:
+    """Put an earlier report into docs/, if it is whole and of a GPU; returns the exit code."""
+    try:
+        document = json.loads((folder / JSON_FILE).read_text())
+    except (OSError, ValueError) as error:
+        say(f"error: {folder} has no report: {error}")
+        return 1
+    missing = [one.name for one in SECTIONS if one.name not in document["sections"]]
+    if document["stand_in"] or missing:
+        why = "is of the stand-in" if document["stand_in"] else f"lacks {', '.join(missing)}"
+        say(f"error: the report in {folder} {why}; expected one of all sections, run on a GPU")
+        return 1
+    for name in _DOCUMENTS:
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, _ROOT / "docs" / name)
+    return 0
 
 
 def say(line: str) -> None:
@@ -91,21 +122,20 @@ def _check(options: Options, machine: Mapping[str, str], environment: Mapping[st
     began_at = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     effort = Effort.small() if options.stand_in else Effort.full()
+    found = [] if options.stand_in else earlier(options.out, machine, options.others)
+    order = [one.name for one in SECTIONS]
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         site = Site(Path(folder), effort, options.stand_in)
-        found = list(run_sections(options.sections, site, options.budget_s, say, environment))
-        _keep_files(Path(folder), options.out)
-    report = Report(machine, effort, options.stand_in, time.monotonic() - began_at, found)
-    markdown_file, _ = report.write(options.out)
-    for one in found:
-        if one.outcome is Outcome.FAILED:
-            say(f"FAILED: {one.section.name}: {one.reason}")
+        for one in run_sections(options.sections, site, options.budget_s, say, environment):
+            found = sorted((*found, one), key=lambda found: order.index(found.section.name))
+            _keep_files(Path(folder), options.out)
+            # After each section: a run that is killed keeps what it had.
+            report = Report(machine, effort, options.stand_in, time.monotonic() - began_at, found)
+            markdown_file, _ = report.write(options.out)
+            if one.outcome is Outcome.FAILED:
+                say(f"FAILED: {one.section.name}: {one.reason}")
     say(f"report: {markdown_file}")
-    if options.docs:
-        for name in _DOCUMENTS:
-            if (options.out / name).exists():
-                shutil.copyfile(options.out / name, _ROOT / "docs" / name)
-    return 1 if report.failed else 0
+    return publish(options.out) if options.docs and not report.failed else int(report.failed)
 
 
 def _keep_files(folder: Path, out: Path) -> None:

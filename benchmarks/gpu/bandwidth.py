@@ -110,7 +110,7 @@ class _Bringing:
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self._session = _session(device)
-        self._arena = Arena(1 << 40, self._session.memory.mapping.attach, lambda _segment: None)
+        self._arena = Arena(1 << 40, self._session.front.mapping.attach, lambda _segment: None)
         self._staging = Staging(device, frozenset({"x"}), "cupy")
         self._blocks = [self._arena.allocate(nbytes) for _ in range(_UNDER_WAY)]
         self._nbytes = nbytes

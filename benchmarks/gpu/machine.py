@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -63,6 +64,9 @@ def found() -> dict[str, str]:
         **machine,
         "CPU": f"{(models or [platform.machine()])[0]}, {os.cpu_count()} CPUs",
         "memory": f"{memory_nbytes / _GIB:.0f} GiB",
+        "memory available": _available(),
+        "huge pages of shared memory": _first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        "memory that a process may lock": _locked_limit(),
         "/dev/shm": f"{shared.f_bavail * shared.f_frsize / _GIB:.1f} GiB free",
         "Linux": platform.release(),
         "Python": platform.python_version(),
@@ -81,6 +85,7 @@ def _gpus() -> dict[str, str]:
     cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
     return {
         GPU: ", ".join(_gpu(nvml, handle) for handle in handles),
+        "PCIe": ", ".join(_link(nvml, handle) for handle in handles),
         "driver": _text(nvml.nvmlSystemGetDriverVersion()),
         "CUDA of the driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
     }
@@ -89,6 +94,33 @@ def _gpus() -> dict[str, str]:
 def _gpu(nvml: Any, handle: Any) -> str:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
     return f"{_text(nvml.nvmlDeviceGetName(handle))} ({memory / _GIB:.0f} GiB)"
+
+
+def _link(nvml: Any, handle: Any) -> str:
+    """The bus: what it is now, idle or not, and what it can be."""
+    try:
+        now = nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle), nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
+        most = nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle), nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+    except (nvml.NVMLError, AttributeError) as error:
+        return f"not told: {error}"
+    return "generation {} x {} of at most {} x {}".format(*now, *most)
+
+
+def _available() -> str:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("MemAvailable")), "-")
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().partition("\n")[0]
+    except OSError as error:
+        return str(error.strerror)
+
+
+def _locked_limit() -> str:
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return "any" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KiB"
 
 
 def _text(value: str | bytes) -> str:

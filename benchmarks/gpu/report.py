@@ -7,12 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
-from benchmarks.gpu.section import Effort, Found, Outcome
+from benchmarks.gpu.section import Effort, Found, Outcome, Section
 from benchmarks.tables import rounded, table
 
-_STAND_IN: str = (
+MARKDOWN_FILE: Final = "gpu_report.md"
+JSON_FILE: Final = "gpu_report.json"
+#: What two runs must have in common to be one report.
+_SAME: Final = ("GPU", "driver", "Python", "cupy", "torch")
+#: What the JSON says of a section besides its findings.
+_OF_THE_RUN: Final = ("outcome", "reason", "took_s", "title", "required")
+_STAND_IN: Final = (
     "**This is a run on the stand-in for CUDA, not on a GPU: it shows that the check works. Its figures mean "
     "nothing.**"
 )
@@ -35,7 +41,7 @@ class Report:
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """``gpu_report.md`` and ``gpu_report.json`` in this folder."""
-        markdown_file, json_file = folder / "gpu_report.md", folder / "gpu_report.json"
+        markdown_file, json_file = folder / MARKDOWN_FILE, folder / JSON_FILE
         markdown_file.write_text(self.markdown())
         json_file.write_text(json.dumps(rounded(self.document()), indent=1, ensure_ascii=False) + "\n")
         return markdown_file, json_file
@@ -48,7 +54,7 @@ class Report:
             blocks.append(_STAND_IN)
         blocks.append(table(("machine", ""), self.machine.items(), left=2))
         blocks.append(
-            f"All sections took {self.took_s:.0f} s. A ratio is taken inside each round; tables show the "
+            f"The last run took {self.took_s:.0f} s. A ratio is taken inside each round; tables show the "
             "median and the range of the rounds."
         )
         blocks.append(table(("section", "outcome", "seconds"), map(_summary, self.found), left=2))
@@ -65,6 +71,24 @@ class Report:
             "failed": self.failed,
             "sections": {one.section.name: _section_document(one) for one in self.found},
         }
+
+
+def earlier(folder: Path, machine: Mapping[str, str], sections: Sequence[Section]) -> list[Found]:
+    """What a run of others on the same machine, whose report is in this folder, found of these sections."""
+    try:
+        document = json.loads((folder / JSON_FILE).read_text())
+    except (OSError, ValueError):
+        return []
+    told = document["machine"]
+    if document["stand_in"] or any(told.get(name) != machine.get(name) for name in _SAME):
+        return []
+    known = document["sections"]
+    return [_found(one, known[one.name]) for one in sections if one.name in known]
+
+
+def _found(section: Section, document: dict[str, Any]) -> Found:
+    outcome, reason, took_s, *_ = (document.pop(name) for name in _OF_THE_RUN)
+    return Found(section, Outcome(outcome), reason, took_s, document)
 
 
 def _summary(one: Found) -> tuple[str, str, str]:
@@ -92,6 +116,8 @@ def _section(one: Found) -> str:
     blocks += map(_sentence, found.get("notes", ()))
     if figures := found.get("figures"):
         blocks.append(_figures(figures))
+    if answers := found.get("answers"):
+        blocks.append(table(("question", "answer"), map(_answer, answers.items()), left=2))
     if checks := found.get("checks"):
         lines = ((check["name"], "yes" if check["right"] else "**no**", check["seen"]) for check in checks)
         blocks.append(table(("what", "right", "seen"), (tuple(map(_cell, line)) for line in lines), left=3))
@@ -122,6 +148,11 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _answer(item: tuple[str, Any]) -> tuple[str, str]:
+    question, answer = item
+    return question, _cell(json.dumps(answer, ensure_ascii=False).strip("{}").replace('"', ""))
 
 
 def _cell(text: str) -> str:

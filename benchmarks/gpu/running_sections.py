@@ -84,16 +84,18 @@ def _wait(process: subprocess.Popen[bytes], budget_s: float) -> bool:
     """Whether it ended in its time. It, and all that it started, has ended in any case."""
     members: dict[int, Process] = {}
     deadline, told = time.monotonic() + budget_s, False
-    while process.poll() is None:
-        members |= {one.pid: one for one in processes.tree(process.pid)}
-        if time.monotonic() > deadline:
-            if told:
-                break
-            process.terminate()
-            told, deadline = True, time.monotonic() + _GRACE_S
-        time.sleep(_POLL_S)
-    _kill([member for member in members.values() if _is_left(member)])
-    process.wait()
+    try:
+        while process.poll() is None:
+            members |= {one.pid: one for one in processes.tree(process.pid)}
+            if time.monotonic() > deadline:
+                if told:
+                    break
+                process.terminate()
+                told, deadline = True, time.monotonic() + _GRACE_S
+            time.sleep(_POLL_S)
+    finally:  # also where this very program is ended
+        _kill([member for member in members.values() if _is_left(member)])
+        process.wait()
     return not told
 
 

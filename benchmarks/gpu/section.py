@@ -36,7 +36,8 @@ class Outcome(enum.Enum):
 class Section:
     """One section. ``place`` is ``module:function``, called with a ``Site`` and ``Findings``.
 
-    The run fails where a ``required`` one does.
+    The run fails where a ``required`` one does. ``part`` is the run that it belongs to, where a machine is
+    lent for two short ones.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Section:
     place: str
     budget_s: float
     required: bool = True
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    answers: dict[str, Any] = field(default_factory=dict)
 
     def add(self, *figures: Figure) -> None:
         """Figures, one sample a round."""
@@ -121,6 +124,11 @@ class Findings:
     def skip(self, case: str, reason: str) -> None:
         """A case that cannot be run here."""
         self.skipped[case] = reason
+        self._write()
+
+    def answer(self, question: str, answer: object) -> None:
+        """What the machine says to a question; shown as it is."""
+        self.answers[question] = answer
         self._write()
 
     def keep(self, **facts: Any) -> None:
@@ -145,6 +153,7 @@ class Findings:
             "notes": self.notes,
             "skipped": self.skipped,
             "facts": self.facts,
+            "answers": self.answers,
         }
         partial = self.file.with_suffix(".partial")
         partial.write_text(json.dumps(document, ensure_ascii=False))
