@@ -14,5 +14,6 @@ nothing else with it. Who knows what::
     models/              what is served                    timeline.py    spans of time to a picture
 
 and one file a section: ``facts.py`` (which asks ``questions.py``), ``device_tests.py``, ``bandwidth.py``,
-``overlap.py``, ``networks.py``, ``instances.py``, ``cuda_ipc.py``, ``sentences.py``, ``peers.py``, ``profile.py``, ``faults.py``.
+``overlap.py``, ``networks.py``, ``instances.py``, ``cuda_ipc.py``, ``sentences.py``, ``peers.py``,
+``profile.py``, ``faults.py``.
 """
