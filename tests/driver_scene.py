@@ -51,6 +51,7 @@ class Worker:
         self._link = Link(theirs)
         self.instance = instance
         self.runs: list[wire.Run] = []
+        self.credits: list[wire.Credit] = []
         on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.workers.instance_down(  # noqa: E731
             link.instance, why
         )
@@ -71,6 +72,8 @@ class Worker:
                     os.close(fd)
                 if isinstance(message, wire.Run):
                     self.runs.append(message)
+                elif isinstance(message, wire.Credit):
+                    self.credits.append(message)
         self._socket.setblocking(True)
 
     def answer(self, well: list[bool]) -> None:

@@ -53,9 +53,10 @@ __all__ += ["Vocabulary", "WireError", "WireFailure", "WireRequest", "WireTensor
 __all__ += ["payload", "requests", "responses", "tensors"]
 
 #: Raised whenever a field of a message changes meaning, or a worker must know another message.
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 
-#: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``.
+#: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``. The
+#: first travels alone: the front has let it out when it gives credit for the rest of the window.
 YIELD_WINDOW: Final = 64
 
 

@@ -45,7 +45,7 @@ class AsyncBatch:
         self.requests: list[Request] = []
         self.given_up = False
         self._waiting = set(range(len(run.requests)))
-        self._credit = wire.YIELD_WINDOW
+        self._credit = 1
         self._more_credit = asyncio.Event()
 
     def cancel_request(self, position: int) -> None:
@@ -69,12 +69,11 @@ class AsyncBatch:
         self._more_credit.set()
 
     async def take_credit(self) -> None:
-        """Wait until a response may be sent, and at least until all other batches had their turn."""
-        self._credit -= 1
-        await asyncio.sleep(0)
+        """Wait until a response may be sent."""
         while self._credit <= 0:
             self._more_credit.clear()
             await self._more_credit.wait()
+        self._credit -= 1
 
 
 class AsyncExecution:
@@ -227,6 +226,7 @@ class AsyncExecution:
 
     async def _send_answers(self, batch: AsyncBatch, answers: BatchAnswers) -> None:
         session, requests = batch.session, batch.run.requests
+        await batch.take_credit()
         try:
             if session.device is None:
                 written = session.writer.write(answers, requests)
@@ -239,7 +239,7 @@ class AsyncExecution:
         for position, answer in enumerate(written.responses or ()):
             if isinstance(answer, WireFailure):  # the last response of its request
                 batch.cancel_request(position)
-        await batch.take_credit()
+        await asyncio.sleep(0)  # all other batches have their turn
 
 
 async def _ended(is_ready: Callable[[], bool], wait: Callable[[], _Ended]) -> _Ended:

@@ -106,14 +106,19 @@ def test_what_is_no_response_is_refused(name: str, text: str) -> None:
 
 def test_a_worker_waits_for_credit() -> None:
     with loaded(stream_model("endless")) as worker:
-        worker.start(number(1))
-        for _ in range(wire.YIELD_WINDOW):
-            assert isinstance(worker.hear(worker.link), wire.Yield)
-        worker.start(number(1), batch_id=2)  # which is not held up by the first
-        for _ in range(wire.YIELD_WINDOW):
-            message = worker.hear(worker.link)
-            assert isinstance(message, wire.Yield)
-            assert message.batch_id == 2
+        for batch_id in (1, 2):  # the second is not held up by the first
+            worker.start(number(1), batch_id=batch_id)
+            for yields in (1, wire.YIELD_WINDOW - 1):
+                for _ in range(yields):
+                    message = worker.hear(worker.link)
+                    assert isinstance(message, wire.Yield)
+                    assert message.batch_id == batch_id
+                worker.start(number(1), batch_id=10 + batch_id + yields)
+                other = worker.hear(worker.link)  # nothing more came of this one
+                assert isinstance(other, wire.Yield)
+                assert other.batch_id == 10 + batch_id + yields
+                if yields == 1:
+                    worker.link.send(wire.Credit(batch_id, wire.YIELD_WINDOW - 1))
         worker.link.send(wire.Credit(1, 2))
         got = [worker.hear(worker.link) for _ in range(2)]
         assert [one.batch_id for one in got if isinstance(one, wire.Yield)] == [1, 1]

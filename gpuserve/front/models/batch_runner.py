@@ -157,7 +157,11 @@ class BatchRunner:
         answers = self._messages.unpack(link, flight.batch, message, flight.yield_gone)
         for pending in self._answers.pass_on(flight, answers):
             self._in_flight.call_off(pending)  # nobody waits for more of it
-        return flight.count_yield() == 1
+        if flight.count_yield() > 1:
+            return False
+        # What was put out leaves at the end of the next turn of the loop.
+        self._loop.call_soon(self._loop.call_soon, self._in_flight.go_on, flight)
+        return True
 
     def _on_failed(self, link: WorkerLink, failed: wire.Failed) -> None:
         flight = self._in_flight.land(link, failed.batch_id, failed.inputs_free)

@@ -70,6 +70,11 @@ class InFlightBatches:
             raise _not_there(link, batch_id)
         return flight
 
+    def go_on(self, flight: InFlightBatch) -> None:
+        """Let a stream's worker send more than the first responses, which have left."""
+        if flight.batch.batch_id in self._flights:
+            flight.link.send(Credit(flight.batch.batch_id, YIELD_WINDOW - 1))
+
     def call_off(self, pending: PendingRequest) -> None:
         """Tell the worker that runs this request, if one does, that nobody waits for it any more."""
         for batch_id, flight in self._flights.items():

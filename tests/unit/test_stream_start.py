@@ -1,0 +1,65 @@
+"""A stream's first responses leave the front before its worker sends more."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from driver_scene import SPEC, Scene
+
+from gpuserve_worker.protocol import wire
+
+STREAM = replace(SPEC, decoupled=True, instances=SPEC.instances[:1])
+
+
+def test_a_worker_may_go_on_once_the_first_response_has_left() -> None:
+    seen: list[str] = []
+
+    async def run() -> None:
+        scene = Scene(STREAM)
+        (worker,) = scene.workers
+        await scene.settle()
+        scene.submit(1, 1.0, None)
+        await scene.settle()
+        link = scene.driver.workers.instances.up["a"]
+        send, loop = link.send, asyncio.get_running_loop()
+
+        def on_send(message: wire.Message, *fds: Any) -> None:
+            seen.append(type(message).__name__)
+            send(message, *fds)
+
+        def on_response(response: Any) -> None:
+            response.close()
+            # As the doors do: what is written in one turn of the loop leaves in the next.
+            loop.call_soon(loop.call_soon, seen.append, "left")
+
+        link.send = on_send  # type: ignore[method-assign]
+        scene.pending[0].on_response = on_response
+        for _ in range(2):
+            worker.give([True])
+        await scene.settle()
+        (batch,) = worker.runs
+        assert worker.credits == [wire.Credit(batch.batch_id, wire.YIELD_WINDOW - 1)]
+        scene.close()
+
+    asyncio.run(run())
+    assert seen == ["left", "Credit", "left"]
+
+
+def test_a_stream_of_one_response_needs_no_credit() -> None:
+    async def run() -> None:
+        scene = Scene(STREAM)
+        (worker,) = scene.workers
+        await scene.settle()
+        scene.submit(1, 1.0, None)
+        await scene.settle()
+        worker.give([True])
+        worker.end()
+        await scene.settle()
+        assert scene.responses == 1
+        assert scene.pending[0].answer.done()
+        assert not worker.credits
+        scene.close()
+
+    asyncio.run(run())
