@@ -26,7 +26,7 @@ from benchmarks.payloads import (
     TokensPayload,
     framed,
 )
-from benchmarks.servers import Api, Ports, RunningServer, Server
+from benchmarks.servers import Api, Option, RunningServer, Server
 
 _WRK_SCRIPT = Path(__file__).parent / "wrk.lua"
 _GRACE_S = 30.0  # for a generator to end after its time
@@ -58,7 +58,7 @@ class LoadResult:
 class Load(Protocol):
     """A way of loading a server. ``program`` is needed on PATH; Debian and Ubuntu have it in ``package``.
 
-    A server is asked in the first of ``apis`` that it has.
+    A server is asked in the first of ``apis`` that it has, and started with ``option`` where there is one.
     """
 
     program: ClassVar[str]
@@ -68,6 +68,10 @@ class Load(Protocol):
     @property
     def payload(self) -> Payload:
         """The payload of each request."""
+
+    @property
+    def option(self) -> Option | None:
+        """What the server is started with, and what goes with each request because of it."""
 
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         """Load the server for this long.
@@ -84,6 +88,8 @@ def api_between(load: Load, server: Server) -> Api | None:
     """How this load asks this server; None where it cannot."""
     payload = load.payload
     if payload.model not in server.models or payload.nbytes > server.largest_nbytes:
+        return None
+    if load.option is not None and load.option not in server.options:
         return None
     return next((api for api in load.apis if api in server.apis), None)
 
@@ -103,6 +109,7 @@ class GrpcLoad:
     connections: int
     streams: int
     latency: bool = False
+    option: Option | None = None
     program: ClassVar[str] = "h2load"
     package: ClassVar[str] = "nghttp2-client"
     apis: ClassVar[tuple[Api, ...]] = (Api.GRPC, Api.BODY_ECHO)
@@ -110,23 +117,36 @@ class GrpcLoad:
     def run(self, one: RunningServer, seconds: float, answer: bytes) -> LoadResult:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             log = Path(folder) / "requests.log"
-            output = _output(self._command(one.ports, seconds, Path(folder), log), seconds)
+            words = self._words(one, Path(folder))
+            answer_nbytes = len(answer)
+            if self.option is Option.COMPRESSED:  # it comes to what one answer does
+                answer_nbytes = _data_nbytes(_output([self.program, "-n", "1", *words], seconds))
+            output = _output([*self._command(seconds, log), *words], seconds)
             in_flight = self.connections * self.streams
-            parsed = parse_h2load(output, len(answer), in_flight, self.payload.messages)
+            parsed = parse_h2load(output, answer_nbytes, in_flight, self.payload.messages)
             if not self.latency:
                 return parsed
             times_s = [int(line.split("\t")[2]) / 1e6 for line in log.read_text().splitlines()]
         return LoadResult.of_times(parsed.answers, parsed.answers_per_s, times_s)
 
-    def _command(self, ports: Ports, seconds: float, folder: Path, log: Path) -> list[str]:
-        body = folder / "body.bin"
-        body.write_bytes(framed(self.payload.grpc_message()))
+    def _command(self, seconds: float, log: Path) -> list[str]:
         return [
             *(self.program, "-t", "1", "-c", str(self.connections), "-m", str(self.streams)),
-            *("-D", f"{round(seconds * 1000)}ms", "-d", str(body)),
-            *("-H", "content-type: application/grpc", "-H", "te: trailers"),
+            *("-D", f"{round(seconds * 1000)}ms"),
             *(("--log-file", str(log)) if self.latency else ()),
-            f"http://127.0.0.1:{ports.grpc}{self.payload.path}",
+        ]
+
+    def _words(self, one: RunningServer, folder: Path) -> list[str]:
+        """What h2load is told of the request."""
+        body = folder / "body.bin"
+        body.write_bytes(framed(self.payload.grpc_message()))
+        headers = (("content-type", "application/grpc"), ("te", "trailers"))
+        headers += () if self.option is None else self.option.headers
+        scheme = "http" if one.server.tls is None else "https"
+        return [
+            *("-d", str(body)),
+            *(word for name, value in headers for word in ("-H", f"{name}: {value}")),
+            f"{scheme}://127.0.0.1:{one.ports.grpc}{self.payload.path}",
         ]
 
 
@@ -143,6 +163,7 @@ class HttpLoad:
 
     payload: EchoPayload
     connections: int
+    option: ClassVar[Option | None] = None
     program: ClassVar[str] = "wrk"
     package: ClassVar[str] = "wrk"
     apis: ClassVar[tuple[Api, ...]] = (Api.HTTP_BINARY, Api.HTTP_JSON, Api.BYTES, Api.PLAIN_JSON)
@@ -181,6 +202,7 @@ class FirstResponseLoad:
 
     payload: TokensPayload
     streams: int
+    option: ClassVar[Option | None] = None
     program: ClassVar[str] = sys.executable
     package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
@@ -198,6 +220,7 @@ class InStreamLoad:
 
     payload: EchoInStreamPayload
     in_flight: int
+    option: ClassVar[Option | None] = None
     program: ClassVar[str] = sys.executable
     package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]] = (Api.STREAM,)
@@ -213,6 +236,7 @@ class SharedMemoryLoad:
     """The shared memory client: one request in flight, which holds no tensor; every latency is kept."""
 
     payload: SharedMemoryPayload
+    option: ClassVar[Option | None] = None
     program: ClassVar[str] = sys.executable
     package: ClassVar[str] = "python3"
     apis: ClassVar[tuple[Api, ...]] = (Api.SHARED_MEMORY,)
@@ -266,7 +290,7 @@ def parse_h2load(output: str, answer_nbytes: int, in_flight: int, messages: int 
         raise LoadFailed(
             f"of {done} requests {failed} failed, {errored} had errors and {timed_out} timed out:\n{output}"
         )
-    nbytes = int(_words(r"\((\d+)\) data", output)[0])
+    nbytes = _data_nbytes(output)
     # Answers that were still on their way when the time was over may be counted in part.
     if not done * answer_nbytes <= nbytes <= (done + in_flight) * answer_nbytes:
         raise LoadFailed(
@@ -277,6 +301,10 @@ def parse_h2load(output: str, answer_nbytes: int, in_flight: int, messages: int 
         raise LoadFailed("no request was answered before the time was over")
     took_s = done / float(rate) if done else float(finished_in) * (1e-3 if unit == "ms" else 1.0)
     return LoadResult(answers, answers / took_s)
+
+
+def _data_nbytes(output: str) -> int:
+    return int(_words(r"\((\d+)\) data", output)[0])
 
 
 def parse_wrk(output: str) -> LoadResult:

@@ -20,7 +20,16 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from benchmarks import shared_memory_client
-from benchmarks.servers import ECHO, ECHO_BYTES, ECHO_UNBATCHED, TOKENS, Api, RunningServer, ServerFailed
+from benchmarks.servers import (
+    ECHO,
+    ECHO_BYTES,
+    ECHO_UNBATCHED,
+    EIGHT_INPUTS,
+    TOKENS,
+    Api,
+    RunningServer,
+    ServerFailed,
+)
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -167,6 +176,50 @@ class EchoInStreamPayload(EchoPayload):
 
 
 @dataclass(frozen=True, slots=True)
+class TensorsPayload:
+    """FP32 inputs of one shape, so many rows each, of which a model returns the first; each letter of
+    ``names`` names one.
+    """
+
+    model: str
+    names: str
+    rows: int
+    row_nbytes: int
+    path = INFER
+    messages = 1
+
+    @classmethod
+    def eight_inputs(cls, nbytes: int) -> TensorsPayload:
+        """One row of this size in each of the eight inputs of a model."""
+        return cls(EIGHT_INPUTS, "abcdefgh", 1, nbytes)
+
+    @classmethod
+    def echo_rows(cls, rows: int, row_nbytes: int) -> TensorsPayload:
+        """A batch that the client has made, for the model echo."""
+        return cls(ECHO, "x", rows, row_nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all inputs together."""
+        return len(self.names) * self.rows * self.row_nbytes
+
+    def grpc_message(self) -> bytes:
+        """A serialized ModelInferRequest with raw contents."""
+        request = service_pb2.ModelInferRequest(model_name=self.model)
+        for number, name in enumerate(self.names):
+            request.inputs.add(name=name, datatype="FP32", shape=(self.rows, self.row_nbytes // 4))
+            request.raw_input_contents.append(self._raw(number))
+        return bytes(request.SerializeToString())
+
+    def check(self, running: RunningServer, api: Api) -> bytes:
+        """Ask once and compare the bytes of the output; see ``Payload``."""
+        return _check_raw(running, api, self, self._raw(0))
+
+    def _raw(self, number: int) -> bytes:
+        return np.full(self.rows * self.row_nbytes // 4, number + 0.5, np.float32).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
 class StringsPayload:
     """One row of BYTES, so many strings of the same size, for the model echo-bytes."""
 
@@ -187,15 +240,7 @@ class StringsPayload:
 
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Ask once and compare the bytes of the output; see ``Payload``."""
-        if api is Api.BODY_ECHO:
-            return framed(self.grpc_message())
-        (message,) = _messages(running, self)
-        answer = service_pb2.ModelInferResponse.FromString(message)
-        if list(answer.raw_output_contents) != [self._raw()]:
-            raise ServerFailed(
-                f"{running.server.title} does not echo {self.strings} strings: {str(answer)[:200]}"
-            )
-        return framed(message)
+        return _check_raw(running, api, self, self._raw())
 
     def _raw(self) -> bytes:
         texts = (f"{number:0{self.string_nbytes}d}".encode() for number in range(self.strings))
@@ -325,8 +370,11 @@ def _http_array(api: Api, body: bytes) -> npt.NDArray[np.float32] | None:
 def _infer_grpc(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32] | None:
     tensor = grpc_client.InferInput("x", list(array.shape), "FP32")
     tensor.set_data_from_numpy(array)
-    with grpc_client.InferenceServerClient(f"127.0.0.1:{running.ports.grpc}") as client:
-        answer: npt.NDArray[np.float32] | None = client.infer(ECHO, [tensor]).as_numpy("y")
+    tls, url = running.server.tls, f"127.0.0.1:{running.ports.grpc}"
+    root = None if tls is None else str(tls.path)
+    with grpc_client.InferenceServerClient(url, ssl=tls is not None, root_certificates=root) as client:
+        result = client.infer(ECHO, [tensor], headers=dict(_metadata(running)))
+        answer: npt.NDArray[np.float32] | None = result.as_numpy("y")
     return answer
 
 
@@ -340,11 +388,38 @@ def _infer_http(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.N
 
 def _messages(running: RunningServer, payload: Payload) -> list[bytes]:
     """The serialized messages that answer a request. A call with one answer is read as a stream of one."""
-    with grpc.insecure_channel(f"127.0.0.1:{running.ports.grpc}", options=_OPTIONS) as channel:
+    with _channel(running) as channel:
+        call, metadata = channel.unary_stream(payload.path), _metadata(running)
         try:
-            return list(channel.unary_stream(payload.path)(payload.grpc_message(), timeout=_TIMEOUT_S))
+            return list(call(payload.grpc_message(), timeout=_TIMEOUT_S, metadata=metadata))
         except grpc.RpcError as error:
             raise ServerFailed(f"{running.server.title} ends {payload.path} with {error.details()}") from None
+
+
+def _channel(running: RunningServer) -> grpc.Channel:
+    tls, address = running.server.tls, f"127.0.0.1:{running.ports.grpc}"
+    if tls is None:
+        return grpc.insecure_channel(address, options=_OPTIONS)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(tls.path.read_bytes()), options=_OPTIONS)
+
+
+def _metadata(running: RunningServer) -> tuple[tuple[str, str], ...]:
+    """The headers of its option, but for gRPC's own, which its clients set."""
+    option = running.server.option
+    given = () if option is None else option.headers
+    return tuple((name, value) for name, value in given if not name.startswith("grpc-"))
+
+
+def _check_raw(running: RunningServer, api: Api, payload: Payload, right: bytes) -> bytes:
+    """As ``Payload.check``, of a call whose one output has these bytes."""
+    if api is Api.BODY_ECHO:
+        return framed(payload.grpc_message())
+    (message,) = _messages(running, payload)
+    answer = service_pb2.ModelInferResponse.FromString(message)
+    if list(answer.raw_output_contents) != [right]:
+        what = f"{payload.model} with {payload.nbytes} bytes of inputs"
+        raise ServerFailed(f"{running.server.title}, {what}, answers wrong: {str(answer)[:200]}")
+    return framed(message)
 
 
 def _token(message: bytes) -> int | str:

@@ -11,10 +11,10 @@ from statistics import median
 
 from benchmarks import load, memcpy
 from benchmarks.comparison import OURS, Comparison, Verdict
-from benchmarks.rounds import LoadedServer, Memcpy, Sample, Samples, Subject, measure
-from benchmarks.rows import ROWS, Measure, Row
+from benchmarks.rounds import Baseline, LoadedServer, Memcpy, Sample, Samples, Subject, measure
+from benchmarks.rows import ROWS, WITHOUT, Measure, Row
 from benchmarks.sections import Plan
-from benchmarks.servers import Kind, ServerFailed, running
+from benchmarks.servers import ECHO, MODELS, Kind, Option, RunningServer, Server, ServerFailed, running
 from benchmarks.tables import table
 
 #: A process with less of the CPU time of its server is left out of the table; JSON has it.
@@ -37,12 +37,13 @@ class Requests:
         if not rows or not plan.servers:
             return None
         titles, samples = measured(rows, plan)
-        kinds = {one.name: one.kind for one in plan.servers} | {memcpy.NAME: Kind.FLOOR}
+        kinds = {one.name: one.kind for one in plan.servers}
+        kinds |= {WITHOUT: Kind.BASELINE, memcpy.NAME: Kind.FLOOR}
         return RequestPart(rows, titles, Comparison(kinds, samples))
 
 
 def measured(rows: Sequence[Row], plan: Plan) -> tuple[dict[str, str], Samples]:
-    """All servers of a plan up, with all models, the rows run on them and on the copy.
+    """All servers of a plan up that can run one of the rows, and the rows run on them and on the copy.
 
     A server that does not come up is left out, and named among what failed.
 
@@ -53,15 +54,31 @@ def measured(rows: Sequence[Row], plan: Plan) -> tuple[dict[str, str], Samples]:
     subjects: list[Subject] = []
     with ExitStack() as stack:
         for server in plan.servers:
-            try:
-                subjects.append(LoadedServer(stack.enter_context(running(server, plan.logs))))
-            except ServerFailed as error:
-                not_up[server.name] = str(error)
-                plan.say(f"not measured: {server.title} did not come up")
+            up: dict[Option | None, RunningServer] = {}
+            for option in options_of(server, rows):
+                one = server.started_with(option)
+                models = MODELS if option is None else (ECHO,)
+                try:
+                    up[option] = stack.enter_context(running(one, plan.logs, models))
+                except ServerFailed as error:
+                    not_up[one.log_name] = str(error)
+                    plan.say(f"not measured: {one.log_name} did not come up")
+            subjects.append(LoadedServer(server, up))
+            if server.kind is Kind.OURS and any(row.has_baseline for row in rows):
+                subjects.append(Baseline(server, up))
         subjects.append(Memcpy())
         samples = measure(rows, subjects, plan.rounds, plan.seconds, plan.say)
     samples.not_up.update(not_up)
     return {one.name: one.title for one in subjects}, samples
+
+
+def options_of(server: Server, rows: Sequence[Row]) -> list[Option | None]:
+    """With what a server is started for the rows that it can run; None is as it is."""
+    runs = [row for row in rows if load.api_between(row.load, server) is not None]
+    options = dict.fromkeys(row.load.option for row in runs)
+    if server.kind is Kind.OURS and any(row.has_baseline for row in runs):
+        options[None] = None
+    return list(options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from benchmarks import memcpy, processes
 from benchmarks.load import Load, LoadFailed, LoadResult, api_between
-from benchmarks.rows import Row
-from benchmarks.servers import RunningServer, ServerFailed
+from benchmarks.rows import WITHOUT, Row
+from benchmarks.servers import Option, RunningServer, Server, ServerFailed
 
 _WARM_UP_S = 1.0
 Say = Callable[[str], None]
@@ -79,30 +79,52 @@ class Subject(Protocol):
 
 
 class LoadedServer:
-    """A server that is up, as the subject of rows."""
+    """A server that is up, once with each option that its rows have, as the subject of rows."""
 
-    def __init__(self, one: RunningServer) -> None:
-        self._one = one
+    def __init__(self, server: Server, up: Mapping[Option | None, RunningServer]) -> None:
+        self._up = up
         self._answers: dict[Load, bytes] = {}
-        self.name = one.server.name
-        self.title = one.server.title
+        self.name = server.name
+        self.title = server.title
 
     def can_run(self, row: Row) -> bool:
-        """Whether it speaks as the row's load does, and has its model."""
-        return api_between(row.load, self._one.server) is not None
+        """Whether it speaks as the row's load does, has its model, and is up with its option."""
+        one = self._one(row)
+        return one is not None and api_between(row.load, one.server) is not None
 
     def check(self, row: Row) -> None:
         """Keep the right answer; see ``Subject``."""
-        api = api_between(row.load, self._one.server)
+        one = self._one_of(row)
+        api = api_between(row.load, one.server)
         assert api is not None, f"{self.title} cannot run {row.name}"
-        self._answers[row.load] = row.load.payload.check(self._one, api)
+        self._answers[row.load] = row.load.payload.check(one, api)
 
     def run(self, row: Row, seconds: float) -> Sample:
-        before = _Clocks.read(self._one.pid)
-        result = row.load.run(self._one, seconds, self._answers[row.load])
-        after = _Clocks.read(self._one.pid)
-        by_role = _by_role(self._one, before.server_s, after.server_s)
+        one = self._one_of(row)
+        before = _Clocks.read(one.pid)
+        result = row.load.run(one, seconds, self._answers[row.load])
+        after = _Clocks.read(one.pid)
+        by_role = _by_role(one, before.server_s, after.server_s)
         return _sample(row, result, by_role, before, after)
+
+    def _one(self, row: Row) -> RunningServer | None:
+        return self._up.get(row.load.option)
+
+    def _one_of(self, row: Row) -> RunningServer:
+        one = self._one(row)
+        assert one is not None, f"{self.title} is not up for {row.name}"
+        return one
+
+
+class Baseline(LoadedServer):
+    """This server without the option of a row, where the row has a goal against that."""
+
+    def __init__(self, server: Server, up: Mapping[Option | None, RunningServer]) -> None:
+        super().__init__(server, up)
+        self.name, self.title = WITHOUT, f"{server.title} without the option"
+
+    def _one(self, row: Row) -> RunningServer | None:
+        return self._up.get(None) if row.has_baseline else None
 
 
 class Memcpy:

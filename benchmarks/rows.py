@@ -22,10 +22,11 @@ from benchmarks.payloads import (
     EchoPayload,
     SharedMemoryPayload,
     StringsPayload,
+    TensorsPayload,
     TokensPayload,
     UnbatchedPayload,
 )
-from benchmarks.servers import ECHO, ECHO_READ_ONLY
+from benchmarks.servers import ECHO, ECHO_READ_ONLY, Option
 
 _SMALL = EchoPayload(64)
 _LARGE = EchoPayload(1 << 20)
@@ -33,6 +34,8 @@ _LARGEST = EchoPayload(1 << 26)
 _STREAM = TokensPayload(256)
 #: Tensors from this size on have the floor ``memcpy``.
 COPIED_NBYTES = 1 << 20
+#: Named in a goal: this server without the option of the row.
+WITHOUT = "without"
 
 
 class Measure(enum.Enum):
@@ -66,7 +69,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What a row is to reach: against the best of its peers, whichever that is, and against some by name."""
+    """What a row is to reach: against the best of its peers, whichever that is, and against some by name.
+    A row with an option is measured on this server without it where ``WITHOUT`` is named.
+    """
 
     best: Target | None = None
     named: tuple[tuple[str, Target], ...] = ()
@@ -96,6 +101,11 @@ class Row:
     measure: Measure
     goals: Goals = Goals()
     least_s: float = 0.0
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether it is measured on this server without its option as well."""
+        return any(name == WITHOUT for name, _ in self.goals.named)
 
     def value(self, result: LoadResult) -> float:
         """What the row shows of one run, in the unit of its measure."""
@@ -143,6 +153,26 @@ def _json_row(n: int, connections: int, at_least: float) -> Row:
     )
 
 
+def _size_row(name: str, size: str, nbytes: int, streams: int) -> Row:
+    return Row(
+        name,
+        f"gRPC {size}, {8 * streams} in flight on 8 connections",
+        GrpcLoad(EchoPayload(nbytes), connections=8, streams=streams),
+        Measure.THROUGHPUT,
+        _at_least(1.5),
+    )
+
+
+def _option_row(option: Option, title: str, goals: Goals) -> Row:
+    return Row(
+        option.value,
+        f"{title}, gRPC 64 B, 128 in flight on 8 connections",
+        GrpcLoad(_SMALL, connections=8, streams=16, option=option),
+        Measure.THROUGHPUT,
+        goals,
+    )
+
+
 ROWS = (
     Row(
         "grpc-64-1",
@@ -166,6 +196,28 @@ ROWS = (
         Measure.THROUGHPUT,
         _SMALL_GOALS,
     ),
+    _size_row("grpc-4k", "4 KiB", 4 << 10, streams=16),
+    _size_row("grpc-64k", "64 KiB", 64 << 10, streams=4),
+    _size_row("grpc-256k", "256 KiB", 256 << 10, streams=1),
+    Row(
+        "inputs-8",
+        "gRPC, eight inputs of 64 B, 128 in flight on 8 connections",
+        GrpcLoad(TensorsPayload.eight_inputs(64), connections=8, streams=16),
+        Measure.THROUGHPUT,
+        _at_least(1.5),
+    ),
+    Row(
+        "rows-32",
+        "gRPC, 32 rows of 64 B, 128 in flight on 8 connections",
+        GrpcLoad(TensorsPayload.echo_rows(32, 64), connections=8, streams=16),
+        Measure.THROUGHPUT,
+        _at_least(1.5),
+    ),
+    _option_row(Option.TLS, "TLS", _at_least(2.0)),
+    _option_row(Option.TOKEN, "access token", _at_least(2.0, without=0.9)),
+    _option_row(Option.TRACED, "one in 1,000 requests traced", _at_least(2.0, without=0.95)),
+    _option_row(Option.COMPRESSED, "compressed responses", _at_least(2.0, without=0.6)),
+    _option_row(Option.FORWARDED, "one header forwarded", _at_least(2.0, without=0.95)),
     Row(
         "http-64-64",
         "HTTP binary 64 B, 64 connections",

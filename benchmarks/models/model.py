@@ -22,6 +22,12 @@ def echo_one(requests: list[Request]) -> list[dict[str, np.ndarray]]:
 
 
 @batch
+def eight_inputs(**inputs: np.ndarray) -> dict[str, np.ndarray]:
+    """a to h: [rows, n] FP32; a is returned as y."""
+    return {"y": inputs["a"]}
+
+
+@batch
 def tokens(count: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
     """count: [rows, 1] INT32. Yields so many responses; each token: [rows, 1] INT32 is its number."""
     for number in range(count.max()):

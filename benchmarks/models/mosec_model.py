@@ -1,9 +1,11 @@
-"""The echo model as mosec runs it: raw bytes both ways, no v2. Its command line has the port."""
+"""The echo model as mosec runs it, without v2: raw bytes both ways at one path, and at another JSON, as its
+own workers read and write it. Its command line has the port.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from mosec import Server, Worker
+from mosec import Runtime, Server, Worker
 
 
 class Echo(Worker):
@@ -22,7 +24,28 @@ class Echo(Worker):
         return data.tobytes()
 
 
+class EchoJson(Worker):
+    """The list ``x`` of each request as an array, answered as the list ``y``."""
+
+    def deserialize(self, data: bytes) -> np.ndarray:
+        """The FP32 array of one request."""
+        return np.asarray(super().deserialize(data)["x"], np.float32)
+
+    def forward(self, data: list[np.ndarray]) -> list[np.ndarray]:
+        """A batch: the array of each request."""
+        return data
+
+    def serialize(self, data: np.ndarray) -> bytes:
+        """The body of one response."""
+        return super().serialize({"y": data.tolist()})
+
+
+def runtime(worker: type[Worker]) -> Runtime:
+    """One process, which takes what is there."""
+    return Runtime(worker, num=1, max_batch_size=64, max_wait_time=1)
+
+
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(Echo, num=1, max_batch_size=64, max_wait_time=1)
+    server.register_runtime({"/inference": [runtime(Echo)], "/predict": [runtime(EchoJson)]})
     server.run()

@@ -27,6 +27,12 @@ def echo_one(requests: list[Request]) -> list[dict[str, np.ndarray]]:
 
 
 @batch
+def eight_inputs(**inputs: np.ndarray) -> dict[str, np.ndarray]:
+    """a to h: [rows, n] FP32; a is returned as y."""
+    return {"y": inputs["a"]}
+
+
+@batch
 def tokens(count: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
     """count: [rows, 1] INT32. Yields so many responses; each token: [rows, 1] INT32 is its number."""
     for number in range(count.max()):
@@ -52,6 +58,17 @@ def bind_tokens(triton: Triton) -> None:
         inputs=[Tensor(name="count", dtype=np.int32, shape=(1,))],
         outputs=[Tensor(name="token", dtype=np.int32, shape=(1,))],
         config=ModelConfig(max_batch_size=64, batcher=DynamicBatcher(), decoupled=True),
+    )
+
+
+def bind_eight_inputs(triton: Triton) -> None:
+    """The model with eight inputs, of which it returns the first."""
+    triton.bind(
+        model_name="eight-inputs",
+        infer_func=eight_inputs,
+        inputs=[Tensor(name=name, dtype=np.float32, shape=(-1,)) for name in "abcdefgh"],
+        outputs=[Tensor(name="y", dtype=np.float32, shape=(-1,))],
+        config=ModelConfig(max_batch_size=64, batcher=DynamicBatcher()),
     )
 
 
@@ -81,6 +98,7 @@ BIND = {
     "echo-read-only": bind_echo_read_only,
     "echo-bytes": bind_echo_bytes,
     "echo-unbatched": bind_echo_unbatched,
+    "eight-inputs": bind_eight_inputs,
     "tokens": bind_tokens,
 }
 

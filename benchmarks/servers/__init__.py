@@ -2,9 +2,10 @@
 
 Who knows what::
 
-    server.py   what a server is, and the ways in which one can be asked     ours.py    this server
-    running.py  starts one, waits until it is ready, ends all of it          others.py  the peers
-    floors.py   what the parts of a server cost by themselves
+    server.py       what a server is, its options, and how it can be asked     ours.py    this server
+    running.py      starts one, waits until it is ready, ends all of it        others.py  the peers
+    certificate.py  what servers with TLS show
+    floors.py       what the parts of a server cost by themselves
 """
 
 from benchmarks.servers.floors import Nghttpd
@@ -16,10 +17,12 @@ from benchmarks.servers.server import (
     ECHO_BYTES,
     ECHO_READ_ONLY,
     ECHO_UNBATCHED,
+    EIGHT_INPUTS,
     MODELS,
     TOKENS,
     Api,
     Kind,
+    Option,
     Ports,
     Server,
 )
@@ -34,6 +37,7 @@ __all__ = [
     "ECHO_BYTES",
     "ECHO_READ_ONLY",
     "ECHO_UNBATCHED",
+    "EIGHT_INPUTS",
     "MODELS",
     "SERVERS",
     "TOKENS",
@@ -44,6 +48,7 @@ __all__ = [
     "MLServer",
     "Mosec",
     "Nghttpd",
+    "Option",
     "PlainTriton",
     "Ports",
     "PyTriton",

@@ -7,7 +7,20 @@ import signal
 from collections.abc import Sequence
 
 from benchmarks.peers import LITSERVE, MLSERVER, MOSEC, PYTRITON
-from benchmarks.servers.server import ECHO, ECHO_BYTES, MODELS_FOLDER, Api, Ports, Server
+from benchmarks.servers.server import (
+    ECHO,
+    ECHO_BYTES,
+    FORWARDED_HEADER,
+    MODELS_FOLDER,
+    TOKEN,
+    TOKEN_KEY,
+    TRACE_LEVEL,
+    TRACE_RATE,
+    Api,
+    Option,
+    Ports,
+    Server,
+)
 
 _MIB = 1 << 20
 _V2 = frozenset({Api.GRPC, Api.STREAM, Api.SHARED_MEMORY, Api.HTTP_BINARY, Api.HTTP_JSON})
@@ -49,6 +62,7 @@ class PlainTriton(Server):
 
     name = "triton"
     title = "Triton 2.51 Python backend"
+    options = frozenset(Option)
     apis = _V2
     roles = _TRITON_ROLES
 
@@ -67,7 +81,26 @@ class PlainTriton(Server):
             *("--http-address=127.0.0.1", f"--http-port={ports.http}"),
             *("--grpc-address=127.0.0.1", f"--grpc-port={ports.grpc}"),
             f"--metrics-port={ports.metrics}",
+            *self._option_flags(),
         ]
+
+    def _option_flags(self) -> list[str]:
+        match self.option:
+            case None:
+                return []
+            case Option.TOKEN:
+                return [f"--grpc-restricted-protocol=inference:{TOKEN_KEY}={TOKEN}"]
+            case Option.TRACED:
+                values = (f"triton,file={self._cache.folder / 'triton-trace.json'}", f"level={TRACE_LEVEL}")
+                return [f"--trace-config={value}" for value in (*values, f"rate={TRACE_RATE}")]
+            case Option.COMPRESSED:
+                return ["--grpc-infer-response-compression-level=low"]
+            case Option.FORWARDED:
+                return [f"--grpc-header-forward-pattern={FORWARDED_HEADER}"]
+            case Option.TLS:
+                assert self.tls is not None
+                files = (f"--grpc-server-cert={self.tls.path}", f"--grpc-server-key={self.tls.key}")
+                return ["--grpc-use-ssl=true", *files]
 
     def environment(self) -> dict[str, str]:
         return {
@@ -79,11 +112,13 @@ class PlainTriton(Server):
 
 
 class Mosec(Server):
-    """mosec: a front in Rust, the callable in a Python process. It has the echo model only."""
+    """mosec: a front in Rust, the callable in a Python process, one for each of its two paths. It has the
+    echo model only.
+    """
 
     name = "mosec"
     title = f"mosec {_version(MOSEC)}"
-    apis = frozenset({Api.BYTES})
+    apis = frozenset({Api.BYTES, Api.PLAIN_JSON})
     models = frozenset({ECHO})
     largest_nbytes = 8 * _MIB  # its own limit for a body is 10 MiB
     roles = (

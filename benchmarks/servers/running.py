@@ -45,7 +45,7 @@ def running(server: Server, logs: Path, models: Sequence[str] = MODELS) -> Itera
     """
     ports = Ports.free()
     logs.mkdir(parents=True, exist_ok=True)
-    log = logs / f"{server.name}.log"
+    log = logs / f"{server.log_name}.log"
     with log.open("wb") as output:
         began = time.perf_counter()
         process = subprocess.Popen(

@@ -16,11 +16,11 @@ from benchmarks.plots import Plot, Style
 from benchmarks.report import Report
 from benchmarks.request_section import RequestPart, cpu_cell
 from benchmarks.rounds import Sample, Samples
-from benchmarks.rows import Goals, Measure, Row, Target
+from benchmarks.rows import WITHOUT, Goals, Measure, Row, Target
 from benchmarks.servers import SERVERS, Kind
 from benchmarks.sweeps import SWEEPS, SweepPart
 
-KINDS = {name: server.kind for name, server in SERVERS.items()}
+KINDS = {name: server.kind for name, server in SERVERS.items()} | {WITHOUT: Kind.BASELINE}
 LOAD = GrpcLoad(EchoPayload(64), 1, 1)
 THROUGHPUT = Row("fast", "Fast", LOAD, Measure.THROUGHPUT, Goals(Target(2.0), (("pytriton", Target(7.0)),)))
 LATENCY = Row("soon", "Soon", LOAD, Measure.LATENCY, Goals(Target(0.9, at_most=True)))
@@ -73,6 +73,14 @@ def test_a_goal_against_a_server_that_was_not_measured_is_open() -> None:
     (best, named) = comparison(THROUGHPUT, gpuserve=[30.0], triton=[10.0]).verdicts(THROUGHPUT)
     assert best.reached
     assert named.reached is None
+
+
+def test_a_row_with_an_option_is_held_against_this_server_without_it() -> None:
+    goals = Goals(Target(2.0), ((WITHOUT, Target(0.9)),))
+    row = Row("guarded", "Guarded", LOAD, Measure.THROUGHPUT, goals)
+    best, without = comparison(row, gpuserve=[30.0], triton=[10.0], without=[40.0]).verdicts(row)
+    assert (best.against, best.reached) == ("triton", True)
+    assert (without.against, without.is_best, without.reached) == (WITHOUT, False, False)
 
 
 def test_a_row_without_us_has_no_verdicts() -> None:

@@ -15,10 +15,11 @@ from benchmarks import processes
 from benchmarks.in_stream_client import InStreamFailed, Stream
 from benchmarks.load import LoadFailed, LoadResult, api_between, parse_h2load, parse_wrk
 from benchmarks.memcpy import copy
-from benchmarks.payloads import EchoPayload, StringsPayload
+from benchmarks.payloads import EchoPayload, StringsPayload, TensorsPayload
 from benchmarks.peers import PeerCache
-from benchmarks.rows import ROWS
-from benchmarks.servers import SERVERS, Api, Kind, Server
+from benchmarks.request_section import options_of
+from benchmarks.rows import ROWS, WITHOUT
+from benchmarks.servers import ECHO, SERVERS, Api, Kind, Option, Ports, Server
 from benchmarks.stream_client import StreamFailed, Streams
 from benchmarks.sweeps import SWEEPS
 
@@ -199,15 +200,17 @@ JSON_ROWS = {"json-16", "json-1000", "json-150528"}
 
 
 def test_a_server_without_v2_runs_http_rows_only() -> None:
-    assert rows_of(SERVERS["mosec"]) == {"http-64-64"}
+    assert rows_of(SERVERS["mosec"]) == {"http-64-64"} | JSON_ROWS
     assert rows_of(SERVERS["litserve"]) == {"http-64-64"} | JSON_ROWS
 
 
 def test_a_server_runs_no_row_that_its_protocol_or_its_limits_leave_out() -> None:
     unary = {"grpc-64-1", "grpc-64-8x16", "grpc-64-1x128", "grpc-1m-1", "grpc-1m-8", "bytes-64x32"}
+    unary |= {"grpc-4k", "grpc-64k", "grpc-256k", "rows-32"}
     assert rows_of(SERVERS["mlserver"]) == unary | {"http-64-64"} | JSON_ROWS
     assert rows_of(SERVERS["nghttpd"]) == unary | {"grpc-64m-1"}
-    assert rows_of(SERVERS["pytriton"]) == {row.name for row in ROWS if not row.name.startswith("shm")}
+    plain = {row.name for row in ROWS if row.load.option is None}
+    assert rows_of(SERVERS["pytriton"]) == {name for name in plain if not name.startswith("shm")}
 
 
 def test_only_rows_that_move_a_large_tensor_have_the_copy_as_a_floor() -> None:
@@ -223,7 +226,29 @@ def test_a_copy_is_timed_at_least_once() -> None:
 
 
 def test_every_goal_names_a_server() -> None:
-    assert {name for row in ROWS for name, _ in row.goals.named} <= set(SERVERS)
+    assert {name for row in ROWS for name, _ in row.goals.named} <= {*SERVERS, WITHOUT}
+
+
+def test_a_server_is_started_once_for_each_option_of_its_rows() -> None:
+    def options(server: str, *names: str) -> list[Option | None]:
+        rows = [row for row in ROWS if row.name in names]
+        return options_of(SERVERS[server](PeerCache(Path("/nowhere"))), rows)
+
+    assert options("triton", "token", "tls") == [Option.TLS, Option.TOKEN]
+    assert options("gpuserve", "tls") == [Option.TLS]
+    assert options("gpuserve", "token") == [Option.TOKEN, None]
+    assert options("triton", "grpc-64-1", "token") == [None, Option.TOKEN]
+    assert options("mosec", "grpc-64-1", "token") == []
+
+
+def test_a_server_with_an_option_is_told_so_and_has_a_log_of_its_own() -> None:
+    ports = Ports(1, 2, 3)
+    for name, mark in (("gpuserve", "--access-token"), ("triton", "--grpc-restricted-protocol")):
+        plain = SERVERS[name](PeerCache(Path("/nowhere")))
+        with_token = plain.started_with(Option.TOKEN)
+        assert mark in " ".join(with_token.command(ports, (ECHO,)))
+        assert mark not in " ".join(plain.command(ports, (ECHO,)))
+        assert with_token.log_name == f"{name}-token"
 
 
 def test_a_process_is_told_by_its_command_line() -> None:
@@ -258,6 +283,22 @@ def test_strings_are_sent_with_their_lengths() -> None:
     length = (5).to_bytes(4, "little")
     assert list(request.raw_input_contents) == [length + b"00000" + length + b"00001"]
     assert payload.nbytes == 18
+
+
+def test_eight_inputs_have_names_and_values_of_their_own() -> None:
+    payload = TensorsPayload.eight_inputs(8)
+    request = service_pb2.ModelInferRequest.FromString(payload.grpc_message())
+    assert [one.name for one in request.inputs] == list("abcdefgh")
+    assert {tuple(one.shape) for one in request.inputs} == {(1, 2)}
+    assert len(set(request.raw_input_contents)) == 8
+    assert payload.nbytes == 64
+
+
+def test_a_batch_of_the_client_is_one_tensor() -> None:
+    payload = TensorsPayload.echo_rows(32, 64)
+    request = service_pb2.ModelInferRequest.FromString(payload.grpc_message())
+    assert [tuple(one.shape) for one in request.inputs] == [(32, 16)]
+    assert payload.nbytes == 2048
 
 
 def test_sweeps_go_from_one_request_to_256_and_from_64_bytes_to_16_mib() -> None:

@@ -1,0 +1,78 @@
+"""Rows of the benchmarks on this server alone: one that cannot run is found here, not by whoever measures the
+peers as well.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import gevent
+import pytest
+
+from benchmarks import load
+from benchmarks.peers import PeerCache
+from benchmarks.rounds import LoadedServer
+from benchmarks.rows import ROWS, WITHOUT, Row
+from benchmarks.servers import GpuServe, running
+
+_REPOSITORY = Path(__file__).resolve().parent.parent.parent
+_PLAIN = [row for row in ROWS if row.load.option is None]
+_WITH_OPTION = [row for row in ROWS if row.load.option is not None]
+#: Requests of 64 MiB are left to those who measure.
+_TIMED = [row for row in _PLAIN if not row.least_s]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedServer]:
+    # What tritonclient keeps as long as the process lives: for HTTP, and for shared memory.
+    gevent.get_hub()
+    resource_tracker.ensure_running()
+    folder = tmp_path_factory.mktemp("bench")
+    ours = GpuServe(PeerCache(folder))
+    ours.prepare()
+    with running(ours, folder) as one:
+        yield LoadedServer(ours, {None: one})
+
+
+@pytest.mark.parametrize("row", _TIMED, ids=lambda row: row.name)
+def test_a_row_is_answered_right(server: LoadedServer, row: Row) -> None:
+    assert server.can_run(row)
+    server.check(row)
+
+
+def ran(rows: list[Row], folder: Path) -> set[tuple[str, str]]:
+    """The rows, by name and server, of which the command has a value."""
+    names = [row.name for row in rows if load.missing(row.load) is None]
+    if not names:
+        pytest.skip("neither h2load nor wrk is on PATH")
+    report = folder / "report.json"
+    command = ["--servers", "gpuserve", "--rows", ",".join(names), "--rounds", "1", "--seconds", "1"]
+    command += ["--json", str(report), "--cache", str(folder)]
+    subprocess.run([sys.executable, "-m", "benchmarks", *command], cwd=_REPOSITORY, check=True)
+    found = json.loads(report.read_text())["rows"]
+    assert sorted(found) == sorted(names)
+    return {
+        (name, one)
+        for name, row in found.items()
+        for one, column in row["servers"].items()
+        if column["value"]
+    }
+
+
+@pytest.mark.thorough
+def test_a_row_with_an_option_is_run_with_it_and_without_it(tmp_path: Path) -> None:
+    found = ran(_WITH_OPTION, tmp_path)
+    assert found == {(row.name, "gpuserve") for row in _WITH_OPTION} | {
+        (row.name, WITHOUT) for row in _WITH_OPTION if row.has_baseline
+    }
+
+
+@pytest.mark.thorough
+def test_every_row_without_an_option_is_run(tmp_path: Path) -> None:
+    found = {name for name, one in ran(_TIMED, tmp_path) if one == "gpuserve"}
+    assert found == {row.name for row in _TIMED if load.missing(row.load) is None}
