@@ -275,7 +275,8 @@ def test_time_in_the_backlog_is_over_for_the_whole_sequence() -> None:
     model.at_us = 50
     assert model.next() is None
     assert model.expired() == late
-    assert {one.removal_reason for one in late if one.removal_reason} == {RemovalReason.LATE_IN_BACKLOG}
+    reasons = [one.removal_reason for one in late]
+    assert reasons == [RemovalReason.LATE, RemovalReason.LATE_IN_BACKLOG]
     assert (model.count("expired"), model.count("cancelled")) == (1, 1)
 
 

@@ -130,6 +130,9 @@ class PriorityQueue(RequestQueue):
         if timeout_s is not None:
             request.timeout_at = now + timeout_s
             self._watch(self._timeouts, request, request.timeout_at)
+            if request.deadline is not None and request.timeout_s is None:
+                self._deadlines.discard(request)
+                request.deadline = None
 
     def put_back(self, requests: Collection[QueuedRequest]) -> None:
         for request in requests:

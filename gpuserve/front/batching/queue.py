@@ -84,9 +84,9 @@ class QueuedRequest:
     The caller's: ``rows``, the size of the batch dimension and at least 1; ``nbytes``, what it counts
     towards the queue's limit; ``merge_key``, equal for requests that may share a batch; ``deadline``,
     in seconds of the clock that ``now`` comes from; ``retriable``, whether it may run a second time;
-    ``priority``, 0 for none given; ``timeout_s``, a limit that the caller keeps itself, and which is None
-    once the queue's policy has taken it over. A request that was taken out may stay referenced for a while,
-    so what a subclass holds is better dropped when it is answered.
+    ``priority``, 0 for none given; ``timeout_s``, what the deadline is made of: both are None once a queue
+    policy has taken it over. A request that was taken out may stay referenced for a while, so what a subclass
+    holds is better dropped when it is answered.
 
     The scheduler's: ``enqueued_at``; ``sequence``, which numbers the accepted requests in their order;
     ``attempts``, how many workers died under it; ``cancelled``, after which nobody waits for its result;

@@ -75,8 +75,6 @@ def taken_out(model: str, sequence: int | str, reason: RemovalReason) -> Request
         return Unavailable(
             f"timeout of the corresponding sequence has been expired: {of} was still waiting for a slot"
         )
-    if reason is RemovalReason.LATE:
-        return DeadlineExceeded(f"Request timeout expired: the request was still queued in {of}")
     return Cancelled(f"{of} has ended, because another request of it was cancelled or ran out of time")
 
 

@@ -204,11 +204,10 @@ class SequenceScheduler(Scheduler):
         """The requests that were taken out, or are late, each with its ``removal_reason``."""
         self._drop_idle(now)
         while (request := self._queue.first_due(now)) is not None:
-            reason = RemovalReason.LATE
             others = RemovalReason.CANCELLED
             if self._sequence_of(request).state is SequenceState.BACKLOG:
-                reason = others = RemovalReason.LATE_IN_BACKLOG
-            request.removal_reason = reason
+                others = RemovalReason.LATE_IN_BACKLOG
+            request.removal_reason = RemovalReason.LATE
             self._removed.append(request)
             self._counts.expired += 1
             self._take_out(request, "expire", others)

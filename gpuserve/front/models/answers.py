@@ -101,10 +101,7 @@ class ModelAnswers:
         return True
 
     def settle(self, pending: PendingRequest) -> None:
-        """Let a request that is in no batch any more let go of its body, its timer and its regions."""
-        if pending.timer is not None:
-            pending.timer.cancel()
-            pending.timer = None
+        """Let a request that is in no batch any more let go of its body and its regions."""
         if pending.blocks:
             for block in pending.blocks:
                 block.free()
@@ -159,6 +156,9 @@ class ModelAnswers:
         """Answer a request that ``Scheduler.expire`` gave."""
         reason = FailureReason.REJECTED
         error: RequestError
+        if pending.removal_reason is RemovalReason.LATE:
+            self._refuse_late(pending)
+            return
         if pending.correlation is not None and self._spec.in_sequences:
             removed = pending.removal_reason
             error = refusals.taken_out(self._spec.name, pending.correlation.id, removed)
@@ -170,6 +170,13 @@ class ModelAnswers:
             assert pending.timeout_at is not None
             error = refusals.waited_too_long(self._spec.name, pending.timeout_at - pending.enqueued_at)
         self.finish(pending, error, reason)
+
+    def _refuse_late(self, pending: QueuedRequest) -> None:
+        """Answer a request whose own time ran out in the queue, whatever the order of the answers is."""
+        assert isinstance(pending, PendingRequest)
+        late = refusals.too_late(self._spec.name, pending.request.timeout_s, was_queued=True)
+        self.fail_now(pending, late, FailureReason.REJECTED)
+        self.settle(pending)
 
     def lose(self, pending: QueuedRequest, ended: Callable[[], RequestError] | None) -> None:
         """Answer a request that ``Scheduler.instance_down`` gave; ``ended``: why, where no worker died."""

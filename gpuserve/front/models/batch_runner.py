@@ -22,6 +22,7 @@ from gpuserve.front.models.in_flight import InFlightBatch, InFlightBatches
 from gpuserve.front.models.instances import Instances
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.v2.statistics import FailureReason
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.protocol import wire
 
@@ -93,15 +94,33 @@ class BatchRunner:
             self._queueing.source.complete(batch.batch_id)
             self._answers.refuse(batch.requests, refusals.no_memory(self._spec.name))
             return
-        self._in_flight.add(
-            InFlightBatch(batch, batch.requests, link, gathered.blocks, gathered.in_place, now)
-        )
+        flight = InFlightBatch(batch, batch.requests, link, gathered.blocks, gathered.in_place, now)
+        self._in_flight.add(flight)
+        for request in batch.requests:
+            if request.deadline is not None:
+                self._watch(flight)
+                break
         self._metrics.queued(batch.requests, now)
         if self._answers.tracer is not None:
             self._answers.tracer.dispatched(batch)
         if gathered.with_regions:
             self._answers.introduce_regions(link, gathered.with_regions)
         link.send(run)
+
+    def _watch(self, flight: InFlightBatch) -> None:
+        """Be there when the next request of a batch runs out of time."""
+        due = [one.deadline for one in flight.requests if one.deadline is not None and not one.is_over]
+        flight.timer = self._loop.call_at(min(due), self._end_late, flight) if due else None
+
+    def _end_late(self, flight: InFlightBatch) -> None:
+        now = self._loop.time()
+        for pending in flight.requests:
+            if pending.deadline is not None and pending.deadline <= now and not pending.is_over:
+                self._queueing.scheduler.cancel(pending)
+                late = refusals.too_late(self._spec.name, pending.request.timeout_s, was_queued=False)
+                self._answers.fail_now(pending, late, FailureReason.OTHER)
+                self._in_flight.call_off(pending)
+        self._watch(flight)
 
     def call_off(self, pending: PendingRequest) -> None:
         self._in_flight.call_off(pending)

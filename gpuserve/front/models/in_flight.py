@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from asyncio import TimerHandle
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +30,9 @@ _CREDIT_YIELDS: Final = YIELD_WINDOW // 4
 
 @dataclass(eq=False, slots=True)
 class InFlightBatch:
-    """A batch at a worker since ``sent_at``. ``blocks`` are its own; ``in_place`` ones are the request's."""
+    """A batch at a worker since ``sent_at``. ``blocks`` are its own; ``in_place`` ones are the request's. The
+    ``timer`` is there where a request of it may run out of time.
+    """
 
     batch: Batch
     requests: list[Any]
@@ -38,6 +41,7 @@ class InFlightBatch:
     in_place: bool
     sent_at: float
     account: StreamAccount | None = None
+    timer: TimerHandle | None = None
     _gone: int = 0
     _yields: int = 0
 
@@ -88,6 +92,8 @@ class InFlightBatches:
         if flight is None or flight.link is not link:
             raise _not_there(link, batch_id)
         del self._flights[batch_id]
+        if flight.timer is not None:
+            flight.timer.cancel()
         if inputs_free:
             for block in flight.blocks:
                 block.free()
@@ -114,6 +120,8 @@ class InFlightBatches:
         requests: list[PendingRequest] = []
         for batch_id in [n for n, flight in self._flights.items() if flight.link is link]:
             flight = self._flights.pop(batch_id)
+            if flight.timer is not None:
+                flight.timer.cancel()
             _free(flight.blocks)
             requests += flight.requests
         for batch_id in [n for n, (lender, _) in self._lent.items() if lender is link]:

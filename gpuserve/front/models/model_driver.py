@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -69,7 +68,6 @@ class ModelDriver(Driver):
         self._runner = runner = BatchRunner(spec, queueing, messages, instances, answers, metrics, on_other)
         inputs = messages.device_inputs
         self.workers = ModelWorkers(spec, queueing, instances, inputs, self.arena, answers, runner, metrics)
-        self._loop = asyncio.get_running_loop()
 
     @property
     def ready(self) -> bool:
@@ -107,15 +105,16 @@ class ModelDriver(Driver):
             if answers.recalls and answers.recall(pending):
                 answers.settle(pending)
                 return pending
-            self._scheduler.submit(pending, time.monotonic())
+            now = time.monotonic()
+            if pending.timeout_s is not None:
+                pending.deadline = now + pending.timeout_s
+            self._scheduler.submit(pending, now)
             if answers.in_order:
                 answers.expect(pending)
         except RequestError as error:
             self.free(blocks)
             self.metrics.refused(error)
             raise
-        if pending.timeout_s is not None:
-            pending.timer = self._loop.call_later(pending.timeout_s, self._on_deadline, pending)
         if not runner.pump_due:
             runner.pump_soon()
         return pending
@@ -131,18 +130,6 @@ class ModelDriver(Driver):
         else:
             self._runner.call_off(pending)
         self._runner.pump_soon()  # others of its sequence may have gone with it
-
-    def _on_deadline(self, pending: PendingRequest) -> None:
-        pending.timer = None
-        if pending.is_over:
-            return
-        was_queued = self._scheduler.cancel(pending)
-        late = refusals.too_late(self.spec.name, pending.request.timeout_s, was_queued=was_queued)
-        self._answers.fail_now(pending, late, Reason.REJECTED if was_queued else Reason.OTHER)
-        if was_queued:
-            self._answers.settle(pending)
-        else:
-            self._runner.call_off(pending)
 
     # ---- ending ---------------------------------------------------------------------------
 
@@ -173,9 +160,6 @@ class ModelDriver(Driver):
             self._answers.finish(pending, error, Reason.REJECTED)
             return
         self._answers.expect(pending)
-        if pending.timeout_s is not None:
-            due_at = pending.enqueued_at + pending.timeout_s
-            pending.timer = self._loop.call_at(due_at, self._on_deadline, pending)
         self._pump_soon()
 
     def resize(self, spec: ModelSpec) -> None:

@@ -56,7 +56,7 @@ class PendingRequest(QueuedRequest):
 
     __slots__ = (
         "_driver", "_state", "answer", "blocks", "cache_key", "counted", "on_answer",
-        "on_response", "on_taken_back", "request", "timer", "trace",
+        "on_response", "on_taken_back", "request", "trace",
     )  # fmt: skip
 
     answer: asyncio.Future[Any]
@@ -86,7 +86,6 @@ class PendingRequest(QueuedRequest):
         self._state = _WAITING
         self.request = request
         self.blocks = blocks
-        self.timer: asyncio.TimerHandle | None = None
         self.on_response = on_response
         self.on_answer = on_answer
         if on_answer is None:
@@ -147,9 +146,7 @@ class PendingRequest(QueuedRequest):
         """Belong to another driver, as if it had just come there; ``blocks`` are where its body lies now."""
         self._driver, self.blocks = driver, blocks
         self.timeout_s = self.request.timeout_s
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        self.deadline = None if self.timeout_s is None else self.enqueued_at + self.timeout_s
 
     def take_back(self) -> None:
         self._driver.take_back(self)
