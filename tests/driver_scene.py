@@ -19,7 +19,7 @@ from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.types import InferRequest, InputTensor
-from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol import datagram, wire
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.tensor import TensorSpec
 
@@ -56,7 +56,7 @@ class Worker:
             link.instance, why
         )
         driver.workers.instance_up(
-            WorkerLink(instance, 1, ours, life, EPOCH, driver.workers.runner.on_message, on_down)
+            WorkerLink(instance, 1, ours, life, EPOCH, driver.workers.runner.on_messages, on_down)
         )
         self._link.send(wire.Attached(EPOCH))
 
@@ -105,6 +105,20 @@ class Worker:
     def compute(self, number: int) -> None:
         """The call of one of the batches at hand is over."""
         self.say(wire.Computed((self.runs[number].batch_id,)))
+
+    def receive_one(self) -> list[wire.Message]:
+        """The messages of the next datagram, of which there is one; the batches are to be answered."""
+        while True:
+            data, fds = datagram.receive(self._socket, datagram.receive_buffer())
+            messages = wire.WORKER.decode_all(data)
+            datagram.close_all(fds)
+            if isinstance(messages[0], wire.Run):
+                self.runs += messages
+                return messages
+
+    def send_raw(self, data: bytes) -> None:
+        """Send a datagram as it is."""
+        self._socket.send(data)
 
     def say(self, message: wire.Message) -> None:
         """Say anything."""

@@ -51,7 +51,7 @@ class Worker:
         on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.workers.instance_down(  # noqa: E731
             link.instance, why, 60.0
         )
-        take = driver.workers.runner.on_message
+        take = driver.workers.runner.on_messages
         driver.workers.instance_up(WorkerLink("a", 1, ours, life, EPOCH, take, on_down))
         self._link.send(wire.Attached(EPOCH))
 

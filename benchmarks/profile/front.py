@@ -33,7 +33,7 @@ class FarEnd:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         life, self._life = os.pipe()
         link = WorkerLink(
-            INSTANCE, 1, ours, life, 1, driver.workers.runner.on_message, lambda _, reason: None
+            INSTANCE, 1, ours, life, 1, driver.workers.runner.on_messages, lambda _, reason: None
         )
         driver.workers.instance_up(link)
         self._socket.recv(datagram.MAX_DATAGRAM_NBYTES)

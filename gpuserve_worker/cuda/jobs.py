@@ -56,6 +56,9 @@ class Jobs:
         with self._changed:
             self._pipeline.receive(Job(session, run))
 
+    def cancel(self, batch_id: int) -> None:
+        """Its inputs may be on their way to the device: it runs."""
+
     def clear(self) -> None:
         with self._changed:
             for job in self._pipeline.drop_waiting():

@@ -1,5 +1,5 @@
-"""One message as one SOCK_SEQPACKET datagram, with descriptors beside it. Stateless. A message larger than
-the socket's send buffer travels in a sealed memfd instead: the datagram is the byte ``SPILLED``, which
+"""Messages as SOCK_SEQPACKET datagrams, with descriptors beside them. Stateless. A message larger than the
+socket's send buffer travels in a sealed memfd instead: the datagram is the byte ``SPILLED``, which
 msgpack never uses, and the memfd its first descriptor.
 
 A sender keeps its descriptors; what ``receive`` returns is the caller's; on an error what came is closed.
@@ -18,6 +18,8 @@ from typing import Final
 
 #: Larger messages spill. Half of what a socket takes by default (net.core.wmem_default, 208 KiB).
 MAX_DATAGRAM_NBYTES: Final = 96 * 1024
+#: Several messages in one datagram are no more than this together, their array's head aside.
+MAX_TOGETHER_NBYTES: Final = MAX_DATAGRAM_NBYTES - 3
 #: As many descriptors as one message may carry, plus the spilled message itself.
 MAX_FDS: Final = 8
 SPILLED: Final = 0xC1
@@ -57,7 +59,10 @@ def receive(sock: socket.socket, buffer: memoryview) -> tuple[memoryview | bytes
     caller's to close. Raises ``OSError``, also for a datagram that is too large or lacks its memfd, and with
     ``EMFILE`` where this process had no descriptor left for what came: then the message is lost.
     """
-    nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_NBYTES, _CLOEXEC)
+    try:
+        nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_NBYTES, _CLOEXEC)
+    except ConnectionResetError:  # told once, of a peer that left something unread; what it sent comes now
+        nbytes, ancillary, flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_NBYTES, _CLOEXEC)
     fds = _descriptors(ancillary) if ancillary else []
     try:
         if flags & _CUT_OFF:

@@ -1,4 +1,4 @@
-"""The worker's blocking end of a socket: whole messages in, whole messages out. How a message becomes a
+"""The worker's blocking end of a socket: whole messages in, whole messages out. How messages become a
 datagram is in ``datagram.py``, which the asynchronous ends use as well. What the messages mean is not known
 here.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import select
 import socket
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from gpuserve_worker.protocol import datagram
+from gpuserve_worker.protocol.vocabulary import joined
 from gpuserve_worker.protocol.wire import WORKER, Lend, Message, Region, Segment, WireError
 
 #: A descriptor rides beside these, and beside no other.
@@ -24,6 +26,8 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._buffer = datagram.receive_buffer()
+        #: What came in the last datagram and has not been taken.
+        self.pending: deque[Message] = deque()
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
 
@@ -37,12 +41,14 @@ class Link:
         return self._socket.fileno()
 
     def has_message(self) -> bool:
-        return bool(self._readable.poll(0))
+        return bool(self.pending or self._readable.poll(0))
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message and its descriptors, which are the caller's; None when the peer is gone. Raises
         ``OSError``, or ``WireError`` where it is no message, or has not the descriptors that belong to it.
         """
+        if self.pending:
+            return self.pending.popleft(), []
         try:
             data, fds = datagram.receive(self._socket, self._buffer)
         except ConnectionResetError:
@@ -51,18 +57,25 @@ class Link:
             if not data:
                 datagram.close_all(fds)
                 return None
-            message: Message = WORKER.decode(data)
+            message, *more = WORKER.decode_all(data)
             expected = 1 if type(message) in _WITH_MEMORY else 0
             if len(fds) != expected:
                 raise WireError(f"{type(message).__name__} came with {len(fds)} descriptors, not {expected}")
+            if more and any(type(one) in _WITH_MEMORY for one in more):
+                raise WireError("a message whose descriptor cannot be told from those of others")
         except BaseException:
             datagram.close_all(fds)
             raise
+        self.pending.extend(more)
         return message, fds
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; waits while the peer's buffer is full. ``OSError``: the peer is gone."""
         datagram.send(self._socket, WORKER.encode(message), fds)
+
+    def send_together(self, encoded: Sequence[bytes]) -> None:
+        """Send messages without descriptors in one datagram; as ``send``."""
+        datagram.send(self._socket, joined(encoded))
 
     def try_send(self, message: Message) -> bool:
         """Send a message if that needs no waiting and the peer is there. Says whether it was sent."""

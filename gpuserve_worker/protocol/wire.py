@@ -2,8 +2,11 @@
 ``payloads.py``.
 
 A message is a small named tuple. On the wire it is a msgpack array ``[TAG, *fields]`` in one
-SOCK_SEQPACKET datagram (see ``link.py`` for datagrams that would be too large); file descriptors
+SOCK_SEQPACKET datagram (see ``datagram.py`` for those that would be too large); file descriptors
 ride beside it. Nothing here is pickled, and a tag that is not in the table is an error of the peer.
+
+Batches that are sent in one turn travel together, and so do answers that may wait: the datagram is
+an array of messages then. Messages about memory come by themselves.
 
 Who says what::
 
@@ -140,7 +143,8 @@ class Run(NamedTuple):
     """Call the inference callable on one batch. Every request shares the tensors' inner shapes. ``fills``
     come before the call: the front touches no byte of a client's region. The ``Place`` of an input is read
     where it is, which only a model with read-only inputs is asked to do. ``dropped`` sequences have ended
-    since the last batch, without their last request.
+    since the last batch, without their last request. ``may_wait``: its answer may leave together with that of
+    the next one, which has begun by then.
     """
 
     batch_id: int
@@ -148,6 +152,7 @@ class Run(NamedTuple):
     inputs: tuple[WireTensor, ...]
     fills: tuple[Fill, ...] = ()
     dropped: tuple[int | str, ...] = ()
+    may_wait: bool = False
 
 
 class Cancel(NamedTuple):

@@ -114,11 +114,11 @@ class AsyncLoop(LinkReceiver):
 
     def _receive(self) -> None:
         try:
-            received = self._link.receive()
-            if received is None:
-                self._end(None)
-            else:
+            while (received := self._link.receive()) is not None:
                 self._obey(*received)
+                if not self._link.pending:
+                    return
+            self._end(None)
         except BaseException as error:
             self._end(error)
 

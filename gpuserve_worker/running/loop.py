@@ -16,6 +16,8 @@ is caught nowhere and ends the process with its traceback.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
+from time import perf_counter_ns
 from typing import Final
 
 from gpuserve_worker.calling.outputs import BatchAnswers
@@ -33,12 +35,15 @@ from gpuserve_worker.running.supervision import Reporter
 
 #: What most callables return, and nothing has to be asked of.
 _AT_HAND: Final = (BatchedOutputs, list)
+#: The answer to a batch that took less may wait for that of the next one, expected to be as short.
+_SHORT_NS: Final = 200_000
+#: The first of several answers that leave together waits no longer, but for the batch that runs then.
+_PATIENCE_NS: Final = 300_000
+_CANCELLED: Final = WireFailure("CANCELLED", "the request was cancelled")
 
 
 class _WaitingBatches(deque[tuple[FrontSession, wire.Run]]):
-    """Implements ``Backlog``. More than one batch is there if they came while the callable, or a thread of
-    it, waited for an answer of another model.
-    """
+    """Implements ``Backlog``."""
 
     def keep(self, session: FrontSession, run: wire.Run) -> None:
         self.append((session, run))
@@ -48,6 +53,14 @@ class _WaitingBatches(deque[tuple[FrontSession, wire.Run]]):
             return self.popleft()
         except IndexError:  # another thread has just obeyed an ``Attach``
             return None
+
+    def cancel(self, batch_id: int) -> None:
+        for waiting in tuple(self):
+            session, run = waiting
+            if run.batch_id == batch_id and _is_by_itself(run):
+                with suppress(ValueError):  # it has just begun in another thread
+                    self.remove(waiting)
+                    session.reply(wire.Failed(batch_id, _CANCELLED, True))
 
     def settle(self) -> None:
         """No thread but the loop's own uses a front's memory."""
@@ -61,9 +74,10 @@ class Loop:
     def __init__(self, link: Link, model: Model, reporter: Reporter) -> None:
         self._model = model
         self._execution = Execution(model, reporter)
-        self._reception: LinkReception[tuple[FrontSession, wire.Run]] = LinkReception(
-            link, model, _WaitingBatches()
-        )
+        self._backlog = _WaitingBatches()
+        self._reception = LinkReception(link, model, self._backlog)
+        #: When the first of the answers was ready that wait.
+        self._held_since_ns = 0
 
     def try_out(self, batch: Batch) -> None:
         batch = self._execution.warm(self._reception.session, batch)
@@ -72,10 +86,14 @@ class Loop:
     def run(self) -> None:
         reception = self._reception
         reception.begin()
-        while (batch := reception.next_batch()) is not None:
-            reception.running = True
-            self._run(*batch)
-            reception.running = False
+        try:
+            while (batch := reception.next_batch()) is not None:
+                reception.running = True
+                self._run(*batch)
+                reception.running = False
+        finally:
+            with suppress(OSError):  # the front is gone
+                reception.session.flush()
         reception.raise_fault()
 
     def stop(self) -> None:
@@ -85,6 +103,8 @@ class Loop:
         self._reception.close()
 
     def _run(self, session: FrontSession, run: wire.Run) -> None:
+        if not run.may_wait:
+            session.flush()  # a worker that dies under this batch takes no answer with it
         watch = Stopwatch()
         session.leases.begin(run.batch_id)
         answers = self._compute(session, run, watch)
@@ -94,9 +114,20 @@ class Loop:
         else:
             reply = self._execution.done(session, run, answers, watch)
         del answers  # outputs may be views of the inputs
-        session.reply(reply)
+        waits = bool(self._backlog) and self._waits(session, run, watch)
+        session.reply(reply, waits=waits and isinstance(reply, wire.Done))
         if self._execution.tell_unrecoverable():
             self.stop()
+
+    def _waits(self, session: FrontSession, run: wire.Run, watch: Stopwatch) -> bool:
+        """Whether the answer to a batch waits for that of the next one, which is here."""
+        now_ns = perf_counter_ns()
+        if now_ns - watch.received_ns > _SHORT_NS:
+            self._reception.receive_waiting()  # of those that are here some may not have to run any more
+            return False
+        if not session.holds_replies:
+            self._held_since_ns = now_ns
+        return run.may_wait and now_ns - self._held_since_ns < _PATIENCE_NS
 
     def _compute(self, session: FrontSession, run: wire.Run, watch: Stopwatch) -> BatchAnswers | WireFailure:
         execution = self._execution
@@ -118,3 +149,11 @@ class Loop:
             raise
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else
             return execution.failure_of_call(error, session, inputs)
+
+
+def _is_by_itself(run: wire.Run) -> bool:
+    """Whether a batch is one request, and the callable misses nothing where it does not run."""
+    if len(run.requests) > 1 or run.dropped:
+        return False
+    request = run.requests[0]
+    return isinstance(request, int) or request[4] is None

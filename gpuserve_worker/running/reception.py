@@ -33,6 +33,9 @@ class Backlog(Protocol[_Kept_co]):
     def take(self) -> _Kept_co | None:
         """The oldest, which is to be run now; None where there is none."""
 
+    def cancel(self, batch_id: int) -> None:
+        """Nobody waits for one request of a batch any more: it need not run, if that was its only one."""
+
     def clear(self) -> None:
         """Drop the batches of a front that is gone."""
 
@@ -151,6 +154,7 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
                 return batch
             if self.ended:
                 return None
+            self.session.flush()
             if self.turn.try_take():
                 try:
                     if not self._backlog:  # else who had the turn has just put one there
@@ -162,11 +166,12 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
         return None
 
     def receive(self) -> None:
+        """Take all messages of the next datagram."""
         try:
-            received = self._link.receive()
-            if received is not None:
+            while (received := self._link.receive()) is not None:
                 self._obey(*received)
-                return
+                if not self._link.pending:
+                    return
         except (WireError, ValueError, KeyError) as error:  # not for the callable that may be waiting here
             self._fault = error
         self.ended = True
@@ -211,8 +216,8 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
                 self._backlog.keep(self.session, message)
             case wire.Answer():
                 self._calls.take(message)
-            case wire.Cancel():
-                pass  # the batch ran before this was read: a plain function cannot be interrupted
+            case wire.Cancel(batch_id):
+                self._backlog.cancel(batch_id)  # a plain function that runs cannot be interrupted
             case wire.Attach(epoch):
                 self._attach(epoch)
             case _:

@@ -17,6 +17,7 @@ from gpuserve_worker.memory.inputs import Inputs, Leases
 from gpuserve_worker.memory.output_writer import OutputWriter
 from gpuserve_worker.memory.regions import ClientRegions
 from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.datagram import MAX_TOGETHER_NBYTES
 from gpuserve_worker.protocol.link import Link
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class FrontSession:
     def __init__(self, link: Link, path: WorkerDevicePath, *, read_only_inputs: bool) -> None:
         self._link = link
         self._retired = False
+        #: Answers that leave with the next one, and the batches that they are to.
+        self._held: list[bytes] = []
+        self._held_nbytes = 0
+        self._held_batches: list[int] = []
         # Arrays die in any line, also in those below that are under way in this very thread.
         self._lock = threading.RLock()
         self.mapping = Mapping(path.page_locks)
@@ -81,6 +86,8 @@ class FrontSession:
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> bool:
         """Send, unless another front has the link by now, which must not get it: whether it was sent."""
         with self._lock:
+            if self._held:
+                self.flush()
             if not self._retired:
                 self._link.send(message, fds)
             return not self._retired
@@ -95,13 +102,38 @@ class FrontSession:
         arrays = self._answers.arrays(lease, tensors)
         return arrays, bool(lease) and not self._answers.leases.is_free(lease)
 
-    def reply(self, reply: BatchReply) -> None:
-        """Send the end of a batch. Whoever calls this refers to nothing of it any more."""
+    def reply(self, reply: BatchReply, *, waits: bool = False) -> None:
+        """Send the end of a batch, or have it wait until something else is sent, or ``flush``. Whoever calls
+        this refers to nothing of it any more.
+        """
         batch_id = reply.batch_id
         if self.device is not None:
             self.device.settle_inputs(batch_id)
-        if self.send(_with_inputs(reply, free=self.leases.is_free(batch_id))):
-            self.leases.answered(batch_id)
+        data = wire.WORKER.encode(_with_inputs(reply, free=self.leases.is_free(batch_id)))
+        with self._lock:
+            if self._held and self._held_nbytes + len(data) > MAX_TOGETHER_NBYTES:
+                self.flush()
+            self._held.append(data)
+            self._held_nbytes += len(data)
+            self._held_batches.append(batch_id)
+            if not waits:
+                self.flush()
+
+    @property
+    def holds_replies(self) -> bool:
+        return bool(self._held)
+
+    def flush(self) -> None:
+        """Send the answers that wait."""
+        if not self._held:
+            return
+        with self._lock:
+            held, self._held, self._held_nbytes = self._held, [], 0
+            batches, self._held_batches = self._held_batches, []
+            if held and not self._retired:
+                self._link.send_together(held)
+                for batch_id in batches:  # until now no array that died was told of by itself
+                    self.leases.answered(batch_id)
 
     def retire(self) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ import msgpack
 from hypothesis import strategies as st
 
 from gpuserve_worker.protocol import wire
+from gpuserve_worker.protocol.vocabulary import joined
 
 TENSOR = wire.WireTensor("x", "FP32", (2, 3), b"\x00" * 24)
 ELSEWHERE = wire.WireTensor("y", "BYTES", (0,), wire.Ref(3, 1 << 40, 5))
@@ -77,6 +78,7 @@ def _spoilt(draw: st.DrawFn) -> bytes:
 
 INPUTS = st.one_of(
     _spoilt(),
+    st.lists(_spoilt(), min_size=1, max_size=3).map(joined),
     st.tuples(st.integers(0, 60), st.lists(_VALUES, max_size=12)).map(
         lambda one: msgpack.packb([one[0], *one[1]])
     ),
@@ -88,8 +90,8 @@ INPUTS = st.one_of(
 def check(data: bytes) -> None:
     """Refused by the one error, or the same again after a journey."""
     try:
-        message = wire.WORKER.decode(data)
+        messages = wire.WORKER.decode_all(data)
     except wire.WireError:
         return
-    encoded = wire.WORKER.encode(message)
-    assert wire.WORKER.encode(wire.WORKER.decode(encoded)) == encoded
+    encoded = joined([wire.WORKER.encode(one) for one in messages])
+    assert joined([wire.WORKER.encode(one) for one in wire.WORKER.decode_all(encoded)]) == encoded

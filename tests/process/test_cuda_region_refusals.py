@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 
 import pytest
 from worker_process import TIMEOUT_S, WorkerProcess, model
@@ -26,10 +27,11 @@ class Front:
         self.link = WorkerLink("cuda:0#0", 1, sock, pidfd, 1, self._hear, lambda link, _: link.close())
         self.heard: list[wire.Message] = []
 
-    def _hear(self, link: WorkerLink, message: wire.Message) -> bool:
-        self.heard.append(message)
-        if isinstance(message, wire.RegionOpened):
-            self.table.opened(link, message.region, message.problem)
+    def _hear(self, link: WorkerLink, messages: Sequence[wire.Message]) -> bool:
+        self.heard += messages
+        for message in messages:
+            if isinstance(message, wire.RegionOpened):
+                self.table.opened(link, message.region, message.problem)
         return False
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from scheduled import Model
 
 from gpuserve.errors import DeadlineExceeded, QueueFull
 from gpuserve.front.batching.queue import TRANSITIONS, Deadlines, QueuedRequest, RequestState, advance
+from gpuserve.front.batching.slots import Batch
 from gpuserve.states import IllegalTransition
 
 # ---- cancellation ---------------------------------------------------------------------------
@@ -236,6 +237,38 @@ def test_a_batch_that_had_not_begun_is_not_counted_as_tried() -> None:
     assert [model.must_next().requests, model.must_next().requests] == [[running], [waiting]]
     assert model.scheduler.instance_down("i0") == [running]
     assert (running.attempts, waiting.attempts, waiting.state) == (1, 0, RequestState.QUEUED)
+
+
+def short_batches(model: Model, count: int) -> list[Batch]:
+    """Batches of one request each that are at the instance, after some that were short."""
+    for _ in range(3):
+        model.submit()
+        model.scheduler.complete(model.must_next().batch_id, 1e-5)
+    model.submit_many(count)
+    return [model.must_next() for _ in range(count)]
+
+
+def test_all_that_may_have_begun_when_an_answer_waits_for_the_next_is_tried() -> None:
+    model = Model(prefetch=3, max_batch_size=1)
+    batches = short_batches(model, 4)
+    assert [one.may_wait for one in batches] == [True] * 4
+    batches[2].may_wait = False  # before it begins those before it are answered
+    assert model.scheduler.instance_down("i0") == []
+    assert [one.requests[0].attempts for one in batches] == [1, 1, 0, 0]
+    model.scheduler.instance_up("i0")
+    again = [model.must_next() for _ in range(4)]
+    assert not any(one.may_wait for one in again)
+    assert model.scheduler.instance_down("i0") == again[0].requests
+    assert [one.requests[0].attempts for one in batches] == [2, 1, 0, 0]
+
+
+def test_no_answer_waits_where_a_request_may_not_run_again() -> None:
+    model = Model(prefetch=1, max_batch_size=1, retry_on_death=False)
+    assert not any(one.may_wait for one in short_batches(model, 2))
+    model = Model(prefetch=1, max_batch_size=1)
+    model.scheduler.complete(short_batches(model, 1)[0].batch_id, 1e-5)
+    model.submit(retriable=False)
+    assert not model.must_next().may_wait
 
 
 def test_a_request_under_which_two_workers_died_is_lost() -> None:

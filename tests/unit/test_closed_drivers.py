@@ -37,7 +37,7 @@ def submit(driver: ModelDriver) -> PendingRequest:
 def connect(driver: ModelDriver) -> socket.socket:
     """Bring up an instance that never answers; its end of the link."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    life, take = os.pidfd_open(os.getpid()), driver.workers.runner.on_message
+    life, take = os.pidfd_open(os.getpid()), driver.workers.runner.on_messages
     link = WorkerLink("cpu#0", 1, ours, life, 1, take, lambda *_: None)
     driver.workers.instance_up(link)
     return theirs

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import pytest
 from processes import measured
@@ -39,13 +39,13 @@ class Worker:
             ours,
             os.pidfd_open(self.process.pid),
             7,
-            self._on_message,
+            self._on_messages,
             lambda _, reason: self.down.set_result(reason),
         )
         self.link.open()
 
-    def _on_message(self, _: WorkerLink, message: wire.Message) -> bool:
-        self.heard.append(message)
+    def _on_messages(self, _: WorkerLink, messages: Sequence[wire.Message]) -> bool:
+        self.heard += messages
         return False
 
     async def reason(self) -> str:
@@ -196,5 +196,46 @@ def test_what_was_meant_for_an_earlier_front_is_not_heard() -> None:
             while not worker.heard:  # noqa: ASYNC110 - turns of the loop, not time
                 await asyncio.sleep(0)
         assert worker.heard == [wire.Released((3,))]
+
+    with_worker(scenario)
+
+
+@pytest.mark.parametrize("is_sent_to", [True, False])
+def test_what_a_worker_said_before_it_died_is_heard_though_it_left_something_unread(
+    *, is_sent_to: bool
+) -> None:
+    async def scenario(worker: Worker) -> None:
+        worker.end.send(wire.WORKER.encode(wire.Attached(7)))
+        worker.end.send(wire.WORKER.encode(wire.Released((3,))))
+        worker.end.close()  # the front's ``Attach`` was not read
+        if is_sent_to:
+            worker.link.send(wire.Free(()))
+        worker.process.kill()
+        await worker.reason()
+        assert worker.heard == [wire.Released((3,))]
+
+    with_worker(scenario)
+
+
+def test_what_is_posted_leaves_with_others_in_as_few_datagrams_as_fit() -> None:
+    async def scenario(worker: Worker) -> None:
+        large = wire.Log(40, "x" * (datagram.MAX_DATAGRAM_NBYTES // 2 - 100), "")
+        for message in (large, large, large, wire.Shrink()):
+            worker.link.post(message)
+        worker.link.flush()
+        worker.link.post(wire.Free(()))
+        worker.link.send(wire.Shrink())  # after what was posted before
+        heard = []
+        for _ in range(5):
+            data, _ = datagram.receive(worker.end, datagram.receive_buffer())
+            heard.append(wire.WORKER.decode_all(data))
+        together = [
+            [wire.Attach(7)],
+            [large, large],
+            [large, wire.Shrink()],
+            [wire.Free(())],
+            [wire.Shrink()],
+        ]
+        assert heard == together
 
     with_worker(scenario)

@@ -50,6 +50,8 @@ from gpuserve.front.batching.slots import Batch, InstanceSlots
 
 #: No delay has run out then, so that only a batch that cannot grow is formed.
 _BEFORE_EVER: Final = -math.inf
+#: Answers to batches that take less may leave their worker together.
+_SHORT_S: Final = 2e-4
 
 
 class ModelScheduler(Scheduler):
@@ -190,7 +192,16 @@ class ModelScheduler(Scheduler):
         rows = queue.dispatched(requests)
         again = retried is not None
         alone = again or not self._former.merges
-        return slots.place(requests, rows, alone, secluded=again, instance=instance)
+        batch = slots.place(requests, rows, alone, secluded=again, instance=instance)
+        batch.may_wait = len(requests) == 1 and not again and self._may_wait(requests[0])
+        return batch
+
+    def _may_wait(self, request: QueuedRequest) -> bool:
+        """Whether a short batch may share its answer's datagram: a worker that dies before may have begun it
+        and others, which are all run again.
+        """
+        took_s = self._slots.service_time.estimate(request.rows)
+        return took_s is not None and took_s < _SHORT_S and self._retry_on_death and request.retriable
 
     def _has_room(self, among: Collection[str] | None) -> bool:
         """Whether an instance can take what is next; what may have killed a worker gets one for itself."""

@@ -19,7 +19,7 @@ class Batch:
 
     ``alone``: its one request was not to be merged: the model does not merge, or a worker died
     under it. ``slots`` is how many it takes: all of the instance's, where it is not to have company; none
-    once it is computed.
+    once it is computed. ``may_wait``: its worker may have begun others before it sends the answer.
 
     In sequences only: ``dropped`` are those that ended at this instance without their last request.
     ``seats`` are the rows of the requests where those between them are there as well, and not ready.
@@ -33,6 +33,7 @@ class Batch:
     slots: int = 1
     dropped: tuple[int | str, ...] = ()
     seats: tuple[int, ...] = ()
+    may_wait: bool = False
 
     def position_of(self, request: QueuedRequest) -> int:
         position = self.requests.index(request)
@@ -147,14 +148,16 @@ class InstanceSlots(Places[Instance]):
         self._add(Instance(name, at_once, at_once + prefetch))
 
     def down(self, name: str) -> tuple[list[Batch], list[Batch]]:
-        """An instance is gone: the batches that it had begun, and those that it only held, oldest first."""
+        """An instance is gone: the batches that it may have begun, and those only held, oldest first."""
         instance = self._instances.get(name)
         if instance is None:
             return [], []
         batches = self._remove(name)
         computed = [batch for batch in batches if not batch.slots]
         others = [batch for batch in batches if batch.slots]
-        return computed + others[: instance.at_once], others[instance.at_once :]
+        begun = next((n for n, batch in enumerate(others) if not batch.may_wait), len(others))
+        begun = max(instance.at_once, begun)
+        return computed + others[:begun], others[begun:]
 
     def has_room(self, among: Collection[str] | None = None, *, secluded: bool = False) -> bool:
         """Whether one of some instances, or any, can take a batch; ``secluded``: one without company."""

@@ -17,12 +17,13 @@ from gpuserve.front.links.export_memory import Exports
 from gpuserve.front.links.output_memory import OutputMemory
 from gpuserve_worker.memory.arena import SEGMENT_NBYTES
 from gpuserve_worker.protocol import datagram, wire
+from gpuserve_worker.protocol.vocabulary import joined
 
 logger = logging.getLogger(__name__)
 
 #: A worker whose link ended is about to die; one that lives on after this long is ended.
 _LINGER_S: Final = 1.0
-#: As many messages are read in one go before other work of the loop gets its turn.
+#: As many datagrams are read in one go before other work of the loop gets its turn.
 _BURST: Final = 16
 #: Without a descriptor for a large message it is tried again so soon.
 _RETRY_S: Final = 0.05
@@ -34,8 +35,9 @@ _SEGMENT_MESSAGES: Final = frozenset({wire.Segment, wire.DropSegment})
 
 class WorkerLink:
     """One worker: its link, and its mapped output arena; 12 attributes do not hold all that the front has of
-    it. ``on_message`` says whether what it leads to should leave before the next one is read. ``on_down``
-    waits for the pidfd: what a batch was lent is used again only when nobody can touch it.
+    it. ``on_messages`` takes those of one datagram, and says whether what they lead to should leave before
+    the next one is read. ``on_down`` waits for the pidfd: what a batch was lent is used again only when
+    nobody can touch it.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class WorkerLink:
         sock: socket.socket,
         pidfd: int,
         epoch: int,
-        on_message: Callable[[WorkerLink, wire.Message], bool],
+        on_messages: Callable[[WorkerLink, Sequence[wire.Message]], bool],
         on_down: Callable[[WorkerLink, str], None],
     ) -> None:
         self.instance = instance
@@ -59,13 +61,18 @@ class WorkerLink:
         self._sock = sock
         self._pidfd = pidfd
         self.epoch = epoch
-        self._on_message = on_message
+        self._on_messages = on_messages
         self._on_down = on_down
+        #: Messages for the next datagram.
+        self._posted: list[bytes] = []
+        self._posted_nbytes = 0
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._buffer = datagram.receive_buffer()
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        #: Nothing is sent any more, and nothing read.
         self._broken = False
+        self._ended = False
         self._has_urgent = False
         self._reason = "its process died"
 
@@ -78,15 +85,34 @@ class WorkerLink:
 
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
         """Send, or queue while the worker's socket is full. Descriptors stay the caller's."""
+        if self._posted:
+            self.flush()
+        self._transmit(wire.WORKER.encode(message), fds)
+
+    def post(self, message: wire.Message) -> None:
+        """Send with others in one datagram, at the next ``flush`` or ``send``."""
+        data = wire.WORKER.encode(message)
+        nbytes = self._posted_nbytes + len(data)
+        if nbytes > datagram.MAX_TOGETHER_NBYTES and self._posted:
+            self.flush()
+            nbytes = len(data)
+        self._posted.append(data)
+        self._posted_nbytes = nbytes
+
+    def flush(self) -> None:
+        posted, self._posted, self._posted_nbytes = self._posted, [], 0
+        if posted:
+            self._transmit(posted[0] if len(posted) == 1 else joined(posted), ())
+
+    def _transmit(self, data: bytes, fds: Sequence[int]) -> None:
         if self._closed or self._broken:
             return
-        data = wire.WORKER.encode(message)
         if not self._outbox:
             try:
                 datagram.send(self._sock, data, fds)
                 return
             except BlockingIOError:
-                self._loop.add_writer(self._sock.fileno(), self._flush)
+                self._loop.add_writer(self._sock.fileno(), self._on_writable)
             except OSError as error:
                 if not self._may_pass(error):
                     return
@@ -125,11 +151,17 @@ class WorkerLink:
             self._on_down(self, self._reason)
 
     def _break(self, reason: str, linger_s: float) -> None:
-        self._broken = True
-        self._reason = reason
+        """Send nothing more to a worker that is about to die; what it has said before may still be read."""
+        if not self._broken:
+            self._broken = True
+            self._reason = reason
+            self._loop.remove_writer(self._sock.fileno())
+            self._loop.call_later(linger_s, self._kill)
+
+    def _end(self, reason: str, linger_s: float) -> None:
+        self._ended = True
         self._loop.remove_reader(self._sock.fileno())
-        self._loop.remove_writer(self._sock.fileno())
-        self._loop.call_later(linger_s, self._kill)
+        self._break(reason, linger_s)
 
     def _kill(self) -> None:
         if not self._closed:
@@ -140,7 +172,7 @@ class WorkerLink:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def _flush(self) -> None:
+    def _on_writable(self) -> None:
         if self._closed or self._broken:
             return
         while self._outbox:
@@ -161,7 +193,7 @@ class WorkerLink:
         """Whether it is only we who have no descriptor for a message now; if not, the link is at its end."""
         if datagram.is_starved(error):
             self._loop.remove_writer(self._sock.fileno())
-            self._loop.call_later(_RETRY_S, self._flush)
+            self._loop.call_later(_RETRY_S, self._on_writable)
             return True
         self._break(f"it cannot be sent to: {error}", _LINGER_S)
         return False
@@ -179,8 +211,8 @@ class WorkerLink:
                 return
 
     def _read_one(self) -> bool:
-        """Take one message; False: none is there. OSError: no descriptor is left; the front must go."""
-        if self._closed or self._broken:
+        """Take one datagram; False: none is there. OSError: no descriptor is left; the front must go."""
+        if self._closed or self._ended:
             return False
         try:
             data, fds = datagram.receive(self._sock, self._buffer)
@@ -192,19 +224,17 @@ class WorkerLink:
             data, fds = b"", []
         if not data:
             datagram.close_all(fds)
-            self._break("its link ended", _LINGER_S)
+            self._end("its link ended", _LINGER_S)
             return False
         try:
-            message = wire.WORKER.decode(data)
-            if self.attached and type(message) not in _SEGMENT_MESSAGES:
-                self._has_urgent = self._on_message(self, message)
-            else:
-                self._has_urgent = False
-                self._take(message, fds)
+            messages = wire.WORKER.decode_all(data)
+            while messages and (not self.attached or type(messages[0]) in _SEGMENT_MESSAGES):
+                self._take(messages.pop(0), fds)
+            self._has_urgent = bool(messages) and self._on_messages(self, messages)
         except (wire.WireError, ValueError, TypeError, LookupError) as error:
             # The fields of a message are as untrusted as its tag: user code runs in that process.
             logger.exception("instance %s broke the protocol", self.instance)
-            self._break(f"it broke the protocol: {error}", 0.0)
+            self._end(f"it broke the protocol: {error}", 0.0)
             return False
         finally:
             for fd in fds:

@@ -48,7 +48,7 @@ class BatchMessages:
         to_device = self.device_inputs.by_instance.get(link.instance, NO_INPUTS)
         read_only = self._spec.read_only_inputs
         gathered = gather(requests, sum(rows), self._batched, nbytes, self._arena, link, read_only, to_device)
-        run = run_message(batch.batch_id, rows, requests, gathered)
+        run = run_message(batch.batch_id, rows, requests, gathered, may_wait=batch.may_wait)
         return gathered, run if self._sequences is None else self._sequences.told(run, batch, members)
 
     def unpack(
@@ -70,7 +70,12 @@ class BatchMessages:
 
 
 def run_message(
-    batch_id: int, rows: Sequence[int], requests: Sequence[InferRequest], gathered: Gathered
+    batch_id: int,
+    rows: Sequence[int],
+    requests: Sequence[InferRequest],
+    gathered: Gathered,
+    *,
+    may_wait: bool = False,
 ) -> wire.Run:
     """The message about a batch; ``rows`` are those of each request, which is all that most have to say."""
     told: list[int | wire.WireRequest] = []
@@ -83,7 +88,7 @@ def run_message(
             )
         else:
             told.append(count)
-    return wire.Run(batch_id, tuple(told), gathered.tensors, gathered.fills)
+    return wire.Run(batch_id, tuple(told), gathered.tensors, gathered.fills, (), may_wait)
 
 
 def region_numbers(requests: Iterable[InferRequest]) -> set[int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import request_error
+from gpuserve.errors import RequestError, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import BatchSource, Scheduler
 from gpuserve.front.batching.rate_limited import RateLimits
@@ -76,8 +76,11 @@ class BatchRunner:
         scheduler, source, _ = self._queueing
         for late in scheduler.expire(now):
             self._answers.refuse_removed(late)
+        links: set[WorkerLink] = set()
         while (batch := source.next_batch(now)) is not None:
-            self._dispatch(batch, now)
+            links.add(self._dispatch(batch, now))
+        for link in links:
+            link.flush()
         if self._wakeup is not None:
             self._wakeup.cancel()
             self._wakeup = None
@@ -85,7 +88,7 @@ class BatchRunner:
         if wakeup is not None:
             self._wakeup = self._loop.call_later(wakeup - now, self._pump)
 
-    def _dispatch(self, batch: Batch, now: float) -> None:
+    def _dispatch(self, batch: Batch, now: float) -> WorkerLink:
         link = self._instances.up[batch.instance]
         try:
             gathered, run = self._messages.pack(batch, link)
@@ -93,7 +96,7 @@ class BatchRunner:
             logger.warning("model %s: %s", self._spec.name, error)
             self._queueing.source.complete(batch.batch_id)
             self._answers.refuse(batch.requests, refusals.no_memory(self._spec.name))
-            return
+            return link
         flight = InFlightBatch(batch, batch.requests, link, gathered.blocks, gathered.in_place, now)
         self._in_flight.add(flight)
         for request in batch.requests:
@@ -105,7 +108,8 @@ class BatchRunner:
             self._answers.tracer.dispatched(batch)
         if gathered.with_regions:
             self._answers.introduce_regions(link, gathered.with_regions)
-        link.send(run)
+        link.post(run)
+        return link
 
     def _watch(self, flight: InFlightBatch) -> None:
         """Be there when the next request of a batch runs out of time."""
@@ -127,16 +131,36 @@ class BatchRunner:
 
     # ---- answers in -----------------------------------------------------------------------
 
-    def on_message(self, link: WorkerLink, message: wire.Message) -> bool:
-        """Take what a worker says. True for a stream's first response and a batch's end: let it out first."""
+    def on_messages(self, link: WorkerLink, messages: Sequence[wire.Message]) -> bool:
+        """Take what a worker says at once; its workers get their next batches before anybody is answered.
+        True for a stream's first response and the end of batches: let them out first.
+        """
+        ended: list[tuple[InFlightBatch, wire.Done | RequestError]] = []
+        is_urgent = False
+        try:
+            for message in messages:
+                if isinstance(message, wire.Done):
+                    ended.append((self._land(link, message, sum(phases_of(message)) * 1e-9), message))
+                elif isinstance(message, wire.Failed):
+                    error = request_error(*message.failure)
+                    ended.append((self._land(link, message, None), error))
+                elif isinstance(message, wire.Yield):
+                    is_urgent |= self._on_yield(link, message)
+                else:
+                    self._on_notice(link, message)
+        finally:  # one that was nonsense takes no answers from those before it
+            if ended:
+                self._pump()
+            for flight, end in ended:
+                if isinstance(end, wire.Done):
+                    self._answer(link, flight, end)
+                    is_urgent = True
+                else:
+                    self._fail(link, flight, end)
+        return is_urgent
+
+    def _on_notice(self, link: WorkerLink, message: wire.Message) -> None:
         match message:
-            case wire.Done():
-                self._on_done(link, message)
-                return True
-            case wire.Yield():
-                return self._on_yield(link, message)
-            case wire.Failed():
-                self._on_failed(link, message)
             case wire.Computed(batch_ids):
                 for batch_id in batch_ids:
                     self._queueing.scheduler.computed(self._in_flight.at(link, batch_id).batch)
@@ -147,16 +171,16 @@ class BatchRunner:
                 self._in_flight.release(link, batch_ids)
             case _:
                 self._on_other(link, message)
-        return False
 
-    def _on_done(self, link: WorkerLink, done: wire.Done) -> None:
-        phases = phases_of(done)
-        flight = self._in_flight.land(link, done.batch_id, done.inputs_free)
-        self._queueing.source.complete(done.batch_id, sum(phases) * 1e-9)
-        if self._answers.tracer is not None:
-            self._answers.tracer.computed(flight.batch, done)
-        # The worker gets its next batch before anybody is answered.
-        self._pump()
+    def _land(self, link: WorkerLink, end: wire.Done | wire.Failed, took_s: float | None) -> InFlightBatch:
+        """Take a batch out that has ended; WireError: it is not at that worker."""
+        flight = self._in_flight.land(link, end.batch_id, end.inputs_free)
+        self._queueing.source.complete(end.batch_id, took_s)
+        if self._answers.tracer is not None and isinstance(end, wire.Done):
+            self._answers.tracer.computed(flight.batch, end)
+        return flight
+
+    def _answer(self, link: WorkerLink, flight: InFlightBatch, done: wire.Done) -> None:
         answers: Sequence[Answer]
         if self._spec.decoupled:
             answers = [None] * len(flight.requests)
@@ -165,6 +189,7 @@ class BatchRunner:
             answers = self._messages.unpack(link, flight.batch, done)
         # Requests are counted before they are given their answers.
         batch = flight.batch
+        phases = done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
         self._metrics.executed(batch.instance, batch.rows, flight.sent_at, phases, batch.requests, answers)
         settle, give = self._answers.settle, self._answers.give
         for pending, answer in zip(flight.requests, answers, strict=True):
@@ -182,14 +207,10 @@ class BatchRunner:
         self._loop.call_soon(self._loop.call_soon, self._in_flight.go_on, flight)
         return True
 
-    def _on_failed(self, link: WorkerLink, failed: wire.Failed) -> None:
-        flight = self._in_flight.land(link, failed.batch_id, failed.inputs_free)
-        self._queueing.source.complete(failed.batch_id)
+    def _fail(self, link: WorkerLink, flight: InFlightBatch, error: RequestError) -> None:
         compute_s = time.monotonic() - flight.sent_at
         self._metrics.instance(link.instance).batch_failed(flight.batch.rows, compute_s)
         self._answers.end_streams(flight, failed=True)
-        self._pump()
-        error = request_error(*failed.failure)
         for pending in flight.requests:
             self._answers.finish(pending, error)
 

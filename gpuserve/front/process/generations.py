@@ -174,7 +174,7 @@ class Generations:
         driver.metrics.instance(instance).load_s = message.load_s
         epoch, gpus = self._parts.epoch, self._service.control.gpus
         link = WorkerLink(
-            instance, message.slots, sock, pidfd, epoch, driver.workers.runner.on_message, on_down
+            instance, message.slots, sock, pidfd, epoch, driver.workers.runner.on_messages, on_down
         )
         device = next((one.device for one in driver.spec.instances if one.name == instance), "")
         self._parts.links.add(device, link)
