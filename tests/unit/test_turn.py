@@ -59,6 +59,9 @@ class Speaker:
         self._last = parts - 1
         self._loop, self._turn, self._takes_s = loop, turn, takes_s
 
+    def flush(self) -> None:
+        self.heard.append(-1)
+
     def go_on(self) -> None:
         for part in self._parts:
             self.heard.append(part)
@@ -71,6 +74,21 @@ class Speaker:
 def made() -> tuple[Loop, Turn]:
     loop = Loop()
     return loop, Turn(loop.call_soon, loop.call_later, lambda: loop.now)
+
+
+def test_what_all_write_in_a_turn_leaves_by_one_callback() -> None:
+    loop, turn = made()
+    speakers = [Speaker(loop, turn, 1) for _ in range(3)]
+    for one in speakers:
+        turn.flush_soon(one)
+    assert loop.n_due == 1
+    assert [one.heard for one in speakers] == [[], [], []]
+    loop.next_turn()
+    assert [one.heard for one in speakers] == [[-1], [-1], [-1]]
+    turn.flush_soon(speakers[0])
+    loop.next_turn()
+    assert speakers[0].heard == [-1, -1]
+    assert not loop.next_turn()
 
 
 def test_what_is_short_is_heard_in_one_turn() -> None:

@@ -120,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._spoken.feed(data)
             if len(self._out) > _MANY_WRITES:
-                self._flush()  # a socket may be read many times in one turn
+                self.flush()  # a socket may be read many times in one turn
             if nbytes >= _TIMED_NBYTES and not self._waits and self._turn.is_over():
                 self._wait(self._turn.stop_reading)  # which would go on up to 32 times
         except Exception:
@@ -168,12 +168,24 @@ class Connection(asyncio.BufferedProtocol):
         """Send; what is written in one turn of the loop leaves with one system call."""
         out = self._out
         if not out:
-            self._loop.call_soon(self._flush)
+            self._turn.flush_soon(self)
         out.append(data)
+
+    def flush(self) -> None:
+        """Give the kernel what was written."""
+        out = self._out
+        if out:
+            self._out = []
+            try:
+                # The client may have gone in this very turn.
+                if not (self._mute or self._transport.is_closing()):
+                    self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            except Exception:  # it must not hit who is flushed after it
+                self._break_down()
 
     def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
         """Send pieces, large ones uncopied; ``release`` is called once the kernel has all, perhaps now."""
-        self._flush()
+        self.flush()
         transport = self._transport
         if pieces and not self._mute:
             if self.ends.tls:
@@ -229,14 +241,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def end_writing(self) -> None:
         """Write nothing more; the client is told once all is sent, but over TLS, which cannot yet."""
-        self._flush()
+        self.flush()
         if not self._mute and self._transport.can_write_eof() and not self._transport.is_closing():
             self._mute = True
             with contextlib.suppress(OSError):  # the client has gone in this very turn
                 self._transport.write_eof()
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._mute = True
         self._transport.close()
 
@@ -319,13 +331,6 @@ class Connection(asyncio.BufferedProtocol):
     def _break_down(self) -> None:
         logger.exception("defect of the server; the connection is closed")
         self._transport.abort()
-
-    def _flush(self) -> None:
-        out = self._out
-        if out:
-            self._out = []
-            if not (self._mute or self._transport.is_closing()):  # the client may have gone in this very turn
-                self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _release(self) -> None:
         releases, self._releases = self._releases, []

@@ -1,5 +1,6 @@
-"""How much of one turn of the loop those clients may take that have much to say, all together. What is left
-of what they said waits for the turns that follow, one connection after the other; meanwhile others are heard.
+"""What connections do in one turn of the loop: how much of it those clients may take, all together, that have
+much to say, and that what is written leaves at its end. What is left of what clients said waits for the turns
+that follow, one connection after the other; meanwhile others are heard.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ PRESSED_TURN_S: Final = 0.001
 class Listener(Protocol):
     """A connection that is heard in turns."""
 
+    def flush(self) -> None:
+        """Send what was written in this turn. Must not raise."""
+
     def go_on(self) -> None:
         """Take what is kept, up to the end of the turn, and read on. It may wait again. Must not raise."""
 
@@ -37,7 +41,7 @@ class Turn:
 
     __slots__ = (
         *("_call_later", "_call_soon", "_clock", "_crowded_buffer", "_ends_at", "_full_buffer"),
-        *("_is_due", "_readers", "_rests_until", "_waiting", "buffer"),
+        *("_is_due", "_readers", "_rests_until", "_unsent", "_waiting", "buffer"),
     )
 
     def __init__(
@@ -53,12 +57,25 @@ class Turn:
         self._rests_until = 0.0
         #: Whether the next turn will be told.
         self._is_due = False
+        #: Who has written something.
+        self._unsent: list[Listener] = []
         self._waiting: deque[Listener] = deque()
         self._readers: deque[Listener] = deque()
         self._full_buffer = memoryview(bytearray(READ_NBYTES))
         self._crowded_buffer = self._full_buffer[:CROWDED_READ_NBYTES]
         #: What the next read goes to.
         self.buffer = self._full_buffer
+
+    def flush_soon(self, listener: Listener) -> None:
+        """Have what it writes leave when all who are heard in this turn have been: one callback for all."""
+        if not self._unsent:
+            self._call_soon(self._flush)
+        self._unsent.append(listener)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for one in unsent:
+            one.flush()
 
     def is_over(self) -> bool:
         now = self._clock()

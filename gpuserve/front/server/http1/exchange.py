@@ -6,6 +6,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Iterable, Sequence
+from time import time
 from typing import TYPE_CHECKING, Final
 
 from gpuserve.front.exchange.exchange import AnswerHead, Header, Piece, Release
@@ -15,9 +16,9 @@ from gpuserve.front.server.http1.response import (
     KEEP_ALIVE,
     LAST_CHUNK,
     Framing,
-    date_line,
     head_text,
     response_head,
+    whole_head,
     with_line,
 )
 from gpuserve.states import StepTable
@@ -39,6 +40,10 @@ class Progress(enum.Enum):
     SENDING = "its head is sent"
     ENDED = "nothing more can be sent: it is complete, or the client is gone"
 
+
+# Compared in every request: a look-up on an Enum class costs ten times one of a global.
+_AWAITED: Final = Progress.AWAITED
+ENDED: Final = Progress.ENDED
 
 _PROGRESS: Final = StepTable(
     "a response",
@@ -76,7 +81,7 @@ class Http1Exchange:
         self.ends = http1.ends
         self.request = request
         self.is_plain = is_plain
-        self.progress = Progress.AWAITED
+        self.progress = _AWAITED
         self._http1 = http1
         self._waiter: asyncio.Future[None] | None = None
 
@@ -93,19 +98,20 @@ class Http1Exchange:
     def answer(
         self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
     ) -> None:
-        if self.progress is not Progress.AWAITED:
+        if self.progress is not _AWAITED:
             if release is not None:
                 release()
             return
-        text = (head.text or head_text(head)) % nbytes + date_line()
+        text = whole_head(head.text or head_text(head), nbytes, int(time()))
         if not self.is_plain:
             text, body = self._adapted(text, body)
-        self.progress = Progress.ENDED
-        if len(body) == 1 and nbytes <= JOINED_NBYTES:
-            self._http1.write(text + body[0])
+        self.progress = ENDED
+        http1 = self._http1
+        if nbytes <= JOINED_NBYTES:
+            http1.write(b"".join((text, *body)))
         else:
-            release = self._http1.write_pieces((text, *body), release)
-        self._http1.finished()
+            release = http1.write_pieces((text, *body), release)
+        http1.finished()
         if release is not None:
             release()
 
@@ -190,7 +196,7 @@ class Http1Exchange:
     # ---- the connection -------------------------------------------------------------------
 
     def consumed(self, nbytes: int) -> None:
-        if self.progress is not Progress.ENDED:
+        if self.progress is not ENDED:
             self._http1.consumed(nbytes)
 
     def drop_unsent(self) -> None:

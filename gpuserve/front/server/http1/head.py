@@ -21,7 +21,8 @@ MAX_FIELDS: Final = 128
 CHUNKED: Final = -1
 
 _REMEMBERED: Final = 512
-_REMEMBERED_NBYTES: Final = 2048
+#: So long a head may be that is.
+REMEMBERED_NBYTES: Final = 2048
 _MAX_LENGTH: Final = (1 << 63) - 1
 _METHOD_NBYTES: Final = 32
 _SHOWN_CHARACTERS: Final = 40
@@ -61,7 +62,7 @@ class RequestHead(NamedTuple):
 
 def parse(text: bytes) -> RequestHead:
     """The head in ``text``, to the first blank line; ``RequestRefused``: malformed or ambiguous."""
-    return _remembered(text) if len(text) <= _REMEMBERED_NBYTES else _parse(text)
+    return remembered(text) if len(text) <= REMEMBERED_NBYTES else _parse(text)
 
 
 def check_begun(text: bytes) -> None:
@@ -121,7 +122,8 @@ def _parse(text: bytes) -> RequestHead:
     )
 
 
-_remembered = functools.lru_cache(_REMEMBERED)(_parse)
+#: ``parse`` for heads that are not long.
+remembered = functools.lru_cache(_REMEMBERED)(_parse)
 
 
 def _request_line(line: bytes) -> tuple[bytes, bytes, str]:

@@ -22,14 +22,16 @@ from gpuserve.front.exchange.exchange import Accept, Piece, Release, Sink
 from gpuserve.front.exchange.limits import slow_body
 from gpuserve.front.exchange.watch import Pace, Watch
 from gpuserve.front.server.http1.body import Body, body_of
-from gpuserve.front.server.http1.exchange import JOINED_NBYTES, Http1Exchange, Progress
+from gpuserve.front.server.http1.exchange import ENDED, JOINED_NBYTES, Http1Exchange, Progress
 from gpuserve.front.server.http1.head import (
     BLANK_LINE,
+    REMEMBERED_NBYTES,
     RequestHead,
     RequestRefused,
     check_begun,
     is_as_begun,
     parse,
+    remembered,
 )
 from gpuserve.front.server.http1.response import CONTINUE, refusal
 from gpuserve.states import StepTable
@@ -66,6 +68,11 @@ class Stage(enum.Enum):
     #: Members are looked up all the time, and Enum's own is a Python function.
     __hash__ = object.__hash__
 
+
+# Compared in every request: a look-up on an Enum class costs ten times one of a global.
+_HEAD: Final = Stage.HEAD
+_BODY: Final = Stage.BODY
+_ANSWER: Final = Stage.ANSWER
 
 _STAGES: Final = StepTable(
     "an HTTP/1 connection",
@@ -130,7 +137,10 @@ class Http1:
     def feed(self, data: Piece) -> None:
         self._n_fed += 1
         if not self._kept:
-            self._run(data)
+            # One whole request is nearly every read.
+            rest = self._begin(data) if self._stage is _HEAD else data
+            if len(rest):
+                self._run(rest, begun=rest is not data)
             return
         self._kept += data
         if self._begun_nbytes and is_as_begun(self._kept, self._begun_nbytes):
@@ -148,9 +158,14 @@ class Http1:
             self._run(data)
         self._steer_reading()
 
-    def _run(self, data: Piece) -> None:
+    def _run(self, data: Piece, *, begun: bool = False) -> None:
+        """Take it, up to the end of the turn, where some of it was taken before, or will be."""
         self._running = True
         while len(data):
+            if begun and self.way.puts_off():
+                self._kept += data
+                break
+            begun = True
             match self._stage:
                 case Stage.HEAD:
                     data = self._begin(data)
@@ -162,9 +177,6 @@ class Http1:
                     data = self._drain(data)
                 case _:
                     break
-            if len(data) and self.way.puts_off():
-                self._kept += data
-                break
         self._running = False
 
     def _begin(self, data: Piece) -> Piece:
@@ -177,18 +189,17 @@ class Http1:
         if end < len(BLANK_LINE) or text[0] == _CARRIAGE_RETURN:
             return self._begin_otherwise(data, text)
         try:
-            request = parse(text[:end])
+            request = remembered(text[:end]) if end <= REMEMBERED_NBYTES else parse(text[:end])
         except RequestRefused as error:
             return self._refuse(error)
         self._n_requests += 1
-        nbytes = request.body_nbytes
-        if 0 <= nbytes <= len(data) - end:
-            self._stage = Stage.ANSWER  # checked by hand: this is every small request
-            exchange = Http1Exchange(self, request, request.is_plain and not self._retiring)
-            sink = self._sink_of(exchange)
+        stop = end + request.body_nbytes
+        if end <= stop <= len(data):
+            self._stage = _ANSWER  # checked by hand: this is every small request
+            sink = self._sink_of(Http1Exchange(self, request, request.is_plain and not self._retiring))
             if sink is not None:
-                sink.take(data[end : end + nbytes], True)
-            return data[end + nbytes :]
+                sink.take(data[end:stop], True)
+            return data[stop:]
         self._begin_body(request, begun=len(data) > end)
         return data[end:]
 
@@ -196,7 +207,7 @@ class Http1:
         """Who takes the body; None where it is answered already."""
         self._exchange = exchange
         sink = self._accept(exchange)
-        if exchange.progress is Progress.ENDED:
+        if exchange.progress is ENDED:
             sink.abandon()
             return None
         self._sink = sink
@@ -315,12 +326,12 @@ class Http1:
 
     def finished(self) -> None:
         sink, self._sink, self._exchange = self._sink, None, None
-        if self._stage is Stage.BODY:
+        if self._stage is _BODY:
             self._finish_early(sink)
         elif self._closing:
             self._close()
         else:
-            self._stage = Stage.HEAD  # as in _begin
+            self._stage = _HEAD  # as in _begin
             if self._kept and not self._running:
                 self._proceed()
 

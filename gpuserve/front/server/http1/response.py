@@ -73,7 +73,7 @@ def response_head(
         lines.append(CLOSE)
     elif version == "1.0":
         lines.append(KEEP_ALIVE)
-    text = b"\r\n".join((status_line(status), *lines, date_line()))
+    text = b"\r\n".join((status_line(status), *lines, _date_line(int(time.time()))))
     if not text.count(b"\n") == text.count(b"\r") == len(lines) + 3:
         raise ValueError("a header of a response has a line's end in it")
     return ResponseHead(text, framing, length or 0)
@@ -133,11 +133,13 @@ def status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {reason}".encode()
 
 
-def date_line() -> bytes:
-    """The last line of a head, which is the date, with the end of the head."""
-    return _date_line(int(time.time()))
+@functools.lru_cache(256)
+def whole_head(template: bytes, nbytes: int, now_s: int) -> bytes:
+    """A head out of ``head_text``, with the length and the date."""
+    return template % nbytes + _date_line(now_s)
 
 
 @functools.lru_cache(2)
 def _date_line(now_s: int) -> bytes:
+    """The last line of a head, which is the date, with the end of the head."""
     return f"date: {formatdate(now_s, usegmt=True)}\r\n\r\n".encode()
