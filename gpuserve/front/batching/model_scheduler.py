@@ -193,15 +193,11 @@ class ModelScheduler(Scheduler):
         again = retried is not None
         alone = again or not self._former.merges
         batch = slots.place(requests, rows, alone, secluded=again, instance=instance)
-        batch.may_wait = len(requests) == 1 and not again and self._may_wait(requests[0])
+        if queue.requests and rows == 1 and not again and self._retry_on_death and requests[0].retriable:
+            # Others follow. A worker that dies while the answer waits may have begun some, which run again.
+            took_s = slots.service_time.estimate(rows)
+            batch.may_wait = took_s is not None and took_s < _SHORT_S
         return batch
-
-    def _may_wait(self, request: QueuedRequest) -> bool:
-        """Whether a short batch may share its answer's datagram: a worker that dies before may have begun it
-        and others, which are all run again.
-        """
-        took_s = self._slots.service_time.estimate(request.rows)
-        return took_s is not None and took_s < _SHORT_S and self._retry_on_death and request.retriable
 
     def _has_room(self, among: Collection[str] | None) -> bool:
         """Whether an instance can take what is next; what may have killed a worker gets one for itself."""

@@ -87,7 +87,8 @@ class WorkerLink:
         """Send, or queue while the worker's socket is full. Descriptors stay the caller's."""
         if self._posted:
             self.flush()
-        self._transmit(wire.WORKER.encode(message), fds)
+        self._posted.append(wire.WORKER.encode(message))
+        self.flush(fds)
 
     def post(self, message: wire.Message) -> None:
         """Send with others in one datagram, at the next ``flush`` or ``send``."""
@@ -99,14 +100,12 @@ class WorkerLink:
         self._posted.append(data)
         self._posted_nbytes = nbytes
 
-    def flush(self) -> None:
+    def flush(self, fds: Sequence[int] = ()) -> None:
+        """Send what is posted; descriptors are of its only message."""
         posted, self._posted, self._posted_nbytes = self._posted, [], 0
-        if posted:
-            self._transmit(posted[0] if len(posted) == 1 else joined(posted), ())
-
-    def _transmit(self, data: bytes, fds: Sequence[int]) -> None:
-        if self._closed or self._broken:
+        if self._closed or self._broken or not posted:
             return
+        data = posted[0] if len(posted) == 1 else joined(posted)
         if not self._outbox:
             try:
                 datagram.send(self._sock, data, fds)

@@ -139,15 +139,18 @@ class BatchRunner:
         is_urgent = False
         try:
             for message in messages:
+                end: wire.Done | RequestError
+                took_s: float | None = None
                 if isinstance(message, wire.Done):
-                    ended.append((self._land(link, message, sum(phases_of(message)) * 1e-9), message))
+                    end, took_s = message, sum(phases_of(message)) * 1e-9
                 elif isinstance(message, wire.Failed):
-                    error = request_error(*message.failure)
-                    ended.append((self._land(link, message, None), error))
-                elif isinstance(message, wire.Yield):
-                    is_urgent |= self._on_yield(link, message)
+                    end = request_error(*message.failure)
                 else:
-                    self._on_notice(link, message)
+                    is_urgent |= self._on_notice(link, message)
+                    continue
+                flight = self._in_flight.land(link, message.batch_id, message.inputs_free)
+                self._queueing.source.complete(message.batch_id, took_s)
+                ended.append((flight, end))
         finally:  # one that was nonsense takes no answers from those before it
             if ended:
                 self._pump()
@@ -159,8 +162,10 @@ class BatchRunner:
                     self._fail(link, flight, end)
         return is_urgent
 
-    def _on_notice(self, link: WorkerLink, message: wire.Message) -> None:
+    def _on_notice(self, link: WorkerLink, message: wire.Message) -> bool:
         match message:
+            case wire.Yield():
+                return self._on_yield(link, message)
             case wire.Computed(batch_ids):
                 for batch_id in batch_ids:
                     self._queueing.scheduler.computed(self._in_flight.at(link, batch_id).batch)
@@ -171,16 +176,11 @@ class BatchRunner:
                 self._in_flight.release(link, batch_ids)
             case _:
                 self._on_other(link, message)
-
-    def _land(self, link: WorkerLink, end: wire.Done | wire.Failed, took_s: float | None) -> InFlightBatch:
-        """Take a batch out that has ended; WireError: it is not at that worker."""
-        flight = self._in_flight.land(link, end.batch_id, end.inputs_free)
-        self._queueing.source.complete(end.batch_id, took_s)
-        if self._answers.tracer is not None and isinstance(end, wire.Done):
-            self._answers.tracer.computed(flight.batch, end)
-        return flight
+        return False
 
     def _answer(self, link: WorkerLink, flight: InFlightBatch, done: wire.Done) -> None:
+        if self._answers.tracer is not None:
+            self._answers.tracer.computed(flight.batch, done)
         answers: Sequence[Answer]
         if self._spec.decoupled:
             answers = [None] * len(flight.requests)
