@@ -6,6 +6,7 @@ to ``json_values``, which has the words for it.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ MAX_DEPTH: Final = 100
 _MAX_DATA_DEPTH: Final = MAX_DEPTH - 3
 #: So much of a text is looked through in one go.
 SEARCHED_NBYTES: Final = 256 << 10
+#: For so many lengths of arrays it is kept what packs them.
+_REMEMBERED: Final = 256
 #: And so much between arrays at most.
 MOST_SEARCHED_NBYTES: Final = 8 << 20
 #: What stands in a text for an array that was lifted, as no request has it.
@@ -46,6 +49,7 @@ _CODES: Final = {
 }
 
 ReadOdd: TypeAlias = Callable[[bytes, int, int], bytes]
+WriteOdd: TypeAlias = Callable[[np.ndarray[Any, Any]], bytes]
 
 
 class LiftedText(NamedTuple):
@@ -67,12 +71,11 @@ class LiftedText(NamedTuple):
 
 def lift(text: bytes | bytearray) -> LiftedText | None:
     """Take the arrays that may be of numbers out of the members "data"; None: there are none."""
-    at, kept = _next_key(text, 0), 0
-    if at < 0:
-        return None
     parts: list[bytes | bytearray] = []
     starts: list[int] = []
     ends: list[int] = []
+    kept = 0
+    at = text.find(DATA_KEY) if len(text) <= SEARCHED_NBYTES else _next_key(text, 0)
     while at >= 0:
         found = _BEGINNING.match(text, at)
         after = at + len(DATA_KEY)
@@ -84,10 +87,13 @@ def lift(text: bytes | bytearray) -> LiftedText | None:
                 starts.append(start)
                 ends.append(end)
                 kept = after = end
-        at = _next_key(text, after)
+        is_near = len(text) - after <= SEARCHED_NBYTES
+        at = text.find(DATA_KEY, after) if is_near else _next_key(text, after)
+    if not starts:
+        return None
     parts.append(text[kept:])
     skeleton = PLACE.join(parts)
-    if not starts or skeleton.count(PLACE) != len(starts) or b"Infinity" in skeleton:
+    if skeleton.count(PLACE) != len(starts) or b"Infinity" in skeleton:
         return None  # it has such words of its own, or none that was lifted
     return LiftedText(skeleton, text, starts, ends)
 
@@ -112,34 +118,31 @@ def _end_of_array(text: bytes | bytearray, start: int) -> int:
     return text.rfind(b"]", start, end if brace < 0 else brace) + 1
 
 
-def short_tensor(text: bytes | bytearray, datatype: str, count: int) -> bytes | None:
-    """The elements of a whole array as they are sent; None: there is something about it, whatever it is."""
-    data = _packed(text, datatype)
-    return data if data is not None and len(data) == count * ITEMSIZE[datatype] else None
-
-
 def long_tensor(
     text: bytes | bytearray, start: int, end: int, datatype: str, count: int, read_odd: ReadOdd
 ) -> tuple[bytearray, int]:
-    """The same, slice by slice, of the array that begins and ends there, and how many elements it has; no
+    """The elements of the array that begins and ends there, read slice by slice, and how many it has; no
     more is read where they are over ``count``. ``read_odd`` reads a slice that has something about it, and is
     told where it begins and how many elements are before it. ``NotAsDeep``: its arrays are not.
     """
     depth = Depth() if text.find(b"[", start + 1, end) >= 0 else None
-    tensor, itemsize = bytearray(), ITEMSIZE[datatype]
-    for begins, ends in _slices(text, start + 1, end - 1):
-        part = bytes(text[begins:ends])
-        if depth is not None:
-            depth.go_on(part)
-            part = part.translate(_FLAT)
-        piece = b"[%b]" % part
-        data = _packed(piece, datatype)
-        tensor += read_odd(piece, begins, len(tensor) // itemsize) if data is None else data
-        if len(tensor) > count * itemsize:
-            return tensor, len(tensor) // itemsize
+    itemsize = ITEMSIZE[datatype]
+    # Not as many as a client claims: each takes two bytes of text.
+    tensor, filled = bytearray(min(count, (end - start) // 2) * itemsize), 0
+    with memoryview(text) as view:
+        for begins, ends in _slices(text, start + 1, end - 1):
+            piece = b"".join((b"[", view[begins:ends], b"]"))
+            if depth is not None:
+                depth.go_on(piece[1:-1])
+                piece = b"[%b]" % piece[1:-1].translate(_FLAT)
+            data = packed(piece, datatype) or read_odd(piece, begins, filled // itemsize)
+            begun, filled = filled, filled + len(data)
+            if filled > len(tensor):
+                return tensor, filled // itemsize
+            tensor[begun:filled] = data
     if depth is not None:
         depth.finish()
-    return tensor, len(tensor) // itemsize
+    return tensor, filled // itemsize
 
 
 def _slices(text: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -153,22 +156,32 @@ def _slices(text: bytes | bytearray, start: int, end: int) -> Iterator[tuple[int
     yield start, end
 
 
-def _packed(text: bytes | bytearray, datatype: str) -> bytes | None:
-    """Numbers as they are sent; None: there are none, other things, or not all of them fit."""
-    code = _CODES.get(datatype)
-    if code is None or b"t" in text or b"f" in text or b"n" in text:  # which true, false and null have
+def packed(text: bytes | bytearray, datatype: str) -> bytes | None:
+    """An array of numbers as they are sent; None: there are none, other things, or not all of them fit."""
+    if datatype not in _CODES or b"t" in text or b"f" in text:  # which true and false have
         return None
     try:
         values = orjson.loads(text)
-        depth = 1
-        while type(values[0]) is list:
-            values = list(chain.from_iterable(values))
-            depth += 1
-        if depth > _MAX_DATA_DEPTH:
-            return None
-        return struct.pack(f"<{len(values)}{code}", *values)
+        if type(values[0]) is list:
+            values = _flat(values)
+        return _packer(datatype, len(values))(*values)
     except (orjson.JSONDecodeError, IndexError, TypeError, OverflowError, struct.error):
         return None
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    """The values of nested arrays; TypeError, IndexError: they are not equally deep, or too deep."""
+    for _ in range(1, _MAX_DATA_DEPTH):
+        values = list(chain.from_iterable(values))
+        if type(values[0]) is not list:
+            return values
+    raise TypeError
+
+
+@functools.lru_cache(_REMEMBERED)
+def _packer(datatype: str, n: int) -> Callable[..., bytes]:
+    """What packs so many numbers."""
+    return struct.Struct(f"<{n}{_CODES[datatype]}").pack
 
 
 class NotAsDeep(ValueError):
@@ -201,14 +214,12 @@ class Depth:
             raise NotAsDeep
 
 
-def written(
-    data: bytes | memoryview, datatype: str, write_odd: Callable[[np.ndarray[Any, Any]], bytes]
-) -> Iterator[bytes]:
-    """The elements as JSON with commas, so many at a time, each in the fewest digits that make it again.
-    ``write_odd`` writes those among which is one that JSON does not have.
+def written(data: bytes | memoryview, datatype: str, write_odd: WriteOdd) -> Iterator[bytes]:
+    """The elements as JSON arrays, so many in each, in the fewest digits that make them again. ``write_odd``
+    writes those among which is one that JSON does not have.
     """
     array = np.frombuffer(data, numpy_dtype(datatype))
     for at in range(0, len(array), SLICE_ELEMENTS):
         part = array[at : at + SLICE_ELEMENTS]
         text = orjson.dumps(part, option=orjson.OPT_SERIALIZE_NUMPY)
-        yield write_odd(part) if b"n" in text else text[1:-1]  # it writes null for NaN
+        yield write_odd(part) if b"n" in text else text  # it writes null for NaN

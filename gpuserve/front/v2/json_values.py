@@ -24,11 +24,11 @@ from gpuserve.front.v2.json_numbers import (
     LiftedText,
     NotAsDeep,
     long_tensor,
-    short_tensor,
+    packed,
     written,
 )
 from gpuserve.front.v2.limits import shown
-from gpuserve_worker.protocol.tensor import decode_bytes, element_count, encode_bytes, numpy_dtype
+from gpuserve_worker.protocol.tensor import ITEMSIZE, decode_bytes, element_count, encode_bytes, numpy_dtype
 
 #: JSON becomes many times its size in Python objects. Larger data has the binary form.
 MAX_JSON_NBYTES: Final = 64 << 20
@@ -203,8 +203,8 @@ def lifted_tensor(
     start, end = lifted.starts[number], lifted.ends[number]
     if end - start <= SHORT_NBYTES:
         text = lifted.text[start:end]
-        found = short_tensor(text, datatype, count)
-        if found is not None:
+        found = packed(text, datatype)
+        if found is not None and len(found) == count * ITEMSIZE[datatype]:
             return found
         return tensor_bytes(_decoded(text, start), datatype, count, shown(name))
     name = shown(name)
@@ -237,7 +237,9 @@ def _decoded(text: bytes | bytearray, start: int) -> list[Any]:
     return values
 
 
-def tensor_json(data: bytes | memoryview, datatype: str, shape: tuple[int, ...], name: str) -> list[bytes]:
+def tensor_json(
+    data: bytes | memoryview, datatype: str, shape: tuple[int, ...], name: str
+) -> list[bytes | memoryview]:
     """An output's elements as a flat JSON array, in parts, NaN as rapidjson has it; or InvalidArgument."""
     if datatype in _NO_JSON_DATA:
         raise InvalidArgument(
@@ -248,20 +250,24 @@ def tensor_json(data: bytes | memoryview, datatype: str, shape: tuple[int, ...],
         parts = _written_texts(decode_bytes(data, element_count(shape)), name)
     else:
         parts = written(data, datatype, _written_odd)
-    text = [b"["]
-    for part in parts:
-        text += (part, b",")
-    text[-1 if len(text) > 1 else 1 :] = (b"]",)
+    arrays = list(parts)
+    if len(arrays) < 2:
+        return [*arrays] or [b"[]"]
+    text: list[bytes | memoryview] = []
+    for array in arrays:
+        text += (b",", memoryview(array)[1:-1])
+    text[0] = b"["
+    text.append(b"]")
     return text
 
 
 def _written_texts(elements: list[bytes], name: str) -> Iterator[bytes]:
     for at in range(0, len(elements), SLICE_ELEMENTS):
-        yield _utf8_text(_texts(elements[at : at + SLICE_ELEMENTS], name))[1:-1].encode()
+        yield _utf8_text(_texts(elements[at : at + SLICE_ELEMENTS], name)).encode()
 
 
 def _written_odd(array: np.ndarray[Any, Any]) -> bytes:
-    return compact(array.tolist())[1:-1].encode()
+    return compact(array.tolist()).encode()
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -113,12 +113,13 @@ def raw_header(
     prefix = nbytes.to_bytes(4, "little") if declared.datatype == BYTES else b""
     batch = (1,) if spec.max_batch_size > 0 else ()
     one = HeaderInput(declared.name, declared.datatype, batch + shape, len(prefix) + nbytes)
-    return InferHeader("", {}, None, 0, (one,), OutputsAsked(), OutputForm(everything=True)), prefix
+    form = OutputForm(everything=True)
+    return InferHeader((one,), "", {}, None, 0, OutputsAsked(), form, binary=True), prefix
 
 
 def encode_infer_response(response: InferResponse, form: OutputForm) -> Encoded:
     """Head, body and its length in bytes; large outputs are not copied; InvalidArgument: no JSON form."""
-    text: list[bytes] = [_response_head(response)]
+    text: list[bytes | memoryview] = [_response_head(response)]
     binary: list[bytes | memoryview] = []
     for output in response.outputs:
         if output.placed:
@@ -127,7 +128,10 @@ def encode_infer_response(response: InferResponse, form: OutputForm) -> Encoded:
             text.append(_binary_entry(output.name, output.datatype, output.shape, len(output.data)))
             binary.append(output.data)
         else:
-            text += _json_entry(output)
+            name, datatype, shape = output.name, output.datatype, output.shape
+            text.append(_json_members(name, datatype, shape))
+            text += tensor_json(output.data, datatype, shape, name)
+            text.append(b"}")
         text.append(b",")
     text[-1 if response.outputs else len(text) :] = (b"]}",)
     json_nbytes = sum(map(len, text))
@@ -157,7 +161,7 @@ def _parse_odd_length(value: str) -> int:
 
 def refuse_binary(header: InferHeader) -> None:
     """Without a header length nothing says where the JSON ends and binary tensors begin."""
-    if any(one.nbytes is not None for one in header.inputs):
+    if header.binary:
         raise InvalidArgument(
             "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' "
             "when passing inputs in binary data format"
@@ -166,7 +170,7 @@ def refuse_binary(header: InferHeader) -> None:
 
 def _cut_inputs(header: InferHeader, body: Body, start: int, model_name: str) -> list[InputTensor]:
     inputs: list[InputTensor] = []
-    for name, datatype, shape, nbytes, inline, place, _ in header.inputs:
+    for name, datatype, shape, nbytes, inline, place, *_ in header.inputs:
         data: Data = inline
         if nbytes is not None:
             end = start + nbytes
@@ -251,9 +255,9 @@ def _binary_entry(name: str, datatype: str, shape: tuple[int, ...], nbytes: int)
     return b'%b"parameters":{"binary_data_size":%d}}' % (members, nbytes)
 
 
-def _json_entry(output: OutputTensor) -> list[bytes]:
-    members = _tensor_members(output.name, output.datatype, output.shape)
-    return [members, b'"data":', *tensor_json(output.data, output.datatype, output.shape, output.name), b"}"]
+@functools.lru_cache(1024)
+def _json_members(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    return _tensor_members(name, datatype, shape) + b'"data":'
 
 
 def _placed_entry(output: OutputTensor) -> bytes:

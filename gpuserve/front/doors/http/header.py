@@ -37,7 +37,7 @@ from gpuserve.front.v2.tensor_parameters import (
     regions_of,
 )
 from gpuserve.front.v2.types import NOTHING, InferRequest, InputTensor, RegionSlice, Sequence
-from gpuserve_worker.protocol.tensor import ITEMSIZE, element_count
+from gpuserve_worker.protocol.tensor import ITEMSIZE
 
 #: Clients send the same few bytes beside their tensors again and again, be they binary or arrays of numbers;
 #: headers up to this length are remembered, the last ``_REMEMBERED`` of them.
@@ -59,7 +59,7 @@ class OutputForm(NamedTuple):
 
 class HeaderInput(NamedTuple):
     """One input: ``nbytes`` of binary data after the JSON, or (None) bytes out of the JSON, maybe of the
-    array that was ``lifted`` with this number, or a region.
+    array that was ``lifted`` with this number, or a region. ``elements`` says how many it has there.
     """
 
     name: str
@@ -69,6 +69,7 @@ class HeaderInput(NamedTuple):
     inline: bytes | memoryview = b""
     place: RegionSlice | None = None
     lifted: int | None = None
+    elements: int = 0
 
     def own_data(self) -> bytes | memoryview | RegionSlice:
         """The data of an input without binary data, for one request."""
@@ -78,15 +79,17 @@ class HeaderInput(NamedTuple):
 class InferHeader(NamedTuple):
     """What the JSON of a request says. Requests that sent the same share one: nobody changes it."""
 
+    inputs: tuple[HeaderInput, ...]
     request_id: str
     parameters: dict[str, Any]
     timeout_s: float | None
     priority: int
-    inputs: tuple[HeaderInput, ...]
     outputs: OutputsAsked
     form: OutputForm
     in_regions: bool = False
     sequence: Sequence | None = None
+    #: Whether binary data comes after the JSON.
+    binary: bool = False
 
     def request(self, model_name: str, model_version: str, inputs: list[InputTensor]) -> InferRequest:
         """The request for a model, once the data of its inputs is there."""
@@ -126,15 +129,16 @@ def _header(found: Any) -> InferHeader:
     asked, form = _read_outputs(outputs, _flag(parameters, "binary_data_output"))
     inputs = tuple(_read_input(entry, position) for position, entry in enumerate(entries))
     return InferHeader(
+        inputs,
         typed(document.get("id", ""), str, "'id'"),
         _custom_parameters(parameters),
         _timeout_s(parameters),
         unsigned(parameters.get("priority", 0), "'priority'"),
-        inputs,
         asked,
         form,
         any(one.place is not None for one in inputs),
         json_sequence(parameters),
+        any(one.nbytes is not None for one in inputs),
     )
 
 
@@ -171,7 +175,7 @@ def _lifted_header(lifted: LiftedText) -> InferHeader | None:
     """
     try:
         header = _skeleton_of(lifted)
-        return header._replace(inputs=tuple([_with_elements(one, lifted) for one in header.inputs]))
+        return InferHeader(tuple([_with_elements(one, lifted) for one in header.inputs]), *header[1:])
     except RequestError:
         if len(lifted.text) <= SHORT_NBYTES:
             return None
@@ -189,8 +193,8 @@ def _skeleton_of(lifted: LiftedText) -> InferHeader:
 def _with_elements(one: HeaderInput, lifted: LiftedText) -> HeaderInput:
     if one.lifted is None:
         return one
-    name, datatype, shape, *_ = one
-    data = lifted_tensor(lifted, one.lifted, datatype, element_count(shape), name)
+    name, datatype, shape, *_, elements = one
+    data = lifted_tensor(lifted, one.lifted, datatype, elements, name)
     return HeaderInput(name, datatype, shape, None, data)
 
 
@@ -215,7 +219,7 @@ def _read_input(entry: Any, position: int) -> HeaderInput:
             name, datatype, shape, unsigned(parameters[source], f"'{source}' of input '{said}'")
         )
     if type(entry["data"]) is LiftedArray:
-        return HeaderInput(name, datatype, shape, None, lifted=entry["data"].number)
+        return HeaderInput(name, datatype, shape, None, lifted=entry["data"].number, elements=count)
     data = member(entry, "data", list, f" of input '{said}'")
     return HeaderInput(name, datatype, shape, None, tensor_bytes(data, datatype, count, said))
 
