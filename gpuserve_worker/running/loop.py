@@ -114,8 +114,8 @@ class Loop:
         else:
             reply = self._execution.done(session, run, answers, watch)
         del answers  # outputs may be views of the inputs
-        waits = bool(self._backlog) and self._waits(session, run, watch)
-        session.reply(reply, waits=waits and isinstance(reply, wire.Done))
+        waits = isinstance(reply, wire.Done) and self._waits(session, run, watch)
+        session.reply(reply, waits=waits)
         if self._execution.tell_unrecoverable():
             self.stop()
 
@@ -123,11 +123,16 @@ class Loop:
         """Whether the answer to a batch waits for that of the next one, which is here."""
         now_ns = perf_counter_ns()
         if now_ns - watch.received_ns > _SHORT_NS:
-            self._reception.receive_waiting()  # of those that are here some may not have to run any more
+            if self._backlog:
+                self._reception.receive_waiting()  # some may not have to run any more
             return False
+        if not run.may_wait:
+            return False
+        if not self._backlog:
+            self._reception.receive_waiting()
         if not session.holds_replies:
             self._held_since_ns = now_ns
-        return run.may_wait and now_ns - self._held_since_ns < _PATIENCE_NS
+        return bool(self._backlog) and now_ns - self._held_since_ns < _PATIENCE_NS
 
     def _compute(self, session: FrontSession, run: wire.Run, watch: Stopwatch) -> BatchAnswers | WireFailure:
         execution = self._execution

@@ -14,6 +14,7 @@ from driver_scene import FAILURE, PHASES, SPEC, Scene, Worker
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve.declare.spec import QueueSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.v2.types import InferResponse
 from gpuserve_worker.protocol import datagram, wire
@@ -130,6 +131,23 @@ def test_each_answer_of_a_datagram_is_that_of_its_request() -> None:
         assert kinds[2] == []  # nobody waits for it
 
     scene(test)
+
+
+def test_ends_that_are_here_together_are_followed_by_one_datagram() -> None:
+    async def test(there: Scene, worker: Worker) -> None:
+        for n in range(12):
+            there.submit(1, n, None)
+        await there.settle()
+        first = [worker.runs.pop(0) for _ in range(6)]
+        assert not worker.runs  # there is no room for more
+        for run in first[:4]:
+            worker.send_raw(datagram_of(done(run)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(worker.receive_one()) == 4
+        assert sum(map(len, outcomes(there))) == 4
+
+    scene(test, replace(UNBATCHED, queue=QueueSpec(20)))
 
 
 def test_nonsense_in_a_datagram_takes_no_answers_from_those_before_it() -> None:

@@ -29,6 +29,8 @@ _BURST: Final = 16
 _RETRY_S: Final = 0.05
 #: More than a worker's socket holds.
 _DRAIN_MESSAGES: Final = 4096
+#: The fields of a message are as untrusted as its tag: user code runs in that process.
+_NONSENSE: Final = (wire.WireError, ValueError, TypeError, LookupError)
 #: What the worker says of its output arena.
 _SEGMENT_MESSAGES: Final = frozenset({wire.Segment, wire.DropSegment})
 
@@ -73,7 +75,8 @@ class WorkerLink:
         #: Nothing is sent any more, and nothing read.
         self._broken = False
         self._ended = False
-        self._has_urgent = False
+        #: Batches that are not answered.
+        self.in_flight = 0
         self._reason = "its process died"
 
     def open(self) -> None:
@@ -200,23 +203,46 @@ class WorkerLink:
     def drain(self) -> None:
         """Take all that the worker has sent until now, before it is let go."""
         for _ in range(_DRAIN_MESSAGES):
-            if not self._read_one():
+            messages = self._receive()
+            if messages is None:
                 return
+            self._deliver(messages)
 
     def _read(self) -> None:
         for _ in range(_BURST):
-            if not self._read_one() or self._has_urgent:
-                self._has_urgent = False
+            messages = self._receive()
+            if messages is None or self._deliver(messages):
                 return
 
-    def _read_one(self) -> bool:
-        """Take one datagram; False: none is there. OSError: no descriptor is left; the front must go."""
-        if self._closed or self._ended:
+    def _deliver(self, messages: list[wire.Message]) -> bool:
+        """Have messages obeyed; the end of a batch together with those of others, where they are here."""
+        try:
+            while messages and type(messages[-1]) is wire.Done and self.in_flight > len(messages):
+                more = self._receive()
+                if not more:
+                    break
+                messages += more
+        finally:
+            is_urgent = bool(messages) and self._obey(messages)
+        return is_urgent
+
+    def _obey(self, messages: list[wire.Message]) -> bool:
+        try:
+            return self._on_messages(self, messages)
+        except _NONSENSE as error:
+            self._break_off(error)
             return False
+
+    def _receive(self) -> list[wire.Message] | None:
+        """The messages of one datagram that are for others; None: none is there. OSError: no descriptor is
+        left; the front must go.
+        """
+        if self._closed or self._ended:
+            return None
         try:
             data, fds = datagram.receive(self._sock, self._buffer)
         except BlockingIOError:
-            return False
+            return None
         except OSError as error:
             if datagram.is_starved(error):
                 raise  # the worker is as good as before; what it said is lost, and only it could say it again
@@ -224,21 +250,22 @@ class WorkerLink:
         if not data:
             datagram.close_all(fds)
             self._end("its link ended", _LINGER_S)
-            return False
+            return None
         try:
-            messages = wire.WORKER.decode_all(data)
+            messages: list[wire.Message] = wire.WORKER.decode_all(data)
             while messages and (not self.attached or type(messages[0]) in _SEGMENT_MESSAGES):
                 self._take(messages.pop(0), fds)
-            self._has_urgent = bool(messages) and self._on_messages(self, messages)
-        except (wire.WireError, ValueError, TypeError, LookupError) as error:
-            # The fields of a message are as untrusted as its tag: user code runs in that process.
-            logger.exception("instance %s broke the protocol", self.instance)
-            self._end(f"it broke the protocol: {error}", 0.0)
-            return False
+            return messages
+        except _NONSENSE as error:
+            self._break_off(error)
+            return None
         finally:
             for fd in fds:
                 os.close(fd)
-        return True
+
+    def _break_off(self, error: Exception) -> None:
+        logger.error("instance %s broke the protocol", self.instance, exc_info=error)
+        self._end(f"it broke the protocol: {error}", 0.0)
 
     def _take(self, message: wire.Message, fds: list[int]) -> None:
         """Obey a message that concerns only this link and its memory."""

@@ -66,6 +66,7 @@ class InFlightBatches:
 
     def add(self, flight: InFlightBatch) -> None:
         self._flights[flight.batch.batch_id] = flight
+        flight.link.in_flight += 1
 
     def at(self, link: WorkerLink, batch_id: int) -> InFlightBatch:
         """The batch of that number; WireError where it is not at that worker."""
@@ -92,6 +93,7 @@ class InFlightBatches:
         if flight is None or flight.link is not link:
             raise _not_there(link, batch_id)
         del self._flights[batch_id]
+        link.in_flight -= 1
         if flight.timer is not None:
             flight.timer.cancel()
         if inputs_free:
