@@ -27,6 +27,7 @@ from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.observe.tracing.scopes import Sampler
 from gpuserve.front.observe.tracing.trace import Trace
 from gpuserve.front.observe.tracing.values import TraceLevel, TraceValues
+from gpuserve.front.v2.statistics import FailureReason
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
 from gpuserve_worker.protocol.tensor import TensorSpec
 
@@ -322,3 +323,28 @@ def test_a_trace_tells_of_an_error() -> None:
 def tracer(spec: ModelSpec, traces: list[Trace]) -> ModelTracer:
     sampler = Sampler(TraceValues(TraceLevel.TIMESTAMPS.value, 1, -1, 0))
     return ModelTracer(spec, sampler, "", trace_ids(1), traces.append, follows_callers=False)
+
+
+def test_a_request_that_cannot_be_in_time_is_told_before_its_time_is_over() -> None:
+    async def test() -> None:
+        scene, answers = Scene(ONE_WORKER, direct=True), list[Answer]()
+        for _ in range(2):  # the worker says that a batch takes an hour
+            ask(scene.driver, [])
+            await scene.settle()
+            scene.workers[0].claim(3600 * 10**9)
+            await scene.settle()
+        ask(scene.driver, [])
+        await scene.settle()
+        ask(scene.driver, answers, timeout_s=60.0)
+        await scene.settle()
+        assert not answers, "it is in nobody's way"
+        ask(scene.driver, [])
+        await scene.settle()
+        assert isinstance(answers[0], DeadlineExceeded)
+        assert str(answers[0]) == (
+            "Request timeout cannot be met: 60 s were given to model 'm', and less is left than a batch takes"
+        )
+        assert scene.metrics.statistics.failures[FailureReason.REJECTED] == 1
+        scene.close()
+
+    run(test())

@@ -88,10 +88,10 @@ class DeviceScheduler(Scheduler):
     def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
         times = [self._anywhere.next_wakeup(now, among)]
         up = set(self._slots.names)
-        for _, device in self._waiting():
+        for device, bound in self._bound.items():
             on_device = [name for name in up if self._devices[name] == device]
             names = [name for name in on_device if among is None or name in among]
-            times.append(self._bound[device].next_wakeup(now, names))
+            times.append(bound.next_wakeup(now, names))
         return min((time for time in times if time is not None), default=None)
 
     def _next_of(self, device: str, now: float, names: Collection[str]) -> Batch | None:

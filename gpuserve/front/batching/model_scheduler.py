@@ -30,6 +30,7 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import QueueFull, RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.batch_former import BatchFormer
+from gpuserve.front.batching.eviction import Eviction
 from gpuserve.front.batching.interface import (
     HANDED_NBYTES,
     RequestCounts,
@@ -39,7 +40,6 @@ from gpuserve.front.batching.interface import (
 )
 from gpuserve.front.batching.queue import (
     QueuedRequest,
-    RemovalReason,
     RequestQueue,
     RequestState,
     advance,
@@ -68,8 +68,11 @@ class ModelScheduler(Scheduler):
         self._prefetch = spec.prefetch
         self._retry_on_death = spec.retry_on_worker_death
         self._counts = RequestCounts()
-        #: Those that were taken out to let others in, and are still to be answered.
-        self._pushed_out: list[QueuedRequest] = []
+        time = self._slots.service_time
+        self._eviction = Eviction(self._queue, self._former, time, self._counts)
+        self._evicted = self._eviction.evicted
+        #: A stream is worth something before its end, and when that comes is its request's business.
+        self._foresees = not spec.decoupled
         self.draining = False
 
     # ---- requests -------------------------------------------------------------------------
@@ -85,23 +88,11 @@ class ModelScheduler(Scheduler):
             try:
                 self._queue.add(request, now)
             except QueueFull:
-                self._push_in(request, now)
+                self._eviction.push_in(request, now)
             self._queue.waiting.append(request)
         except RequestError:
             self._counts.rejected += 1
             raise
-
-    def _push_in(self, request: QueuedRequest, now: float) -> None:
-        """Queue a request that found no room, in the place of those of a client that has more than its own
-        has; QueueFull: there is none.
-        """
-        while (crowding := self._queue.crowding(request)) is not None:
-            self._former.dissolve(self._queue.waiting)
-            self._queue.remove(crowding, "expire")
-            crowding.removal_reason = RemovalReason.CROWDING
-            self._pushed_out.append(crowding)
-            self._counts.expired += 1
-        self._queue.add(request, now)
 
     def check_room(self, request: QueuedRequest, requests: int, nbytes: int) -> None:
         """Raise QueueFull where the limits allow no more besides so many requests of so many bytes."""
@@ -150,18 +141,22 @@ class ModelScheduler(Scheduler):
 
     def expire(self, now: float) -> list[QueuedRequest]:
         """Take every queued request out whose deadline is not after ``now``, or that its policy refuses; with
-        them are those that had to let others in. ``removal_reason`` says which it is.
+        them are those that had to make room for others. ``removal_reason`` says which it is. While no
+        instance has room and others wait, those go too whose time is less than any batch takes.
         """
-        if now < self._queue.due_from and not self._pushed_out:
-            return []
-        pushed_out, self._pushed_out = self._pushed_out, []
         due: list[QueuedRequest] = []
+        if self._queue.due_from < math.inf and self._foresees and not self._slots.room:
+            self._eviction.evict_hopeless(now)
+        if now < self._queue.due_from and not self._evicted:
+            return due
         while (request := self._queue.first_due(now)) is not None:
             self._former.dissolve(self._queue.waiting)
             if self._queue.expire(request, now):
                 due.append(request)
         self._counts.expired += len(due)
-        return pushed_out + due
+        due += self._evicted
+        self._evicted.clear()
+        return due
 
     # ---- batches --------------------------------------------------------------------------
 
@@ -187,6 +182,9 @@ class ModelScheduler(Scheduler):
             requests = self._former.form(queue.waiting, _BEFORE_EVER)
         else:
             requests = self._former.form(queue.waiting, now)
+        if requests is not None and retried is None and queue.due_from < math.inf and self._foresees:
+            is_held = self._prefetch and not slots.begins_at_once(None if instance is None else (instance,))
+            requests = self._eviction.in_time(requests, now, _BEFORE_EVER if is_held else now)
         if requests is None:
             return None
         rows = queue.dispatched(requests)
@@ -210,6 +208,8 @@ class ModelScheduler(Scheduler):
         something to give. None: only another event can change anything. ``among``: nothing runs but on these
         instances.
         """
+        if self._evicted:
+            return now
         if not self._queue.requests:
             return None
         soonest = self._queue.next_due()

@@ -51,6 +51,7 @@ class RemovalReason(enum.Enum):
     """Why a request was taken out of the queue, by nobody's wish."""
 
     LATE = "its time ran out"
+    HOPELESS = "it could not have ended in time"
     WAITED = "its queue policy lets it wait no longer"
     CROWDING = "the queue was full, and its client had the most in it"
     LATE_IN_BACKLOG = "its time ran out before its sequence had a slot"
@@ -255,6 +256,10 @@ class Admission:
     def first_due(self, now: float) -> QueuedRequest | None:
         """A request whose time is over at ``now``; nothing may run before it was taken out."""
         return self._deadlines.first_due(now) if self.next_due() <= now else None
+
+    def first_late(self, at: float) -> QueuedRequest | None:
+        """A request whose deadline is not after that time."""
+        return self._deadlines.first_due(at)
 
     def next_due(self) -> float:
         """When ``first_due`` will have a request to give, in seconds of the clock; infinity: never."""

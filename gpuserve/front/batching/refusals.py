@@ -34,6 +34,14 @@ def too_late(model: str, timeout_s: float | None, *, was_queued: bool) -> Reques
     )
 
 
+def hopeless(model: str, timeout_s: float | None) -> RequestError:
+    """The error of a request that was not begun, because it would have ended too late."""
+    return DeadlineExceeded(
+        f"Request timeout cannot be met: {timeout_s or 0:g} s were given to model {model!r}, and less is "
+        "left than a batch takes"
+    )
+
+
 def stopping() -> RequestError:
     return Stopping("Server is stopping, scheduler for model has stopped accepting new inference requests")
 

@@ -156,7 +156,7 @@ class ModelAnswers:
         """Answer a request that ``Scheduler.expire`` gave."""
         reason = FailureReason.REJECTED
         error: RequestError
-        if pending.removal_reason is RemovalReason.LATE:
+        if pending.removal_reason in {RemovalReason.LATE, RemovalReason.HOPELESS}:
             self._refuse_late(pending)
             return
         if pending.correlation is not None and self._spec.in_sequences:
@@ -172,9 +172,13 @@ class ModelAnswers:
         self.finish(pending, error, reason)
 
     def _refuse_late(self, pending: QueuedRequest) -> None:
-        """Answer a request whose own time ran out in the queue, whatever the order of the answers is."""
+        """Answer a request whose own time runs out in the queue, whatever the order of the answers is."""
         assert isinstance(pending, PendingRequest)
-        late = refusals.too_late(self._spec.name, pending.request.timeout_s, was_queued=True)
+        name, timeout_s = self._spec.name, pending.request.timeout_s
+        if pending.removal_reason is RemovalReason.LATE:
+            late = refusals.too_late(name, timeout_s, was_queued=True)
+        else:
+            late = refusals.hopeless(name, timeout_s)
         self.fail_now(pending, late, FailureReason.REJECTED)
         self.settle(pending)
 
