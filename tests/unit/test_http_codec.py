@@ -4,11 +4,14 @@ whatever breaks the protocol is answered with one sentence."""
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.http as client
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound
@@ -305,6 +308,29 @@ class TestResponses:
         assert result.get_response()["model_version"] == "1"
         for name, array in arrays.items():
             np.testing.assert_array_equal(result.as_numpy(name), array)
+
+    @given(
+        st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 3), max_size=3)), max_size=20),
+        st.sets(st.sampled_from("abc")),
+        st.booleans(),
+        st.binary(min_size=1, max_size=1),
+    )
+    def test_what_is_remembered_of_a_response_is_what_is_written(
+        self, outputs: list[tuple[str, list[int]]], names: set[str], everything: bool, filling: bytes
+    ) -> None:
+        """With an id nothing is remembered: but for it the response is the same."""
+        form = OutputForm(frozenset(names), everything)
+        tensors = [
+            OutputTensor(name, "UINT8", tuple(shape), filling * math.prod(shape)) for name, shape in outputs
+        ]
+        _, pieces, nbytes = encode_infer_response(response(*tensors), form)
+        head, again, _ = encode_infer_response(response(*tensors), form)
+        other, written, with_id = encode_infer_response(response(*tensors, request_id="i"), form)
+        assert b"".join(pieces) == b"".join(again) == b"".join(written).replace(b'"id":"i",', b"", 1)
+        assert nbytes == len(b"".join(pieces)) == with_id - len(b'"id":"i",')
+        assert [name for name, _ in head.headers] == [name for name, _ in other.headers]
+        told = dict(head.headers).get(b"inference-header-content-length")
+        assert told is None or json.loads(b"".join(pieces)[: int(told)])["model_name"] == "m"
 
     def test_large_outputs_are_not_copied(self) -> None:
         data = memoryview(bytes(1 << 20))

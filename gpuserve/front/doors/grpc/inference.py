@@ -235,7 +235,7 @@ class InferCall:
             off_loop(nbytes, work, partial(self._send_compressed, answer))
         elif self._reception is None:
             self._through = True
-            self._exchange.answer(OK, pieces, nbytes, answer.close)
+            self._exchange.answer(OK, pieces, nbytes, answer.on_close and answer.close)
         else:
             self._send(OK, pieces, nbytes, answer)
 

@@ -81,7 +81,7 @@ class HttpDoor:
         asked: InferHead | ForeignHost | bool | None = head.memo
         if asked is None:
             asked = head.memo = foreign_host(head.headers) or read_head(head) or False
-        if self._infers_openly and isinstance(asked, InferHead):
+        if self._infers_openly and type(asked) is InferHead:
             return self._inference.accept(exchange, asked)
         if isinstance(asked, ForeignHost):
             if (misdirected := self._hosts.refusal(asked, address_of(exchange.ends))) is not None:

@@ -93,22 +93,23 @@ class InferHeader(NamedTuple):
 
     def request(self, model_name: str, model_version: str, inputs: list[InputTensor]) -> InferRequest:
         """The request for a model, once the data of its inputs is there."""
-        names, placements, class_counts = self.outputs
+        _, request_id, parameters, timeout_s, priority, outputs, _, in_regions, sequence, _ = self
+        names, placements, class_counts = outputs
         request = InferRequest(
             model_name,
             model_version,
-            self.request_id,
-            dict(self.parameters),
+            request_id,
+            dict(parameters),
             inputs,
             names,
-            self.timeout_s,
-            self.priority,
+            timeout_s,
+            priority,
             False,
             NOTHING,
             class_counts,
-            self.sequence,
+            sequence,
         )
-        if placements or self.in_regions:  # each request has its own: the regions' numbers are written there
+        if placements or in_regions:  # each request has its own: the regions' numbers are written there
             request.placements = {name: one.again() for name, one in placements.items()}
             request.regions = regions_of(inputs, request.placements)
         return request

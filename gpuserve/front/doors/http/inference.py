@@ -30,13 +30,16 @@ from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.json_numbers import SHORT_NBYTES
 from gpuserve.front.v2.types import InferRequest, InferResponse
 
+#: A whole body up to here is credited to the client with its answer, as in gRPC.
+_UNCREDITED_NBYTES: Final = 8 << 10
 _NO_STREAM: Final = "HTTP end point doesn't support models with decoupled transaction policy"
 
 
 class InferHead(NamedTuple):
     """A head for inference: ``coding`` of the body in the client's words, ``answer_coding`` as chosen."""
 
-    route: Route
+    model_name: str
+    model_version: str
     header_length: str | None = None
     coding: str = ""
     answer_coding: str = IDENTITY
@@ -49,7 +52,8 @@ def read_head(head: Head) -> InferHead | None:
         return None
     headers = {name: value.decode("latin-1") for name, value in head.headers}
     return InferHead(
-        route,
+        route.model_name,
+        route.model_version,
         headers.get(b"inference-header-content-length"),
         headers.get(b"content-encoding", ""),
         encoding.negotiate(headers.get(b"accept-encoding")),
@@ -63,6 +67,7 @@ class HttpInference:
         self, service: InferenceService, max_request_nbytes: int, forwarding: HeaderForwarding | None
     ) -> None:
         self.service = service
+        self.submit = service.inference.submit
         self.receptions = service.control.trace.receptions
         self.max_request_nbytes = max_request_nbytes
         self.inflation = service.inflation.within(max_request_nbytes)
@@ -73,12 +78,13 @@ class HttpInference:
 
     def accept(self, exchange: Exchange, asked: InferHead) -> Sink:
         """The sink of a request; it refuses one whose head alone says that it cannot be served."""
+        name, version, _, said_coding, _ = asked
         try:
-            driver = self.service.models.find(asked.route.model_name, asked.route.model_version)
+            driver = self.service.models.find(name, version)
             if driver.spec.decoupled:
                 name = driver.spec.name
                 raise Unimplemented(f"{_NO_STREAM}: model '{name}' gives any number of responses")
-            coding = encoding.request_coding(asked.coding) if asked.coding else IDENTITY
+            coding = encoding.request_coding(said_coding) if said_coding else IDENTITY
         except RequestError as error:
             return Reply(exchange, partial(failure, error))
         post = InferPost(self, exchange, driver, asked)
@@ -127,8 +133,10 @@ class InferPost:
         return self._through
 
     def take(self, data: Piece, end: bool) -> None:
+        nbytes = len(data)
         self.read(data, end, self._exchange.head.content_length)
-        self._exchange.consumed(len(data))
+        if nbytes > _UNCREDITED_NBYTES or not end:
+            self._exchange.consumed(nbytes)
 
     def abandon(self) -> None:
         self._through = True
@@ -164,10 +172,8 @@ class InferPost:
         most = self._door.max_request_nbytes
         if len(body) > most:
             raise too_large(len(body), most)
-        route, length, *_ = self._asked
-        self._submit(
-            *codec.parse_infer_request(route.model_name, route.model_version, body, length, self._driver.spec)
-        )
+        name, version, length, _, _ = self._asked
+        self._submit(*codec.parse_infer_request(name, version, body, length, self._driver.spec))
 
     def _scan(self, data: Piece, end: bool, content_length: int | None) -> None:
         """Place a part of a body that is large, or comes in parts."""
@@ -175,8 +181,8 @@ class InferPost:
         if scanner is None:
             if end and len(data) > most:
                 raise too_large(len(data), most)
-            route, length, *_ = self._asked
-            head = BodyHead(route.model_name, route.model_version, length, content_length, self._driver.spec)
+            name, version, length, _, _ = self._asked
+            head = BodyHead(name, version, length, content_length, self._driver.spec)
             share = Share(self._door.service.intake, self._exchange.ends.source, REQUEST_NBYTES)
             self._share = share
             scanner = self._scanner = HttpBodyScanner(head, self._driver.claim, most, share)
@@ -208,7 +214,7 @@ class InferPost:
             self._reception.read()
             request.reception = self._reception
         request.sender = self._exchange
-        pending = door.service.inference.submit(request, on_answer=self._answer)
+        pending = door.submit(request, None, self._answer)
         if not self._through:
             self._pending = pending
 
@@ -255,7 +261,7 @@ class InferPost:
             return
         self._through = True
         if self._reception is None:
-            self._exchange.answer(head, pieces, nbytes, answer.close)
+            self._exchange.answer(head, pieces, nbytes, answer.on_close and answer.close)
         else:
             self._reception.send(partial(self._exchange.answer, head, pieces, nbytes, answer.close))
 
