@@ -82,7 +82,8 @@ ALLOWED = {
     "gpuserve/export/templates": "gpuserve/export/sizing",
     "gpuserve/front": "gpuserve/front/exchange gpuserve/front/process gpuserve/settings",
     "gpuserve/front/batching":
-        "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve/states",
+        "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/front/v2 gpuserve/settings "
+        "gpuserve/states",
     "gpuserve/front/doors": "gpuserve/front/doors/grpc gpuserve/front/doors/http gpuserve/front/exchange",
     "gpuserve/front/doors/access":
         "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/settings",

@@ -75,6 +75,10 @@ class BatchFormer:
             return batch
         return None
 
+    def fills(self, rows: int) -> bool:
+        """Whether so many rows, all that wait, make a batch that cannot grow."""
+        return rows >= self._largest_preferred or not self.merges
+
     def first(self, waiting: WaitingRequests) -> QueuedRequest | None:
         return self._taken[0] if self._taken else first_queued(waiting)
 

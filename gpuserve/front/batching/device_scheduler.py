@@ -6,6 +6,7 @@ instance with room is for the request that is next: by priority, then by age.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection
 from typing import Any, Final
@@ -113,8 +114,8 @@ class DeviceScheduler(Scheduler):
     def computed(self, batch: Batch) -> None:
         self._slots.free_slot(batch)
 
-    def complete(self, batch_id: int, took_s: float | None = None) -> Batch:
-        return self._anywhere.complete(batch_id, took_s)
+    def complete(self, batch_id: int, took_s: float | None = None, now: float = math.inf) -> Batch:
+        return self._anywhere.complete(batch_id, took_s, now)
 
     # ---- instances ------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ keeps. ``model_scheduler.py`` says when what is called.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -91,9 +92,9 @@ class BatchSource(Protocol):
     def next_wakeup(self, now: float) -> float | None:
         """When time alone changes something, in seconds of the clock; None: only another event can."""
 
-    def complete(self, batch_id: int, took_s: float | None = None) -> Batch:
-        """Free the slot of a batch that ended: well, and its worker took so long, or badly. Raises KeyError
-        where no such batch runs.
+    def complete(self, batch_id: int, took_s: float | None = None, now: float = math.inf) -> Batch:
+        """Free the slot of a batch that has just ended: well, and its worker took so long, or badly. Raises
+        KeyError where no such batch runs.
         """
 
     def retire(self, name: str) -> None:

@@ -27,6 +27,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from gpuserve.declare.spec import ModelSpec
+from gpuserve.devices.names import CPU
 from gpuserve.errors import QueueFull, RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.batch_former import BatchFormer
@@ -46,12 +47,14 @@ from gpuserve.front.batching.queue import (
     first_queued,
 )
 from gpuserve.front.batching.queue_factory import request_queue
-from gpuserve.front.batching.slots import Batch, InstanceSlots
+from gpuserve.front.batching.slots import LEAD_S, Batch, InstanceSlots
 
 #: No delay has run out then, so that only a batch that cannot grow is formed.
 _BEFORE_EVER: Final = -math.inf
 #: Answers to batches that take less may leave their worker together.
 _SHORT_S: Final = 2e-4
+#: A timer of the event loop may be a millisecond late, or half of one early.
+_LEAD_AIM_S: Final = LEAD_S / 2
 
 
 class ModelScheduler(Scheduler):
@@ -66,6 +69,7 @@ class ModelScheduler(Scheduler):
         self._former = BatchFormer(spec.max_batch_size, spec.batching, self._queue.by_age)
         self._slots: InstanceSlots = InstanceSlots() if slots is None else slots
         self._prefetch = spec.prefetch
+        self._leads = may_lead(spec)
         self._retry_on_death = spec.retry_on_worker_death
         self._counts = RequestCounts()
         time = self._slots.service_time
@@ -169,7 +173,7 @@ class ModelScheduler(Scheduler):
         if not queue.requests or (now >= queue.due_from and queue.first_due(now) is not None):
             return None
         if instance is None and not queue.retried:  # nearly always
-            if not slots.room:
+            if not (slots.room or (now >= slots.lead_from and self._former.fills(queue.rows))):
                 return None
         elif not self._has_room(None if instance is None else (instance,)):
             return None
@@ -177,7 +181,7 @@ class ModelScheduler(Scheduler):
         requests: list[QueuedRequest] | None
         if retried is not None:
             requests = [retried]
-        elif self._prefetch and not slots.begins_at_once(None if instance is None else (instance,)):
+        elif not self._begins_at_once(None if instance is None else (instance,)):
             # What an instance would hold and not yet run does not grow there, and cannot go elsewhere.
             requests = self._former.form(queue.waiting, _BEFORE_EVER)
         else:
@@ -190,17 +194,20 @@ class ModelScheduler(Scheduler):
         rows = queue.dispatched(requests)
         again = retried is not None
         alone = again or not self._former.merges
-        batch = slots.place(requests, rows, alone, secluded=again, instance=instance)
-        if queue.requests and rows == 1 and not again and self._retry_on_death and requests[0].retriable:
+        batch = slots.place(requests, rows, alone, now, secluded=again, instance=instance)
+        if queue.requests and rows == 1 and self._retry_on_death and requests[0].retriable:
             # Others follow. A worker that dies while the answer waits may have begun some, which run again.
-            took_s = slots.service_time.estimate(rows)
-            batch.may_wait = took_s is not None and took_s < _SHORT_S
+            batch.may_wait = batch.expected_s < _SHORT_S
         return batch
 
     def _has_room(self, among: Collection[str] | None) -> bool:
         """Whether an instance can take what is next; what may have killed a worker gets one for itself."""
         secluded = bool(self._queue.retried) and self._queue.has_retried
         return self._slots.has_room(among, secluded=secluded)
+
+    def _begins_at_once(self, among: Collection[str] | None) -> bool:
+        """Whether a batch would run now, where there is room for one or an instance leads."""
+        return self._slots.begins_at_once(among) if self._prefetch else self._slots.room > 0
 
     def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
         """When time alone changes something: a delay or a deadline runs out. Never before ``now``. Meant for
@@ -216,13 +223,15 @@ class ModelScheduler(Scheduler):
         # Where a batch would only be held, its age changes nothing.
         if self._has_room(among) and (not self._prefetch or self._slots.begins_at_once(among)):
             soonest = min(soonest, self._former.ready_at(self._queue.waiting))
+        elif among is None and not self._queue.retried and self._former.fills(self._queue.rows):
+            soonest = min(soonest, self._slots.lead_from + _LEAD_AIM_S)
         return None if soonest == math.inf else max(now, soonest)
 
     def computed(self, batch: Batch) -> None:
         self._slots.free_slot(batch)
 
-    def complete(self, batch_id: int, took_s: float | None = None) -> Batch:
-        batch = self._slots.release(batch_id, took_s)
+    def complete(self, batch_id: int, took_s: float | None = None, now: float = math.inf) -> Batch:
+        batch = self._slots.release(batch_id, took_s, now)
         requests, counts = batch.requests, self._counts
         advance(requests, "complete")
         counts.finished += len(requests)
@@ -235,7 +244,7 @@ class ModelScheduler(Scheduler):
     # ---- instances ------------------------------------------------------------------------
 
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
-        self._slots.up(name, slots, self._prefetch)
+        self._slots.up(name, slots, self._prefetch, leads=self._leads)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it. Nothing where it was not up.
@@ -274,3 +283,13 @@ class ModelScheduler(Scheduler):
 
     def statistics(self) -> SchedulerStatistics:
         return statistics_of(self._queue, self._counts, self._slots)
+
+
+def may_lead(spec: ModelSpec) -> bool:
+    """Whether its instances may be given a batch just before they are free, where each runs one at once.
+
+    Not where they hold some at all times (``prefetch``), or are on a device, whose pipeline says itself when
+    it takes more. A callable that awaits or yields begins all that it is given.
+    """
+    on_host = all(one.device == CPU for one in spec.instances)
+    return on_host and not (spec.prefetch or spec.concurrency or spec.decoupled)

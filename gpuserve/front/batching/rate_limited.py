@@ -4,6 +4,7 @@ an instance that the ``RateLimiter`` lets run. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from gpuserve.declare.spec import InstanceSpec
@@ -63,8 +64,8 @@ class RateLimits:
         open_to = [one for one in self._scheduler.with_room() if one not in self._refused]
         return self._scheduler.next_wakeup(now, open_to)
 
-    def complete(self, batch_id: int, took_s: float | None = None) -> Batch:
-        batch = self._scheduler.complete(batch_id, took_s)
+    def complete(self, batch_id: int, took_s: float | None = None, now: float = math.inf) -> Batch:
+        batch = self._scheduler.complete(batch_id, took_s, now)
         self._limiter.release(self._rates[self._running.pop(batch_id)])
         return batch
 

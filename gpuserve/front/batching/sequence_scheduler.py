@@ -266,8 +266,8 @@ class SequenceScheduler(Scheduler):
         soonest = min(*times, self._queue.next_due(), self._idle.next_due())
         return None if soonest == math.inf else max(now, soonest)
 
-    def complete(self, batch_id: int, took_s: float | None = None) -> Batch:
-        batch = self._slots.release(batch_id, took_s)
+    def complete(self, batch_id: int, took_s: float | None = None, now: float = math.inf) -> Batch:
+        batch = self._slots.release(batch_id, took_s, now)
         advance(batch.requests, "complete")
         for request in batch.requests:
             self._counts.cancelled += request.cancelled

@@ -1,16 +1,31 @@
 """The batches of one model and the slots that its instances have for them. An instance is a name here;
 nothing is known of processes or links, nor of what a batch is made of.
+
+Besides its slots an instance may *lead*: it takes one more batch when all that it has is expected to end
+within ``LEAD_S``. So the next batch is there when one ends, and yet is bound to an instance only when it is
+known which one ends first.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.service_time import ServiceTime
+
+#: An instance that leads takes a batch so long before all that it has is expected to end.
+LEAD_S: Final = 1e-3
+#: And never has more than these, however short they are: each is a message in the buffer of its socket.
+_MOST_HELD: Final = 16
+#: After a batch that took so much longer than expected, this many end before instances lead again.
+_DOUBTFUL_S: Final = LEAD_S
+_DOUBTS: Final = 16
+#: What nothing is known of, or what may kill its worker: nothing is held behind it.
+_UNKNOWN_S: Final = 1e6
 
 
 @dataclass(eq=False, slots=True)
@@ -19,7 +34,8 @@ class Batch:
 
     ``alone``: its one request was not to be merged: the model does not merge, or a worker died
     under it. ``slots`` is how many it takes: all of the instance's, where it is not to have company; none
-    once it is computed. ``may_wait``: its worker may have begun others before it sends the answer.
+    once it is computed. ``expected_s`` is how long it is expected to take. ``may_wait``:
+    its worker may have begun others before it sends the answer.
 
     In sequences only: ``dropped`` are those that ended at this instance without their last request.
     ``seats`` are the rows of the requests where those between them are there as well, and not ready.
@@ -31,6 +47,7 @@ class Batch:
     rows: int
     alone: bool
     slots: int = 1
+    expected_s: float = _UNKNOWN_S
     dropped: tuple[int | str, ...] = ()
     seats: tuple[int, ...] = ()
     may_wait: bool = False
@@ -61,13 +78,54 @@ class Instance:
         return self.running < self.at_once
 
     @property
+    def room(self) -> int:
+        """How many more batches it has slots for; one that leads may have more than its slots."""
+        return max(0, self.capacity - self.running)
+
+    @property
     def load(self) -> float:
-        """The part of its slots that is taken; 1 where there is no room."""
+        """The part of its slots that is taken; 1 and more where there is no room."""
         return self.running / self.capacity
+
+
+@dataclass(eq=False, slots=True)
+class LeadingInstance(Instance):
+    """An instance that takes its next batch from ``lead_from`` on, where it ``leads``; infinity: what it has
+    is enough, or none can tell when it ends. ``batches`` began at ``began_at`` and are expected to take
+    ``expected_s``, one after the other.
+    """
+
+    leads: bool = False
+    lead_from: float = math.inf
+    began_at: float = math.inf
+    expected_s: float = 0.0
+    batches: list[Batch] = field(default_factory=list)
+
+    def begin(self, batch: Batch, now: float) -> None:
+        if not self.batches:
+            self.began_at, self.expected_s = now, 0.0
+        self.batches.append(batch)
+        self.expected_s += batch.expected_s
+        self._look_ahead()
+
+    def end(self, batch: Batch, now: float) -> None:
+        self.batches.remove(batch)
+        self.began_at = now
+        self.expected_s -= batch.expected_s
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """What is held is short by itself as well: what runs may take longer than expected."""
+        self.lead_from = math.inf
+        if self.leads and 0 < len(self.batches) < _MOST_HELD:
+            held_s = self.expected_s - self.batches[0].expected_s
+            if held_s <= LEAD_S and self.expected_s < _UNKNOWN_S:
+                self.lead_from = self.began_at + self.expected_s - LEAD_S
 
 
 InstanceT = TypeVar("InstanceT", bound=Instance)
 _LOAD: Final = operator.attrgetter("load")
+_LEAD_FROM: Final = operator.attrgetter("lead_from")
 
 
 class Places(Generic[InstanceT]):
@@ -107,7 +165,7 @@ class Places(Generic[InstanceT]):
         if instance is not None and not instance.retired:
             instance.retired = True
             self._by_use.remove(instance)
-            self.room -= instance.capacity - instance.running
+            self.room -= instance.room
 
     def is_idle(self, name: str) -> bool:
         return all(batch.instance != name for batch in self._running.values())
@@ -127,12 +185,14 @@ class Places(Generic[InstanceT]):
     def free_slot(self, batch: Batch) -> None:
         """Free the slot of a batch whose call is over, though it has not ended."""
         instance = self._instances[batch.instance]
+        had_room = instance.room
         instance.running -= batch.slots
         if not instance.retired:
-            self.room += batch.slots
+            self.room += instance.room - had_room
         batch.slots = 0
 
-    def release(self, batch_id: int, took_s: float | None = None) -> Batch:
+    def release(self, batch_id: int, took_s: float | None, now: float) -> Batch:
+        """Take a batch out that ended now, and took its worker so long; None: it failed."""
         batch = self._running.pop(batch_id)
         if took_s is not None:
             self.service_time.observe(batch.rows, took_s)
@@ -140,12 +200,40 @@ class Places(Generic[InstanceT]):
         return batch
 
 
-class InstanceSlots(Places[Instance]):
-    """Slots for batches on every instance that is up, any batch on any instance."""
+class InstanceSlots(Places[LeadingInstance]):
+    """Slots for batches on every instance that is up, any batch on any instance. Where none has room, one
+    leads from ``lead_from`` on.
+    """
 
-    def up(self, name: str, at_once: int, prefetch: int) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.lead_from = math.inf
+        self._doubts = 0
+
+    def up(self, name: str, at_once: int, prefetch: int, *, leads: bool = False) -> None:
         """Add an instance, which runs ``at_once`` and holds ``prefetch`` besides."""
-        self._add(Instance(name, at_once, at_once + prefetch))
+        self._add(LeadingInstance(name, at_once, at_once + prefetch, leads=leads and at_once == 1))
+        self._look_ahead()
+
+    def retire(self, name: str) -> None:
+        super().retire(name)
+        self._look_ahead()
+
+    def release(self, batch_id: int, took_s: float | None, now: float) -> Batch:
+        batch = super().release(batch_id, took_s, now)
+        if took_s is not None:
+            late = took_s > batch.expected_s + _DOUBTFUL_S
+            self._doubts = _DOUBTS if late else max(0, self._doubts - 1)
+        self._instances[batch.instance].end(batch, now)
+        self._look_ahead()
+        return batch
+
+    def _look_ahead(self) -> None:
+        """Find when an instance leads. Where there are others, it must be known which one ends first."""
+        if self._doubts and len(self._by_use) > 1:
+            self.lead_from = math.inf
+        else:
+            self.lead_from = min(map(_LEAD_FROM, self._by_use), default=math.inf)
 
     def down(self, name: str) -> tuple[list[Batch], list[Batch]]:
         """An instance is gone: the batches that it may have begun, and those only held, oldest first."""
@@ -176,24 +264,39 @@ class InstanceSlots(Places[Instance]):
         requests: list[QueuedRequest],
         rows: int,
         alone: bool,
+        now: float,
         *,
         secluded: bool,
         instance: str | None = None,
     ) -> Batch:
-        """Make a batch of requests and give it to the instance with the most room, or to the one named; needs
-        ``room`` there. ``secluded``: nothing else runs there meanwhile; needs ``has_room(secluded=True)``.
+        """Make a batch of requests and give it to the instance with the most room, or to the one named, which
+        has room; where none has, to the one that leads and is expected to be free first. ``secluded``:
+        nothing else runs there meanwhile; needs ``has_room(secluded=True)``.
         """
         if instance is not None:
             taken = self._instances[instance]
+        elif len(self._by_use) == 1:
+            taken = self._by_use[0]
         else:  # of equals, the least recently used, since min() keeps the first
-            taken = self._by_use[0] if len(self._by_use) == 1 else min(self._by_use, key=_LOAD)
+            taken = min(self._by_use, key=_LOAD if self.room else _LEAD_FROM)
         if taken is not self._by_use[-1]:
             self._by_use.remove(taken)
             self._by_use.append(taken)
         slots = taken.capacity if secluded and taken.at_once > 1 else 1
+        self.room -= min(taken.room, slots)
         taken.running += slots
-        self.room -= slots
-        batch = Batch(self._next_batch_id, taken.name, requests, rows, alone, slots)
+        expected_s = None if secluded else self.service_time.estimate(rows)
+        batch = Batch(
+            self._next_batch_id,
+            taken.name,
+            requests,
+            rows,
+            alone,
+            slots,
+            _UNKNOWN_S if expected_s is None else expected_s,
+        )
         self._next_batch_id += 1
         self._running[batch.batch_id] = batch
+        taken.begin(batch, now)
+        self._look_ahead()
         return batch

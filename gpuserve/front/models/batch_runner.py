@@ -61,6 +61,7 @@ class BatchRunner:
         self._loop = asyncio.get_running_loop()
         self.pump_due = False
         self._wakeup: asyncio.TimerHandle | None = None
+        self._wakeup_at: float | None = None
 
     # ---- batches out ----------------------------------------------------------------------
 
@@ -81,12 +82,19 @@ class BatchRunner:
             links.add(self._dispatch(batch, now))
         for link in links:
             link.flush()
+        wakeup = source.next_wakeup(now)
+        if wakeup != self._wakeup_at:
+            self._set_wakeup(wakeup, now)
+
+    def _set_wakeup(self, wakeup: float | None, now: float) -> None:
         if self._wakeup is not None:
             self._wakeup.cancel()
-            self._wakeup = None
-        wakeup = source.next_wakeup(now)
-        if wakeup is not None:
-            self._wakeup = self._loop.call_later(wakeup - now, self._pump)
+        self._wakeup_at = wakeup
+        self._wakeup = None if wakeup is None else self._loop.call_later(wakeup - now, self._wake)
+
+    def _wake(self) -> None:
+        self._wakeup = self._wakeup_at = None
+        self._pump()
 
     def _dispatch(self, batch: Batch, now: float) -> WorkerLink:
         link = self._instances.up[batch.instance]
@@ -136,7 +144,7 @@ class BatchRunner:
         True for a stream's first response and the end of batches: let them out first.
         """
         ended: list[tuple[InFlightBatch, wire.Done | RequestError]] = []
-        is_urgent = False
+        is_urgent, now = False, time.monotonic()
         try:
             for message in messages:
                 end: wire.Done | RequestError
@@ -149,7 +157,7 @@ class BatchRunner:
                     is_urgent |= self._on_notice(link, message)
                     continue
                 flight = self._in_flight.land(link, message.batch_id, message.inputs_free)
-                self._queueing.source.complete(message.batch_id, took_s)
+                self._queueing.source.complete(message.batch_id, took_s, now)
                 ended.append((flight, end))
         finally:  # one that was nonsense takes no answers from those before it
             if ended:
