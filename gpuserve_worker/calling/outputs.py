@@ -118,8 +118,8 @@ class OutputRules:
         elements = self._elements(result, len(requests))
         each = self._each(elements, requests)
         parameters = self._parameters(elements, each)
-        if self._batching and not self._decoupled and not apart:
-            whole = _combined(each)
+        if not (self._decoupled or apart):
+            whole = _combined(each) if self._batching else _only(each)
             if whole is not None:
                 return BatchAnswers(whole, None, parameters)
         return BatchAnswers(None, each, parameters)
@@ -367,6 +367,11 @@ class OutputRules:
 
     def _of(self, spec: TensorSpec) -> str:
         return f"Output {spec.name!r} of model {self._model!r}"
+
+
+def _only(each: Sequence[list[CheckedOutput] | WireFailure | None]) -> list[CheckedOutput] | None:
+    """The outputs of the only request of a batch."""
+    return each[0] if len(each) == 1 and isinstance(each[0], list) else None
 
 
 def _combined(each: Sequence[list[CheckedOutput] | WireFailure | None]) -> list[CheckedOutput] | None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from operated import MODELS, TIMEOUT_S, OperatedServer, Orders, config
-from worker_process import WorkerProcess, floats, loaded, values
+from worker_process import WorkerProcess, floats, loaded, output
 from worker_process import model as init
 
 from gpuserve_worker.protocol import datagram, wire
@@ -137,8 +137,7 @@ def test_a_worker_answers_every_batch_of_a_datagram_in_order() -> None:
         send(worker, *[one(n, n) for n in range(300)])
         for n in range(300):
             done = worker.answer()
-            ((tensor,),) = done.responses
-            assert (done.batch_id, values(worker, tensor).tolist()) == (n, [2.0 * n])
+            assert (done.batch_id, output(worker, done).tolist()) == (n, [2.0 * n])
 
 
 def test_an_answer_waits_for_no_slow_call() -> None:

@@ -101,7 +101,7 @@ def test_a_model_that_does_not_batch() -> None:
     declared = {"inputs": (("x", "FP32", (), False),), "outputs": (("x", "FP32", (), False),)}
     with loaded(model("echo.py:single", max_batch_size=0, **declared)) as worker:
         done = worker.run([wire.WireTensor(*scalar)])
-        assert done.responses == ((scalar,),)
+        assert done.outputs == (scalar,)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)], ids=str)

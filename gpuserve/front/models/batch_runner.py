@@ -12,6 +12,7 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import BatchSource, Scheduler
+from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.rate_limited import RateLimits
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.worker_link import WorkerLink
@@ -78,10 +79,15 @@ class BatchRunner:
         for late in scheduler.expire(now):
             self._answers.refuse_removed(late)
         links: set[WorkerLink] = set()
+        requests: list[QueuedRequest] = []
         while (batch := source.next_batch(now)) is not None:
-            links.add(self._dispatch(batch, now))
+            if (link := self._dispatch(batch, now)) is not None:
+                links.add(link)
+                requests += batch.requests
         for link in links:
             link.flush()
+        if requests:
+            self._metrics.queued(requests, now)
         wakeup = source.next_wakeup(now)
         if wakeup != self._wakeup_at:
             self._set_wakeup(wakeup, now)
@@ -96,7 +102,8 @@ class BatchRunner:
         self._wakeup = self._wakeup_at = None
         self._pump()
 
-    def _dispatch(self, batch: Batch, now: float) -> WorkerLink:
+    def _dispatch(self, batch: Batch, now: float) -> WorkerLink | None:
+        """Have a batch leave at the end of this turn, if there is memory for it."""
         link = self._instances.up[batch.instance]
         try:
             gathered, run = self._messages.pack(batch, link)
@@ -104,14 +111,13 @@ class BatchRunner:
             logger.warning("model %s: %s", self._spec.name, error)
             self._queueing.source.complete(batch.batch_id)
             self._answers.refuse(batch.requests, refusals.no_memory(self._spec.name))
-            return link
+            return None
         flight = InFlightBatch(batch, batch.requests, link, gathered.blocks, gathered.in_place, now)
         self._in_flight.add(flight)
         for request in batch.requests:
             if request.deadline is not None:
                 self._watch(flight)
                 break
-        self._metrics.queued(batch.requests, now)
         if self._answers.tracer is not None:
             self._answers.tracer.dispatched(batch)
         if gathered.with_regions:
