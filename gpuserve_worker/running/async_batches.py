@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
+from time import perf_counter_ns
 from typing import Any, Final, TypeVar
 
 from gpuserve_worker.calling.outputs import BatchAnswers
@@ -23,6 +24,8 @@ from gpuserve_worker.running.splitting import BatchPart, join_answers
 from gpuserve_worker.running.supervision import Reporter
 
 _Ended = TypeVar("_Ended")
+#: A turn of the event loop takes as long as a response that costs nothing to make.
+_SLICE_NS: Final = 200_000
 _CANCELLED: Final = WireFailure("CANCELLED", "the request was cancelled")
 
 
@@ -76,6 +79,20 @@ class AsyncBatch:
         self._credit -= 1
 
 
+class Slices:
+    """How long the callable of one batch goes on before all others have their turn."""
+
+    def __init__(self, clock: Callable[[], int] = perf_counter_ns) -> None:
+        self._clock = clock
+        self._ends_ns = 0
+
+    async def rest(self) -> None:
+        """Between two responses: let the others run, unless they just had their turn."""
+        if self._clock() >= self._ends_ns:
+            await asyncio.sleep(0)
+            self._ends_ns = self._clock() + _SLICE_NS
+
+
 class AsyncExecution:
     """Runs the batches of one model, each in a task of its own. ``batches`` are those under way, by id."""
 
@@ -83,6 +100,7 @@ class AsyncExecution:
         self._model = model
         self._batches = batches
         self._execution = Execution(model, reporter)
+        self._slices = Slices()
         self.recovery = model.path.new_recovery(self._execution, model, reporter)
         self.tell_unrecoverable = self._execution.tell_unrecoverable
 
@@ -239,7 +257,7 @@ class AsyncExecution:
         for position, answer in enumerate(written.responses or ()):
             if isinstance(answer, WireFailure):  # the last response of its request
                 batch.cancel_request(position)
-        await asyncio.sleep(0)  # all other batches have their turn
+        await self._slices.rest()
 
 
 async def _ended(is_ready: Callable[[], bool], wait: Callable[[], _Ended]) -> _Ended:

@@ -7,7 +7,7 @@ asyncio event loop. Each batch is a task; how many there are at once is the fron
     front -> Cancel    a request's client is gone; when the last of a batch is, the task is cancelled
     front -> Credit    so many more Yield may be sent
 
-A generator's task lets the others run after each of its responses, waits after the first until the front
+A generator's task lets the others run between its responses, waits after the first until the front
 has let it out, and later once ``YIELD_WINDOW`` of them are on their way to slow clients. Failures are told
 apart as in ``loop.py``.
 """
