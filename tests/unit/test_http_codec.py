@@ -52,6 +52,20 @@ def binary_input(name: str, nbytes: int) -> dict[str, Any]:
     return an_input(name=name, data=None, parameters={"binary_data_size": nbytes})
 
 
+def told(body: bytes | bytearray, length: str) -> Any:
+    """All of a request, or its error."""
+    try:
+        request, form = parse_infer_request("m", "", body, length)
+    except InvalidArgument as error:
+        return str(error)
+    tensors = [(one.name, one.datatype, one.shape, bytes(one.data)) for one in request.inputs]
+    return (
+        form,
+        tensors,
+        {name: getattr(request, name) for name in InferRequest.__slots__ if name != "inputs"},
+    )
+
+
 def client_request(array: Any, **options: Any) -> tuple[InferRequest, OutputForm]:
     tensor = client.InferInput("x", list(array.shape), datatype_of(array.dtype))
     tensor.set_data_from_numpy(array, binary_data=options.pop("binary", True))
@@ -118,6 +132,19 @@ class TestBinaryTensors:
         data = request.inputs[0].data
         assert isinstance(data, memoryview)
         assert data.obj is body
+
+    @pytest.mark.parametrize("surplus", [-1, 0, 1])
+    @pytest.mark.parametrize("changes", [{}, {"id": "i"}, {"parameters": {"priority": 2, "timeout": 5}}])
+    def test_a_request_that_is_remembered_is_read_as_another_is(
+        self, changes: dict[str, Any], surplus: int
+    ) -> None:
+        """A bytearray is read without what is remembered."""
+        inputs = [binary_input("a", 8), binary_input("b", 8)]
+        outputs = [{"name": "y", "parameters": {"binary_data": True}}]
+        body, length = split({"inputs": inputs, "outputs": outputs, **changes}, bytes(range(16)))
+        body = body[:surplus] if surplus < 0 else body + bytes(surplus)
+        for _ in range(2):
+            assert told(body, length) == told(bytearray(body), length)
 
     def test_remembered_headers_do_not_share_parameters(self) -> None:
         body, length = split({"inputs": [], "parameters": {"k": 1}})

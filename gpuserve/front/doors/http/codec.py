@@ -21,7 +21,15 @@ from typing import Final, TypeAlias
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import InvalidArgument, NotFound
 from gpuserve.front.doors.http.answers import JSON_OK
-from gpuserve.front.doors.http.header import HeaderInput, InferHeader, OutputForm, header_for
+from gpuserve.front.doors.http.header import (
+    REMEMBERED_NBYTES,
+    BinaryTemplate,
+    HeaderInput,
+    InferHeader,
+    OutputForm,
+    binary_template,
+    header_for,
+)
 from gpuserve.front.exchange.exchange import AnswerHead
 from gpuserve.front.v2.json_values import compact, tensor_json
 from gpuserve.front.v2.limits import shown
@@ -55,6 +63,14 @@ def parse_infer_request(
     ``header_length`` None: not sent; ``spec`` is for raw binary requests; RequestError: it breaks the
     protocol.
     """
+    if header_length is not None and type(body) is bytes and len(body) <= LARGE_NBYTES:
+        json_nbytes = _length(header_length)
+        if 0 < json_nbytes <= REMEMBERED_NBYTES:
+            template = binary_template(body[:json_nbytes])
+            if template is not None:
+                found = _by_template(template, model_name, model_version, body, json_nbytes)
+                if found is not None:
+                    return found, template.form
     if header_length is None and len(body) > 0:
         text = bytes(body) if isinstance(body, memoryview) else body
         header = header_for(model_name, text, binary=False)
@@ -67,6 +83,21 @@ def parse_infer_request(
         header = header_for(model_name, bytes(body[:json_nbytes]), binary=True)
     inputs = _cut_inputs(header, body, json_nbytes, model_name)
     return header.request(model_name, model_version, inputs), header.form
+
+
+def _by_template(
+    template: BinaryTemplate, model_name: str, model_version: str, body: bytes, start: int
+) -> InferRequest | None:
+    """The request whose tensors begin there; None: they are not of the sizes that they should be."""
+    sizes, request_id, names, timeout_s, priority, _ = template
+    inputs: list[InputTensor] = []
+    for name, datatype, shape, nbytes in sizes:
+        end = start + nbytes
+        inputs.append(InputTensor(name, datatype, shape, body[start:end]))
+        start = end
+    if start != len(body):
+        return None
+    return InferRequest(model_name, model_version, request_id, {}, inputs, names, timeout_s, priority)
 
 
 def parse_header_length(value: str, body_nbytes: int | None) -> int:

@@ -63,7 +63,7 @@ class HttpDoor:
         self._open = frozenset(one for one in Endpoint if policy.is_open(one.access))
         self._infers_openly = Endpoint.MODEL_INFER in self._open
         self._admin = service.control.admin.is_open
-        self._inference = HttpInference(service, max_request_nbytes, forwarding)
+        self._infer = HttpInference(service, max_request_nbytes, forwarding).accept
         generate = GenerateEndpoints(service, max_request_nbytes, forwarding)
         control = ControlEndpoints(service)
         insight = InsightEndpoints(service)
@@ -82,7 +82,7 @@ class HttpDoor:
         if asked is None:
             asked = head.memo = foreign_host(head.headers) or read_head(head) or False
         if self._infers_openly and type(asked) is InferHead:
-            return self._inference.accept(exchange, asked)
+            return self._infer(exchange, asked)
         if isinstance(asked, ForeignHost):
             if (misdirected := self._hosts.refusal(asked, address_of(exchange.ends))) is not None:
                 return Reply(exchange, partial(refused, misdirected))
@@ -96,7 +96,7 @@ class HttpDoor:
         ):
             return Reply(exchange, lambda: refusal)
         if isinstance(asked, InferHead):
-            return self._inference.accept(exchange, asked)
+            return self._infer(exchange, asked)
         return self._answered(route, exchange)
 
     def accept_metrics(self, exchange: Exchange) -> Sink:

@@ -146,6 +146,38 @@ def _header(found: Any) -> InferHeader:
 _remembered_header = functools.lru_cache(_REMEMBERED)(read_header)
 
 
+class BinaryTemplate(NamedTuple):
+    """What the JSON says of a request all of whose data comes after it, and of which nothing is rare. An
+    input is a name, a datatype, a shape, and a length in bytes.
+    """
+
+    inputs: tuple[tuple[str, str, tuple[int, ...], int], ...]
+    request_id: str
+    outputs: tuple[str, ...]
+    timeout_s: float | None
+    priority: int
+    form: OutputForm
+
+
+@functools.lru_cache(_REMEMBERED)
+def binary_template(text: bytes) -> BinaryTemplate | None:
+    """The template of requests with this JSON; None: they have none, or are wrong, for which ``header_for``
+    has the words.
+    """
+    try:
+        header = _remembered_header(text)
+    except RequestError:
+        return None
+    names, placements, class_counts = header.outputs
+    is_rare = header.parameters or placements or class_counts or header.in_regions or header.sequence
+    sizes = [(*one[:3], one.nbytes) for one in header.inputs if one.nbytes is not None]
+    if is_rare or len(sizes) < len(header.inputs):
+        return None
+    return BinaryTemplate(
+        tuple(sizes), header.request_id, names, header.timeout_s, header.priority, header.form
+    )
+
+
 def _read_skeleton(skeleton: bytes) -> InferHeader:
     return _header(loads_skeleton(skeleton))
 

@@ -134,6 +134,12 @@ class InferPost:
 
     def take(self, data: Piece, end: bool) -> None:
         nbytes = len(data)
+        if end and nbytes <= _UNCREDITED_NBYTES and self._scanner is None and not self._through:
+            try:  # as in read: this is every small request
+                self._parse(bytes(data))
+            except Exception as error:
+                self.refuse(error)
+            return
         self.read(data, end, self._exchange.head.content_length)
         if nbytes > _UNCREDITED_NBYTES or not end:
             self._exchange.consumed(nbytes)
