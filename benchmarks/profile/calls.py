@@ -3,9 +3,9 @@
 A server with a real worker is asked for 64 bytes again and again over one connection, one request in flight.
 Its front counts the calls of Python functions by ``sys.setprofile``; SIGUSR1 begins and ends that. Calls do
 not depend on what else the machine does. They are counted for gRPC requests: plain, behind an access rule,
-with another model traced, with every request traced, and where responses may be compressed; for messages in
-one gRPC stream; for HTTP requests with binary tensors; and for a model without batching, of which so many are
-asked at once.
+with another model traced, with one in a thousand and with every request traced, with a header forwarded, and
+where responses may be compressed; for messages in one gRPC stream; for HTTP requests with binary tensors; and
+for a model without batching, of which so many are asked at once.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ VARIANTS: Final[dict[str, tuple[dict[str, Any], tuple[tuple[str, str], ...], str
         "",
     ),
     "another model traced": ({"trace": {"file": "trace.json", "rate": 1}}, (), "other"),
+    "one in 1,000 traced": ({"trace": {"file": "trace.json", "rate": 1000}}, (), "echo"),
     "traced": ({"trace": {"file": "trace.json", "rate": 1}}, (), "echo"),
+    "a header forwarded": ({"grpc_header_forward_pattern": "x-"}, (("x-tenant", "a"),), ""),
     "response compression": ({"grpc_response_compression": "low"}, (), ""),
 }
 

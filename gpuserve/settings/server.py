@@ -297,7 +297,8 @@ class ServerSettings:
     )
     grpc_response_compression: str = option(
         NO_COMPRESSION,
-        "How hard responses over gRPC are compressed, for clients that can read it.",
+        "How hard responses over gRPC are compressed, for clients that can read it; messages under 1 KiB are "
+        "not.",
         words=GRPC_COMPRESSIONS,
     )
     tls_certfile: str | None = option(None, "Certificate chain of TLS, a PEM file.", some=True)

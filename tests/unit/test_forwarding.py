@@ -6,12 +6,17 @@ import pytest
 
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
+from gpuserve.front.exchange.exchange import Head
 from gpuserve.front.v2.types import InferRequest
 from gpuserve.settings.access import header_pattern
 
 
 def forwarded(pattern: str, *headers: tuple[bytes, bytes]) -> dict[str, str]:
     return HeaderForwarding(pattern).parameters(headers)
+
+
+def head(*headers: tuple[bytes, bytes]) -> Head:
+    return Head("POST", b"/", headers, "2", None)
 
 
 def test_without_a_pattern_nobody_looks() -> None:
@@ -65,8 +70,17 @@ def test_reserved_names_are_refused_only_where_they_match(name: str) -> None:
 
 def test_a_header_stands_over_a_parameter_of_the_body() -> None:
     request = InferRequest("m", "", "", {"user": "forged", "n": 1}, [], (), None)
-    HeaderForwarding("user").add_to(request, [(b"user", b"ann")])
+    HeaderForwarding("user").add_to(request, head((b"user", b"ann")))
     assert request.parameters == {"user": "ann", "n": 1}
+
+
+def test_requests_of_one_head_share_its_parameters_unless_they_have_their_own() -> None:
+    shared, forwarding = head((b"user", b"ann")), HeaderForwarding("user")
+    first, second, third = (InferRequest("m", "", "", own, [], (), None) for own in ({}, {}, {"n": 1}))
+    for one in (first, second, third):
+        forwarding.add_to(one, shared)
+    assert first.parameters is second.parameters
+    assert (second.parameters, third.parameters) == ({"user": "ann"}, {"n": 1, "user": "ann"})
 
 
 def test_a_pattern_that_is_none() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserve.api.server import Server
 from gpuserve.errors import ConfigError
-from gpuserve.front.doors.grpc.framing import Unframer, compress_messages, frame
+from gpuserve.front.doors.grpc.framing import COMPRESSED_NBYTES, Unframer, compress_messages, frame
 from gpuserve.front.doors.grpc.headers import coding_for
 
 LONG = b"a" * 10_000
@@ -48,8 +50,15 @@ def test_any_number_of_messages(messages: list[bytes]) -> None:
 
 
 def test_what_does_not_get_smaller_goes_as_it_is() -> None:
-    short, noise = b"short", bytes(range(256))
-    assert compress_messages("gzip", 9, framed(short, noise)) == framed(short, noise)
+    noise = random.Random(1).randbytes(COMPRESSED_NBYTES)
+    assert compress_messages("gzip", 9, framed(noise)) == framed(noise)
+
+
+def test_what_is_one_packet_either_way_goes_as_it_is() -> None:
+    under, least = LONG[: COMPRESSED_NBYTES - 1], LONG[:COMPRESSED_NBYTES]
+    packed = compress_messages("gzip", 1, framed(under, least))
+    assert packed.startswith(framed(under))
+    assert len(packed) < len(framed(under)) + 100
 
 
 def test_a_level_that_there_is_not() -> None:

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.front.doors.access import offload
 from gpuserve.front.doors.access.restrictions import Policy
-from gpuserve.front.doors.grpc import health, rpcs, stream
+from gpuserve.front.doors.grpc import framing, health, inference, rpcs, stream
 from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.grpc.framing import Unframer, frame
 from gpuserve.front.doors.grpc.headers import MAX_MESSAGE_NBYTES, grpc_message
@@ -133,6 +133,7 @@ WAYS: Final[dict[str, Any]] = {
     "guarded": ((CLOSED,), (("token", "right"),)),
     "packed": ((), (("grpc-encoding", "gzip"),)),
     "unpackable": ((None, "high"), (("grpc-accept-encoding", "identity"),)),
+    "small for those who could unpack it": ((None, "high"), (("grpc-accept-encoding", "gzip"),)),
 }
 
 
@@ -162,6 +163,8 @@ def test_large_messages_are_packed_and_unpacked_beside_the_loop(
     thread_nbytes: int, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offload, "THREAD_NBYTES", thread_nbytes)
+    for module in (framing, inference):
+        monkeypatch.setattr(module, "COMPRESSED_NBYTES", 1)
 
     async def test(house: House) -> None:
         body = packed(message(4)) if packs else framed(message(4))

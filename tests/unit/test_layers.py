@@ -99,8 +99,8 @@ ALLOWED = {
     "gpuserve/front/doors/http":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/doors/access "
         "gpuserve/front/doors/http/docs_page gpuserve/front/doors/openapi gpuserve/front/exchange "
-        "gpuserve/front/memory gpuserve/front/models gpuserve/front/service gpuserve/front/v2 "
-        "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/front/memory gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service "
+        "gpuserve/front/v2 gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors/http/docs_page": "gpuserve/front/exchange",
     "gpuserve/front/doors/openapi":
         "gpuserve/declare gpuserve/front/observe gpuserve/front/v2 gpuserve_worker/protocol",

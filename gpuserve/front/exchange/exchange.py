@@ -27,12 +27,13 @@ class Head:
     ``headers`` have names in lower case, in the order in which they came; over HTTP/2 without those that
     begin with a colon, and with ``host``. ``target`` is the path and the query as they were sent, ``path``
     without percent-encoding, but for calls of gRPC (``is_grpc``), which know none. ``content_length`` is None
-    where it is not told; ``trailers``: the client takes trailers. ``memo`` is for who answers, to keep what
-    was worked out of the head.
+    where it is not told; ``trailers``: the client takes trailers. ``memo`` and ``forwarded`` are for who
+    answers, to keep what was worked out of the head.
     """
 
     __slots__ = (
         "content_length",
+        "forwarded",
         "headers",
         "http_version",
         "is_grpc",
@@ -68,6 +69,8 @@ class Head:
         path = self.raw_path.decode("latin-1")
         self.path = path if self.is_grpc else urllib.parse.unquote(path)
         self.memo: Any = None
+        #: What its headers are as parameters, None until somebody asks.
+        self.forwarded: dict[str, str] | None = None
 
 
 def grpc_timeout_s(headers: Iterable[Header]) -> float | None:

@@ -77,18 +77,28 @@ def run_message(
     *,
     may_wait: bool = False,
 ) -> wire.Run:
-    """The message about a batch; ``rows`` are those of each request, which is all that most have to say."""
-    told: list[int | wire.WireRequest] = []
+    """The message about a batch; ``rows`` are those of each request, which is all that most have to say.
+    Requests that share their parameters, which headers gave them, are told of by one object.
+    """
+    told: list[Any] = []
+    shared: tuple[Any, ...] = (0, None)
     for count, one in zip(rows, requests, strict=True):
-        if one.parameters or one.outputs or one.sequence is not None or one.placements:
-            places = one.placements.items()
-            placements = tuple([(name, wire.Place(at.number, at.offset, at.nbytes)) for name, at in places])
-            told.append(
-                wire.WireRequest(count, one.parameters, one.outputs, placements, one.sequence, one.kept)
-            )
+        if one.outputs or one.sequence is not None or one.placements or one.kept:
+            told.append(_told(count, one))
+        elif one.parameters:
+            if shared[1] is not one.parameters or shared[0] != count:
+                shared = _told(count, one)
+            told.append(shared)
         else:
             told.append(count)
     return wire.Run(batch_id, tuple(told), gathered.tensors, gathered.fills, (), may_wait)
+
+
+def _told(rows: int, one: InferRequest) -> tuple[Any, ...]:
+    """A ``WireRequest``, as a plain tuple: msgpack takes 350 ns for one, and 900 for one with names."""
+    places = one.placements.items()
+    placements = tuple([(name, wire.Place(at.number, at.offset, at.nbytes)) for name, at in places])
+    return tuple(wire.WireRequest(rows, one.parameters, one.outputs, placements, one.sequence, one.kept))
 
 
 def region_numbers(requests: Iterable[InferRequest]) -> set[int]:

@@ -21,7 +21,7 @@ from gpuserve.front.observe.tracing.reception import Deliver, Reception
 from gpuserve.front.observe.tracing.scopes import Sampler
 from gpuserve.front.observe.tracing.trace import Trace, TracedTensor
 from gpuserve.front.observe.tracing.values import TraceLevel
-from gpuserve.front.v2.types import InferResponse
+from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol import wire
 
@@ -64,10 +64,17 @@ class ModelTracer:
         self._follows_callers = follows_callers
 
     def begin(self, pending: PendingRequest) -> None:
-        reception: Reception | None = pending.request.reception
+        """Begin the trace of a request, if it is one of those that are traced."""
+        request = pending.request
+        if request.reception is None and not self._follows_callers:
+            chosen = self._sampler.sample()
+        else:
+            chosen = self._chooses(_received(request))
+        if chosen:
+            self._begin(pending, _received(request))
+
+    def _begin(self, pending: PendingRequest, reception: Reception | None) -> None:
         caller = None if reception is None or reception.stream else reception.root
-        if caller is None and not self._chooses(reception):
-            return
         trace = self._new_trace(pending, reception)
         if caller is not None:
             trace.parent_id = caller.id
@@ -97,6 +104,8 @@ class ModelTracer:
     def _chooses(self, reception: Reception | None) -> bool:
         if reception is None:
             return self._sampler.sample()
+        if reception.root is not None and not reception.stream:
+            return True
         if reception.decided:
             return False
         reception.decided = not reception.stream
@@ -143,6 +152,14 @@ class ModelTracer:
             self._deliver(trace)
         else:
             reception.answered(trace)
+
+
+def _received(request: InferRequest) -> Reception | None:
+    """What notes the network's side of a request; made here where the request is to be traced."""
+    if request.reception is None and request.receive is not None:
+        request.reception = request.receive()
+    found: Reception | None = request.reception
+    return found
 
 
 def _watch(pending: PendingRequest, on_end: OnEnd) -> None:

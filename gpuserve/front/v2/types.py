@@ -54,7 +54,7 @@ class InputTensor:
 
 
 class InferRequest:
-    """One inference request: a record, of 17 fields because the protocol has so many.
+    """One inference request: a record, of 18 fields because the protocol has so many.
 
     ``model_version`` is the version as text, "" for the newest. ``outputs`` are the names asked for,
     in order; empty means all. ``timeout_s`` is the client's own limit, None for none; ``priority`` is 0
@@ -63,14 +63,14 @@ class InferRequest:
     says, by name, which of the outputs asked for are to be written into a client's region; ``class_counts``
     of which outputs only so many largest elements are wanted; ``sequence`` where the request belongs.
     ``regions`` are all the places in regions that it names, of inputs and of outputs. ``reception`` notes
-    when it came and went (see ``observe/tracing``), where anything is traced, else None. ``sender`` is the
-    exchange by which it came, None where it came from no client.
+    when it came and went (see ``observe/tracing``), where it is traced, else None; ``receive`` makes one once
+    it is. ``sender`` is the exchange by which it came, None where it came from no client.
     """
 
     __slots__ = (
         "class_counts", "depth", "empty_final", "id", "inputs", "kept", "model_name", "model_version",
-        "outputs", "parameters", "placements", "priority", "reception", "regions", "sender", "sequence",
-        "timeout_s",
+        "outputs", "parameters", "placements", "priority", "receive", "reception", "regions", "sender",
+        "sequence", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,7 @@ class InferRequest:
         self.sequence = sequence
         self.regions = regions
         self.reception: Any = None
+        self.receive: Callable[[], Any] | None = None
         self.sender: Any = None
         #: Within how many others it is; 0 where it came from outside.
         self.depth = 0

@@ -10,6 +10,7 @@ from typing import Final
 
 from gpuserve.errors import InvalidArgument
 from gpuserve.front.doors.access.restrictions import token_headers
+from gpuserve.front.exchange.exchange import Head
 from gpuserve.front.memory.blocks import free_body
 from gpuserve.front.v2.limits import MAX_NAME_NBYTES, shown
 from gpuserve.front.v2.types import InferRequest
@@ -59,14 +60,22 @@ class HeaderForwarding:
             found[name] = f"{found[name]}, {value}" if name in found else value
         return found
 
-    def add_to(self, request: InferRequest, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Put the parameters of the headers into the request; its body is freed where that fails."""
-        try:
-            found = self.parameters(headers)
-        except InvalidArgument:
-            free_body(request)
-            raise
-        request.parameters.update(found)
+    def of(self, head: Head) -> dict[str, str]:
+        """The parameters of a head, found once for all requests that share it."""
+        if head.forwarded is None:
+            head.forwarded = self.parameters(head.headers)
+        return head.forwarded
+
+    def add_to(self, request: InferRequest, head: Head) -> None:
+        """Put the parameters of a head into the request; its body is freed where that fails."""
+        found = head.forwarded
+        if found is None:
+            try:
+                found = self.of(head)
+            except InvalidArgument:
+                free_body(request)
+                raise
+        add(request, found)
 
     def _is_selected(self, raw_name: bytes) -> bool:
         name = _text(raw_name).lower()
@@ -74,6 +83,11 @@ class HeaderForwarding:
         if len(raw_name) > MAX_NAME_NBYTES or name in self._never or name.endswith(_BINARY_SUFFIX):
             return False
         return not name.startswith(_TRANSPORT_PREFIXES) and self._search(name) is not None
+
+
+def add(request: InferRequest, forwarded: dict[str, str]) -> None:
+    """Put forwarded headers over a request's parameters. Those that have none share those of a head."""
+    request.parameters = {**request.parameters, **forwarded} if request.parameters else forwarded
 
 
 def forwarding(pattern: str, secret: Iterable[str] = ()) -> HeaderForwarding | None:

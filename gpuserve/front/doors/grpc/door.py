@@ -29,7 +29,7 @@ from gpuserve.front.doors.grpc.calls import (
     small_message,
     small_messages,
 )
-from gpuserve.front.doors.grpc.framing import LEVELS, Unframer, compress_messages, frame
+from gpuserve.front.doors.grpc.framing import COMPRESSED_NBYTES, LEVELS, Unframer, compress_messages, frame
 from gpuserve.front.doors.grpc.headers import OK, OK_TRAILERS, CallHead, ok_head, read_call
 from gpuserve.front.doors.grpc.inference import GrpcInference, InferCall
 from gpuserve.front.doors.grpc.stream import InferStream
@@ -185,7 +185,7 @@ class StreamingInference:
     async def serve(self, call: CallHead, request: AwaitedRequest) -> None:
         """Answer the requests of one call, until all are or its client leaves; RequestError is its status."""
         shared, head = self._shared, request.head
-        forwarded = None if shared.forwarding is None else shared.forwarding.parameters(head.headers)
+        forwarded = None if shared.forwarding is None else shared.forwarding.of(head)
         reception = (
             None if shared.receptions.deliver is None else shared.receptions.of(head.headers, stream=True)
         )
@@ -219,7 +219,7 @@ class StreamingInference:
         headers = self._heads[coding]
         async for chunk in stream.chunks():
             data: bytes = chunk
-            if coding:
+            if coding and len(chunk) >= COMPRESSED_NBYTES:
                 data = await offload(len(chunk), compress_messages, coding, self._shared.level, chunk)
             if reception is not None:
                 reception.sending()

@@ -15,6 +15,7 @@ from gpuserve.front.doors.access.inflation import WINDOW_BITS, Inflater, Slice
 from gpuserve.front.doors.access.offload import each_off_loop, off_loop
 from gpuserve.front.doors.grpc import requests, responses
 from gpuserve.front.doors.grpc.framing import (
+    COMPRESSED_NBYTES,
     IDENTITY,
     PREFIX,
     PREFIX_NBYTES,
@@ -29,6 +30,7 @@ from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Piece
 from gpuserve.front.memory.intake import REQUEST_NBYTES, Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.observe.tracing.reception import Reception
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve_worker.memory.arena import Block
@@ -64,6 +66,7 @@ class InferCall:
     """One call: collects the message, submits its request, and sends the answer when it is called back."""
 
     __slots__ = (
+        "_began_ns",
         "_call",
         "_exchange",
         "_parts",
@@ -87,9 +90,9 @@ class InferCall:
         self._pending: PendingRequest | None = None
         #: When the first part came of a message that does not come at once.
         self._since: float | None = None
-        self._reception = (
-            None if shared.receptions.deliver is None else shared.receptions.of(exchange.head.headers)
-        )
+        #: Where anything is traced: when it began, and what notes the rest where its request is.
+        self._began_ns = 0 if shared.receptions.deliver is None else time.monotonic_ns()
+        self._reception: Reception | None = None
         #: Answered, or given up.
         self._through = False
 
@@ -201,16 +204,22 @@ class InferCall:
     def _submit(self, request: InferRequest) -> None:
         shared = self._shared
         if shared.forwarding is not None:
-            shared.forwarding.add_to(request, self._exchange.head.headers)
+            shared.forwarding.add_to(request, self._exchange.head)
         if self._call.timeout_s is not None:
             self._call.limit(request, self._since)
-        if self._reception is not None:
-            self._reception.read()
-            request.reception = self._reception
+        if self._began_ns:
+            request.receive = self._receive
         request.sender = self._exchange
         pending = shared.inference.submit(request, None, self._answer)
         if not self._through:
             self._pending = pending
+
+    def _receive(self) -> Reception | None:
+        """What notes the rest of a request that has been read, and is traced."""
+        self._reception = self._shared.receptions.of(
+            self._exchange.head.headers, grpc=True, began_ns=self._began_ns
+        )
+        return self._reception
 
     # ---- the answer -----------------------------------------------------------------------
 
@@ -230,7 +239,7 @@ class InferCall:
         if self._share is not None:
             self._share.hold(0)
         nbytes = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
-        if self._call.coding and self._shared.level:
+        if self._shared.level and nbytes >= COMPRESSED_NBYTES and self._call.coding:
             work = partial(compress_messages, self._call.coding, self._shared.level, b"".join(pieces))
             off_loop(nbytes, work, partial(self._send_compressed, answer))
         elif self._reception is None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from tritonclient.grpc import service_pb2 as pb
 
 from gpuserve.errors import RequestError, Stopping
+from gpuserve.front.doors.access import forwarding
 from gpuserve.front.doors.grpc.framing import frame
 from gpuserve.front.doors.grpc.requests import message_of, parse_infer_request
 from gpuserve.front.doors.grpc.responses import Piece, check_size, response_parts, varint
@@ -99,7 +100,7 @@ class InferStream:
         try:
             request = parse_infer_request(body)
             if self._forwarded:
-                request.parameters.update(self._forwarded)
+                forwarding.add(request, self._forwarded)
             request.reception = self._reception
             request.sender = self._sender
             self._submit(request, len(body))

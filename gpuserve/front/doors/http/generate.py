@@ -134,7 +134,7 @@ class GenerateEndpoints:
             share.hold(0)
         request = generate_codec.parse_generate_request(body, spec, route.model_version)
         if self._forwarding is not None:
-            self._forwarding.add_to(request, headers)
+            self._forwarding.add_to(request, client.head)
         if reception is not None:
             reception.read()
             request.reception = reception

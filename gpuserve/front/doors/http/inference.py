@@ -4,6 +4,7 @@ body and the model with its answer. Only zlib's work on large bodies leaves the 
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
@@ -26,6 +27,7 @@ from gpuserve.front.memory.intake import REQUEST_NBYTES, Intake, Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.observe.tracing.reception import Reception
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.json_numbers import SHORT_NBYTES
 from gpuserve.front.v2.types import InferRequest, InferResponse
@@ -98,6 +100,7 @@ class InferPost:
 
     __slots__ = (
         "_asked",
+        "_began_ns",
         "_door",
         "_driver",
         "_exchange",
@@ -120,8 +123,9 @@ class InferPost:
         #: What it holds of the intake; a body that has come in one small part is not counted.
         self._share: Share | None = None
         self._pending: PendingRequest | None = None
-        receptions, head = door.receptions, exchange.head
-        self._reception = None if receptions.deliver is None else receptions.of(head.headers, grpc=False)
+        #: Where anything is traced: when it began, and what notes the rest where its request is.
+        self._began_ns = 0 if door.receptions.deliver is None else time.monotonic_ns()
+        self._reception: Reception | None = None
         #: Answered, or given up.
         self._through = False
 
@@ -215,14 +219,20 @@ class InferPost:
         door = self._door
         self._form = form
         if door.forwarding is not None:
-            door.forwarding.add_to(request, self._exchange.head.headers)
-        if self._reception is not None:
-            self._reception.read()
-            request.reception = self._reception
+            door.forwarding.add_to(request, self._exchange.head)
+        if self._began_ns:
+            request.receive = self._receive
         request.sender = self._exchange
         pending = door.submit(request, None, self._answer)
         if not self._through:
             self._pending = pending
+
+    def _receive(self) -> Reception | None:
+        """What notes the rest of a request that has been read, and is traced."""
+        self._reception = self._door.receptions.of(
+            self._exchange.head.headers, grpc=False, began_ns=self._began_ns
+        )
+        return self._reception
 
     # ---- the answer -----------------------------------------------------------------------
 

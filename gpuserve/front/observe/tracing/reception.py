@@ -1,6 +1,7 @@
 """The network's side of a traced request: when it was received and sent, and who called. A ``Reception`` is
 one HTTP request or gRPC call. The doors make one for each while anything is traced, by ``Receptions``, tell
-it when something comes and goes, and give it to the requests that the call leads to.
+it when something comes and goes, and give it to the requests that the call leads to. Of a single request only
+the time is noted at which it began, and the rest is made once it is to be traced.
 """
 
 from __future__ import annotations
@@ -29,17 +30,32 @@ class Receptions:
         self.deliver: Deliver | None = None
 
     def of(
-        self, headers: Iterable[tuple[bytes, bytes]], *, grpc: bool = True, stream: bool = False
+        self,
+        headers: Iterable[tuple[bytes, bytes]],
+        *,
+        grpc: bool = True,
+        stream: bool = False,
+        began_ns: int | None = None,
     ) -> Reception | None:
-        """The reception of a call that begins now; None while nothing is traced."""
-        return None if self.deliver is None else Reception(self.deliver, headers, grpc=grpc, stream=stream)
+        """The reception of a call that begins now, or began then; None while nothing is traced."""
+        if self.deliver is None:
+            return None
+        return Reception(self.deliver, headers, grpc=grpc, stream=stream, began_ns=began_ns)
 
 
 class Reception:
-    """One call. Of a stream every request is a trace of its own; otherwise later ones are children."""
+    """One call, begun at ``began_ns`` or now. Of a stream every request is a trace of its own; otherwise
+    later ones are children.
+    """
 
     def __init__(
-        self, deliver: Deliver, headers: Iterable[tuple[bytes, bytes]], *, grpc: bool, stream: bool
+        self,
+        deliver: Deliver,
+        headers: Iterable[tuple[bytes, bytes]],
+        *,
+        grpc: bool,
+        stream: bool,
+        began_ns: int | None = None,
     ) -> None:
         self.stream = stream
         self.decided = False
@@ -47,7 +63,8 @@ class Reception:
         self._deliver = deliver
         self._headers = headers
         self._names = _GRPC if grpc else _HTTP
-        self._reading_at = self._read_at = time.monotonic_ns()
+        self._read_at = time.monotonic_ns()
+        self._reading_at = self._read_at if began_ns is None else began_ns
         self._sent_at = 0
         self._answered: list[Trace] = []
         self._closed = False
