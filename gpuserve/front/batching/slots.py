@@ -78,11 +78,6 @@ class Instance:
         return self.running < self.at_once
 
     @property
-    def room(self) -> int:
-        """How many more batches it has slots for; one that leads may have more than its slots."""
-        return max(0, self.capacity - self.running)
-
-    @property
     def load(self) -> float:
         """The part of its slots that is taken; 1 and more where there is no room."""
         return self.running / self.capacity
@@ -96,7 +91,6 @@ class LeadingInstance(Instance):
     """
 
     leads: bool = False
-    lead_from: float = math.inf
     began_at: float = math.inf
     expected_s: float = 0.0
     batches: list[Batch] = field(default_factory=list)
@@ -106,21 +100,20 @@ class LeadingInstance(Instance):
             self.began_at, self.expected_s = now, 0.0
         self.batches.append(batch)
         self.expected_s += batch.expected_s
-        self._look_ahead()
 
     def end(self, batch: Batch, now: float) -> None:
         self.batches.remove(batch)
         self.began_at = now
         self.expected_s -= batch.expected_s
-        self._look_ahead()
 
-    def _look_ahead(self) -> None:
+    @property
+    def lead_from(self) -> float:
         """What is held is short by itself as well: what runs may take longer than expected."""
-        self.lead_from = math.inf
         if self.leads and 0 < len(self.batches) < _MOST_HELD:
             held_s = self.expected_s - self.batches[0].expected_s
             if held_s <= LEAD_S and self.expected_s < _UNKNOWN_S:
-                self.lead_from = self.began_at + self.expected_s - LEAD_S
+                return self.began_at + self.expected_s - LEAD_S
+        return math.inf
 
 
 InstanceT = TypeVar("InstanceT", bound=Instance)
@@ -165,7 +158,7 @@ class Places(Generic[InstanceT]):
         if instance is not None and not instance.retired:
             instance.retired = True
             self._by_use.remove(instance)
-            self.room -= instance.room
+            self.room -= max(0, instance.capacity - instance.running)
 
     def is_idle(self, name: str) -> bool:
         return all(batch.instance != name for batch in self._running.values())
@@ -185,10 +178,10 @@ class Places(Generic[InstanceT]):
     def free_slot(self, batch: Batch) -> None:
         """Free the slot of a batch whose call is over, though it has not ended."""
         instance = self._instances[batch.instance]
-        had_room = instance.room
+        taken, capacity = instance.running, instance.capacity
         instance.running -= batch.slots
         if not instance.retired:
-            self.room += instance.room - had_room
+            self.room += max(0, capacity - instance.running) - max(0, capacity - taken)
         batch.slots = 0
 
     def release(self, batch_id: int, took_s: float | None, now: float) -> Batch:
@@ -207,17 +200,11 @@ class InstanceSlots(Places[LeadingInstance]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lead_from = math.inf
         self._doubts = 0
 
     def up(self, name: str, at_once: int, prefetch: int, *, leads: bool = False) -> None:
         """Add an instance, which runs ``at_once`` and holds ``prefetch`` besides."""
         self._add(LeadingInstance(name, at_once, at_once + prefetch, leads=leads and at_once == 1))
-        self._look_ahead()
-
-    def retire(self, name: str) -> None:
-        super().retire(name)
-        self._look_ahead()
 
     def release(self, batch_id: int, took_s: float | None, now: float) -> Batch:
         batch = super().release(batch_id, took_s, now)
@@ -225,15 +212,14 @@ class InstanceSlots(Places[LeadingInstance]):
             late = took_s > batch.expected_s + _DOUBTFUL_S
             self._doubts = _DOUBTS if late else max(0, self._doubts - 1)
         self._instances[batch.instance].end(batch, now)
-        self._look_ahead()
         return batch
 
-    def _look_ahead(self) -> None:
-        """Find when an instance leads. Where there are others, it must be known which one ends first."""
-        if self._doubts and len(self._by_use) > 1:
-            self.lead_from = math.inf
-        else:
-            self.lead_from = min(map(_LEAD_FROM, self._by_use), default=math.inf)
+    @property
+    def lead_from(self) -> float:
+        """When an instance leads. Where there are others, it must be known which one ends first."""
+        if len(self._by_use) == 1:
+            return self._by_use[0].lead_from
+        return math.inf if self._doubts else min(map(_LEAD_FROM, self._by_use), default=math.inf)
 
     def down(self, name: str) -> tuple[list[Batch], list[Batch]]:
         """An instance is gone: the batches that it may have begun, and those only held, oldest first."""
@@ -283,7 +269,7 @@ class InstanceSlots(Places[LeadingInstance]):
             self._by_use.remove(taken)
             self._by_use.append(taken)
         slots = taken.capacity if secluded and taken.at_once > 1 else 1
-        self.room -= min(taken.room, slots)
+        self.room -= min(max(0, taken.capacity - taken.running), slots)
         taken.running += slots
         expected_s = None if secluded else self.service_time.estimate(rows)
         batch = Batch(
@@ -298,5 +284,4 @@ class InstanceSlots(Places[LeadingInstance]):
         self._next_batch_id += 1
         self._running[batch.batch_id] = batch
         taken.begin(batch, now)
-        self._look_ahead()
         return batch

@@ -223,15 +223,12 @@ class WorkerLink:
                     break
                 messages += more
         finally:
-            is_urgent = bool(messages) and self._obey(messages)
+            is_urgent = False
+            try:
+                is_urgent = bool(messages) and self._on_messages(self, messages)
+            except _NONSENSE as error:
+                self._break_off(error)
         return is_urgent
-
-    def _obey(self, messages: list[wire.Message]) -> bool:
-        try:
-            return self._on_messages(self, messages)
-        except _NONSENSE as error:
-            self._break_off(error)
-            return False
 
     def _receive(self) -> list[wire.Message] | None:
         """The messages of one datagram that are for others; None: none is there. OSError: no descriptor is
