@@ -1,69 +1,32 @@
-"""A worker process: ``python -m gpuserve_worker BOOT_FD LINK_FD``, both inherited from the supervisor.
-
-The boot socket leads to the supervisor, the link to the front. Here the two are put together and nothing
-else is done; the life of the process is in ``running/lifecycle.py``. stdout and stderr are the user's.
-"""
+"""``python -m gpuserve_worker BOOT_FD LINK_FD``, both inherited from the supervisor: a worker process."""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
-import time
+from typing import Final
 
-from gpuserve_worker.calling.callable import LoadError
-from gpuserve_worker.devices import is_unusable
-from gpuserve_worker.loading import load_model, new_loop, warm_up
-from gpuserve_worker.protocol.link import Link
-from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
-from gpuserve_worker.running import lifecycle
-from gpuserve_worker.running.supervision import Reporter, Supervision
+#: So many ticks of the processor's clock, as a power of two, a thread of OpenBLAS looks for work before it
+#: sleeps: 0.4 ms. By default it is a tenth of a second, which each thread of each worker would spend as it
+#: comes up. There are as many threads as ever; with fewer ticks than these, products in a row wait for them.
+_BLAS_SPIN: Final = ("OPENBLAS_THREAD_TIMEOUT", "20")
+
+#: Objects until garbage is looked for while modules are imported. What is imported stays, and with Python's
+#: 700 looking is a twentieth of the start. With no collection at all a quarter of a MiB of garbage stays too.
+_YOUNG_OBJECTS: Final = 20_000
 
 
 def main() -> int:
-    if len(sys.argv) != 3 or not all(argument.isdigit() for argument in sys.argv[1:]):
-        sys.stderr.write("gpuserve_worker is started by the supervisor, with two descriptors\n")
-        return lifecycle.EXIT_USAGE
-    boot, link = (Link.from_fd(int(argument)) for argument in sys.argv[1:])
-    lifecycle.prepare_process()
-    lifecycle.keep_from_children(boot, link)
-    received = boot.receive()
-    if received is None or not isinstance(received[0], Init):
-        return lifecycle.EXIT_FAILED
-    return _serve(received[0], boot, link)
+    """Load what every worker needs, and run one."""
+    os.environ.setdefault(*_BLAS_SPIN)
+    usual = gc.get_threshold()
+    gc.set_threshold(_YOUNG_OBJECTS)
+    from gpuserve_worker.process import run
 
-
-def _serve(init: Init, boot: Link, link: Link) -> int:
-    lifecycle.set_title(f"gs:{init.model}/{init.instance}")
-    supervision = Supervision(boot)
-    supervision.start()
-    reporter = Reporter(boot)
-    started_s = time.monotonic()
-    _place(init, reporter)
-    try:
-        model = load_model(init, reporter)
-    except LoadError as error:
-        boot.send(LoadFailed(str(error), error.traceback))
-        # User code fails in words of its own: whether it was the device's fault is for the device to say.
-        return lifecycle.EXIT_DEVICE if is_unusable(init.device) else lifecycle.EXIT_FAILED
-    loop = new_loop(link, model, reporter)
-    warm_up(init, model, loop, reporter)
-    gc.freeze()  # what was loaded stays; collections need not walk it again
-    supervision.on_stop = loop.stop
-    boot.send(Ready(time.monotonic() - started_s, model.slots))
-    loop.run()
-    if loop.device_is_lost:
-        lifecycle.leave(lifecycle.EXIT_DEVICE)
-    return lifecycle.EXIT_STOPPED
-
-
-def _place(init: Init, reporter: Reporter) -> None:
-    """Go beside the GPU, where there is one and the server wants it."""
-    if not init.cpus and init.numa_node < 0:
-        return
-    from gpuserve_worker.running.placement import stay_beside_gpu  # most workers have no GPU
-
-    for refusal in stay_beside_gpu(init.cpus, init.numa_node):
-        reporter.info(refusal)
+    gc.freeze()
+    gc.set_threshold(*usual)  # before any code of the user's
+    return run()
 
 
 if __name__ == "__main__":

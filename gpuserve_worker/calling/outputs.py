@@ -6,16 +6,18 @@ callable's failure. ``OutputWriter.write`` then only copies bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuserve_worker.calling.failure import INTERNAL, TEXT_LIMIT, DeviceFailure, client_text, cut, failure_of
 from gpuserve_worker.calling.request import BatchedOutputs, Request
 from gpuserve_worker.calling.response import PARAMETER, Response, is_parameter
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, encode_bytes, fits_shape, numpy_dtype
 from gpuserve_worker.protocol.wire import Place, WireFailure, WireRequest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Kinds of numpy types that become a numeric tensor, a BYTES tensor.
 _NUMERIC_KINDS: Final = "biuf"

@@ -4,12 +4,14 @@ tensor is copied here, and none moves to a device or from it.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuserve_worker.protocol.tensor import BF16, numpy_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: What carries the bytes of types that not every version of DLPack, or of torch, reads.
 CARRIERS: Final[dict[str, Any]] = {BF16: np.int16, "BOOL": np.uint8}

@@ -6,15 +6,17 @@ the model was checked when the model was declared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuserve_worker.calling.context import ModelContext
 from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.protocol.payloads import WireRequest
 from gpuserve_worker.protocol.tensor import BYTES, element_count, fits_shape, numpy_dtype
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Random integers of these datatypes are of their whole range; of the others, as of identifiers, small.
 _WHOLE_RANGE: Final = frozenset({"INT8", "UINT8", "INT16", "UINT16"})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: A copy in steps of this size takes a sixth to a quarter less time than one of many MiB in one go, as
 #: measured with and without the data in the caches.

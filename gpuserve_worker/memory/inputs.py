@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuserve_worker.memory.arena import Mapping
 from gpuserve_worker.memory.regions import ClientRegions
 from gpuserve_worker.protocol.payloads import REGION
 from gpuserve_worker.protocol.tensor import BYTES, bytes_array, numpy_dtype
 from gpuserve_worker.protocol.wire import Place, Ref, WireTensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: A payload of more fields is no ``Ref``; as decoded, none has its name yet.
 _REF_FIELDS: Final = len(Ref._fields)

@@ -5,9 +5,9 @@ here.
 
 from __future__ import annotations
 
+import _socket
 import os
 import select
-import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -23,7 +23,7 @@ _WITH_MEMORY: Final = frozenset({Segment, Region, Lend})
 class Link:
     """A blocking end. One thread receives; any thread may send, since a datagram is sent whole."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: _socket.socket) -> None:
         self._socket = sock
         self._buffer = datagram.receive_buffer()
         #: What came in the last datagram and has not been taken.
@@ -35,7 +35,7 @@ class Link:
     def from_fd(cls, fd: int) -> Link:
         """The end behind an inherited descriptor, which from now on no program started here inherits."""
         os.set_inheritable(fd, False)
-        return cls(socket.socket(fileno=fd))
+        return cls(_socket.socket(fileno=fd))
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -80,14 +80,14 @@ class Link:
     def try_send(self, message: Message) -> bool:
         """Send a message if that needs no waiting and the peer is there. Says whether it was sent."""
         try:
-            datagram.send(self._socket, WORKER.encode(message), (), socket.MSG_DONTWAIT)
+            datagram.send(self._socket, WORKER.encode(message), (), _socket.MSG_DONTWAIT)
         except OSError:
             return False
         return True
 
     def stop_receiving(self) -> None:
         """Let ``receive``, in whichever thread it waits, see the end. Sending goes on."""
-        self._socket.shutdown(socket.SHUT_RD)
+        self._socket.shutdown(_socket.SHUT_RD)
 
     def close(self) -> None:
         self._socket.close()

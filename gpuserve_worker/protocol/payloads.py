@@ -6,8 +6,6 @@ region that a client registered (``Place``), a segment of another worker's arena
 (``Loan``), and what stays on a device (``Exported`` by its worker, lent as a ``DeviceLoan``).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, TypeAlias

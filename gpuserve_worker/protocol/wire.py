@@ -27,8 +27,8 @@ the link before the worker's ``Attached`` of the same epoch was meant for the pr
 dropped.
 """
 
-from __future__ import annotations
-
+# Without postponed annotations: ``NamedTuple`` compiles each that is text, which here and in ``payloads.py``
+# is a fiftieth of a worker's start.
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve_worker.protocol.payloads import (
