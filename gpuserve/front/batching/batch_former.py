@@ -52,6 +52,8 @@ class BatchFormer:
         self._max_rows = max_batch_size
         self._preferred = frozenset(batching.preferred_batch_sizes or (max_batch_size,))
         self._largest_preferred = max(self._preferred)
+        #: Where so many rows wait in all, there is a batch that cannot grow.
+        self.full_rows = self._largest_preferred if self.merges else 1
         self._delay_s = batching.max_queue_delay_us / 1e6
         self._taken: list[QueuedRequest] = []
         self._rows = 0
@@ -74,10 +76,6 @@ class BatchFormer:
             batch, self._taken, self._rows = self._taken, [], 0
             return batch
         return None
-
-    def fills(self, rows: int) -> bool:
-        """Whether so many rows, all that wait, make a batch that cannot grow."""
-        return rows >= self._largest_preferred or not self.merges
 
     def first(self, waiting: WaitingRequests) -> QueuedRequest | None:
         return self._taken[0] if self._taken else first_queued(waiting)

@@ -67,9 +67,8 @@ class ModelScheduler(Scheduler):
     def __init__(self, spec: ModelSpec, slots: InstanceSlots | None = None) -> None:
         self._queue: RequestQueue = request_queue(spec.queue)
         self._former = BatchFormer(spec.max_batch_size, spec.batching, self._queue.by_age)
-        self._slots: InstanceSlots = InstanceSlots() if slots is None else slots
+        self._slots: InstanceSlots = InstanceSlots(may_lead(spec)) if slots is None else slots
         self._prefetch = spec.prefetch
-        self._leads = may_lead(spec)
         self._retry_on_death = spec.retry_on_worker_death
         self._counts = RequestCounts()
         time = self._slots.service_time
@@ -173,7 +172,7 @@ class ModelScheduler(Scheduler):
         if not queue.requests or (now >= queue.due_from and queue.first_due(now) is not None):
             return None
         if instance is None and not queue.retried:  # nearly always
-            if not (slots.room or (now >= slots.lead_from and self._former.fills(queue.rows))):
+            if not slots.room and (queue.rows < self._former.full_rows or now < slots.lead_from()):
                 return None
         elif not self._has_room(None if instance is None else (instance,)):
             return None
@@ -181,7 +180,9 @@ class ModelScheduler(Scheduler):
         requests: list[QueuedRequest] | None
         if retried is not None:
             requests = [retried]
-        elif not self._begins_at_once(None if instance is None else (instance,)):
+        elif not slots.room or (
+            self._prefetch and not slots.begins_at_once(None if instance is None else (instance,))
+        ):
             # What an instance would hold and not yet run does not grow there, and cannot go elsewhere.
             requests = self._former.form(queue.waiting, _BEFORE_EVER)
         else:
@@ -197,17 +198,13 @@ class ModelScheduler(Scheduler):
         batch = slots.place(requests, rows, alone, now, secluded=again, instance=instance)
         if queue.requests and rows == 1 and self._retry_on_death and requests[0].retriable:
             # Others follow. A worker that dies while the answer waits may have begun some, which run again.
-            batch.may_wait = batch.expected_s < _SHORT_S
+            batch.may_wait = slots.expected_s(batch) < _SHORT_S
         return batch
 
     def _has_room(self, among: Collection[str] | None) -> bool:
         """Whether an instance can take what is next; what may have killed a worker gets one for itself."""
         secluded = bool(self._queue.retried) and self._queue.has_retried
         return self._slots.has_room(among, secluded=secluded)
-
-    def _begins_at_once(self, among: Collection[str] | None) -> bool:
-        """Whether a batch would run now, where there is room for one or an instance leads."""
-        return self._slots.begins_at_once(among) if self._prefetch else self._slots.room > 0
 
     def next_wakeup(self, now: float, among: Collection[str] | None = None) -> float | None:
         """When time alone changes something: a delay or a deadline runs out. Never before ``now``. Meant for
@@ -223,8 +220,8 @@ class ModelScheduler(Scheduler):
         # Where a batch would only be held, its age changes nothing.
         if self._has_room(among) and (not self._prefetch or self._slots.begins_at_once(among)):
             soonest = min(soonest, self._former.ready_at(self._queue.waiting))
-        elif among is None and not self._queue.retried and self._former.fills(self._queue.rows):
-            soonest = min(soonest, self._slots.lead_from + _LEAD_AIM_S)
+        elif among is None and not self._queue.retried and self._queue.rows >= self._former.full_rows:
+            soonest = min(soonest, self._slots.lead_from() + _LEAD_AIM_S)
         return None if soonest == math.inf else max(now, soonest)
 
     def computed(self, batch: Batch) -> None:
@@ -244,7 +241,7 @@ class ModelScheduler(Scheduler):
     # ---- instances ------------------------------------------------------------------------
 
     def instance_up(self, name: str, slots: int = 1, device: str = "") -> None:
-        self._slots.up(name, slots, self._prefetch, leads=self._leads)
+        self._slots.up(name, slots, self._prefetch)
 
     def instance_down(self, name: str) -> list[QueuedRequest]:
         """An instance died: the requests that are lost with it. Nothing where it was not up.

@@ -130,4 +130,5 @@ class SequenceSlots(Places[SequenceInstance]):
         batch = Batch(self._next_batch_id, instance.name, requests, rows, False, dropped=dropped, seats=seats)
         self._next_batch_id += 1
         self._running[batch.batch_id] = batch
+        instance.batches.append(batch)
         return batch

@@ -18,6 +18,9 @@ from typing import Final
 
 #: So many batches of one size are remembered, and two of them may be outliers.
 _REMEMBERED: Final = 5
+#: A batch that took so much longer than expected is a surprise, and makes others likely.
+_SURPRISE_S: Final = 1e-3
+_STEADY: Final = 16
 #: The first batch of a size is often slower than all others: caches fill, kernels are compiled.
 _LEAST: Final = 2
 
@@ -31,6 +34,12 @@ class ServiceTime:
         self._medians: dict[int, tuple[float, int]] = {}
         #: The keys of the medians, in order.
         self._sizes: list[int] = []
+        self._since_surprise = _STEADY
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the last batches took hardly longer than was expected of them."""
+        return self._since_surprise >= _STEADY
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn what a batch of so many rows took; one that failed says nothing."""
@@ -38,6 +47,9 @@ class ServiceTime:
         last = self._last.get(size)
         if last is None:
             last = self._last[size] = deque(maxlen=_REMEMBERED)
+        self._since_surprise += 1
+        if size in self._medians and seconds > self._medians[size][0] + _SURPRISE_S:
+            self._since_surprise = 0
         last.append((seconds, rows))
         if len(last) >= _LEAST:
             self._medians[size] = sorted(last)[(len(last) - 1) // 2]

@@ -21,11 +21,6 @@ from gpuserve.front.batching.service_time import ServiceTime
 LEAD_S: Final = 1e-3
 #: And never has more than these, however short they are: each is a message in the buffer of its socket.
 _MOST_HELD: Final = 16
-#: After a batch that took so much longer than expected, this many end before instances lead again.
-_DOUBTFUL_S: Final = LEAD_S
-_DOUBTS: Final = 16
-#: What nothing is known of, or what may kill its worker: nothing is held behind it.
-_UNKNOWN_S: Final = 1e6
 
 
 @dataclass(eq=False, slots=True)
@@ -34,8 +29,8 @@ class Batch:
 
     ``alone``: its one request was not to be merged: the model does not merge, or a worker died
     under it. ``slots`` is how many it takes: all of the instance's, where it is not to have company; none
-    once it is computed. ``expected_s`` is how long it is expected to take. ``may_wait``:
-    its worker may have begun others before it sends the answer.
+    once it is computed. ``expected_s`` is how long it is expected to take, None until somebody asks.
+    ``may_wait``: its worker may have begun others before it sends the answer.
 
     In sequences only: ``dropped`` are those that ended at this instance without their last request.
     ``seats`` are the rows of the requests where those between them are there as well, and not ready.
@@ -47,7 +42,7 @@ class Batch:
     rows: int
     alone: bool
     slots: int = 1
-    expected_s: float = _UNKNOWN_S
+    expected_s: float | None = None
     dropped: tuple[int | str, ...] = ()
     seats: tuple[int, ...] = ()
     may_wait: bool = False
@@ -59,13 +54,17 @@ class Batch:
 
 @dataclass(eq=False, slots=True)
 class Instance:
-    """One instance. One that is ``retired`` finishes what it has, and counts for nothing else."""
+    """One instance, with its batches, oldest first; the first began not before ``began_at``. One that is
+    ``retired`` finishes what it has, and counts for nothing else.
+    """
 
     name: str
     at_once: int
     capacity: int
     running: int = 0
     retired: bool = False
+    batches: list[Batch] = field(default_factory=list)
+    began_at: float = math.inf
 
     @property
     def has_seclusion(self) -> bool:
@@ -83,42 +82,8 @@ class Instance:
         return self.running / self.capacity
 
 
-@dataclass(eq=False, slots=True)
-class LeadingInstance(Instance):
-    """An instance that takes its next batch from ``lead_from`` on, where it ``leads``; infinity: what it has
-    is enough, or none can tell when it ends. ``batches`` began at ``began_at`` and are expected to take
-    ``expected_s``, one after the other.
-    """
-
-    leads: bool = False
-    began_at: float = math.inf
-    expected_s: float = 0.0
-    batches: list[Batch] = field(default_factory=list)
-
-    def begin(self, batch: Batch, now: float) -> None:
-        if not self.batches:
-            self.began_at, self.expected_s = now, 0.0
-        self.batches.append(batch)
-        self.expected_s += batch.expected_s
-
-    def end(self, batch: Batch, now: float) -> None:
-        self.batches.remove(batch)
-        self.began_at = now
-        self.expected_s -= batch.expected_s
-
-    @property
-    def lead_from(self) -> float:
-        """What is held is short by itself as well: what runs may take longer than expected."""
-        if self.leads and 0 < len(self.batches) < _MOST_HELD:
-            held_s = self.expected_s - self.batches[0].expected_s
-            if held_s <= LEAD_S and self.expected_s < _UNKNOWN_S:
-                return self.began_at + self.expected_s - LEAD_S
-        return math.inf
-
-
 InstanceT = TypeVar("InstanceT", bound=Instance)
 _LOAD: Final = operator.attrgetter("load")
-_LEAD_FROM: Final = operator.attrgetter("lead_from")
 
 
 class Places(Generic[InstanceT]):
@@ -132,6 +97,8 @@ class Places(Generic[InstanceT]):
         self._next_batch_id = 0
         self.room = 0
         self.service_time = ServiceTime()
+        #: The instance that leads first and when, if one does; None: to be found out.
+        self._lead: tuple[float, InstanceT | None] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -152,6 +119,7 @@ class Places(Generic[InstanceT]):
         self._instances[instance.name] = instance
         self._by_use.append(instance)
         self.room += instance.capacity
+        self._lead = None
 
     def retire(self, name: str) -> None:
         instance = self._instances.get(name)
@@ -159,9 +127,10 @@ class Places(Generic[InstanceT]):
             instance.retired = True
             self._by_use.remove(instance)
             self.room -= max(0, instance.capacity - instance.running)
+            self._lead = None
 
     def is_idle(self, name: str) -> bool:
-        return all(batch.instance != name for batch in self._running.values())
+        return name not in self._instances or not self._instances[name].batches
 
     def with_room(self) -> list[str]:
         """The instances that can take a batch, the one with the most room first."""
@@ -169,8 +138,7 @@ class Places(Generic[InstanceT]):
 
     def _remove(self, name: str) -> list[Batch]:
         self.retire(name)
-        del self._instances[name]
-        batches = [batch for batch in self._running.values() if batch.instance == name]
+        batches = self._instances.pop(name).batches
         for batch in batches:
             del self._running[batch.batch_id]
         return batches
@@ -178,10 +146,9 @@ class Places(Generic[InstanceT]):
     def free_slot(self, batch: Batch) -> None:
         """Free the slot of a batch whose call is over, though it has not ended."""
         instance = self._instances[batch.instance]
-        taken, capacity = instance.running, instance.capacity
         instance.running -= batch.slots
-        if not instance.retired:
-            self.room += max(0, capacity - instance.running) - max(0, capacity - taken)
+        if instance.running < instance.capacity and not instance.retired:  # else it led
+            self.room += batch.slots
         batch.slots = 0
 
     def release(self, batch_id: int, took_s: float | None, now: float) -> Batch:
@@ -189,37 +156,53 @@ class Places(Generic[InstanceT]):
         batch = self._running.pop(batch_id)
         if took_s is not None:
             self.service_time.observe(batch.rows, took_s)
+        instance = self._instances[batch.instance]
+        instance.batches.remove(batch)
+        instance.began_at = now
+        self._lead = None
         self.free_slot(batch)
         return batch
 
 
-class InstanceSlots(Places[LeadingInstance]):
-    """Slots for batches on every instance that is up, any batch on any instance. Where none has room, one
-    leads from ``lead_from`` on.
+class InstanceSlots(Places[Instance]):
+    """Slots for batches on every instance that is up, any batch on any instance. ``leads``: an instance that
+    runs one at once may take the next one early.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, leads: bool = False) -> None:
         super().__init__()
-        self._doubts = 0
+        self._leads = leads
 
-    def up(self, name: str, at_once: int, prefetch: int, *, leads: bool = False) -> None:
+    def up(self, name: str, at_once: int, prefetch: int) -> None:
         """Add an instance, which runs ``at_once`` and holds ``prefetch`` besides."""
-        self._add(LeadingInstance(name, at_once, at_once + prefetch, leads=leads and at_once == 1))
+        self._add(Instance(name, at_once, at_once + prefetch))
 
-    def release(self, batch_id: int, took_s: float | None, now: float) -> Batch:
-        batch = super().release(batch_id, took_s, now)
-        if took_s is not None:
-            late = took_s > batch.expected_s + _DOUBTFUL_S
-            self._doubts = _DOUBTS if late else max(0, self._doubts - 1)
-        self._instances[batch.instance].end(batch, now)
-        return batch
-
-    @property
     def lead_from(self) -> float:
-        """When an instance leads. Where there are others, it must be known which one ends first."""
-        if len(self._by_use) == 1:
-            return self._by_use[0].lead_from
-        return math.inf if self._doubts else min(map(_LEAD_FROM, self._by_use), default=math.inf)
+        """From when on an instance takes a batch though none has room; infinity: what they have is enough, or
+        none can tell when it ends. Where there are several, it must be known which one ends first.
+        """
+        if self._lead is None:
+            self._lead = (math.inf, None)
+            if self._leads and (len(self._by_use) == 1 or self.service_time.is_steady):
+                for instance in self._by_use:
+                    lead_from = self._lead_of(instance)
+                    if lead_from < self._lead[0]:
+                        self._lead = (lead_from, instance)
+        return self._lead[0]
+
+    def _lead_of(self, instance: Instance) -> float:
+        """What is held is short by itself as well: what runs may take longer than expected."""
+        if instance.at_once > 1 or not 0 < len(instance.batches) < _MOST_HELD:
+            return math.inf
+        first_s, *held_s = map(self.expected_s, instance.batches)
+        behind_s = sum(held_s)
+        return math.inf if behind_s > LEAD_S else instance.began_at + first_s + behind_s - LEAD_S
+
+    def expected_s(self, batch: Batch) -> float:
+        """How long a batch is expected to take; infinity: nobody can tell."""
+        if batch.expected_s is None:
+            batch.expected_s = self.service_time.estimate(batch.rows)
+        return math.inf if batch.expected_s is None else batch.expected_s
 
     def down(self, name: str) -> tuple[list[Batch], list[Batch]]:
         """An instance is gone: the batches that it may have begun, and those only held, oldest first."""
@@ -264,24 +247,23 @@ class InstanceSlots(Places[LeadingInstance]):
         elif len(self._by_use) == 1:
             taken = self._by_use[0]
         else:  # of equals, the least recently used, since min() keeps the first
-            taken = min(self._by_use, key=_LOAD if self.room else _LEAD_FROM)
+            taken = min(self._by_use, key=_LOAD)
+        if not self.room and self._lead is not None and self._lead[1] is not None:
+            taken = self._lead[1]
         if taken is not self._by_use[-1]:
             self._by_use.remove(taken)
             self._by_use.append(taken)
         slots = taken.capacity if secluded and taken.at_once > 1 else 1
-        self.room -= min(max(0, taken.capacity - taken.running), slots)
+        if taken.running < taken.capacity:
+            self.room -= slots
         taken.running += slots
-        expected_s = None if secluded else self.service_time.estimate(rows)
-        batch = Batch(
-            self._next_batch_id,
-            taken.name,
-            requests,
-            rows,
-            alone,
-            slots,
-            _UNKNOWN_S if expected_s is None else expected_s,
-        )
+        batch = Batch(self._next_batch_id, taken.name, requests, rows, alone, slots)
+        if secluded:  # nothing is held behind what may kill its worker
+            batch.expected_s = math.inf
         self._next_batch_id += 1
         self._running[batch.batch_id] = batch
-        taken.begin(batch, now)
+        if not taken.batches:
+            taken.began_at = now
+        taken.batches.append(batch)
+        self._lead = None
         return batch
