@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fuzzing.cuts import cuts_of
 from gpuserve.errors import RequestError
 from gpuserve.front.doors.http.codec import parse_infer_request, refuse_binary
-from gpuserve.front.doors.http.header import read_header
+from gpuserve.front.doors.http.header import NO_ARRAYS, read_header
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.memory.intake import Intake, Share
 from gpuserve.front.v2.json_values import TOO_FEW, TOO_MANY
@@ -96,7 +96,9 @@ def _read_whole(body: bytes) -> Any:
         told = str(error) if str(error) in (TOO_FEW, TOO_MANY) else f"{error} (in a request for model 'm')"
         raise type(error)(told) from None
     refuse_binary(header)
-    inputs = [InputTensor(one.name, one.datatype, one.shape, one.own_data()) for one in header.inputs]
+    inputs = [
+        InputTensor(one.name, one.datatype, one.shape, one.own_data(NO_ARRAYS)) for one in header.inputs
+    ]
     return header.request("m", "", inputs), header.form
 
 

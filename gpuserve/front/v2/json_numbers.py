@@ -36,7 +36,7 @@ MOST_SEARCHED_NBYTES: Final = 8 << 20
 PLACE: Final = b"NaN"
 
 DATA_KEY: Final = b'"data"'
-_BEGINNING: Final = re.compile(rb'"data"[ \t\r\n]*+:[ \t\r\n]*+(?=\[)')
+_BEGINNING: Final = re.compile(rb'(?<!\\)"data"[ \t\r\n]*+:[ \t\r\n]*+(?=\[)')
 _FLAT: Final = bytes.maketrans(b"[]", b"  ")
 #: Bytes as steps of the depth, and which of them belong to a number.
 _STEPS: Final = np.zeros(256, np.int16)
@@ -79,9 +79,14 @@ def lift(text: bytes | bytearray) -> LiftedText | None:
     while at >= 0:
         found = _BEGINNING.match(text, at)
         after = at + len(DATA_KEY)
-        if found is not None and text[at - 1 : at] != b"\\":
+        if found is not None:
             start = found.end()
-            end = _end_of_array(text, start)
+            # An array that has neither text nor objects in it ends before either.
+            quote = text.find(b'"', start)
+            if quote < 0:
+                quote = len(text)
+            brace = text.find(b"}", start, quote)
+            end = text.rfind(b"]", start, quote if brace < 0 else brace) + 1
             if end > start:
                 parts.append(text[kept:start])
                 starts.append(start)
@@ -107,15 +112,6 @@ def _next_key(text: bytes | bytearray, start: int) -> int:
         if at >= 0:
             return at
     return -1
-
-
-def _end_of_array(text: bytes | bytearray, start: int) -> int:
-    """Where an array ends that has neither text nor objects in it; otherwise not after ``start``."""
-    end = text.find(b'"', start)
-    if end < 0:
-        end = len(text)
-    brace = text.find(b"}", start, end)
-    return text.rfind(b"]", start, end if brace < 0 else brace) + 1
 
 
 def long_tensor(

@@ -23,6 +23,7 @@ from gpuserve.errors import InvalidArgument, NotFound
 from gpuserve.front.doors.http.answers import JSON_OK
 from gpuserve.front.doors.http.header import (
     REMEMBERED_NBYTES,
+    Arrays,
     BinaryTemplate,
     HeaderInput,
     InferHeader,
@@ -73,15 +74,15 @@ def parse_infer_request(
                     return found, template.form
     if header_length is None and len(body) > 0:
         text = bytes(body) if isinstance(body, memoryview) else body
-        header = header_for(model_name, text, binary=False)
+        header, arrays = header_for(model_name, text, binary=False)
         refuse_binary(header)
         json_nbytes = len(body)
     else:
         json_nbytes = parse_header_length("0" if header_length is None else header_length, len(body))
         if json_nbytes == 0:
             return _parse_raw_request(model_name, model_version, body, spec)
-        header = header_for(model_name, bytes(body[:json_nbytes]), binary=True)
-    inputs = _cut_inputs(header, body, json_nbytes, model_name)
+        header, arrays = header_for(model_name, bytes(body[:json_nbytes]), binary=True)
+    inputs = _cut_inputs(header, arrays, body, json_nbytes, model_name)
     return header.request(model_name, model_version, inputs), header.form
 
 
@@ -226,10 +227,12 @@ def refuse_binary(header: InferHeader) -> None:
         )
 
 
-def _cut_inputs(header: InferHeader, body: Body, start: int, model_name: str) -> list[InputTensor]:
+def _cut_inputs(
+    header: InferHeader, arrays: Arrays, body: Body, start: int, model_name: str
+) -> list[InputTensor]:
     inputs: list[InputTensor] = []
-    for name, datatype, shape, nbytes, inline, place, *_ in header.inputs:
-        data: Data = inline
+    for name, datatype, shape, nbytes, inline, place, lifted, _ in header.inputs:
+        data: Data = inline if lifted is None else next(arrays)
         if nbytes is not None:
             end = start + nbytes
             if end > len(body):

@@ -5,7 +5,8 @@ understood by its first bytes; names, shapes and sizes are held against the mode
 from __future__ import annotations
 
 import functools
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.errors import Internal, InvalidArgument, RequestError
 from gpuserve.front.v2.json_numbers import DATA_KEY, SHORT_NBYTES, LiftedText, lift
@@ -47,6 +48,9 @@ _REMEMBERED: Final = 512
 _OWN_PARAMETERS: Final = SEQUENCE_KEYS | {"priority", "timeout", "binary_data_output"}
 _KINDS: Final = Kinds("a string", "an unsigned integer")
 _EXACT: Final = frozenset({TOO_FEW, TOO_MANY})
+#: What was lifted of the inputs of one request, in their order.
+Arrays: TypeAlias = Iterator[bytes | memoryview]
+NO_ARRAYS: Final[Arrays] = iter(())
 _DATA_FIELDS: Final = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 
 
@@ -58,8 +62,8 @@ class OutputForm(NamedTuple):
 
 
 class HeaderInput(NamedTuple):
-    """One input: ``nbytes`` of binary data after the JSON, or (None) bytes out of the JSON, maybe of the
-    array that was ``lifted`` with this number, or a region. ``elements`` says how many it has there.
+    """One input: ``nbytes`` of binary data after the JSON, or (None) bytes out of the JSON, or ``elements``
+    of the array that was ``lifted`` with this number, or a region.
     """
 
     name: str
@@ -71,8 +75,10 @@ class HeaderInput(NamedTuple):
     lifted: int | None = None
     elements: int = 0
 
-    def own_data(self) -> bytes | memoryview | RegionSlice:
-        """The data of an input without binary data, for one request."""
+    def own_data(self, arrays: Arrays) -> bytes | memoryview | RegionSlice:
+        """The data of an input without binary data, for one request; the next array is its own if lifted."""
+        if self.lifted is not None:
+            return next(arrays)
         return self.inline if self.place is None else self.place.again()
 
 
@@ -185,30 +191,37 @@ def _read_skeleton(skeleton: bytes) -> InferHeader:
 _remembered_skeleton = functools.lru_cache(_REMEMBERED)(_read_skeleton)
 
 
-def header_for(model_name: str, text: bytes | bytearray, *, binary: bool) -> InferHeader:
-    """``read_header`` whose errors name the model; short JSON beside tensors is remembered."""
+def header_for(model_name: str, text: bytes | bytearray, *, binary: bool) -> tuple[InferHeader, Arrays]:
+    """``read_header`` whose errors name the model, and the arrays that were lifted out of the text; short
+    JSON beside tensors, or beside arrays, is remembered.
+    """
     is_short = len(text) <= REMEMBERED_NBYTES
     try:
         if binary and is_short and DATA_KEY not in text:
-            return _remembered_header(bytes(text))
+            return _remembered_header(bytes(text)), NO_ARRAYS
         check_json_size(len(text))
         lifted = lift(text)
         if lifted is not None and (found := _lifted_header(lifted)) is not None:
             return found
-        return _remembered_header(bytes(text)) if binary and is_short else read_header(text)
+        return _remembered_header(bytes(text)) if binary and is_short else read_header(text), NO_ARRAYS
     except RequestError as error:
         if str(error) in _EXACT:
             raise
         raise type(error)(f"{error} (in a request for model '{shown(model_name)}')") from None
 
 
-def _lifted_header(lifted: LiftedText) -> InferHeader | None:
-    """The header of a text without its arrays, and with what they hold; None: what is wrong with a short text
+def _lifted_header(lifted: LiftedText) -> tuple[InferHeader, Arrays] | None:
+    """The header of a text without its arrays, and what they hold; None: what is wrong with a short text
     is told by who reads it whole.
     """
     try:
         header = _skeleton_of(lifted)
-        return InferHeader(tuple([_with_elements(one, lifted) for one in header.inputs]), *header[1:])
+        arrays = [
+            lifted_tensor(lifted, number, datatype, elements, name)
+            for name, datatype, _, _, _, _, number, elements in header.inputs
+            if number is not None
+        ]
+        return header, iter(arrays)
     except RequestError:
         if len(lifted.text) <= SHORT_NBYTES:
             return None
@@ -221,14 +234,6 @@ def _skeleton_of(lifted: LiftedText) -> InferHeader:
         return (_remembered_skeleton if len(skeleton) <= REMEMBERED_NBYTES else _read_skeleton)(skeleton)
     except Malformed as error:
         raise malformed(error.detail, lifted.origin(error.position)) from None
-
-
-def _with_elements(one: HeaderInput, lifted: LiftedText) -> HeaderInput:
-    if one.lifted is None:
-        return one
-    name, datatype, shape, *_, elements = one
-    data = lifted_tensor(lifted, one.lifted, datatype, elements, name)
-    return HeaderInput(name, datatype, shape, None, data)
 
 
 def _read_input(entry: Any, position: int) -> HeaderInput:

@@ -31,7 +31,7 @@ from gpuserve.front.doors.http.codec import (
     raw_header,
     surplus_data,
 )
-from gpuserve.front.doors.http.header import InferHeader, OutputForm, header_for
+from gpuserve.front.doors.http.header import NO_ARRAYS, Arrays, InferHeader, OutputForm, header_for
 from gpuserve.front.memory.intake import Share
 from gpuserve.front.v2.json_numbers import SHORT_NBYTES
 from gpuserve.front.v2.types import Data, InferRequest, InputTensor
@@ -117,13 +117,15 @@ class _Tensor:
 
 
 class _Tensors:
-    """The binary tensors that a header announces, in order, behind ``prefix``. ``claim(nbytes)`` gives a
-    block, or None for heap memory; ``blocks`` and ``placed_nbytes`` are what it gave.
+    """The binary tensors that a header announces, in order, behind ``prefix``; its arrays were lifted.
+    ``claim(nbytes)`` gives a block, or None for heap memory; ``blocks`` and
+    ``placed_nbytes`` are what it gave.
     """
 
     def __init__(
         self,
         header: InferHeader,
+        arrays: Arrays,
         prefix: bytes,
         claim: Callable[[int], Block | None],
         check_limit: Callable[[int], None],
@@ -131,6 +133,7 @@ class _Tensors:
     ) -> None:
         self.header = header
         self.prefix = prefix
+        self._arrays = arrays
         self.blocks: list[Block] = []
         self._sizes = [one.nbytes for one in header.inputs if one.nbytes is not None]
         self._made: list[_Tensor] = []
@@ -162,7 +165,7 @@ class _Tensors:
                 one.name,
                 one.datatype,
                 one.shape,
-                one.own_data() if one.nbytes is None else next(filled).result(),
+                one.own_data(self._arrays) if one.nbytes is None else next(filled).result(),
             )
             for one in self.header.inputs
         ]
@@ -262,7 +265,8 @@ class HttpBodyScanner:
         elif self._json_nbytes or content_length is None:
             self._enter(BodyPart.WHOLE)
         else:
-            self._expect(*raw_header(name, version, spec, content_length))
+            header, prefix = raw_header(name, version, spec, content_length)
+            self._expect(header, NO_ARRAYS, prefix)
 
     def _check_limit(self, nbytes: int) -> None:
         if nbytes > self._limit_nbytes:
@@ -275,12 +279,12 @@ class HttpBodyScanner:
         missing = self._json_nbytes - len(self._text)
         self._text += chunk[:missing]
         if len(self._text) == self._json_nbytes:
-            self._expect(header_for(self._head.model_name, bytes(self._text), binary=True), b"")
+            self._expect(*header_for(self._head.model_name, bytes(self._text), binary=True), b"")
         return chunk[missing:]
 
-    def _expect(self, header: InferHeader, prefix: bytes) -> None:
+    def _expect(self, header: InferHeader, arrays: Arrays, prefix: bytes) -> None:
         """Take tensors from now on, behind these bytes that the client did not send."""
-        tensors = _Tensors(header, prefix, self._claim, self._check_limit, self._share)
+        tensors = _Tensors(header, arrays, prefix, self._claim, self._check_limit, self._share)
         if self._head.content_length is not None:
             self._check_sizes(tensors, self._head.content_length)
         self._enter(BodyPart.TENSORS)
