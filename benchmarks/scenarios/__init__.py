@@ -10,6 +10,6 @@ possible, or against itself. ``scripts/bench --scenarios`` runs them. Who knows 
     open_loop.py    starts the open-loop client              paced_client.py  is the open-loop client
     closed_loop.py  starts h2load
 
-and one file a scenario: ``tail.py``, ``scaling.py``, ``many_models.py``, ``connections.py``,
-``endurance.py``, ``starting.py``.
+and one file a scenario: ``tail.py``, ``deadlines.py``, ``fairness.py``, ``scaling.py``,
+``many_models.py``, ``connections.py``, ``endurance.py``, ``starting.py``.
 """

@@ -16,8 +16,10 @@ from pathlib import Path
 from benchmarks.load import LoadFailed
 from benchmarks.peers import PeerCache, ServerMissing
 from benchmarks.scenarios.connections import Connections
+from benchmarks.scenarios.deadlines import Deadlines
 from benchmarks.scenarios.deployment import DEPLOYABLE
 from benchmarks.scenarios.endurance import Endurance
+from benchmarks.scenarios.fairness import Fairness
 from benchmarks.scenarios.many_models import ManyModels
 from benchmarks.scenarios.report import ScenarioReport, markdown, write_json
 from benchmarks.scenarios.scaling import Scaling
@@ -34,6 +36,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     Connections(),
     Endurance(),
     Starting(),
+    Deadlines(),
+    Fairness(),
 )
 
 

@@ -26,6 +26,7 @@ class SleepingModel:
     batch_s: float
     instances: int = 1
     max_batch_size: int = 32
+    fairness_header: str = ""  #: of models that are fair to their clients; this server only
 
 
 class DeployedGpuServe(GpuServe):
@@ -52,6 +53,7 @@ class DeployedGpuServe(GpuServe):
                 "inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}],
                 "outputs": [{"name": "y", "dtype": "float32", "shape": [-1]}],
                 "max_batch_size": one.max_batch_size,
+                **_queue(one),
             }
             for one in self._deployed
         ]
@@ -88,6 +90,12 @@ def _callable(one: SleepingModel) -> dict[str, object]:
     if not one.batch_s:
         return {"callable": f"{_MODELS_FOLDER / 'model.py'}:echo"}
     return {"callable": f"{_MODELS_FOLDER / 'sleeping.py'}:sleeping", "kwargs": {"seconds": one.batch_s}}
+
+
+def _queue(one: SleepingModel) -> dict[str, object]:
+    if not one.fairness_header:
+        return {}
+    return {"queue": {"fairness": "client", "fairness_header": one.fairness_header}}
 
 
 def _triton_config(one: SleepingModel) -> str:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,8 +27,10 @@ def paced(
     answer: bytes,
     schedule: Schedule,
     watch: Callable[[], None] = lambda: None,
+    headers: Sequence[str] = (),
 ) -> Paced:
-    """One run by this schedule. ``watch`` is called a few times while it goes on.
+    """One run by this schedule. ``watch`` is called a few times while it goes on; ``headers`` are more of
+    each call's, ``name:value``.
 
     Raises:
         LoadFailed: a request was answered wrong, or not at all.
@@ -41,7 +43,7 @@ def paced(
         schedule_file.write_text(json.dumps(asdict(schedule)))
         command = [
             *(sys.executable, "-m", "benchmarks.scenarios.paced_client", str(one.ports.grpc)),
-            *(payload.path, str(request_file), str(answer_file)),
+            *(payload.path, str(request_file), str(answer_file), *headers),
         ]
         with schedule_file.open("rb") as stdin, result_file.open("wb") as stdout:
             client = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE)

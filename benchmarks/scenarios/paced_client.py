@@ -1,8 +1,9 @@
 """The open-loop client: a program of its own that sends every request at its time, answered or not.
 
-``python -m benchmarks.scenarios.paced_client PORT METHOD REQUEST ANSWER``: the last are two files, the body
-of a call and the right body of its answer. stdin gets the schedule as JSON, ``{"at_s": [...], "connection":
-[...]}``; stdout gets ``Paced`` as JSON. A wrong answer ends the program with 1.
+``python -m benchmarks.scenarios.paced_client PORT METHOD REQUEST ANSWER [HEADER...]``: two files, the body of
+a call and the right body of its answer, and more headers of each call, ``name:value``. stdin gets the
+schedule as JSON, ``{"at_s": [...], "connection": [...]}``; stdout gets ``Paced`` as JSON. A wrong answer ends
+the program with 1.
 
 A latency runs from the time at which the request was *due*, so a client or a server that falls behind
 shows. How late the client itself was is told beside it. One thread, no event loop: what is due on a
@@ -22,7 +23,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,8 +66,9 @@ class Calls:
     A call is named by a number of the caller's. What flow control does not let go yet waits inside.
     """
 
-    def __init__(self, method: str, request: bytes, answer: bytes) -> None:
-        block = http2.grpc_headers(method)
+    def __init__(self, method: str, request: bytes, answer: bytes, headers: Iterable[str] = ()) -> None:
+        more = [(name, value) for name, _, value in (one.partition(":") for one in headers)]
+        block = http2.grpc_headers(method, more=more)
         self._headers = http2.frame(http2.HEADERS, http2.END_HEADERS, 0, block)
         self._data = http2.frame(http2.DATA, http2.END_STREAM, 0, request)
         self._request_nbytes = len(request)
@@ -195,7 +197,9 @@ class Run:
         self._latency_s = [0.0] * len(at_s)
         self._late_s = [0.0] * len(at_s)
 
-    def run(self, port: int, method: str, request: bytes, answer: bytes) -> Paced:
+    def run(
+        self, port: int, method: str, request: bytes, answer: bytes, headers: Iterable[str] = ()
+    ) -> Paced:
         """Connect, send everything and wait for every answer.
 
         Raises:
@@ -203,7 +207,7 @@ class Run:
             OSError: the server is not there.
         """
         for _ in range(max(self._connection) + 1):
-            one = Connection(port, Calls(method, request, answer), self._epoll)
+            one = Connection(port, Calls(method, request, answer, headers), self._epoll)
             self._connections.append(one)
             self._by_fd[one.fileno()] = one
         began_cpu_s, began_at = time.process_time(), time.perf_counter() + _LEAD_S
@@ -256,9 +260,9 @@ class Run:
                 one.flush()
 
 
-def main(port: str, method: str, *files: str) -> int:
+def main(port: str, method: str, request_file: str, answer_file: str, *headers: str) -> int:
     """Run and print; returns the exit code."""
-    request, answer = (Path(file).read_bytes() for file in files)
+    request, answer = Path(request_file).read_bytes(), Path(answer_file).read_bytes()
     schedule = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
@@ -268,7 +272,8 @@ def main(port: str, method: str, *files: str) -> int:
         os.sched_setaffinity(0, (max(os.sched_getaffinity(0)),))
     gc.disable()  # nothing here makes cycles, and a collection would be somebody's latency
     try:
-        paced = Run(schedule["at_s"], schedule["connection"]).run(int(port), method, request, answer)
+        run = Run(schedule["at_s"], schedule["connection"])
+        paced = run.run(int(port), method, request, answer, headers)
     except (PacedFailed, OSError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -151,6 +151,11 @@ def test_a_call_is_opened_on_a_stream_of_its_own_and_told_by_its_number() -> Non
     assert one.take(answer(1)) == ([(70, True)], b"")
 
 
+def test_a_call_may_have_more_headers() -> None:
+    sent = Calls("/m", b"", ANSWER, ["grpc-timeout:100000u"]).ask(1)
+    assert http2.header_block([("grpc-timeout", "100000u")]) in sent
+
+
 def test_answers_may_come_in_pieces() -> None:
     one = calls()
     one.ask(5)
@@ -211,6 +216,14 @@ def test_this_server_is_told_the_models_by_a_file(tmp_path: Path) -> None:
     (entry,) = json.loads((tmp_path / "config.yaml").read_text())["models"]
     assert str(tmp_path / "config.yaml") in words
     assert (entry["instances"], entry["kwargs"]) == ([{"device": "cpu", "count": 4}], {"seconds": 0.005})
+
+
+def test_this_server_is_told_of_fairness(tmp_path: Path) -> None:
+    models = [SleepingModel("fair", 0.005, fairness_header="x-client"), SleepingModel("not", 0.005)]
+    DeployedGpuServe(cache(tmp_path), models, tmp_path).command(Ports(1, 2, 3), [])
+    fair, unfair = json.loads((tmp_path / "config.yaml").read_text())["models"]
+    assert fair["queue"] == {"fairness": "client", "fairness_header": "x-client"}
+    assert "queue" not in unfair
 
 
 def test_triton_is_told_the_models_by_a_repository(tmp_path: Path) -> None:
