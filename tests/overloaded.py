@@ -72,7 +72,7 @@ def simulate(
             except QueueFull:
                 outcome.refused.append(what)
         elif what is not None:
-            scheduler.complete(what.batch_id, took_s)
+            scheduler.complete(what.batch_id, took_s, now)
             outcome.ended.update(dict.fromkeys(what.requests, now))
             outcome.batches += 1
         outcome.refused += scheduler.expire(now)

@@ -16,6 +16,7 @@ Requests without a deadline are never refused here.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from gpuserve.front.batching.batch_former import BatchFormer
@@ -59,13 +60,13 @@ class Eviction:
             self._evict(hopeless, RemovalReason.HOPELESS)
 
     def in_time(
-        self, requests: list[QueuedRequest], now: float, formed_at: float
+        self, requests: list[QueuedRequest], begins_at: float, formed_at: float
     ) -> list[QueuedRequest] | None:
         """The next batch, formed as of ``formed_at``, or the one after it without those of it that cannot be
-        in time; None: there is none yet. One that is formed as of a time before ``now`` waits behind another.
+        in time; None: there is none yet. ``formed_at`` is minus infinity for one that begins behind others.
         """
-        queue, is_held = self._queue, formed_at < now
-        while late := self._late(requests, now, 2 if is_held else 1):
+        queue, is_held = self._queue, formed_at == -math.inf
+        while late := self._late(requests, begins_at, 2 if is_held else 1):
             if len(late) == queue.requests and not is_held:
                 break
             queue.waiting.extendleft(reversed(requests))
@@ -77,15 +78,15 @@ class Eviction:
             requests = again
         return requests
 
-    def _late(self, requests: list[QueuedRequest], now: float, batches: int) -> list[QueuedRequest]:
-        """Those of a batch that will not be in time, if it ends after so many batches of its kind."""
+    def _late(self, requests: list[QueuedRequest], begins_at: float, spares: int) -> list[QueuedRequest]:
+        """Those of a batch that will not be in time if it begins then; so many batches may take longer."""
         rows = sum([one.rows for one in requests])
         takes_s = self._service_time.estimate(rows)
         if takes_s is None:
             return []
-        ends_at = now + batches * takes_s
+        ends_at = begins_at + takes_s
         if self._queue.rows >= 2 * rows:
-            ends_at += max(_LEAST_SPARE_S, _SPARE * takes_s)
+            ends_at += spares * max(_LEAST_SPARE_S, _SPARE * takes_s)
         return [one for one in requests if one.deadline is not None and one.deadline < ends_at]
 
     def _evict(self, request: QueuedRequest, reason: RemovalReason) -> None:

@@ -180,16 +180,14 @@ class ModelScheduler(Scheduler):
         requests: list[QueuedRequest] | None
         if retried is not None:
             requests = [retried]
-        elif not slots.room or (
-            self._prefetch and not slots.begins_at_once(None if instance is None else (instance,))
-        ):
-            # What an instance would hold and not yet run does not grow there, and cannot go elsewhere.
-            requests = self._former.form(queue.waiting, _BEFORE_EVER)
         else:
-            requests = self._former.form(queue.waiting, now)
-        if requests is not None and retried is None and queue.due_from < math.inf and self._foresees:
-            is_held = self._prefetch and not slots.begins_at_once(None if instance is None else (instance,))
-            requests = self._eviction.in_time(requests, now, _BEFORE_EVER if is_held else now)
+            # What an instance would hold and not yet run does not grow there, and cannot go elsewhere.
+            among = None if instance is None else (instance,)
+            is_held = not slots.room or (self._prefetch and not slots.begins_at_once(among))
+            formed_at = _BEFORE_EVER if is_held else now
+            requests = self._former.form(queue.waiting, formed_at)
+            if requests is not None and queue.due_from < math.inf and self._foresees:
+                requests = self._eviction.in_time(requests, slots.begins_at(now, instance), formed_at)
         if requests is None:
             return None
         rows = queue.dispatched(requests)

@@ -228,6 +228,19 @@ class InstanceSlots(Places[Instance]):
         instances = self._by_use if among is None else [self._instances[name] for name in among]
         return any(one.begins_at_once for one in instances)
 
+    def begins_at(self, now: float, name: str | None = None) -> float:
+        """When a batch that is placed now is expected to begin: now, where none is before it, or nobody can
+        tell.
+        """
+        if not self.room:
+            free_at = self.lead_from() + LEAD_S
+        else:
+            taken = min(self._by_use, key=_LOAD) if name is None else self._instances[name]
+            if taken.begins_at_once or taken.at_once > 1:
+                return now
+            free_at = taken.began_at + sum(map(self.expected_s, taken.batches))
+        return max(now, free_at) if free_at < math.inf else now
+
     def place(
         self,
         requests: list[QueuedRequest],
