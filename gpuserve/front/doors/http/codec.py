@@ -198,7 +198,7 @@ def _encode_otherwise(response: InferResponse, form: OutputForm) -> Encoded:
     return (_binary_head(json_nbytes) if binary else JSON_OK), pieces, nbytes
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(64)
 def _length(value: str) -> int:
     """What a header length says; InvalidArgument: no number of 32 bits."""
     if value.isdecimal() and value.isascii() and len(value) < 10:
