@@ -67,7 +67,11 @@ class ModelTracer:
         """Begin the trace of a request, if it is one of those that are traced."""
         request = pending.request
         if request.reception is None and not self._follows_callers:
-            chosen = self._sampler.sample()
+            sampler = self._sampler
+            if sampler.left > 1:  # nearly every request: it is counted here, without a call
+                sampler.left -= 1
+                return
+            chosen = sampler.sample()
         else:
             chosen = self._chooses(_received(request))
         if chosen:
@@ -156,8 +160,8 @@ class ModelTracer:
 
 def _received(request: InferRequest) -> Reception | None:
     """What notes the network's side of a request; made here where the request is to be traced."""
-    if request.reception is None and request.receive is not None:
-        request.reception = request.receive()
+    if request.reception is None and request.receiver is not None:
+        request.reception = request.receiver.receive()
     found: Reception | None = request.reception
     return found
 

@@ -63,13 +63,13 @@ class InferRequest:
     says, by name, which of the outputs asked for are to be written into a client's region; ``class_counts``
     of which outputs only so many largest elements are wanted; ``sequence`` where the request belongs.
     ``regions`` are all the places in regions that it names, of inputs and of outputs. ``reception`` notes
-    when it came and went (see ``observe/tracing``), where it is traced, else None; ``receive`` makes one once
-    it is. ``sender`` is the exchange by which it came, None where it came from no client.
+    when it came and went (see ``observe/tracing``), where it is traced, else None; its ``receiver``
+    makes one once it is. ``sender`` is the exchange by which it came, None where it came from no client.
     """
 
     __slots__ = (
         "class_counts", "depth", "empty_final", "id", "inputs", "kept", "model_name", "model_version",
-        "outputs", "parameters", "placements", "priority", "receive", "reception", "regions", "sender",
+        "outputs", "parameters", "placements", "priority", "receiver", "reception", "regions", "sender",
         "sequence", "timeout_s",
     )  # fmt: skip
 
@@ -103,7 +103,7 @@ class InferRequest:
         self.sequence = sequence
         self.regions = regions
         self.reception: Any = None
-        self.receive: Callable[[], Any] | None = None
+        self.receiver: Any = None
         self.sender: Any = None
         #: Within how many others it is; 0 where it came from outside.
         self.depth = 0

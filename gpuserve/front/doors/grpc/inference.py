@@ -208,13 +208,13 @@ class InferCall:
         if self._call.timeout_s is not None:
             self._call.limit(request, self._since)
         if self._began_ns:
-            request.receive = self._receive
+            request.receiver = self
         request.sender = self._exchange
         pending = shared.inference.submit(request, None, self._answer)
         if not self._through:
             self._pending = pending
 
-    def _receive(self) -> Reception | None:
+    def receive(self) -> Reception | None:
         """What notes the rest of a request that has been read, and is traced."""
         self._reception = self._shared.receptions.of(
             self._exchange.head.headers, grpc=True, began_ns=self._began_ns

@@ -221,13 +221,13 @@ class InferPost:
         if door.forwarding is not None:
             door.forwarding.add_to(request, self._exchange.head)
         if self._began_ns:
-            request.receive = self._receive
+            request.receiver = self
         request.sender = self._exchange
         pending = door.submit(request, None, self._answer)
         if not self._through:
             self._pending = pending
 
-    def _receive(self) -> Reception | None:
+    def receive(self) -> Reception | None:
         """What notes the rest of a request that has been read, and is traced."""
         self._reception = self._door.receptions.of(
             self._exchange.head.headers, grpc=False, began_ns=self._began_ns

@@ -23,13 +23,13 @@ from gpuserve.settings.server import TraceSettings
 class Sampler:
     """Chooses which requests of one scope are traced: one in so many, and no more than so many."""
 
-    __slots__ = ("_left", "overrides", "values")
+    __slots__ = ("left", "overrides", "values")
 
     def __init__(self, values: TraceValues, overrides: Overrides | None = None) -> None:
         self.values = values
         self.overrides = overrides or {}
         #: So many requests, and the last of them is traced.
-        self._left = values.rate
+        self.left = values.rate
 
     @property
     def level(self) -> TraceLevel:
@@ -38,14 +38,14 @@ class Sampler:
     def sample(self, forced: bool = False) -> bool:
         """Whether the next request is traced. ``forced``: its caller traces it, whatever the rate."""
         if not forced:
-            self._left -= 1
-            if self._left > 0:
+            self.left -= 1
+            if self.left > 0:
                 return False
         values = self.values
         if not values.level or not values.count or not values.rate:
             return False
         if not forced:
-            self._left = values.rate
+            self.left = values.rate
         if values.count > 0:
             self.values = dataclasses.replace(values, count=values.count - 1)
         return True
