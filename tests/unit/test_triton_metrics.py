@@ -156,6 +156,14 @@ def test_a_page_of_many_models_lets_others_have_their_turn() -> None:
     assert [one.labels["model"] for one in ups] == [model.model for model in models for _ in range(2)]
 
 
+def test_each_family_of_hundreds_of_models_is_a_step_of_its_own() -> None:
+    models = [loaded("m")]
+    rendering = MetricsPage(lambda: models, "0")._rendering(())
+    steps = sum(1 for _ in rendering)
+    families = sum(1 for line in MetricsPage(lambda: models, "0").render().splitlines() if b"# TYPE" in line)
+    assert steps >= len(models) + families
+
+
 def loaded(name: str) -> ModelMetrics:
     model = ModelMetrics(name, "1", dict)
     for instance in ("cpu#0", "cpu#1"):

@@ -103,10 +103,13 @@ class MetricsPage:
                 if not number % _SLICE_INSTANCES:
                     yield
             yield
-        families = [*self._of_server(), *own.families, *instances.families, *present.families]
-        parts = [triton_metrics.page(families, also_empty=True)]
-        yield
-        parts.append(triton_metrics.page(at_triton.families))
+        parts: list[bytes] = []
+        for listed in (*self._of_server(), *own.families, *instances.families, *present.families):
+            parts.append(triton_metrics.page([listed], also_empty=True))
+            yield  # of hundreds of models, all families at once take longer than others are to wait
+        for listed in at_triton.families:
+            parts.append(triton_metrics.page([listed]))
+            yield
         for families_of in machine:
             yield
             parts.append(triton_metrics.page(families_of()))
