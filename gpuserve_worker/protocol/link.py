@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from gpuserve_worker.protocol import datagram
-from gpuserve_worker.protocol.vocabulary import joined
 from gpuserve_worker.protocol.wire import WORKER, Lend, Message, Region, Segment, WireError
 
 #: A descriptor rides beside these, and beside no other.
@@ -61,21 +60,22 @@ class Link:
             expected = 1 if type(message) in _WITH_MEMORY else 0
             if len(fds) != expected:
                 raise WireError(f"{type(message).__name__} came with {len(fds)} descriptors, not {expected}")
-            if more and any(type(one) in _WITH_MEMORY for one in more):
-                raise WireError("a message whose descriptor cannot be told from those of others")
+            if more:
+                if any(type(one) in _WITH_MEMORY for one in more):
+                    raise WireError("a message whose descriptor cannot be told from those of others")
+                self.pending.extend(more)
         except BaseException:
             datagram.close_all(fds)
             raise
-        self.pending.extend(more)
         return message, fds
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; waits while the peer's buffer is full. ``OSError``: the peer is gone."""
         datagram.send(self._socket, WORKER.encode(message), fds)
 
-    def send_together(self, encoded: Sequence[bytes]) -> None:
-        """Send messages without descriptors in one datagram; as ``send``."""
-        datagram.send(self._socket, joined(encoded))
+    def send_encoded(self, data: bytes) -> None:
+        """Send what is encoded already, and has no descriptors; as ``send``."""
+        datagram.send(self._socket, data)
 
     def try_send(self, message: Message) -> bool:
         """Send a message if that needs no waiting and the peer is there. Says whether it was sent."""

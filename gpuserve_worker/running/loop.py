@@ -103,7 +103,7 @@ class Loop:
         self._reception.close()
 
     def _run(self, session: FrontSession, run: wire.Run) -> None:
-        if not run.may_wait:
+        if session.held and not run.may_wait:
             session.flush()  # a worker that dies under this batch takes no answer with it
         watch = Stopwatch()
         session.leases.begin(run.batch_id)
@@ -114,7 +114,8 @@ class Loop:
         else:
             reply = self._execution.done(session, run, answers, watch)
         del answers  # outputs may be views of the inputs
-        waits = isinstance(reply, wire.Done) and self._waits(session, run, watch)
+        is_last = not (run.may_wait or self._backlog)
+        waits = not is_last and isinstance(reply, wire.Done) and self._waits(session, run, watch)
         session.reply(reply, waits=waits)
         if self._execution.tell_unrecoverable():
             self.stop()
@@ -130,7 +131,7 @@ class Loop:
             return False
         if not self._backlog:
             self._reception.receive_waiting()
-        if not session.holds_replies:
+        if not session.held:
             self._held_since_ns = now_ns
         return bool(self._backlog) and now_ns - self._held_since_ns < _PATIENCE_NS
 

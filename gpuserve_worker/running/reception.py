@@ -154,7 +154,8 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
                 return batch
             if self.ended:
                 return None
-            self.session.flush()
+            if self.session.held:
+                self.session.flush()
             if self.turn.try_take():
                 try:
                     if not self._backlog:  # else who had the turn has just put one there

@@ -19,6 +19,7 @@ from gpuserve_worker.memory.regions import ClientRegions
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.datagram import MAX_TOGETHER_NBYTES
 from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.protocol.vocabulary import joined
 
 if TYPE_CHECKING:
     from gpuserve_worker.running.device_path import WorkerDevicePath
@@ -35,7 +36,7 @@ class FrontSession:
         self._link = link
         self._retired = False
         #: Answers that leave with the next one, and the batches that they are to.
-        self._held: list[bytes] = []
+        self.held: list[bytes] = []
         self._held_nbytes = 0
         self._held_batches: list[int] = []
         # Arrays die in any line, also in those below that are under way in this very thread.
@@ -86,7 +87,7 @@ class FrontSession:
     def send(self, message: wire.Message, fds: Sequence[int] = ()) -> bool:
         """Send, unless another front has the link by now, which must not get it: whether it was sent."""
         with self._lock:
-            if self._held:
+            if self.held:
                 self.flush()
             if not self._retired:
                 self._link.send(message, fds)
@@ -111,27 +112,25 @@ class FrontSession:
             self.device.settle_inputs(batch_id)
         data = wire.WORKER.encode(_with_inputs(reply, free=self.leases.is_free(batch_id)))
         with self._lock:
-            if self._held and self._held_nbytes + len(data) > MAX_TOGETHER_NBYTES:
+            if self.held and self._held_nbytes + len(data) > MAX_TOGETHER_NBYTES:
                 self.flush()
-            self._held.append(data)
-            self._held_nbytes += len(data)
-            self._held_batches.append(batch_id)
-            if not waits:
-                self.flush()
-
-    @property
-    def holds_replies(self) -> bool:
-        return bool(self._held)
+            if waits or self.held:
+                self.held.append(data)
+                self._held_nbytes += len(data)
+                self._held_batches.append(batch_id)
+                if not waits:
+                    self.flush()
+            elif not self._retired:
+                self._link.send_encoded(data)
+                self.leases.answered(batch_id)
 
     def flush(self) -> None:
         """Send the answers that wait."""
-        if not self._held:
-            return
         with self._lock:
-            held, self._held, self._held_nbytes = self._held, [], 0
+            held, self.held, self._held_nbytes = self.held, [], 0
             batches, self._held_batches = self._held_batches, []
             if held and not self._retired:
-                self._link.send_together(held)
+                self._link.send_encoded(joined(held))
                 for batch_id in batches:  # until now no array that died was told of by itself
                     self.leases.answered(batch_id)
 
