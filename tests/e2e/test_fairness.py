@@ -23,8 +23,12 @@ from gpuserve.decorators import batch
 from gpuserve.model import Queue
 
 NUMBER = Tensor((1,), np.int32)
+TENANTS = Queue(fairness="client", fairness_header="X-Tenant")
+#: One for each test: nothing is given to an instance early whose batches nobody has seen.
 QUEUES = {
-    "tenants": Queue(fairness="client", fairness_header="X-Tenant"),
+    "by_http": TENANTS,
+    "by_grpc": TENANTS,
+    "by_stream": TENANTS,
     "addresses": Queue(fairness="client"),
     "narrow": Queue(fairness="client", fairness_header="x-tenant", max_requests=3),
 }
@@ -118,8 +122,7 @@ def models() -> Iterator[dict[str, Model]]:
 
 @pytest.mark.parametrize("how", [by_http, by_grpc, by_stream])
 def test_clients_that_a_header_names_take_turns(models: dict[str, Model], how: Callable[..., None]) -> None:
-    model = models["tenants"]
-    model.seen.clear()
+    model = models[how.__name__]
     asked = [model.send(how, "loud", number) for number in range(5)]
     asked += [model.send(how, "quiet", number) for number in (10, 11)]
     model.let(7)
