@@ -125,6 +125,17 @@ def test_a_batch_that_takes_longer_than_expected_has_one_behind_it_and_no_more()
     assert model.next() is None
 
 
+def test_behind_a_batch_that_should_have_ended_nothing_is_held() -> None:
+    for took_s in (0.05 * MS, 5 * MS):
+        model = Leading(took_s)
+        model.submit(4)
+        model.must_next()
+        model.now = took_s + 1.1 * MS
+        model.submit(8)
+        assert model.next() is None
+        assert model.scheduler.next_wakeup(model.now) is None
+
+
 def test_where_times_differ_nothing_is_bound_early_beside_another_instance() -> None:
     model = Leading(up=2)
     model.submit(4)

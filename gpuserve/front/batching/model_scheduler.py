@@ -172,7 +172,7 @@ class ModelScheduler(Scheduler):
         if not queue.requests or (now >= queue.due_from and queue.first_due(now) is not None):
             return None
         if instance is None and not queue.retried:  # nearly always
-            if not slots.room and (queue.rows < self._former.full_rows or now < slots.lead_from()):
+            if not slots.room and (queue.rows < self._former.full_rows or now < slots.lead_from(now)):
                 return None
         elif not self._has_room(None if instance is None else (instance,)):
             return None
@@ -219,7 +219,7 @@ class ModelScheduler(Scheduler):
         if self._has_room(among) and (not self._prefetch or self._slots.begins_at_once(among)):
             soonest = min(soonest, self._former.ready_at(self._queue.waiting))
         elif among is None and not self._queue.retried and self._queue.rows >= self._former.full_rows:
-            soonest = min(soonest, self._slots.lead_from() + _LEAD_AIM_S)
+            soonest = min(soonest, self._slots.lead_from(now) + _LEAD_AIM_S)
         return None if soonest == math.inf else max(now, soonest)
 
     def computed(self, batch: Batch) -> None:

@@ -84,6 +84,7 @@ class Instance:
 
 InstanceT = TypeVar("InstanceT", bound=Instance)
 _LOAD: Final = operator.attrgetter("load")
+_FROM: Final = operator.itemgetter(0)
 
 
 class Places(Generic[InstanceT]):
@@ -97,8 +98,8 @@ class Places(Generic[InstanceT]):
         self._next_batch_id = 0
         self.room = 0
         self.service_time = ServiceTime()
-        #: The instance that leads first and when, if one does; None: to be found out.
-        self._lead: tuple[float, InstanceT | None] | None = None
+        #: From when and until when one leads, and the instance, if one does; None: to be found out.
+        self._lead: tuple[float, float, InstanceT | None] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -177,26 +178,27 @@ class InstanceSlots(Places[Instance]):
         """Add an instance, which runs ``at_once`` and holds ``prefetch`` besides."""
         self._add(Instance(name, at_once, at_once + prefetch))
 
-    def lead_from(self) -> float:
+    def lead_from(self, now: float) -> float:
         """From when on an instance takes a batch though none has room; infinity: what they have is enough, or
         none can tell when it ends. Where there are several, it must be known which one ends first.
         """
-        if self._lead is None:
-            self._lead = (math.inf, None)
+        if self._lead is None or now > self._lead[1]:
+            self._lead = (math.inf, math.inf, None)
             if self._leads and (len(self._by_use) == 1 or self.service_time.is_steady):
-                for instance in self._by_use:
-                    lead_from = self._lead_of(instance)
-                    if lead_from < self._lead[0]:
-                        self._lead = (lead_from, instance)
+                leads = map(self._lead_of, self._by_use)
+                self._lead = min((one for one in leads if one[1] >= now), default=self._lead, key=_FROM)
         return self._lead[0]
 
-    def _lead_of(self, instance: Instance) -> float:
-        """What is held is short by itself as well: what runs may take longer than expected."""
+    def _lead_of(self, instance: Instance) -> tuple[float, float, Instance]:
+        """From when an instance leads and until when: what has not ended a while after that may take any
+        time. What is held is short by itself as well.
+        """
         if instance.at_once > 1 or not 0 < len(instance.batches) < _MOST_HELD:
-            return math.inf
+            return math.inf, math.inf, instance
         first_s, *held_s = map(self.expected_s, instance.batches)
-        behind_s = sum(held_s)
-        return math.inf if behind_s > LEAD_S else instance.began_at + first_s + behind_s - LEAD_S
+        behind_s, ends_at = sum(held_s), instance.began_at + first_s
+        lead_from = math.inf if behind_s > LEAD_S else ends_at + behind_s - LEAD_S
+        return lead_from, ends_at + LEAD_S, instance
 
     def expected_s(self, batch: Batch) -> float:
         """How long a batch is expected to take; infinity: nobody can tell."""
@@ -233,7 +235,7 @@ class InstanceSlots(Places[Instance]):
         tell.
         """
         if not self.room:
-            free_at = self.lead_from() + LEAD_S
+            free_at = self.lead_from(now) + LEAD_S
         else:
             taken = min(self._by_use, key=_LOAD) if name is None else self._instances[name]
             if taken.begins_at_once or taken.at_once > 1:
@@ -261,8 +263,8 @@ class InstanceSlots(Places[Instance]):
             taken = self._by_use[0]
         else:  # of equals, the least recently used, since min() keeps the first
             taken = min(self._by_use, key=_LOAD)
-        if not self.room and self._lead is not None and self._lead[1] is not None:
-            taken = self._lead[1]
+        if not self.room and self._lead is not None and self._lead[2] is not None:
+            taken = self._lead[2]
         if taken is not self._by_use[-1]:
             self._by_use.remove(taken)
             self._by_use.append(taken)
