@@ -134,7 +134,7 @@ def test_empty_tensors_and_scalars(shared_gpu_machine: Machine) -> None:
         one = wire.WireTensor("x", "FP32", (), np.float32(5).tobytes())
         done = worker.run([one])
         assert isinstance(done, wire.Done), done
-        assert done.responses == ((("x", "FP32", (), np.float32(5).tobytes()),),)
+        assert done.outputs == (("x", "FP32", (), np.float32(5).tobytes()),)
 
 
 def test_what_the_callable_keeps_stays_as_it_was(shared_gpu_machine: Machine) -> None:

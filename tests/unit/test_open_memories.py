@@ -58,6 +58,9 @@ class Library:
     def streamSynchronize(self, stream: int) -> None:
         self._called("streamSynchronize")
 
+    def deviceSynchronize(self) -> None:
+        self._called("deviceSynchronize")
+
     def ipcOpenMemHandle(self, handle: bytes) -> int:
         self._called("ipcOpenMemHandle")
         address = handle[0] * STEP
@@ -141,7 +144,7 @@ def test_whatever_cuda_refuses_leaves_nothing_open(function: str, status: int) -
 
 def test_a_device_that_cannot_be_used_any_more_is_nothing_for_the_client() -> None:
     library, table = memories()
-    library.failures["ipcOpenMemHandle"] = ILLEGAL_ADDRESS
+    library.failures["ipcOpenMemHandle"] = library.failures["deviceSynchronize"] = ILLEGAL_ADDRESS
     with pytest.raises(CudaError):
         table.open(64, handle(1))
 

@@ -126,11 +126,12 @@ class PriorityQueue(RequestQueue):
             request.lane = (level, False)
             request.timeout_at = None
         super().add(request, now)
+        has_own = request.timeout_s is not None
         timeout_s = _timeout_s(policy, request)
         if timeout_s is not None:
             request.timeout_at = now + timeout_s
             self._watch(self._timeouts, request, request.timeout_at)
-            if request.deadline is not None and request.timeout_s is None:
+            if has_own and request.timeout_s is None and request.deadline is not None:  # now the policy's
                 self._deadlines.discard(request)
                 request.deadline = None
 
