@@ -185,8 +185,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def write_pieces(self, pieces: Sequence[Piece], release: Release | None) -> None:
         """Send pieces, large ones uncopied; ``release`` is called once the kernel has all, perhaps now."""
-        self.flush()
-        transport = self._transport
+        transport, out = self._transport, self._out
+        if out and pieces:  # with one system call
+            self._out, pieces = [], (*out, *pieces)
+        else:
+            self.flush()
         if pieces and not self._mute:
             if self.ends.tls:
                 transport.write(b"".join(pieces))
