@@ -13,7 +13,7 @@ from scheduled import model_spec
 
 from gpuserve.errors import QueueFull
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.queue import QueuedRequest
+from gpuserve.front.queueing.queue import QueuedRequest
 
 
 @dataclass(slots=True)

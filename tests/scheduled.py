@@ -6,8 +6,8 @@ from typing import Any
 
 from gpuserve.declare.spec import BatchingSpec, ModelSpec, QueueSpec
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.slots import Batch
+from gpuserve.front.queueing.queue import QueuedRequest
 
 US = 1e-6
 

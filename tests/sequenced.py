@@ -7,9 +7,9 @@ import math
 from scheduled import model_spec
 
 from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceBatching
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
 from gpuserve.front.batching.slots import Batch
+from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.front.v2.types import Sequence
 
 US = 1e-6

@@ -198,6 +198,13 @@ class ArenaStatistics(NamedTuple):
     freed: int
 
 
+class _RecentUse(NamedTuple):
+    """The most that was in blocks at once, and the largest of them."""
+
+    peak_nbytes: int
+    largest_nbytes: int
+
+
 class Arena:
     """Shared memory that this process owns. Not thread-safe. ``on_segment(segment, fd, nbytes)`` is told of
     each new segment, which borrowers are to be sent, and ``on_drop(segment)`` of each one given up.
@@ -219,8 +226,8 @@ class Arena:
         self._nbytes = 0
         self._empty_nbytes = 0
         self._block_nbytes = 0
-        #: The most that was in blocks at once, and the largest one, since the last call of ``shrink``.
-        self._peak_nbytes = self._largest_nbytes = 0
+        #: Since the last call of ``shrink``; kept where pages are locked.
+        self._recent = _RecentUse(0, 0)
         self._allocated = 0
         self._freed = 0
 
@@ -289,7 +296,7 @@ class Arena:
         """Called now and then: give up what was empty at the last call, and was not used since. The oldest
         segment of the least size stays, for whoever comes now and then.
         """
-        self._peak_nbytes, self._largest_nbytes = self._block_nbytes, 0
+        self._recent = _RecentUse(self._block_nbytes, 0)
         is_oldest = True
         for number, segment in list(self._segments.items()):
             if segment.nbytes <= SEGMENT_NBYTES and is_oldest:
@@ -301,7 +308,7 @@ class Arena:
 
     @property
     def _retained_nbytes(self) -> int:
-        return max(RETAINED_NBYTES, self._peak_nbytes, _LOCKED_BLOCKS * self._largest_nbytes)
+        return max(RETAINED_NBYTES, self._recent.peak_nbytes, _LOCKED_BLOCKS * self._recent.largest_nbytes)
 
     def segments(self) -> list[tuple[int, int, int]]:
         """(segment, fd, nbytes) of every segment that borrowers know, for one that comes later."""
@@ -333,8 +340,7 @@ class Arena:
         self._allocated += 1
         self._block_nbytes += size
         if self._locks is not None:
-            self._peak_nbytes = max(self._peak_nbytes, self._block_nbytes)
-            self._largest_nbytes = max(self._largest_nbytes, size)
+            self._recent = _RecentUse(max(self._recent[0], self._block_nbytes), max(self._recent[1], size))
         view = self._segments[number].view[offset : offset + nbytes]
         return Block(number, offset, nbytes, view, self)
 

@@ -43,7 +43,7 @@ _CANCELLED: Final = WireFailure("CANCELLED", "the request was cancelled")
 
 
 class _WaitingBatches(deque[tuple[FrontSession, wire.Run]]):
-    """Implements ``Backlog``."""
+    """What came while the callable ran; implements ``Backlog``."""
 
     def keep(self, session: FrontSession, run: wire.Run) -> None:
         self.append((session, run))

@@ -10,8 +10,8 @@ import pytest
 from scheduled import Model
 
 from gpuserve.errors import DeadlineExceeded, QueueFull
-from gpuserve.front.batching.queue import TRANSITIONS, Deadlines, QueuedRequest, RequestState, advance
 from gpuserve.front.batching.slots import Batch
+from gpuserve.front.queueing.queue import TRANSITIONS, Deadlines, QueuedRequest, RequestState, advance
 from gpuserve.states import IllegalTransition
 
 # ---- cancellation ---------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from scheduled import model_spec
 from gpuserve.declare.spec import BatchingSpec, QueueSpec
 from gpuserve.errors import DeadlineExceeded, QueueFull
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.queue import QueuedRequest, RequestState
 from gpuserve.front.batching.slots import Batch
+from gpuserve.front.queueing.queue import QueuedRequest, RequestState
 
 US = 1e-6
 INSTANCES = ("a", "b", "c")

@@ -16,7 +16,7 @@ from scheduled import Model, model_spec
 
 from gpuserve.declare.spec import BatchingSpec, QueueSpec
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.queue import QueuedRequest, RemovalReason, RequestState
+from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason, RequestState
 
 SERVICE_S = 0.02
 MS = 1000

@@ -18,8 +18,8 @@ from gpuserve.errors import QueueFull
 from gpuserve.front.batching.device_scheduler import DeviceScheduler
 from gpuserve.front.batching.interface import Scheduler
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.queue import RequestState
 from gpuserve.front.batching.slots import Batch
+from gpuserve.front.queueing.queue import RequestState
 
 DEVICES = {"a": "cuda:0", "b": "cuda:0", "c": "cuda:1", "d": "cpu"}
 ANY = ""

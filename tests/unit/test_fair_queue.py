@@ -16,8 +16,8 @@ from scheduled import model_spec
 from gpuserve.declare.spec import BatchingSpec, PolicySpec, QueueSpec
 from gpuserve.errors import QueueFull
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.queue import QueuedRequest, RemovalReason, RequestState
 from gpuserve.front.batching.slots import Batch
+from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason, RequestState
 
 
 class OfClient(QueuedRequest):

@@ -91,8 +91,8 @@ ALLOWED = {
     "gpuserve/export/templates": "gpuserve/export/sizing",
     "gpuserve/front": "gpuserve/front/exchange gpuserve/front/process gpuserve/settings",
     "gpuserve/front/batching":
-        "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/front/v2 gpuserve/settings "
-        "gpuserve/states",
+        "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
+        "gpuserve/settings gpuserve/states",
     "gpuserve/front/doors": "gpuserve/front/doors/grpc gpuserve/front/doors/http gpuserve/front/exchange",
     "gpuserve/front/doors/access":
         "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/settings",
@@ -120,8 +120,8 @@ ALLOWED = {
         "gpuserve/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links "
-        "gpuserve/front/memory gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/v2 "
-        "gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/front/memory gpuserve/front/observe gpuserve/front/observe/tracing "
+        "gpuserve/front/queueing gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models/ensembles":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links "
         "gpuserve/front/memory gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/tracing "
@@ -137,6 +137,7 @@ ALLOWED = {
         "gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles gpuserve/front/observe "
         "gpuserve/front/observe/gpu_health gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
         "gpuserve/settings gpuserve_worker/protocol",
+    "gpuserve/front/queueing": "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/states",
     "gpuserve/front/server":
         "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/settings",
     "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/states",
@@ -204,6 +205,7 @@ FORBIDDEN = {
     "gpuserve/front/observe/gpu_health/health.py": {"asyncio", "time", "threading"},
     "gpuserve/front/observe/gpu_health/fleet.py": {"asyncio", "time", "threading"},
     "gpuserve/front/batching": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
+    "gpuserve/front/queueing": {"asyncio", "time", "socket", "threading", "os", "grpc", "gpuserve_worker"},
     "gpuserve/supervisor": {"pickle", "asyncio"},
     "gpuserve/compat/pytriton/decorators.py": {
         "gpuserve.front", "gpuserve.api", "asyncio", "dataclasses", "logging",

@@ -18,8 +18,8 @@ from scheduled import model_spec
 from benchmarks.scenarios.ideal import ideal_latencies
 from gpuserve.declare.spec import BatchingSpec, InstanceSpec
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.queue import QueuedRequest, RequestState
 from gpuserve.front.batching.slots import LEAD_S, Batch
+from gpuserve.front.queueing.queue import QueuedRequest, RequestState
 
 MS = 1e-3
 

@@ -15,7 +15,7 @@ from test_batcher_properties import SchedulerMachine
 
 from gpuserve.declare.spec import PolicySpec, QueueSpec
 from gpuserve.errors import QueueFull
-from gpuserve.front.batching.queue import QueuedRequest
+from gpuserve.front.queueing.queue import QueuedRequest
 
 POLICIES = st.builds(
     PolicySpec,

@@ -24,9 +24,9 @@ from gpuserve.declare.spec import (
 )
 from gpuserve.errors import ConfigError, StartupError
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.rate_limited import RateLimits
 from gpuserve.front.batching.rate_limiter import InstanceRate, RateLimiter
+from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.settings.server import ResourceLimit, ServerSettings
 
 

@@ -19,10 +19,10 @@ from test_sequences_properties import SequenceMachine
 from gpuserve.declare.spec import BatchingSpec, InstanceSpec, QueueSpec, Resource
 from gpuserve.declare.spec import RateLimiter as Rate
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.rate_limited import RateLimits
 from gpuserve.front.batching.rate_limiter import RateLimiter
 from gpuserve.front.batching.slots import Batch
+from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.settings.server import ResourceLimit
 
 FEW = settings(

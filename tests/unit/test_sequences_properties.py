@@ -15,9 +15,9 @@ from sequenced import US, SequencedRequest, ids
 
 from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceBatching, SequenceControl
 from gpuserve.errors import InvalidArgument, Unavailable
-from gpuserve.front.batching.queue import QueuedRequest, RequestState
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
 from gpuserve.front.batching.slots import Batch
+from gpuserve.front.queueing.queue import QueuedRequest, RequestState
 from gpuserve.front.v2.types import Sequence
 
 INSTANCES = ("a", "b", "c")

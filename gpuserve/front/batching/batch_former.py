@@ -10,7 +10,7 @@ import operator
 from typing import Final
 
 from gpuserve.declare.spec import BatchingSpec
-from gpuserve.front.batching.queue import QueuedRequest, RequestState, WaitingRequests, first_queued
+from gpuserve.front.queueing.queue import QueuedRequest, RequestState, WaitingRequests, first_queued
 
 # Looked at once a request: a look-up on an Enum class costs ten times one of a global.
 _QUEUED: Final = RequestState.QUEUED

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from gpuserve.front.batching.interface import Scheduler, SchedulerStatistics
 from gpuserve.front.batching.model_scheduler import ModelScheduler
-from gpuserve.front.batching.queue import QueuedRequest, RequestState
 from gpuserve.front.batching.slots import Batch, InstanceSlots
+from gpuserve.front.queueing.queue import QueuedRequest, RequestState
 
 #: The counts of requests, which each of the schedulers has of its own.
 _COUNTS: Final = (

@@ -1,5 +1,5 @@
 """Who leaves a queue for others: who could not end in time, and who has more than its share of a full one
-(``fair_queue.py``). Pure.
+(``front/queueing/fair_queue.py``). Pure.
 
 A request with a deadline is not begun when the batch that it would be in is expected to end after it
 (``service_time.py``). Of those that can be in time the oldest go first. Three things bound what an estimate
@@ -21,8 +21,8 @@ from typing import Final
 
 from gpuserve.front.batching.batch_former import BatchFormer
 from gpuserve.front.batching.interface import RequestCounts
-from gpuserve.front.batching.queue import QueuedRequest, RemovalReason, RequestQueue
 from gpuserve.front.batching.service_time import ServiceTime
+from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason, RequestQueue
 
 #: What must be left over while others wait: this part of a batch's time, and at least so much.
 _SPARE: Final = 0.5

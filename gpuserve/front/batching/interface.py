@@ -9,8 +9,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from gpuserve.front.batching.queue import Admission, QueuedRequest
 from gpuserve.front.batching.slots import Batch, Places
+from gpuserve.front.queueing.queue import Admission, QueuedRequest
 
 
 class SchedulerStatistics(NamedTuple):

@@ -1,9 +1,9 @@
 """The scheduler of one model: what waits, what runs where, and when requests become a batch.
 
-Pure: events and the time go in, batches come out. No clock, event loop, socket, task or log here; the
-driver owns those. ``queue.py`` holds what waits, ``priority_queue.py`` in which order where there are
-priorities, ``batch_former.py`` says what goes together, ``slots.py`` holds what runs, ``service_time.py``
-knows how long that takes, and this file joins them. Times are seconds of any one monotonic clock.
+Pure: events and the time go in, batches come out. No clock, event loop, socket, task or log here; the driver
+owns those. ``front/queueing`` holds what waits and in which order, ``batch_former.py`` says what goes
+together, ``slots.py`` holds what runs, ``service_time.py`` knows how long that takes, and this file joins
+them. Times are seconds of any one monotonic clock.
 
 What the driver does after every event, and when the time of ``next_wakeup`` has come::
 
@@ -39,15 +39,15 @@ from gpuserve.front.batching.interface import (
     SchedulerStatistics,
     statistics_of,
 )
-from gpuserve.front.batching.queue import (
+from gpuserve.front.batching.slots import LEAD_S, Batch, InstanceSlots
+from gpuserve.front.queueing.queue import (
     QueuedRequest,
     RequestQueue,
     RequestState,
     advance,
     first_queued,
 )
-from gpuserve.front.batching.queue_factory import request_queue
-from gpuserve.front.batching.slots import LEAD_S, Batch, InstanceSlots
+from gpuserve.front.queueing.queue_factory import request_queue
 
 #: No delay has run out then, so that only a batch that cannot grow is formed.
 _BEFORE_EVER: Final = -math.inf

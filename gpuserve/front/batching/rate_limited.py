@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from gpuserve.declare.spec import InstanceSpec
 from gpuserve.front.batching.interface import Scheduler
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.rate_limiter import RateLimiter
 from gpuserve.front.batching.slots import Batch
+from gpuserve.front.queueing.queue import QueuedRequest
 
 
 class RateLimits:

@@ -16,7 +16,7 @@ from gpuserve.errors import (
     Unavailable,
     Unimplemented,
 )
-from gpuserve.front.batching.queue import RemovalReason
+from gpuserve.front.queueing.queue import RemovalReason
 from gpuserve.front.v2.limits import shown
 
 

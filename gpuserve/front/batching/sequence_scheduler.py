@@ -35,11 +35,11 @@ from gpuserve.front.batching.interface import (
     SchedulerStatistics,
     statistics_of,
 )
-from gpuserve.front.batching.queue import Admission, QueuedRequest, RemovalReason, RequestState, advance
 from gpuserve.front.batching.sequence_slots import SequenceInstance, SequenceSlots
 from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
 from gpuserve.front.batching.sequence_strategies import strategy_of
 from gpuserve.front.batching.slots import Batch
+from gpuserve.front.queueing.queue import Admission, QueuedRequest, RemovalReason, RequestState, advance
 
 #: So many sequences that were lost are remembered, the latest.
 MAX_LOST: Final = 1 << 14

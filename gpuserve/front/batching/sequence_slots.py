@@ -10,9 +10,9 @@ import heapq
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
 from gpuserve.front.batching.slots import Batch, Instance, Places
+from gpuserve.front.queueing.queue import QueuedRequest
 
 
 @dataclass(eq=False, slots=True)

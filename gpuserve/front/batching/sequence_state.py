@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from gpuserve.front.batching.queue import QueuedRequest
+from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.states import StepTable
 
 

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from gpuserve.declare.spec import DIRECT, BatchingSpec, SequenceBatching
 from gpuserve.front.batching.batch_former import BatchFormer
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.sequence_state import ActiveSequence
+from gpuserve.front.queueing.queue import QueuedRequest
 
 _SEAT: Final = operator.attrgetter("seat")
 _ACCEPTED: Final = operator.attrgetter("sequence")

@@ -14,8 +14,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.service_time import ServiceTime
+from gpuserve.front.queueing.queue import QueuedRequest
 
 #: An instance that leads takes a batch so long before all that it has is expected to end.
 LEAD_S: Final = 1e-3

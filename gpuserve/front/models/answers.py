@@ -10,7 +10,6 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.answer_order import AnswerOrder
-from gpuserve.front.batching.queue import QueuedRequest, RemovalReason
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.batch_messages import region_numbers
 from gpuserve.front.memory.regions import RegionTable
@@ -19,6 +18,7 @@ from gpuserve.front.models.in_flight import InFlightBatch
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache, cache_key
 from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason
 from gpuserve.front.v2.statistics import FailureReason, Phases, ResponseFate
 from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve_worker.protocol.wire import Done, WireError

@@ -12,7 +12,6 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import BatchSource, Scheduler
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.rate_limited import RateLimits
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.worker_link import WorkerLink
@@ -23,6 +22,7 @@ from gpuserve.front.models.in_flight import InFlightBatch, InFlightBatches
 from gpuserve.front.models.instances import Instances
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.observe.metrics import ModelMetrics
+from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.front.v2.statistics import FailureReason
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.protocol import wire

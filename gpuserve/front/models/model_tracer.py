@@ -12,7 +12,6 @@ from typing import Any, Final, Protocol
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.export_memory import KeptTensor, LentExport
 from gpuserve.front.memory.scatter import Answer
@@ -21,6 +20,7 @@ from gpuserve.front.observe.tracing.reception import Deliver, Reception
 from gpuserve.front.observe.tracing.scopes import Sampler
 from gpuserve.front.observe.tracing.trace import Trace, TracedTensor
 from gpuserve.front.observe.tracing.values import TraceLevel
+from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve_worker.memory.arena import Block
 from gpuserve_worker.protocol import wire

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
-from gpuserve.front.batching.queue import QueuedRequest
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.response_cache import CacheKey
+from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.front.v2 import types
 from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve.front.v2.validation import CheckedRequest

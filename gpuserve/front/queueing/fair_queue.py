@@ -14,8 +14,8 @@ from collections.abc import Collection, Hashable, Iterator
 from typing import Final
 
 from gpuserve.declare.spec import QueueSpec
-from gpuserve.front.batching.priority_queue import PriorityQueue, waits
-from gpuserve.front.batching.queue import Lane, QueuedRequest
+from gpuserve.front.queueing.priority_queue import PriorityQueue, waits
+from gpuserve.front.queueing.queue import Lane, QueuedRequest
 
 _NBYTES: Final = operator.attrgetter("nbytes")
 

@@ -1,7 +1,7 @@
 """The requests that wait for one model: their states, the queue's limits, and their deadlines.
 
 Pure like all of this folder: ``now`` is an argument, in seconds of any one monotonic clock. Which requests
-share a batch is decided in ``batch_former.py``; priorities and queue policies are in ``priority_queue.py``.
+share a batch is decided in ``front/batching``; priorities and queue policies are in ``priority_queue.py``.
 
 A request's life::
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpuserve.declare.spec import CLIENT, PolicySpec, QueueSpec
-from gpuserve.front.batching.fair_queue import FairQueue
-from gpuserve.front.batching.priority_queue import PriorityQueue
-from gpuserve.front.batching.queue import RequestQueue
+from gpuserve.front.queueing.fair_queue import FairQueue
+from gpuserve.front.queueing.priority_queue import PriorityQueue
+from gpuserve.front.queueing.queue import RequestQueue
 
 
 def request_queue(spec: QueueSpec) -> RequestQueue:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 
 from gpuserve.declare.spec import PolicySpec, QueueSpec
 from gpuserve.errors import QueueFull
-from gpuserve.front.batching.queue import (
+from gpuserve.front.queueing.queue import (
     Deadlines,
     Lane,
     QueuedRequest,
