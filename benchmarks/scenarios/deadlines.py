@@ -6,12 +6,12 @@ import math
 from typing import ClassVar, Final
 
 from benchmarks.scenarios.arrivals import poisson
-from benchmarks.scenarios.deployment import SleepingModel
 from benchmarks.scenarios.figures import Figure, Goal, percentile
 from benchmarks.scenarios.ideal import capacity_hz
 from benchmarks.scenarios.open_loop import paced
 from benchmarks.scenarios.payload import RowPayload
-from benchmarks.scenarios.scenario import FIRST_SEED, Executions, Site, Usage
+from benchmarks.scenarios.scenario import Executions, Site, Usage
+from benchmarks.scenarios.sleeping_cases import Case, Seen, name_of, seen_in_rounds
 from benchmarks.servers import RunningServer
 
 _BATCH_S: Final = 0.02
@@ -43,18 +43,8 @@ class Deadlines:
 
     def run(self, site: Site) -> list[Figure]:
         """Nine cases: instances by load."""
-        models = [SleepingModel(_name(count), _BATCH_S, count, _MAX_ROWS) for count in _INSTANCES]
         cases = [(count, load) for count in _INSTANCES for load in _GOALS]
-        rounds: dict[tuple[int, float], list[dict[str, float]]] = {case: [] for case in cases}
-        with site.serving(models) as one:
-            answers = {count: RowPayload(_name(count)).check(one) for count in _INSTANCES}
-            for turn in range(site.effort.rounds):
-                for case in cases:
-                    seen = _measure(site, one, answers[case[0]], *case, seed=FIRST_SEED + turn)
-                    rounds[case].append(seen)
-                    site.say(
-                        f"round {turn + 1}  {_case(*case)}: {seen['goodput']:.3f} of the capacity in time"
-                    )
+        rounds = seen_in_rounds(site, cases, _BATCH_S, _MAX_ROWS, _measure, _told)
         return [_figure(case, seen) for case, seen in rounds.items()]
 
 
@@ -64,10 +54,10 @@ def _measure(
     most_hz = capacity_hz(instances, _BATCH_S, _MAX_ROWS)
     seconds = site.effort.seconds
     schedule = poisson(load * most_hz, _WARM_UP_S + seconds, _CONNECTIONS, seed)
-    usage, executions = Usage.read(one), Executions.read(one, _name(instances))
+    usage, executions = Usage.read(one), Executions.read(one, name_of(instances))
     timeout = f"grpc-timeout:{round(_TIMEOUT_S * 1e6)}u"
-    run = paced(one, RowPayload(_name(instances)), answer, schedule, headers=[timeout])
-    done, used = Executions.read(one, _name(instances)).since(executions), Usage.read(one)
+    run = paced(one, RowPayload(name_of(instances)), answer, schedule, headers=[timeout])
+    done, used = Executions.read(one, name_of(instances)).since(executions), Usage.read(one)
     first = next(index for index, at in enumerate(schedule.at_s) if at >= _WARM_UP_S)
     latency_s = run.latency_s[first:]
     answered = [one for one in latency_s if math.isfinite(one)]
@@ -87,6 +77,10 @@ def _measure(
     }
 
 
+def _told(case: Case, seen: Seen) -> str:
+    return f"{_case(*case)}: {seen['goodput']:.3f} of the capacity in time"
+
+
 def _figure(case: tuple[int, float], rounds: list[dict[str, float]]) -> Figure:
     columns = {name: tuple(seen[name] for seen in rounds) for name in rounds[0]}
     goodput = columns.pop("goodput")
@@ -95,7 +89,3 @@ def _figure(case: tuple[int, float], rounds: list[dict[str, float]]) -> Figure:
 
 def _case(instances: int, load: float) -> str:
     return f"{instances} instance{'s' * (instances > 1)}, {load:g} times the capacity"
-
-
-def _name(instances: int) -> str:
-    return f"sleep-{instances}"

@@ -6,12 +6,12 @@ import math
 from typing import ClassVar, Final
 
 from benchmarks.scenarios.arrivals import poisson
-from benchmarks.scenarios.deployment import SleepingModel
 from benchmarks.scenarios.figures import Figure, Goal, percentile
 from benchmarks.scenarios.ideal import capacity_hz, ideal_latencies
 from benchmarks.scenarios.open_loop import paced
 from benchmarks.scenarios.payload import RowPayload
-from benchmarks.scenarios.scenario import FIRST_SEED, Executions, Site, Usage
+from benchmarks.scenarios.scenario import Executions, Site, Usage
+from benchmarks.scenarios.sleeping_cases import Case, Seen, name_of, seen_in_rounds
 from benchmarks.servers import RunningServer
 
 _BATCH_S: Final = 0.005
@@ -35,19 +35,8 @@ class Tail:
 
     def run(self, site: Site) -> list[Figure]:
         """Nine cases: instances by load."""
-        models = [SleepingModel(_name(count), _BATCH_S, count, _MAX_ROWS) for count in _INSTANCES]
-        cases = [(count, share) for count in _INSTANCES for share in _SHARES]
-        rounds: dict[tuple[int, float], list[dict[str, float]]] = {case: [] for case in cases}
-        with site.serving(models) as one:
-            answers = {count: RowPayload(_name(count)).check(one) for count in _INSTANCES}
-            for turn in range(site.effort.rounds):
-                for case in cases:
-                    seen = _measure(site, one, answers[case[0]], *case, seed=FIRST_SEED + turn)
-                    rounds[case].append(seen)
-                    site.say(
-                        f"round {turn + 1}  {_case(*case)}: p99 {seen['p99 ms']:.2f} ms, "
-                        f"{seen['ratio']:.3f} of the ideal"
-                    )
+        cases = [(count, load) for count in _INSTANCES for load in _SHARES]
+        rounds = seen_in_rounds(site, cases, _BATCH_S, _MAX_ROWS, _measure, _told)
         return [_figure(case, seen) for case, seen in rounds.items()]
 
 
@@ -58,9 +47,9 @@ def _measure(
     rate_hz = share * capacity_hz(instances, _BATCH_S, _MAX_ROWS)
     schedule = poisson(rate_hz, _WARM_UP_S + site.effort.seconds, _CONNECTIONS, seed)
     ideal = ideal_latencies(schedule.at_s, instances, _BATCH_S, _MAX_ROWS)
-    usage, executions = Usage.read(one), Executions.read(one, _name(instances))
-    run = paced(one, RowPayload(_name(instances)), answer, schedule)
-    done, used = Executions.read(one, _name(instances)).since(executions), Usage.read(one)
+    usage, executions = Usage.read(one), Executions.read(one, name_of(instances))
+    run = paced(one, RowPayload(name_of(instances)), answer, schedule)
+    done, used = Executions.read(one, name_of(instances)).since(executions), Usage.read(one)
     first = next(index for index, at in enumerate(schedule.at_s) if at >= _WARM_UP_S)
     p99_s, ideal_p99_s = percentile(run.latency_s[first:], 99), percentile(ideal[first:], 99)
     batch_s = done.compute_s / done.batches
@@ -82,6 +71,10 @@ def _measure(
     }
 
 
+def _told(case: Case, seen: Seen) -> str:
+    return f"{_case(*case)}: p99 {seen['p99 ms']:.2f} ms, {seen['ratio']:.3f} of the ideal"
+
+
 def _figure(case: tuple[int, float], rounds: list[dict[str, float]]) -> Figure:
     columns = {name: tuple(seen[name] for seen in rounds) for name in rounds[0]}
     ratios = columns.pop("ratio")
@@ -90,7 +83,3 @@ def _figure(case: tuple[int, float], rounds: list[dict[str, float]]) -> Figure:
 
 def _case(instances: int, share: float) -> str:
     return f"{instances} instance{'s' * (instances > 1)}, {share:.0%} of capacity"
-
-
-def _name(instances: int) -> str:
-    return f"sleep-{instances}"
