@@ -1,0 +1,140 @@
+"""One end of the socket pair between the front and a door: messages out and in on the event loop. Both ends
+are of one version and run none of a user's code. What the messages mean is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from gpuserve.front.passage.messages import PASSAGE
+from gpuserve_worker.protocol import datagram
+from gpuserve_worker.protocol.vocabulary import joined
+
+#: As many datagrams are read in one go before other work of the loop gets its turn.
+_BURST: Final = 16
+#: Without a descriptor for a large message it is tried again so soon.
+_RETRY_S: Final = 0.05
+
+
+class Passage:
+    """An end, open from ``open`` to ``close``. ``on_message`` takes each message with its descriptors, which
+    are closed after it; ``on_lost`` is called once, when the other end is gone.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_message: Callable[[Any, list[int]], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._sock = sock
+        self._on_message = on_message
+        self._on_lost = on_lost
+        #: Messages for the next datagram, which leaves at the end of this turn of the loop.
+        self._posted: list[bytes] = []
+        self._posted_nbytes = 0
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._buffer = datagram.receive_buffer()
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+
+    def open(self) -> None:
+        self._sock.setblocking(False)
+        self._loop.add_reader(self._sock.fileno(), self._read)
+
+    def post(self, message: Any) -> None:
+        """Send with all others of this turn of the loop, at its end."""
+        data = PASSAGE.encode(message)
+        nbytes = self._posted_nbytes + len(data)
+        if not self._posted:
+            self._loop.call_soon(self.flush)
+        elif nbytes > datagram.MAX_TOGETHER_NBYTES:
+            self.flush()
+            nbytes = len(data)
+        self._posted.append(data)
+        self._posted_nbytes = nbytes
+
+    def send(self, message: Any, fds: Sequence[int]) -> None:
+        """Send after what was posted, with descriptors, which stay the caller's."""
+        self.flush()
+        self._leave(PASSAGE.encode(message), fds)
+
+    def flush(self) -> None:
+        if self._posted:
+            posted, self._posted, self._posted_nbytes = self._posted, [], 0
+            self._leave(joined(posted), ())
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        for _, fds in self._outbox:
+            datagram.close_all(fds)
+        self._outbox.clear()
+        self._sock.close()
+
+    def _leave(self, data: bytes, fds: Sequence[int]) -> None:
+        if self._closed:
+            return
+        if not self._outbox:
+            try:
+                datagram.send(self._sock, data, fds)
+                return
+            except OSError as error:
+                if not self._may_pass(error):
+                    return
+        self._outbox.append((data, [os.dup(fd) for fd in fds]))
+
+    def _on_writable(self) -> None:
+        while self._outbox and not self._closed:
+            data, fds = self._outbox[0]
+            try:
+                datagram.send(self._sock, data, fds)
+            except OSError as error:
+                self._may_pass(error)
+                return
+            self._outbox.popleft()
+            datagram.close_all(fds)
+        if not self._closed:
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _may_pass(self, error: OSError) -> bool:
+        """Whether it can be sent later; if not, the other end is gone, which reading tells."""
+        if isinstance(error, BlockingIOError):
+            self._loop.add_writer(self._sock.fileno(), self._on_writable)
+            return True
+        if datagram.is_starved(error):
+            self._loop.remove_writer(self._sock.fileno())
+            self._loop.call_later(_RETRY_S, self._on_writable)
+            return True
+        return False
+
+    def _read(self) -> None:
+        for _ in range(_BURST):
+            if self._closed:
+                return
+            try:
+                data, fds = datagram.receive(self._sock, self._buffer)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data, fds = b"", []
+            if not data:
+                self._lose()
+                return
+            try:
+                for message in PASSAGE.decode_all(data):
+                    self._on_message(message, fds)
+            finally:
+                datagram.close_all(fds)
+
+    def _lose(self) -> None:
+        self.close()
+        self._on_lost()
