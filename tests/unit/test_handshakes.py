@@ -17,7 +17,7 @@ from tls import make_certificate
 
 from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.server import handshakes
-from gpuserve.front.server.handshakes import HANDSHAKE_S, TlsListener, tls_context
+from gpuserve.front.server.handshakes import HANDSHAKE_S, Handshakes, TlsListener, tls_context
 from gpuserve.settings.tls import TlsFiles
 
 
@@ -48,7 +48,8 @@ class Listened:
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setblocking(False)
         self._address = listening.getsockname()
-        self.listener = TlsListener(listening, self._make, admission, context)
+        handshakes = Handshakes(self._make, admission, context)
+        self.listener = TlsListener(listening, handshakes, admission)
 
     def _make(self, leave: Callable[[], None]) -> Any:
         made: Any = Made(leave)
@@ -86,9 +87,9 @@ def test_who_says_nothing_is_counted_and_let_go(context: ssl.SSLContext) -> None
         client = await one.client()
         assert one.admission.n_open == 1
         now = asyncio.get_running_loop().time()
-        one.listener.check(now)
+        one.listener.handshakes.check(now)
         assert one.admission.n_open == 1
-        one.listener.check(now + HANDSHAKE_S + 1)
+        one.listener.handshakes.check(now + HANDSHAKE_S + 1)
         assert client.recv(1) == b""
         client.close()
         assert (one.admission.n_open, one.admission.late["handshake"], one.made) == (0, 1, [])
@@ -113,7 +114,7 @@ def test_what_is_no_handshake_gives_its_place_back(context: ssl.SSLContext) -> N
         client = await one.client()
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         await until(lambda: one.admission.n_open == 0)
-        assert not one.listener.is_busy
+        assert not one.listener.handshakes.is_busy
         client.close()
         assert not one.made[0].ends.tls
 
@@ -127,7 +128,7 @@ def test_a_connection_keeps_its_place_until_it_gives_it_back(context: ssl.SSLCon
 
         client = await one.client()
         secured = await asyncio.to_thread(trusting.wrap_socket, client)
-        await until(lambda: not one.listener.is_busy)
+        await until(lambda: not one.listener.handshakes.is_busy)
         assert one.admission.n_open == 1
         assert one.made[0].ends.tls
         one.made[0].transport.abort()
@@ -147,22 +148,22 @@ def test_addresses_take_turns_and_have_so_many_at_once(
     async def test(one: Listened) -> None:
         def begin(caller: Any) -> None:
             begun.append(caller.source)
-            one.listener._begun[caller.source] += 1
+            one.listener.handshakes._begun[caller.source] += 1
 
-        monkeypatch.setattr(one.listener, "_begin", begin)
-        one.listener._waiting.update(
+        monkeypatch.setattr(one.listener.handshakes, "_begin", begin)
+        one.listener.handshakes._waiting.update(
             {
                 name: deque(mock.Mock(source=name) for _ in range(n))
                 for name, n in (("a", 9), ("b", 1), ("c", 2))
             }
         )
-        one.listener._turn()
+        one.listener.handshakes._turn()
         assert begun == ["a"]
         await until(lambda: len(begun) == 8)
         assert begun == ["a", "b", "c", "a", "c", "a", "a", "a"]
         await asyncio.sleep(0.02)
         assert len(begun) == 8
-        one.listener._waiting.clear()
+        one.listener.handshakes._waiting.clear()
 
     monkeypatch.setattr(handshakes, "MOST_OF_ADDRESS", 5)
     run(context, test)

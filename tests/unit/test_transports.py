@@ -13,10 +13,9 @@ from gpuserve import Server
 from gpuserve.config.load import load_file
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.errors import ConfigError
-from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.exchange import Ends
 from gpuserve.front.exchange.limits import Admission, Limits
-from gpuserve.front.server.transport import NativeTransport
+from gpuserve.front.server.connections import Connections
 from gpuserve.settings.server import GRPCIO, NATIVE
 
 
@@ -55,9 +54,9 @@ def test_who_holds_nothing_is_not_closed_for_what_others_hold() -> None:
 
     async def check() -> None:
         admission = Admission(Limits(max_unsent_nbytes=80))
-        transport = NativeTransport({}, AwaitedRequests(), admission=admission)
-        transport._connections |= {reads, stuck, idle}
-        transport._check_all()
+        connections = Connections(admission)
+        connections.members |= {reads, stuck, idle}
+        connections.check_all()
 
     asyncio.run(check())
     assert [one.abort.called for one in (reads, stuck, idle)] == [False, True, False]
@@ -72,9 +71,9 @@ def test_who_has_most_of_too_many_half_requests_is_closed() -> None:
 
     async def check() -> None:
         admission = Admission(Limits(max_half_requests=16))
-        transport = NativeTransport({}, AwaitedRequests(), admission=admission)
-        transport._connections |= {*many, other}
-        transport._check_all()
+        connections = Connections(admission)
+        connections.members |= {*many, other}
+        connections.check_all()
 
     asyncio.run(check())
     assert sum(one.abort.called for one in many) == 3

@@ -18,6 +18,7 @@ from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission, Limits, OpenStreams
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.observe.triton_metrics import Family, family
+from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import GRPCIO, NO_COMPRESSION, ServerSettings, all_rules
@@ -75,7 +76,8 @@ def _native(
     grpc = _grpc(service, settings, requests, admission.streams, settings.grpc_response_compression)
     accept = FrontDoor(grpc, http).accept
     accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
-    return NativeTransport(accepts, requests, tls, settings.max_connection_age_s, _NO_WORK, admission)
+    connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)
+    return NativeTransport(accepts, requests, connections, admission, tls)
 
 
 def _grpc_aio(

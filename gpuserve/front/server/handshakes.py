@@ -10,10 +10,12 @@ import socket
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from gpuserve.front.exchange.connection import Connection
 from gpuserve.front.exchange.limits import Admission, source_of
+from gpuserve.front.server.acceptor import Acceptor
 from gpuserve.settings.tls import TlsFiles
 
 #: From the connection to the end of its handshake.
@@ -23,48 +25,63 @@ HANDSHAKE_S: Final = 15.0
 _PAUSE_S: Final = 0.002
 #: So many of one address may have begun and not ended: each holds some 100 KiB.
 MOST_OF_ADDRESS: Final = 256
-#: So many connections are accepted in one turn of the loop.
-_ACCEPTED_A_TURN: Final = 64
-#: Where no connection can be accepted, for want of descriptors or memory, it is tried again after so long.
-_REST_S: Final = 0.5
 
 
 class _Caller:
-    """A connection that is not secured yet, and the place that it was given."""
+    """A connection that is not secured yet, and the way to give its place back."""
 
-    __slots__ = ("_admission", "_has_place", "address", "socket", "source", "until_s")
+    __slots__ = ("_give_back", "_has_place", "address", "socket", "source", "until_s")
 
     def __init__(
-        self, accepted: socket.socket, address: str | None, admission: Admission, until_s: float
+        self, accepted: socket.socket, address: str | None, give_back: Callable[[], None], until_s: float
     ) -> None:
         self.socket = accepted
         self.address = address
         self.source = source_of(address)
         self.until_s = until_s
-        self._admission = admission
+        self._give_back = give_back
         self._has_place = True
 
     def leave(self) -> None:
         """Give the place back, once."""
         if self._has_place:
             self._has_place = False
-            self._admission.leave(self.address)
+            self._give_back()
 
 
 class TlsListener:
-    """Accepts on a socket that listens, in the running loop, until ``close``. ``made`` makes a connection,
-    and is told how it gives its place back. ``context`` is for handshakes from now on.
+    """Accepts on a socket, from now on, those who are admitted, and secures them."""
+
+    def __init__(self, listener: socket.socket, handshakes: Handshakes, admission: Admission) -> None:
+        self.handshakes = handshakes
+        self._admission = admission
+        self._acceptor = Acceptor(listener, self._take)
+        self._acceptor.open()
+
+    def close(self) -> None:
+        """Accept no more than those who have connected by now, and wait for nobody who says nothing."""
+        self._acceptor.close()
+        self.handshakes.close()
+
+    def _take(self, accepted: socket.socket, address: str | None) -> None:
+        if self._admission.admit(address, accepted.fileno()):
+            self.handshakes.take(accepted, address, partial(self._admission.leave, address))
+        else:
+            accepted.close()
+
+
+class Handshakes:
+    """Secures connections in the running loop. ``made`` makes a connection, and is told how it gives its
+    place back. ``context`` is for handshakes from now on.
     """
 
     def __init__(
         self,
-        listener: socket.socket,
         made: Callable[[Callable[[], None]], Connection],
         admission: Admission,
         context: ssl.SSLContext,
     ) -> None:
         self.context = context
-        self._listener = listener
         self._made = made
         self._admission = admission
         self._loop = asyncio.get_running_loop()
@@ -74,7 +91,6 @@ class TlsListener:
         self._begun: Counter[str | bytes] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_due = False
-        self._listen()
 
     @property
     def is_busy(self) -> bool:
@@ -82,10 +98,7 @@ class TlsListener:
         return bool(self._tasks or self._waiting)
 
     def close(self) -> None:
-        """Accept no more than those who have connected by now, and wait for nobody who says nothing."""
-        self._accept()
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        """Wait for nobody who says nothing."""
         for caller in list(self._silent):
             self._dismiss(caller)
 
@@ -103,28 +116,10 @@ class TlsListener:
 
     # ---- those who come ---------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTED_A_TURN):
-            try:
-                accepted, peer = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError:
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(_REST_S, self._listen)
-                return
-            self._take(accepted, None if accepted.family == socket.AF_UNIX else peer[0])
-
-    def _take(self, accepted: socket.socket, address: str | None) -> None:
-        if not self._admission.admit(address, accepted.fileno()):
-            accepted.close()
-            return
+    def take(self, accepted: socket.socket, address: str | None, give_back: Callable[[], None]) -> None:
+        """Secure a connection that has its place, once its client begins."""
         accepted.setblocking(False)
-        caller = _Caller(accepted, address, self._admission, self._loop.time() + HANDSHAKE_S)
+        caller = _Caller(accepted, address, give_back, self._loop.time() + HANDSHAKE_S)
         self._silent.add(caller)
         self._loop.add_reader(accepted, self._hear, caller)
 

@@ -26,6 +26,7 @@ from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
 from gpuserve.front.exchange.exchange import Exchange, Sink
 from gpuserve.front.exchange.limits import SPARE_DESCRIPTORS, Admission, Limits
 from gpuserve.front.exchange.transport import Transport
+from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.health import HealthReport
@@ -103,7 +104,8 @@ class HealthPort(Transport):
         door = HealthDoor(self._view, requests)
         # A flood on the other ports leaves descriptors for this one.
         admission = Admission(Limits(_MAX_CONNECTIONS), n_spare=SPARE_DESCRIPTORS // 2)
-        transport = NativeTransport({self._listener_fd: door.accept}, requests, admission=admission)
+        listeners = {self._listener_fd: door.accept}
+        transport = NativeTransport(listeners, requests, Connections(admission), admission)
         await transport.start()
         self._front.call_soon_threadsafe(self._listening.set_result, None)
         look = self._loop.create_task(self._look())
