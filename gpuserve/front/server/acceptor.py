@@ -1,5 +1,5 @@
-"""Accepting on a socket that listens, so many connections a turn of the loop. Who takes them, and whether they
-are admitted, is not known here.
+"""Accepting on a socket that listens, so many connections a turn of the loop. Who takes them, and whether
+they are admitted, is not known here.
 """
 
 from __future__ import annotations
