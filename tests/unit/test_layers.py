@@ -92,7 +92,9 @@ ALLOWED = {
     "gpuserve/front/batching":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
         "gpuserve/settings gpuserve/states",
-    "gpuserve/front/doors": "gpuserve/front/doors/grpc gpuserve/front/doors/http gpuserve/front/exchange",
+    "gpuserve/front/doors":
+        "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
+        "gpuserve/front/exchange",
     "gpuserve/front/doors/access":
         "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/settings",
     "gpuserve/front/doors/grpc":
@@ -138,6 +140,10 @@ ALLOWED = {
         "gpuserve/front/observe/gpu_health gpuserve/front/server gpuserve/front/service gpuserve/front/v2 "
         "gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/front/queueing": "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/states",
+    "gpuserve/front/remote":
+        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
+        "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/passage gpuserve/front/service "
+        "gpuserve/front/v2 gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/server":
         "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/settings",
     "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/states",

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from gpuserve.front.links.output_memory import LentBlock, LentSegment
+from gpuserve.front.links.output_memory import Borrower, LentBlock, LentSegment
 from gpuserve.front.v2.types import OutputTensor
 from gpuserve_worker.protocol.tensor import ITEMSIZE, element_count
 from gpuserve_worker.protocol.wire import (
@@ -46,19 +46,25 @@ class _DeviceSegment(LentSegment):
         self._owner = owner
         self._handle = handle
 
-    def lend(self, offset: int, nbytes: int, borrower: WorkerLink, *, in_place: bool = False) -> DeviceLoan:
+    def lend(self, offset: int, nbytes: int, borrower: Borrower, *, in_place: bool = False) -> DeviceLoan:
         return DeviceLoan(self.number_for(borrower), offset, nbytes, in_place=in_place)
 
-    def _introduce(self, borrower: WorkerLink, number: int) -> None:
-        borrower.exports.expect(number, self._owner)
-        borrower.send(LendExport(number, self.nbytes, self._handle))
+    def _introduce(self, borrower: Borrower, number: int) -> None:
+        worker = _worker(borrower)
+        worker.exports.expect(number, self._owner)
+        worker.send(LendExport(number, self.nbytes, self._handle))
 
-    def _take_leave(self, borrower: WorkerLink, number: int) -> None:
-        borrower.send(UnlendExport(number))
+    def _take_leave(self, borrower: Borrower, number: int) -> None:
+        _worker(borrower).send(UnlendExport(number))
 
-    def _forget(self, borrower: WorkerLink) -> None:
+    def _forget(self, borrower: Borrower) -> None:
         super()._forget(borrower)
-        self._owner.forget(borrower)
+        self._owner.forget(_worker(borrower))
+
+
+def _worker(borrower: Borrower) -> WorkerLink:
+    """Who borrows memory of a device, which is always a worker."""
+    return cast("WorkerLink", borrower)
 
 
 class Exports:

@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from gpuserve_worker.memory.arena import Block, Mapping
 from gpuserve_worker.protocol.wire import DeviceLoan, Lend, Loan, Unlend
 
-if TYPE_CHECKING:
-    from gpuserve.front.links.worker_link import WorkerLink
+
+class Borrower(Protocol):
+    """Another process that is lent segments: a worker, or a door."""
+
+    #: Called when it is gone.
+    on_close: list[Callable[[Any], None]]
+
+    def next_loan(self) -> int:
+        """The number that it will know the next segment by."""
+
+    def send(self, message: Lend | Unlend, fds: Sequence[int] = ()) -> None:
+        """Tell it of a segment, or that nothing will refer to one any more."""
 
 
 class LentSegment(ABC):
@@ -26,11 +36,11 @@ class LentSegment(ABC):
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._lent: dict[WorkerLink, int] = {}
+        self._lent: dict[Borrower, int] = {}
         self._holders = 0
         self._is_given_up = False
 
-    def number_for(self, borrower: WorkerLink) -> int:
+    def number_for(self, borrower: Borrower) -> int:
         number = self._lent.get(borrower)
         if number is None:
             number = self._lent[borrower] = borrower.next_loan()
@@ -40,7 +50,7 @@ class LentSegment(ABC):
 
     @abstractmethod
     def lend(
-        self, offset: int, nbytes: int, borrower: WorkerLink, *, in_place: bool = False
+        self, offset: int, nbytes: int, borrower: Borrower, *, in_place: bool = False
     ) -> Loan | DeviceLoan:
         """A place in it, as another worker will know it; ``in_place``: nobody minds what it does to it."""
 
@@ -65,15 +75,15 @@ class LentSegment(ABC):
             self._take_leave(borrower, number)
         self._close()
 
-    def _forget(self, borrower: WorkerLink) -> None:
+    def _forget(self, borrower: Borrower) -> None:
         self._lent.pop(borrower, None)
 
     @abstractmethod
-    def _introduce(self, borrower: WorkerLink, number: int) -> None:
+    def _introduce(self, borrower: Borrower, number: int) -> None:
         """Tell a worker of the segment and of the number that it has there."""
 
     @abstractmethod
-    def _take_leave(self, borrower: WorkerLink, number: int) -> None:
+    def _take_leave(self, borrower: Borrower, number: int) -> None:
         """Tell a worker that nothing will refer to it any more."""
 
     def _close(self) -> None:  # noqa: B027 - not every kind has something to close
@@ -90,13 +100,13 @@ class _SharedSegment(LentSegment):
         self.address = address
         self._fd = os.dup(fd)
 
-    def lend(self, offset: int, nbytes: int, borrower: WorkerLink, *, in_place: bool = False) -> Loan:
+    def lend(self, offset: int, nbytes: int, borrower: Borrower, *, in_place: bool = False) -> Loan:
         return Loan(self.number_for(borrower), offset, nbytes)
 
-    def _introduce(self, borrower: WorkerLink, number: int) -> None:
+    def _introduce(self, borrower: Borrower, number: int) -> None:
         borrower.send(Lend(number, self.nbytes), [self._fd])
 
-    def _take_leave(self, borrower: WorkerLink, number: int) -> None:
+    def _take_leave(self, borrower: Borrower, number: int) -> None:
         borrower.send(Unlend(number))
 
     def _close(self) -> None:
@@ -132,7 +142,7 @@ class OutputMemory(Mapping):
         self._segments.pop(segment).give_up()
         super().detach(segment)
 
-    def lend(self, segment: int, offset: int, nbytes: int, borrower: WorkerLink) -> Loan:
+    def lend(self, segment: int, offset: int, nbytes: int, borrower: Borrower) -> Loan:
         """A place in a segment, as another worker will know it; KeyError: there is no such segment."""
         return self._segments[segment].lend(offset, nbytes, borrower)
 
@@ -188,7 +198,7 @@ class LentBlock(Block):
         self._on_free = on_free
         lender.hold()
 
-    def lend(self, borrower: WorkerLink, *, in_place: bool = False) -> Loan | DeviceLoan:
+    def lend(self, borrower: Borrower, *, in_place: bool = False) -> Loan | DeviceLoan:
         """The same bytes, as another worker will know them; ``in_place``: it may do with them as it likes."""
         return self._lender.lend(self.offset, self.nbytes, borrower, in_place=in_place)
 

@@ -3,12 +3,18 @@
 ::
 
     front -> door   Setup, Connect, Adjust, Announce, Renew, Stop,
-                    Answer, Start, Send, DropUnsent, Finish, Reset, Consumed
+                    Answer, Start, Send, DropUnsent, Finish, Reset, Consumed,
+                    Served, Stage, Result, Refused, Ended, Lend, Unlend, Freed
     door -> front   Status, Left,
-                    Opened, Body, Abandoned, Sent
+                    Opened, Body, Abandoned, Sent,
+                    Infer, TakenBack, Closed, Segment, DropSegment
 
 An *exchange* is one request at its connection, by a number that its door gives it and never uses again. What
 a door does not answer itself it passes on as it came, and the front answers it as if it had come there.
+
+Inference a door answers itself: it reads the request, has the front run it, by a *ticket* that it never uses
+again, and writes the response. A large tensor stays where it is: inputs in the door's arena, outputs in the
+workers', whose segments the front lends.
 
 Like the workers' wire (``gpuserve_worker.protocol.wire``): named tuples, msgpack arrays with a tag, several
 in one datagram, descriptors beside a message that is alone in its own. Both ends are of one version.
@@ -180,9 +186,133 @@ class Consumed(NamedTuple):
     nbytes: int
 
 
+# Inference: what a door knows of models, and the requests that the front runs.
+
+
+class Served(NamedTuple):
+    """All of a model that gets requests from now on: of each version the spec (``ModelSpec.to_wire``), and
+    whether it was ready once; none: it is served no more. ``states`` is what the supervisor says of its
+    versions, as ``ModelTable.set_states`` takes it.
+    """
+
+    model: str
+    versions: tuple[tuple[dict[str, Any], bool], ...]
+    states: tuple[tuple[int, str, str], ...]
+
+
+class Stage(NamedTuple):
+    """What the front takes now: nothing new where it is ``draining``, and nothing is answered any more once
+    it has ``ended``. ``tracing``: requests may be traced.
+    """
+
+    draining: bool
+    ended: bool
+    tracing: bool
+
+
+class Infer(NamedTuple):
+    """A request to be run, by the fields of ``InferRequest``. Each of ``inputs`` is a name, a datatype, a
+    shape and the data: bytes, a place in the door's arena (segment, offset, nbytes) or one in a client's
+    region (name, offset, nbytes); each of ``placements`` a name and such a place. ``client`` is whom fair queues
+    take it to be of: an address, and the headers that one of them asks for. ``received`` is there while
+    requests may be traced: when it began, in nanoseconds, whether by gRPC, and the headers of its trace.
+    ``stream``: it may have any number of responses.
+    """
+
+    ticket: int
+    model: str
+    version: str
+    id: str
+    parameters: dict[str, Any]
+    inputs: tuple[Any, ...]
+    outputs: tuple[str, ...]
+    timeout_s: float | None
+    priority: int
+    empty_final: bool
+    placements: tuple[Any, ...]
+    sequence: tuple[int | str, bool, bool] | None
+    client: tuple[str | bytes, Headers] | None
+    received: tuple[int, bool, Headers] | None
+    stream: bool
+
+
+class TakenBack(NamedTuple):
+    """Nobody waits for the answer to this request any more; there may be one on its way."""
+
+    ticket: int
+
+
+class Result(NamedTuple):
+    """A response; ``final``: the only one of its request. Each of ``outputs`` is a name, a datatype, a shape
+    and the data: bytes, a place in a lent segment (segment, offset, nbytes), or None where it lies in the
+    client's region. What it refers to stays until ``Closed`` names its ``lease``, where that is not 0.
+    """
+
+    ticket: int
+    version: str
+    parameters: dict[str, Any]
+    outputs: tuple[Any, ...]
+    lease: int
+    final: bool
+
+
+class Refused(NamedTuple):
+    """What became of a request is an error. ``untried``: it was refused, and is not known to the front."""
+
+    ticket: int
+    code: str
+    text: str
+    untried: bool
+
+
+class Ended(NamedTuple):
+    """The stream of this request is at its end."""
+
+    ticket: int
+
+
+class Closed(NamedTuple):
+    """The responses of these leases are written, or dropped."""
+
+    leases: tuple[int, ...]
+
+
+class Segment(NamedTuple):
+    """The door's arena has a new segment; its memfd rides beside this message."""
+
+    segment: int
+    nbytes: int
+
+
+class DropSegment(NamedTuple):
+    """The door's arena gave a segment up; nothing will refer to it again."""
+
+    segment: int
+
+
+class Freed(NamedTuple):
+    """Nobody reads these blocks of the door's arena any more: (segment, offset) each."""
+
+    blocks: tuple[tuple[int, int], ...]
+
+
+class Lend(NamedTuple):
+    """A segment of a worker's arena, by a number of the front's; its memfd rides beside it."""
+
+    segment: int
+    nbytes: int
+
+
+class Unlend(NamedTuple):
+    """No response will name this lent segment any more."""
+
+    segment: int
+
+
 # fmt: off
 PASSAGE: Final = Vocabulary(dict(enumerate((
     Setup, Connect, Left, Adjust, Announce, Renew, Stop, Status, Opened, Body, Abandoned, Answer, Start, Send,
-    Sent, DropUnsent, Finish, Reset, Consumed,
+    Sent, DropUnsent, Finish, Reset, Consumed, Served, Stage, Infer, TakenBack, Result, Refused, Ended,
+    Closed, Segment, DropSegment, Freed, Lend, Unlend,
 ), start=1)))
 # fmt: on

@@ -8,7 +8,7 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from gpuserve.front.passage.messages import PASSAGE
@@ -38,6 +38,11 @@ class Passage:
         #: Messages for the next datagram, which leaves at the end of this turn of the loop.
         self._posted: list[bytes] = []
         self._posted_nbytes = 0
+        #: Who has something to post then, and whether that is due.
+        self._at_end: list[Callable[[], None]] = []
+        self._is_due = False
+        #: What was read ahead of its turn.
+        self._put_off: deque[Any] = deque()
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._buffer = datagram.receive_buffer()
         self._loop = asyncio.get_running_loop()
@@ -51,13 +56,21 @@ class Passage:
         """Send with all others of this turn of the loop, at its end."""
         data = PASSAGE.encode(message)
         nbytes = self._posted_nbytes + len(data)
-        if not self._posted:
-            self._loop.call_soon(self.flush)
-        elif nbytes > datagram.MAX_TOGETHER_NBYTES:
-            self.flush()
+        if nbytes > datagram.MAX_TOGETHER_NBYTES and self._posted:
+            self._leave_posted()
             nbytes = len(data)
         self._posted.append(data)
         self._posted_nbytes = nbytes
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self.flush)
+
+    def call_at_end(self, callback: Callable[[], None]) -> None:
+        """Have somebody post what there is to say by the end of this turn of the loop, once."""
+        self._at_end.append(callback)
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self.flush)
 
     def send(self, message: Any, fds: Sequence[int]) -> None:
         """Send after what was posted, with descriptors, which stay the caller's."""
@@ -65,6 +78,29 @@ class Passage:
         self._leave(PASSAGE.encode(message), fds)
 
     def flush(self) -> None:
+        if self._at_end:
+            callbacks, self._at_end = self._at_end, []
+            for callback in callbacks:
+                callback()
+        self._is_due = False
+        self._leave_posted()
+
+    def look_ahead(self, urgent: Collection[type]) -> None:
+        """Take those messages at once, of all that have come by now; the others wait for their turn."""
+        while (received := self._receive()) is not None:
+            found, fds = received
+            if fds:  # it refers to nothing that is urgent, and its descriptors are here only now
+                self._take(found, fds)
+                continue
+            for message in found:
+                if type(message) in urgent:
+                    self._on_message(message, fds)
+                else:
+                    if not self._put_off:
+                        self._loop.call_soon(self._take_put_off)
+                    self._put_off.append(message)
+
+    def _leave_posted(self) -> None:
         if self._posted:
             posted, self._posted, self._posted_nbytes = self._posted, [], 0
             self._leave(joined(posted), ())
@@ -117,24 +153,36 @@ class Passage:
         return False
 
     def _read(self) -> None:
+        self._take_put_off()
         for _ in range(_BURST):
-            if self._closed:
+            received = self._receive()
+            if received is None:
                 return
-            try:
-                data, fds = datagram.receive(self._sock, self._buffer)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                data, fds = b"", []
-            if not data:
-                self._lose()
-                return
-            try:
-                for message in PASSAGE.decode_all(data):
-                    self._on_message(message, fds)
-            finally:
-                datagram.close_all(fds)
+            self._take(*received)
 
-    def _lose(self) -> None:
-        self.close()
-        self._on_lost()
+    def _take_put_off(self) -> None:
+        while self._put_off and not self._closed:
+            self._on_message(self._put_off.popleft(), [])
+
+    def _take(self, found: list[Any], fds: list[int]) -> None:
+        try:
+            for message in found:
+                self._on_message(message, fds)
+        finally:
+            datagram.close_all(fds)
+
+    def _receive(self) -> tuple[list[Any], list[int]] | None:
+        """The messages of one datagram with its descriptors; None: there is none now, or never again."""
+        if self._closed:
+            return None
+        try:
+            data, fds = datagram.receive(self._sock, self._buffer)
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            data, fds = b"", []
+        if not data:
+            self.close()
+            self._on_lost()
+            return None
+        return PASSAGE.decode_all(data), fds

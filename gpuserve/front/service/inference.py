@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from gpuserve.declare.spec import ModelSpec, StepSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.memory.blocks import free_body
-from gpuserve.front.memory.regions import RegionTable
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.v2 import classification
@@ -13,10 +14,18 @@ from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve_worker.memory.arena import Block
 
 
+class Pins(Protocol):
+    """Who keeps the regions of requests while they run; see ``RegionTable``."""
+
+    def pin(self, request: InferRequest) -> None: ...
+
+    def unpin(self, request: InferRequest) -> None: ...
+
+
 class Inference:
     """Runs requests on ``models``. Regions of shared memory that a request names stay while it runs."""
 
-    def __init__(self, models: ModelTable, regions: RegionTable) -> None:
+    def __init__(self, models: ModelTable, regions: Pins) -> None:
         self._find = models.find
         #: The table's own: a request without a version needs one look-up.
         self._latest = models.latest

@@ -90,6 +90,9 @@ class ModelTable:
             self._states.pop(name, None)
         self._watchers.changed()
 
+    def states_of(self, name: str) -> Sequence[tuple[int, str, str]]:
+        return self._states.get(name, ())
+
     def stop_accepting(self) -> None:
         self._accepting = False
         for driver in self.all():

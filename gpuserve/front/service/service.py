@@ -19,7 +19,7 @@ from gpuserve.front.observe.sliced_page import SlicedPage
 from gpuserve.front.observe.triton_metrics import Family, family
 from gpuserve.front.service.control import AdminControl, LogControl, Questions, RepositoryControl, Say
 from gpuserve.front.service.health import ServerHealth
-from gpuserve.front.service.inference import Inference
+from gpuserve.front.service.inference import Inference, Pins
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.service.trace_control import TraceControl
 from gpuserve.front.v2 import statistics_codec
@@ -87,13 +87,17 @@ def inference_service(
     epoch: int = 1,
     links: DeviceLinks | None = None,
     cache: ResponseCache | None = None,
+    table: type[ModelTable] = ModelTable,
+    pins: Pins | None = None,
 ) -> InferenceService:
-    """A service without models yet; ``say`` sends to the supervisor, ``links`` are of workers that are up."""
+    """A service without models yet; ``say`` sends to the supervisor, ``links`` are of workers that are up.
+    ``pins`` keeps the regions that requests name, where this is another's task than the region table's.
+    """
     watchers = Watchers()
     gpus = GpuWatch(
         settings.gpu_health_interval_s, lambda lost: say(messages.LostGpus(lost)), watchers.changed
     )
-    models = ModelTable(gpus, watchers)
+    models = table(gpus, watchers)
     regions = RegionTable((links or DeviceLinks()).on, models.devices, settings.shared_memory_owners)
     trace = TraceControl(models, settings.trace, epoch, say)
     watchers.watch(trace.refresh)
@@ -118,7 +122,7 @@ def inference_service(
         SlicedPage(lambda: statistics_codec.json_in_steps(models.statistics())),
         SlicedPage(lambda: statistics_codec.message_in_steps(models.statistics())),
     )
-    inference = Inference(models, regions)
+    inference = Inference(models, pins or regions)
     return InferenceService(
         settings.name, inference, models, health, control, page, intake, inflation, statistics
     )

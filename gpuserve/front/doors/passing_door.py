@@ -1,0 +1,43 @@
+"""The front door of a process that is a door: inference is answered here, all else is passed on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpuserve.front.doors.access import routes
+from gpuserve.front.doors.access.endpoints import Endpoint
+from gpuserve.front.doors.access.routes import Route
+from gpuserve.front.doors.grpc import rpcs
+from gpuserve.front.doors.grpc.door import GrpcDoor
+from gpuserve.front.doors.http.door import HttpDoor
+from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Sink
+
+_METHODS: Final = frozenset({rpcs.MODEL_INFER, rpcs.MODEL_STREAM_INFER})
+_ENDPOINTS: Final = frozenset({Endpoint.MODEL_INFER, Endpoint.MODEL_GENERATE, Endpoint.MODEL_GENERATE_STREAM})
+
+
+class PassingDoor:
+    """Both doors, as far as inference goes. ``pass_on`` takes every other request."""
+
+    def __init__(self, grpc: GrpcDoor, http: HttpDoor, pass_on: Accept) -> None:
+        self._grpc = grpc.accept
+        self._http = http.accept
+        self._pass_on = pass_on
+
+    def accept(self, exchange: Exchange) -> Sink:
+        """The sink of a request. Where it goes is worked out once for all heads that are equal."""
+        head = exchange.head
+        if head.memo is self._pass_on:
+            return self._pass_on(exchange)
+        if head.is_grpc:
+            if head.memo is not None or head.path in _METHODS:
+                return self._grpc(exchange)
+        elif head.memo is not None or _is_inference(head):
+            return self._http(exchange)
+        head.memo = self._pass_on
+        return self._pass_on(exchange)
+
+
+def _is_inference(head: Head) -> bool:
+    route = routes.match(head.method, head.raw_path)
+    return isinstance(route, Route) and route.endpoint in _ENDPOINTS

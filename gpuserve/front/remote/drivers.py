@@ -1,0 +1,274 @@
+"""A door's side of inference: drivers of models whose queues and workers are in the front. They are in the
+door's table of models as other drivers are in the front's, so that what reads requests and writes answers is
+the same. What comes back is taken by ``RemoteRequests``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import RequestError, Unavailable, request_error
+from gpuserve.front.batching.interface import SchedulerStatistics
+from gpuserve.front.models.interface import Driver
+from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
+from gpuserve.front.passage import messages
+from gpuserve.front.passage.passage import Passage
+from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor, RegionSlice
+from gpuserve.front.v2.validation import check_of
+from gpuserve_worker.memory import arena
+from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
+from gpuserve_worker.protocol.wire import INLINE_NBYTES
+
+#: What a trace is found by.
+_TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
+
+
+class RemoteRequest(PendingRequest):
+    """A request that the front runs. ``ticket`` is what both know it by."""
+
+    __slots__ = ("ticket",)
+
+    ticket: int
+
+
+class RemoteRequests:
+    """The requests of one door that the front has, and the memory that they lie in. ``look_ahead`` learns
+    what the front has said of models by now, and ``find`` gives the driver of one then.
+    """
+
+    def __init__(
+        self,
+        passage: Passage,
+        max_arena_nbytes: int,
+        find: Callable[[str, str], Driver],
+        look_ahead: Callable[[], None],
+    ) -> None:
+        self._passage = passage
+        self._find = find
+        self.look_ahead = look_ahead
+        self._tickets = itertools.count(1)
+        self._pending: dict[int, RemoteRequest] = {}
+        self._blocks: dict[tuple[int, int], Block] = {}
+        self._lent = arena.Mapping()
+        #: Leases of responses that were closed in this turn of the loop.
+        self._closed: list[int] = []
+        self.tracing = False
+        #: The headers that a model tells its clients apart by, "" for their addresses; none: no model does.
+        self.fair_by: frozenset[bytes] = frozenset()
+        self.arena = Arena(max_arena_nbytes, self._on_segment, self._on_drop)
+        self.obey: Mapping[type, Callable[[Any, list[int]], None]] = {
+            messages.Result: self._on_result,
+            messages.Refused: self._on_refused,
+            messages.Ended: self._on_ended,
+            messages.Freed: self._on_freed,
+            messages.Lend: self._on_lend,
+            messages.Unlend: lambda message, _: self._lent.detach(message.segment),
+        }
+
+    # ---- to the front ---------------------------------------------------------------------
+
+    def submit(self, pending: RemoteRequest) -> None:
+        """Have the front run a request; its body is with the front then."""
+        ticket = pending.ticket = next(self._tickets)
+        request = pending.request
+        inputs = tuple([(one.name, one.datatype, one.shape, self._told(one.data)) for one in request.inputs])
+        self._pending[ticket] = pending
+        self._passage.post(
+            messages.Infer(
+                ticket,
+                request.model_name,
+                request.model_version,
+                request.id,
+                request.parameters,
+                inputs,
+                request.outputs,
+                request.timeout_s,
+                request.priority,
+                request.empty_final,
+                tuple([(name, _place(one)) for name, one in request.placements.items()]),
+                request.sequence,
+                self._client(request),
+                self._received(request) if self.tracing else None,
+                pending.on_response is not None,
+            )
+        )
+        request.inputs.clear()
+
+    def successor_of(self, driver: RemoteDriver, request: InferRequest) -> Driver | None:
+        """Who has taken the place of a driver that would refuse a request, as the front may have said."""
+        self.look_ahead()
+        found = self._find(request.model_name, request.model_version)
+        return None if found is driver else found
+
+    def take_back(self, pending: RemoteRequest) -> None:
+        if self._pending.pop(pending.ticket, None) is not None:
+            self._passage.post(messages.TakenBack(pending.ticket))
+
+    def _told(self, data: Any) -> Any:
+        """Where the front finds a tensor. A large one that is not in the arena yet is copied there."""
+        if type(data) is bytes and len(data) <= INLINE_NBYTES:
+            return data
+        if isinstance(data, RegionSlice):
+            return _place(data)
+        if not isinstance(data, Block):
+            if len(data) <= INLINE_NBYTES:
+                return bytes(data)
+            try:
+                block = self.arena.allocate(len(data))
+            except OutOfMemory:
+                return bytes(data)
+            block.view[:] = data
+            data = block
+        self._blocks[data.segment, data.offset] = data
+        return data.segment, data.offset, data.nbytes
+
+    def _client(self, request: InferRequest) -> tuple[str | bytes, messages.Headers] | None:
+        """Whom a fair queue takes a request to be of; None where none asks."""
+        sender, names = request.sender, self.fair_by
+        if not names or sender is None:
+            return None
+        return sender.ends.source, tuple([one for one in sender.head.headers if one[0] in names])
+
+    def _received(self, request: InferRequest) -> tuple[int, bool, messages.Headers]:
+        head = request.sender.head
+        headers = tuple([one for one in head.headers if one[0] in _TRACE_HEADERS])
+        return time.monotonic_ns(), head.is_grpc, headers
+
+    def _on_segment(self, segment: int, fd: int, nbytes: int) -> None:
+        self._passage.send(messages.Segment(segment, nbytes), [fd])
+
+    def _on_drop(self, segment: int) -> None:
+        self._passage.post(messages.DropSegment(segment))
+
+    # ---- from the front -------------------------------------------------------------------
+
+    def _on_result(self, message: messages.Result, _fds: list[int]) -> None:
+        ticket, version, parameters, told, lease, final = message
+        pending = self._pending.get(ticket)
+        if pending is None:  # taken back, and the message crossed ours
+            if lease:
+                self._close(lease)
+            return
+        outputs = [
+            OutputTensor(name, datatype, shape, data)
+            if type(data) is bytes
+            else self._output(name, datatype, shape, data)
+            for name, datatype, shape, data in told
+        ]
+        request = pending.request
+        on_close = partial(self._close, lease) if lease else None
+        response = InferResponse(pending.spec.name, version, request.id, parameters, outputs, on_close)
+        if final:
+            del self._pending[ticket]
+            pending.give(response)
+        elif pending.on_response is None:
+            response.close()
+        else:
+            pending.on_response(response)
+
+    def _output(self, name: str, datatype: str, shape: tuple[int, ...], place: Any) -> OutputTensor:
+        if place is None:
+            return OutputTensor(name, datatype, shape, b"", True)
+        return OutputTensor(name, datatype, shape, self._lent.view(*place))
+
+    def _on_refused(self, message: messages.Refused, _fds: list[int]) -> None:
+        pending = self._pending.pop(message.ticket, None)
+        if pending is not None:
+            pending.give(request_error(message.code, message.text))
+
+    def _on_ended(self, message: messages.Ended, _fds: list[int]) -> None:
+        pending = self._pending.pop(message.ticket, None)
+        if pending is not None:
+            pending.give(None)
+
+    def _on_freed(self, message: messages.Freed, _fds: list[int]) -> None:
+        for place in message.blocks:
+            self._blocks.pop(place).free()
+
+    def _on_lend(self, message: messages.Lend, fds: list[int]) -> None:
+        self._lent.attach(message.segment, fds[0], message.nbytes)
+
+    def _close(self, lease: int) -> None:
+        if not self._closed:
+            self._passage.call_at_end(self._say_closed)
+        self._closed.append(lease)
+
+    def _say_closed(self) -> None:
+        closed, self._closed = self._closed, []
+        self._passage.post(messages.Closed(tuple(closed)))
+
+    def close(self) -> None:
+        """The front is gone, or the door ends."""
+        for pending in list(self._pending.values()):
+            pending.give(Unavailable("the server is stopping"))
+        self._pending.clear()
+        self._lent.close()
+        self.arena.close()
+
+
+class RemoteDriver(Driver):
+    """One version of a model, as a door knows it."""
+
+    def __init__(self, spec: ModelSpec, was_ready: bool, requests: RemoteRequests) -> None:
+        self.spec = spec
+        self.arena = requests.arena
+        self._requests = requests
+        self._check = check_of(spec)
+        self._was_ready = was_ready
+
+    @property
+    def ready(self) -> bool:
+        return self._was_ready
+
+    @property
+    def was_ready(self) -> bool:
+        return self._was_ready
+
+    def statistics(self) -> SchedulerStatistics:
+        raise NotImplementedError("the front has the counts of a model")
+
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse | None = None,
+        on_answer: OnAnswer | None = None,
+    ) -> PendingRequest:
+        try:
+            checked = self._check.check(request)
+        except RequestError:
+            successor = self._requests.successor_of(self, request)
+            if successor is not None:
+                return successor.submit(request, on_response, on_answer)
+            self.free(one.data for one in request.inputs if isinstance(one.data, Block))
+            raise
+        pending = RemoteRequest(self, request, checked, (), False, on_response, on_answer)
+        self._requests.submit(pending)
+        return pending
+
+    def take_back(self, pending: PendingRequest) -> None:
+        assert isinstance(pending, RemoteRequest)
+        if pending.give_up():
+            self._requests.take_back(pending)
+
+    def stop_accepting(self) -> None:
+        """The front refuses what comes."""
+
+    def close(self) -> None:
+        """The front has what was begun."""
+
+
+class Unpinned:
+    """The regions of a door, which has none: the front keeps those that a request names while it runs."""
+
+    def pin(self, request: InferRequest) -> None: ...
+
+    def unpin(self, request: InferRequest) -> None: ...
+
+
+def _place(one: RegionSlice) -> tuple[str, int, int]:
+    return one.region, one.offset, one.nbytes

@@ -1,0 +1,113 @@
+"""What a door knows of the models that are served: the front tells it of each change before it answers
+anybody who could know. A door refuses nobody by what it knows before it has looked at all that was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from gpuserve.declare.spec import CLIENT, ModelSpec
+from gpuserve.errors import NotFound, Unavailable
+from gpuserve.front.models.interface import Driver
+from gpuserve.front.observe.tracing.reception import Receptions
+from gpuserve.front.passage import messages
+from gpuserve.front.passage.passage import Passage
+from gpuserve.front.remote.drivers import RemoteDriver, RemoteRequests
+from gpuserve.front.service.health import ServerHealth
+from gpuserve.front.service.model_table import ModelTable
+
+URGENT: Final = frozenset({messages.Served, messages.Stage})
+
+
+class ModelMirror:
+    """The front's side: tells one door what there is, and of every change, until ``close``."""
+
+    def __init__(
+        self, passage: Passage, models: ModelTable, health: ServerHealth, receptions: Receptions
+    ) -> None:
+        self._passage = passage
+        self._models = models
+        self._health = health
+        self._receptions = receptions
+        self._told: dict[str, Sequence[Any]] = {}
+        self._stage: messages.Stage | None = None
+        self._is_due = False
+        self._unwatch = health.watch(self._on_change)
+        self.tell()
+
+    def close(self) -> None:
+        self._unwatch()
+
+    def _on_change(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._passage.call_at_end(self.tell)
+
+    def tell(self) -> None:
+        """Tell all that the door does not know yet."""
+        self._is_due = False
+        models = self._models
+        for name in models.names() | self._told.keys():
+            drivers, states = models.of(name), models.states_of(name)
+            known = (*[(one.spec, one.was_ready) for one in drivers], *states)
+            if self._told.get(name) != known:
+                self._tell_of(name, drivers, states)
+                if known:
+                    self._told[name] = known
+                else:
+                    del self._told[name]
+        stage = messages.Stage(
+            self._health.draining, self._health.ended, self._receptions.deliver is not None
+        )
+        if stage != self._stage:
+            self._stage = stage
+            self._passage.post(stage)
+
+    def _tell_of(self, name: str, drivers: Sequence[Driver], states: Sequence[tuple[int, str, str]]) -> None:
+        versions = tuple([(one.spec.to_wire(), one.was_ready) for one in drivers])
+        self._passage.post(messages.Served(name, versions, tuple(states)))
+
+
+class MirroredTable(ModelTable):
+    """A door's table of models, which looks again before it says that there is none."""
+
+    look_ahead: Callable[[], None]
+
+    def find(self, name: str, version: str = "") -> Driver:
+        try:
+            return super().find(name, version)
+        except (NotFound, Unavailable):
+            self.look_ahead()
+            return super().find(name, version)
+
+
+class Mirrored:
+    """The door's side: keeps its table of models and its health as the front says."""
+
+    def __init__(self, models: ModelTable, health: ServerHealth, requests: RemoteRequests) -> None:
+        self._models = models
+        self._health = health
+        self._requests = requests
+        self._fair_by: dict[str, set[bytes]] = {}
+        self.obey: Mapping[type, Callable[[Any, list[int]], None]] = {
+            messages.Served: self._on_served,
+            messages.Stage: self._on_stage,
+        }
+
+    def _on_served(self, message: messages.Served, _fds: list[int]) -> None:
+        name, versions, states = message
+        specs = [(ModelSpec.from_wire(spec), was_ready) for spec, was_ready in versions]
+        drivers = [RemoteDriver(spec, was_ready, self._requests) for spec, was_ready in specs]
+        fair = {one.queue.fairness_header.encode() for one, _ in specs if one.queue.fairness == CLIENT}
+        self._fair_by[name] = fair
+        self._requests.fair_by = frozenset().union(*self._fair_by.values())
+        self._models.set_states(name, states)
+        self._models.serve(name, drivers)
+
+    def _on_stage(self, message: messages.Stage, _fds: list[int]) -> None:
+        draining, ended, self._requests.tracing = message
+        if draining and not self._health.draining:
+            self._health.drain()
+        if ended and not self._health.ended:
+            self._health.end()

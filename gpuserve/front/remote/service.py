@@ -1,0 +1,38 @@
+"""The service of a door that is a process of its own. It is made of the parts that the front's is made of;
+the drivers in its table have the front run their requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from gpuserve.front.passage.passage import Passage
+from gpuserve.front.remote.drivers import RemoteRequests, Unpinned
+from gpuserve.front.remote.mirror import URGENT, Mirrored, MirroredTable
+from gpuserve.front.service.service import InferenceService, inference_service
+from gpuserve.settings.server import ServerSettings
+
+#: How often what a burst took of the arena is looked for.
+SHRINK_PERIOD_S: Final = 5.0
+
+
+class DoorService:
+    """Inference in a door, until ``close``. ``obey`` says who takes which message of the front."""
+
+    def __init__(self, settings: ServerSettings, passage: Passage) -> None:
+        self.service: InferenceService = inference_service(settings, table=MirroredTable, pins=Unpinned())
+        models, look_ahead = self.service.models, partial(passage.look_ahead, URGENT)
+        assert isinstance(models, MirroredTable)
+        models.look_ahead = look_ahead
+        self._requests = RemoteRequests(passage, settings.max_arena_nbytes, models.find, look_ahead)
+        mirrored = Mirrored(models, self.service.health, self._requests)
+        self.obey: Mapping[type, Callable[[Any, list[int]], None]] = {**self._requests.obey, **mirrored.obey}
+
+    def shrink(self) -> None:
+        """Called now and then: give back what a burst took of the arena."""
+        self._requests.arena.shrink()
+
+    def close(self) -> None:
+        self._requests.close()
