@@ -12,6 +12,8 @@ from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Sink
 
+#: What is noted on the head of a request that is passed on.
+PASSED_ON: Final = object()
 _METHODS: Final = frozenset({rpcs.MODEL_INFER, rpcs.MODEL_STREAM_INFER})
 _ENDPOINTS: Final = frozenset({Endpoint.MODEL_INFER, Endpoint.MODEL_GENERATE, Endpoint.MODEL_GENERATE_STREAM})
 
@@ -27,14 +29,14 @@ class PassingDoor:
     def accept(self, exchange: Exchange) -> Sink:
         """The sink of a request. Where it goes is worked out once for all heads that are equal."""
         head = exchange.head
-        if head.memo is self._pass_on:
+        if head.memo is PASSED_ON:
             return self._pass_on(exchange)
         if head.is_grpc:
             if head.memo is not None or head.path in _METHODS:
                 return self._grpc(exchange)
         elif head.memo is not None or _is_inference(head):
             return self._http(exchange)
-        head.memo = self._pass_on
+        head.memo = PASSED_ON
         return self._pass_on(exchange)
 
 

@@ -213,9 +213,9 @@ class Stage(NamedTuple):
 class Infer(NamedTuple):
     """A request to be run, by the fields of ``InferRequest``. Each of ``inputs`` is a name, a datatype, a
     shape and the data: bytes, a place in the door's arena (segment, offset, nbytes) or one in a client's
-    region (name, offset, nbytes); each of ``placements`` a name and such a place. ``client`` is whom fair queues
-    take it to be of: an address, and the headers that one of them asks for. ``received`` is there while
-    requests may be traced: when it began, in nanoseconds, whether by gRPC, and the headers of its trace.
+    region (name, offset, nbytes); each of ``placements`` a name and such a place. ``client`` is whom fair
+    queues take it to be of: an address, and the headers that one of them asks for. ``received`` is there
+    while requests may be traced: when it came, in nanoseconds, whether by gRPC, and the headers of its trace.
     ``stream``: it may have any number of responses.
     """
 

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError, Unavailable, request_error
@@ -23,6 +23,9 @@ from gpuserve.front.v2.validation import check_of
 from gpuserve_worker.memory import arena
 from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
 from gpuserve_worker.protocol.wire import INLINE_NBYTES
+
+if TYPE_CHECKING:
+    from gpuserve.front.models.model_tracer import ModelTracer
 
 #: What a trace is found by.
 _TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
@@ -228,6 +231,14 @@ class RemoteDriver(Driver):
     @property
     def was_ready(self) -> bool:
         return self._was_ready
+
+    @property
+    def tracer(self) -> ModelTracer | None:
+        return None
+
+    @tracer.setter
+    def tracer(self, tracer: ModelTracer | None) -> None:
+        """The front traces."""
 
     def statistics(self) -> SchedulerStatistics:
         raise NotImplementedError("the front has the counts of a model")

@@ -64,6 +64,11 @@ class DoorRequests:
             messages.DropSegment: lambda message, _: self._memory.detach(message.segment),
         }
 
+    @property
+    def n_leased(self) -> int:
+        """How many responses the door has not closed yet that need memory, or are of streams."""
+        return len(self._leased)
+
     # ---- from the door --------------------------------------------------------------------
 
     def _infer(self, message: messages.Infer, _fds: list[int]) -> None:
@@ -179,7 +184,7 @@ class DoorRequests:
         if memory is not None and len(data) > wire.INLINE_NBYTES:
             place = memory.locate(data)
             if place is not None:
-                return tuple(place.memory.lend(place.segment, place.offset, len(data), self))
+                return place.memory.lend(place.segment, place.offset, len(data), self)[:3]
         return bytes(data)
 
     def _free(self, place: tuple[int, int]) -> None:
