@@ -131,7 +131,8 @@ ALLOWED = {
     "gpuserve/front/observe/gpu_health": "gpuserve/devices gpuserve/front/observe gpuserve/states",
     "gpuserve/front/observe/tracing":
         "gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve_worker/protocol",
-    "gpuserve/front/passage": "gpuserve_worker/protocol",
+    "gpuserve/front/passage":
+        "gpuserve/front/doors/access gpuserve/front/exchange gpuserve/states gpuserve_worker/protocol",
     "gpuserve/front/process":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/grpcio "

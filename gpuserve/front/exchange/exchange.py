@@ -106,7 +106,8 @@ class Options(Protocol):
 
 class Ends(NamedTuple):
     """The addresses of a connection as (host, port). On a unix socket ``client`` is None. ``source``: whose
-    connections are counted together, "" where that is not known.
+    connections are counted together, "" where that is not known. ``user`` is the client's on this machine,
+    where the socket is another process's, which has asked.
     """
 
     client: tuple[str, int] | None
@@ -114,6 +115,7 @@ class Ends(NamedTuple):
     tls: bool
     socket: Options | None = None
     source: str | bytes = ""
+    user: int | None = None
 
 
 class Sink(Protocol):

@@ -3,7 +3,7 @@
 ::
 
     front -> door   Setup, Connect, Adjust, Announce, Renew, Stop,
-                    Answer, Start, Send, DropUnsent, Finish, Reset, Consumed,
+                    Part, Answer, Start, Send, DropUnsent, Finish, Reset, Consumed,
                     Served, Stage, Result, Refused, Ended, Lend, Unlend, Freed
     door -> front   Status, Left,
                     Opened, Body, Abandoned, Sent,
@@ -126,8 +126,15 @@ class Abandoned(NamedTuple):
     exchange: int
 
 
+class Part(NamedTuple):
+    """The next part of the body of the ``Answer`` to come; ``Sent`` follows."""
+
+    exchange: int
+    data: bytes
+
+
 class Answer(NamedTuple):
-    """``Exchange.answer``: the whole response."""
+    """``Exchange.answer``: the whole response, whose body are the parts before and this one."""
 
     exchange: int
     status: int
@@ -154,7 +161,9 @@ class Send(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """So many bytes of what ``Send`` brought have left, or wait without being too many."""
+    """So many bytes of what ``Part`` and ``Send`` brought have left, or wait without being too many. Of
+    few bytes it is not said until there are more.
+    """
 
     exchange: int
     nbytes: int
@@ -311,8 +320,8 @@ class Unlend(NamedTuple):
 
 # fmt: off
 PASSAGE: Final = Vocabulary(dict(enumerate((
-    Setup, Connect, Left, Adjust, Announce, Renew, Stop, Status, Opened, Body, Abandoned, Answer, Start, Send,
-    Sent, DropUnsent, Finish, Reset, Consumed, Served, Stage, Infer, TakenBack, Result, Refused, Ended,
+    Setup, Connect, Left, Adjust, Announce, Renew, Stop, Status, Opened, Body, Abandoned, Part, Answer, Start,
+    Send, Sent, DropUnsent, Finish, Reset, Consumed, Served, Stage, Infer, TakenBack, Result, Refused, Ended,
     Closed, Segment, DropSegment, Freed, Lend, Unlend,
 ), start=1)))
 # fmt: on

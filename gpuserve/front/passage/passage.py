@@ -52,6 +52,11 @@ class Passage:
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock.fileno(), self._read)
 
+    @property
+    def waiting_nbytes(self) -> int:
+        """How much of what was sent waits here until the other end reads."""
+        return self._posted_nbytes + sum([len(data) for data, _ in self._outbox])
+
     def post(self, message: Any) -> None:
         """Send with all others of this turn of the loop, at its end."""
         data = PASSAGE.encode(message)

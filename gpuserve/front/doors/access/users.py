@@ -10,8 +10,9 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.peers import address_of, is_local
-from gpuserve.front.exchange.exchange import Ends, Exchange
+from gpuserve.front.exchange.exchange import Ends, Exchange, Head
 
 #: Of SO_PEERCRED: the process, the user and the group at the other end.
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -30,13 +31,24 @@ _STATE: Final = struct.Struct("=BB")
 _USER: Final = struct.Struct("=II")
 _USER_AT: Final = 4 + _ADDRESSES.size + 12
 _ESTABLISHED: Final = 1
+#: What is answered to this request depends on who sends it.
+_REGISTER: Final = Endpoint.SYSTEM_REGION_REGISTER
+
+
+def depends_on_user(head: Head) -> bool:
+    """Whether who answers a request with this head asks for its user."""
+    if head.is_grpc:
+        return head.path.endswith(f"/{_REGISTER.rpc}")
+    return head.method == _REGISTER.method and _REGISTER.pattern.fullmatch(head.raw_path) is not None
 
 
 def user_of(exchange: Exchange) -> int | None:
     """The user (uid) of a request's client; None where it is on another machine, or not known."""
     ends, sock = exchange.ends, exchange.ends.socket
-    if sock is None or not is_local(address_of(ends), exchange.head.headers):
+    if not is_local(address_of(ends), exchange.head.headers):
         return None
+    if sock is None:
+        return ends.user
     try:
         if ends.client is None:
             raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -1,0 +1,263 @@
+"""The front's own doors behind a door that passes everything on: what a client is sent is what it would be
+sent without the way between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import http1_talk
+import http2_scene
+import pytest
+from driver_scene import SPEC, Scene
+from http1_talk import CHUNKED, post
+from http2_peer import POST, data, reset
+from passage_scene import FrontSink, Way
+
+from gpuserve.front.doors.access.restrictions import Policy
+from gpuserve.front.doors.front_door import FrontDoor
+from gpuserve.front.doors.grpc import rpcs
+from gpuserve.front.doors.grpc.door import GrpcDoor
+from gpuserve.front.doors.grpc.framing import frame
+from gpuserve.front.doors.http.door import HttpDoor
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.exchange.exchange import Accept, AnswerHead, Exchange
+from gpuserve.front.server.http1.protocol import UNCONSUMED_NBYTES
+from gpuserve.front.server.http2.stream import RECEIVE_WINDOW
+from gpuserve.front.service.service import inference_service
+from gpuserve.settings.server import ServerSettings
+
+MIB: Final = 1 << 20
+LIMIT_NBYTES: Final = 1 << 20
+INFER: Final = b"POST /v2/models/m/infer HTTP/1.1"
+BODY: Final = b'{"inputs":[{"name":"x","shape":[1,1],"datatype":"FP32","data":[1]}]}'
+GENERATE: Final = b"POST /v2/models/m/generate_stream HTTP/1.1"
+SERVICE: Final = "/inference.GRPCInferenceService/"
+DATE: Final = re.compile(rb"date: [^\r]*\r\n")
+WAYS: Final = ("direct", "forwarded")
+
+
+class House:
+    """Both doors of a front with the model "m", and a way to them."""
+
+    def __init__(self) -> None:
+        self.scene = Scene(SPEC, arena_nbytes=1 << 26)
+        self.service = inference_service(ServerSettings(name="test"))
+        self.service.models.add(self.scene.driver)
+        self.requests = AwaitedRequests()
+        http = HttpDoor(self.service, self.requests, LIMIT_NBYTES, Policy())
+        self.accept: Accept = FrontDoor(GrpcDoor(self.service, self.requests, LIMIT_NBYTES), http).accept
+        self.way = Way(self.accept)
+
+    def accept_by(self, way: str) -> Accept:
+        return self.way.forwarding.accept if way == "forwarded" else self.accept
+
+    async def settle(self) -> None:
+        """Let everything happen that is due, also in the threads that write pages."""
+        for _ in range(4):
+            await self.way.settle()
+            await self.scene.settle()
+            for worker in self.scene.workers:
+                while worker.runs:
+                    worker.answer([True])
+            await asyncio.to_thread(lambda: None)
+
+    async def close(self) -> None:
+        await self.requests.stop()
+        self.way.close()
+        self.scene.close()
+
+
+def run(test: Callable[[House], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        house = House()
+        try:
+            await test(house)
+            await house.settle()
+            assert (house.way.forwarding.n_open, house.way.forwarded.n_open) == (0, 0)
+        finally:
+            await house.close()
+
+    asyncio.run(whole())
+
+
+# ---- the same as without ------------------------------------------------------------------------
+
+
+def get(path: bytes, fields: bytes = b"", method: bytes = b"GET") -> bytes:
+    return b"%b %b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (method, path, fields)
+
+
+HTTP1: Final = {
+    "ready": get(b"/v2/health/ready"),
+    "metadata": get(b"/v2"),
+    "model": get(b"/v2/models/m"),
+    "config": get(b"/v2/models/%6d/config?q"),
+    "page": get(b"/docs"),
+    "large": get(b"/openapi.json"),
+    "closes": get(b"/v2", b"Connection: close\r\n"),
+    "1.0": b"GET /v2 HTTP/1.0\r\n\r\n",
+    "not found": get(b"/nothing"),
+    "method": get(b"/v2", method=b"DELETE"),
+    "head": get(b"/v2/health/live", method=b"HEAD"),
+    "foreign": b"GET /v2 HTTP/1.1\r\nHost: elsewhere.org\r\n\r\n",
+    "proxied": post(b"{}", b"X-Forwarded-For: 1.2.3.4\r\n", b"POST /v2/logging HTTP/1.1"),
+    "logging": post(b"{}", line=b"POST /v2/logging HTTP/1.1"),
+    "index": post(b"", line=b"POST /v2/repository/index HTTP/1.1"),
+    "region": post(b"{}", line=b"POST /v2/systemsharedmemory/region/r/register HTTP/1.1"),
+    "infer": post(BODY, line=INFER),
+    "no infer": post(b"{", line=INFER),
+    "chunks": CHUNKED.replace(b"/b", b"/v2/models/m/infer") + b"44\r\n" + BODY + b"\r\n0\r\n\r\n",
+    "too large": post(bytes(LIMIT_NBYTES + 1), line=INFER),
+    "coding": post(BODY, b"Content-Encoding: br\r\n", INFER),
+    "generate": post(b"{}", line=GENERATE),
+    "none": b"no request\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", HTTP1)
+@pytest.mark.parametrize("cuts", [(), (30, 90, 110)], ids=["whole", "cut"])
+def test_a_client_of_http1_sees_no_difference(name: str, cuts: tuple[int, ...]) -> None:
+    async def test(house: House) -> None:
+        seen = {}
+        for way in WAYS:
+            talk = http1_talk.Talk(door=house.accept_by(way))
+            for _ in range(2):  # the second has a head that is known
+                if not talk.way.said:
+                    talk.feed(HTTP1[name], (*cuts, *range(0, len(HTTP1[name]), 256 << 10)))
+                await house.settle()
+            seen[way] = DATE.sub(b"", talk.way.raw), talk.way.said
+        assert seen["forwarded"] == seen["direct"]
+        assert seen["direct"][0]
+
+    run(test)
+
+
+GRPC: Final = {
+    "live": (SERVICE + "ServerLive", b""),
+    "metadata": (SERVICE + "ModelMetadata", b"\x0a\x01m"),
+    "config": (SERVICE + "ModelConfig", b"\x0a\x01m"),
+    "no model": (SERVICE + "ModelMetadata", b"\x0a\x01n"),
+    "no message": (SERVICE + "ModelMetadata", b"\xff"),
+    "unknown": (SERVICE + "Nothing", b""),
+    "region": (rpcs.SYSTEM_REGISTER, b""),
+    "infer": (rpcs.MODEL_INFER, b"\x0a\x01m"),
+    "stream": (rpcs.MODEL_STREAM_INFER, b"\x0a\x01m"),
+    "health": ("/grpc.health.v1.Health/Check", b""),
+    "reflection": ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", b"\x3a\x00"),
+}
+
+
+@pytest.mark.parametrize("name", GRPC)
+def test_a_client_of_grpc_sees_no_difference(name: str) -> None:
+    path, message = GRPC[name]
+    fields = [field for field in POST if field[0] != ":path"]
+
+    async def test(house: House) -> None:
+        seen = {}
+        for way in WAYS:
+            talk = http2_scene.Talk(door=house.accept_by(way))
+            for stream_id in (1, 3):
+                head = talk.peer.headers(stream_id, [*fields[:1], (":path", path), *fields[1:]])
+                talk.feed(head + data(stream_id, frame(len(message)) + message, end=True))
+                await house.settle()
+            talk.read()
+            answers = [talk.peer.response(one) for one in (1, 3)]
+            assert all(one.ended for one in answers)
+            seen[way] = [(one.heads, one.body, one.reset) for one in answers]
+        assert seen["forwarded"] == seen["direct"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("name", ["live", "region", "infer", "stream"])
+def test_a_call_that_is_given_up_leaves_nothing(name: str) -> None:
+    path, message = GRPC[name]
+    fields = [field for field in POST if field[0] != ":path"]
+
+    async def test(house: House) -> None:
+        talk = http2_scene.Talk(door=house.accept_by("forwarded"))
+        for stream_id in (1, 3):
+            head = talk.peer.headers(stream_id, [*fields[:1], (":path", path), *fields[1:]])
+            talk.feed(head + data(stream_id, (frame(len(message)) + message)[:-1]))
+            await house.settle()
+        talk.feed(b"".join(reset(one) for one in (1, 3)))
+        await house.settle()
+        assert house.requests.tasks == set()
+
+    run(test)
+
+
+# ---- large bodies -------------------------------------------------------------------------------
+
+
+class Upload:
+    """A body of 64 MiB for a sink that uses up what comes when it is told to."""
+
+    def __init__(self) -> None:
+        self.sinks: list[FrontSink] = []
+        self.way = Way(self._accept)
+        self.n_sent = 0
+        self._n_consumed = 0
+
+    def _accept(self, exchange: Exchange) -> FrontSink:
+        self.sinks.append(FrontSink(exchange))
+        return self.sinks[-1]
+
+    async def goes(self, feed: Callable[[bytes], object], may_send: Callable[[], int]) -> int:
+        """Send as much as the server lets; the most that it let before anything was used up."""
+        most = 0
+        while self.n_sent < 64 * MIB:
+            before = self.n_sent
+            while (room := min(may_send(), 256 << 10, 64 * MIB - self.n_sent)) > 0:
+                feed(bytes(room))
+                self.n_sent += room
+            most = max(most, self.n_sent - before)
+            await self.way.settle()
+            (sink,) = self.sinks
+            assert len(sink.body) == self.n_sent, "it has stopped before its time"
+            sink.exchange.consumed(self.n_sent - self._n_consumed)
+            self._n_consumed = self.n_sent
+            await self.way.settle()
+        return most
+
+
+def test_a_large_body_of_http1_waits_at_its_client() -> None:
+    async def whole() -> None:
+        upload = Upload()
+        talk = http1_talk.Talk(door=upload.way.forwarding.accept)
+        talk.feed(b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (64 * MIB))
+        most = await upload.goes(talk.feed, lambda: MIB if talk.way.reading else 0)
+        assert most <= UNCONSUMED_NBYTES + (256 << 10)
+        upload.sinks[0].exchange.answer(AnswerHead(200, ()), (b"ok",), 2)
+        await upload.way.settle()
+        assert talk.way.sent.endswith(b"ok")
+        upload.way.close()
+
+    asyncio.run(whole())
+
+
+def test_a_large_body_of_http2_waits_at_its_client() -> None:
+    async def whole() -> None:
+        upload = Upload()
+        talk = http2_scene.Talk(door=upload.way.forwarding.accept)
+        talk.feed(talk.peer.headers(1))
+        await upload.way.settle()
+
+        def may_send() -> int:
+            talk.read()
+            return RECEIVE_WINDOW + talk.peer.send_windows.get(1, 0) - upload.n_sent
+
+        most = await upload.goes(lambda body: talk.feed(data(1, body)), may_send)
+        assert most <= RECEIVE_WINDOW
+        talk.feed(data(1, b"", end=True))
+        upload.sinks[0].exchange.start(200, (), end=True)
+        await upload.way.settle()
+        talk.read()
+        assert talk.peer.response(1).status == "200"
+        upload.way.close()
+
+    asyncio.run(whole())
