@@ -75,14 +75,13 @@ class RemoteRequests:
         #: The headers that a model tells its clients apart by, "" for their addresses; none: no model does.
         self.fair_by: frozenset[bytes] = frozenset()
         self.arena = Arena(max_arena_nbytes, self._on_segment, self._on_drop)
-        self.obey: Mapping[type, Callable[[Any, list[int]], None]] = {
+        self.obey: Mapping[type, Callable[[Any], None]] = {
             messages.Outputs: self._on_outputs,
             messages.Result: self._on_result,
             messages.Refused: self._on_refused,
             messages.Ended: self._on_ended,
             messages.Freed: self._on_freed,
-            messages.Lend: self._on_lend,
-            messages.Unlend: lambda message, _: self._lent.detach(message.segment),
+            messages.Unlend: lambda message: self._lent.detach(message.segment),
         }
 
     # ---- to the front ---------------------------------------------------------------------
@@ -217,7 +216,7 @@ class RemoteRequests:
 
     # ---- from the front -------------------------------------------------------------------
 
-    def _on_outputs(self, message: messages.Outputs, _fds: list[int]) -> None:
+    def _on_outputs(self, message: messages.Outputs) -> None:
         tickets, rows, version, told, lease = message
         waiting = [self._pending.pop(ticket, None) if ticket else None for ticket in tickets]
         on_close = _Part(waiting, partial(self._close, lease)).close if lease else None
@@ -246,7 +245,7 @@ class RemoteRequests:
                 if on_close is not None:
                     on_close()
 
-    def _on_result(self, message: messages.Result, _fds: list[int]) -> None:
+    def _on_result(self, message: messages.Result) -> None:
         ticket, version, parameters, told, lease, final = message
         pending = self._pending.get(ticket)
         if pending is None:  # taken back, and the message crossed ours
@@ -275,21 +274,22 @@ class RemoteRequests:
             return OutputTensor(name, datatype, shape, b"", True)
         return OutputTensor(name, datatype, shape, self._lent.view(*place))
 
-    def _on_refused(self, message: messages.Refused, _fds: list[int]) -> None:
+    def _on_refused(self, message: messages.Refused) -> None:
         pending = self._pending.pop(message.ticket, None)
         if pending is not None:
             pending.give(request_error(message.code, message.text))
 
-    def _on_ended(self, message: messages.Ended, _fds: list[int]) -> None:
+    def _on_ended(self, message: messages.Ended) -> None:
         pending = self._pending.pop(message.ticket, None)
         if pending is not None:
             pending.give(None)
 
-    def _on_freed(self, message: messages.Freed, _fds: list[int]) -> None:
+    def _on_freed(self, message: messages.Freed) -> None:
         for place in message.blocks:
             self._blocks.pop(place).free()
 
-    def _on_lend(self, message: messages.Lend, fds: list[int]) -> None:
+    def attach(self, message: messages.Lend, fds: list[int]) -> None:
+        """Map a segment that is lent; its descriptor stays the caller's."""
         self._lent.attach(message.segment, fds[0], message.nbytes)
 
     def _close(self, lease: int) -> None:

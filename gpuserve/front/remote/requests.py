@@ -55,17 +55,14 @@ class DoorRequests:
         self.on_close: list[Callable[[Any], None]] = []
         self._freed: list[tuple[int, int]] = []
         self._is_closed = False
-        self.obey: Mapping[type, Callable[[Any, list[int]], None]] = {
+        self.obey: Mapping[type, Callable[[Any], None]] = {
             messages.Template: self._know,
             messages.Alike: self._infer_alike,
-            messages.ForgetTemplates: lambda _message, _fds: self._templates.clear(),
+            messages.ForgetTemplates: lambda _: self._templates.clear(),
             messages.Infer: self._infer,
             messages.TakenBack: self._take_back,
             messages.Closed: self._close_leases,
-            messages.Segment: lambda message, fds: self._memory.attach(
-                message.segment, fds[0], message.nbytes
-            ),
-            messages.DropSegment: lambda message, _: self._memory.detach(message.segment),
+            messages.DropSegment: lambda message: self._memory.detach(message.segment),
         }
 
     @property
@@ -75,14 +72,14 @@ class DoorRequests:
 
     # ---- from the door --------------------------------------------------------------------
 
-    def _infer(self, message: messages.Infer, _fds: list[int]) -> None:
+    def _infer(self, message: messages.Infer) -> None:
         ticket = message.ticket
         self._run(ticket, self._request(message), partial(self._respond, ticket) if message.stream else None)
 
-    def _know(self, message: messages.Template, _fds: list[int]) -> None:
+    def _know(self, message: messages.Template) -> None:
         self._templates[message.template] = message
 
-    def _infer_alike(self, message: messages.Alike, _fds: list[int]) -> None:
+    def _infer_alike(self, message: messages.Alike) -> None:
         for ticket, template, *parts in message.requests:
             _, model, version, told = self._templates[template]
             inputs = [
@@ -103,13 +100,13 @@ class DoorRequests:
         if not pending.is_over:
             self._pending[ticket] = pending
 
-    def _take_back(self, message: messages.TakenBack, _fds: list[int]) -> None:
+    def _take_back(self, message: messages.TakenBack) -> None:
         for ticket in message.tickets:
             pending = self._pending.pop(ticket, None)
             if pending is not None:
                 pending.take_back()
 
-    def _close_leases(self, message: messages.Closed, _fds: list[int]) -> None:
+    def _close_leases(self, message: messages.Closed) -> None:
         for lease in message.leases:
             self._leased.pop(lease)()
 
@@ -143,6 +140,10 @@ class DoorRequests:
         if message.received is not None:
             request.receiver = _Receiver(self._receptions, message)
         return request
+
+    def attach(self, message: messages.Segment, fds: list[int]) -> None:
+        """Map a segment of the door's arena; its descriptor stays the caller's."""
+        self._memory.attach(message.segment, fds[0], message.nbytes)
 
     def _data(self, place: tuple[Any, int, int], regions: list[RegionSlice]) -> Data:
         if isinstance(place[0], str):
