@@ -80,12 +80,16 @@ class DoorRequests:
         self._templates[message.template] = message
 
     def _infer_alike(self, message: messages.Alike) -> None:
+        known = 0
         for ticket, template, *parts in message.requests:
-            _, model, version, told = self._templates[template]
-            inputs = [
-                InputTensor(name, datatype, shape, data if type(data) is bytes else self._data(data, []))
-                for (name, datatype, shape), data in zip(told, parts, strict=True)
-            ]
+            if template != known:  # mostly it is that of the request before
+                known = template
+                _, model, version, told = self._templates[template]
+            inputs = []
+            for (name, datatype, shape), data in zip(told, parts, strict=False):
+                inputs.append(
+                    InputTensor(name, datatype, shape, data if type(data) is bytes else self._data(data, []))
+                )
             request = InferRequest(model, version, "", {}, inputs, (), None)
             request.reader = self
             self._run(ticket, request)
