@@ -16,6 +16,7 @@ from gpuserve.declare.tensors import array_of, device_problem, memory_problem
 from gpuserve.devices.names import CPU
 from gpuserve.settings.access import NO_TOKEN
 from gpuserve.settings.checks import NO_FILE, is_without_file
+from gpuserve.settings.doors import doors_problem
 from gpuserve.settings.server import ServerSettings, TraceSettings
 from gpuserve.settings.tls import FILE_KEYS, pairing_problem
 from gpuserve_worker.protocol.tensor import datatype_of
@@ -41,6 +42,8 @@ def violations(data: Any) -> Iterator[Violation]:
     server = mapping(mapping(data).get("server"))
     yield from _ports(server)
     yield from _access_and_tls(server)
+    if problem := doors_problem(server.get("doors"), server.get("transport")):
+        yield Violation(("server", "doors"), problem)
     trace, defaults = mapping(server.get("trace")), TraceSettings()
     if is_without_file(*(trace.get(key, getattr(defaults, key)) for key in ("mode", "level", "file"))):
         yield Violation(("server", "trace"), NO_FILE)

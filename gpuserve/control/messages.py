@@ -228,7 +228,8 @@ class Census(NamedTuple):
     """``ready``: whether requests should come here. ``counts``: of each generation (its model, its version,
     requests that wait, requests that run, batches that its instances run at once, saturation or None). One
     that gets no requests has no slots here. ``states``: the repository index, (model, version, state,
-    reason). ``gpu_memory``: bytes on GPUs by the pid of the worker that has them, as pairs.
+    reason). ``gpu_memory``: bytes on GPUs by the pid of the worker that has them, as pairs. ``doors``, those
+    that are processes: (number, pid or None, state, connections, requests, seconds of a core, restarts).
     """
 
     ticket: int
@@ -236,6 +237,7 @@ class Census(NamedTuple):
     counts: tuple[tuple[str, int, int, int, int, float | None], ...]
     states: tuple[tuple[str, str, str, str], ...]
     gpu_memory: tuple[tuple[int, int], ...]
+    doors: tuple[tuple[int, int | None, str, int, int, float, int], ...] = ()
 
 
 class Changed(NamedTuple):

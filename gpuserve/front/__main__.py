@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
-import gc
-import importlib.util
-import logging
 import os
-import signal
 import socket
 import sys
-from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final
 
-if TYPE_CHECKING:
-    from gpuserve.settings.server import ServerSettings
+from gpuserve.front import interpreter
 
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-_M_ARENA_MAX: Final = -8
-_PR_SET_PDEATHSIG: Final = 1
-#: A request leaves nothing in a cycle. Python's default of 700 would look every twenty requests.
-_YOUNG_OBJECTS: Final = 5000
-#: A full collection after so many of the middle generation. It takes a few milliseconds, since modules
-#: are frozen; with 50, what was in use during an earlier collection waited for it and grew to 6 MB.
-_OLD_COLLECTIONS: Final = 10
-#: Request bodies up to this size are reused by malloc. glibc's default (128 KiB, dynamic) maps and faults
-#: every 1 MiB body anew, which halved the throughput of such requests. Larger ones are given back at once:
-#: they left holes in the heap, and twelve of 100 MiB that grew side by side kept 280 MiB when they had gone.
-_REUSED_NBYTES: Final = 4 << 20
-#: And so much free memory is kept.
-_KEPT_NBYTES: Final = 32 << 20
-#: How long the loop waits for another thread that computes. With Python's default, 5 ms, each system call of
-#: the loop while a long JSON is read gave the thread as long.
-_SWITCH_S: Final = 0.0001
 #: The messages of the protocol are two modules of this package, which itself is a client: it brings grpcio,
 #: a fifth of the memory of a front that never uses it.
 _CLIENT_PACKAGE: Final = "tritonclient.grpc"
@@ -42,74 +16,27 @@ _CLIENT_PACKAGE: Final = "tritonclient.grpc"
 
 def main(argv: list[str]) -> int:
     """Run a front on the control socket whose descriptor is the one argument."""
-    # numpy's OpenBLAS starts a thread a core, which spins for a while, and a front multiplies no matrices.
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    gc.disable()  # what is imported stays: to look for garbage meanwhile is an eighth of the start
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.mallopt(_M_MMAP_THRESHOLD, _REUSED_NBYTES)
-    libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_NBYTES)
-    # The heaps of other threads keep so much each at their end, which ``malloc_trim`` leaves there.
-    libc.mallopt(_M_ARENA_MAX, 1)
-    faulthandler.enable()
-    # A terminal's Ctrl-C goes to the whole foreground group, a service manager's SIGTERM to the whole
-    # control group, and so it is with SIGHUP; only the supervisor acts on them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    interpreter.begin()
     control_fd = int(argv[1])
     os.set_inheritable(control_fd, False)
 
     import uvloop
 
-    make_bare(_CLIENT_PACKAGE)
+    interpreter.make_bare(_CLIENT_PACKAGE)
     import gpuserve.front.process.front  # noqa: F401 - loaded before the collector is told what stays
-    from gpuserve.front.exchange.limits import raise_descriptor_limit
 
-    raise_descriptor_limit()
     control = socket.socket(fileno=control_fd)
-    sys.setswitchinterval(_SWITCH_S)
-    gc.freeze()  # modules stay; collections need not walk them
-    gc.set_threshold(_YOUNG_OBJECTS, 20, _OLD_COLLECTIONS)
-    gc.enable()
+    interpreter.settle()
     uvloop.run(_run(control))
     return 0
-
-
-def make_bare(name: str) -> None:
-    """Have ``import name.module`` leave the package's own code out, in this process from now on: to the
-    import system it is then a namespace package. ModuleNotFoundError: it is not installed.
-    """
-    if name in sys.modules:
-        return
-    found = importlib.util.find_spec(name)  # which imports the packages around it, and not this one
-    if found is None or found.submodule_search_locations is None:
-        return
-    spec = ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = list(found.submodule_search_locations)
-    package = sys.modules[name] = importlib.util.module_from_spec(spec)
-    parent, _, attribute = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], attribute, package)
 
 
 async def _run(control: socket.socket) -> None:
     from gpuserve.front.process.front import Front
 
-    await Front(control, _log_as_told, lambda: _leave(1)).run()
+    await Front(control, interpreter.log_as_told, lambda: interpreter.leave(1)).run()
     # Nothing is left to be done; and grpc's server, taken apart, would cancel calls that have just come.
-    _leave(0)
-
-
-def _leave(status: int) -> NoReturn:
-    logging.shutdown()
-    os._exit(status)
-
-
-def _log_as_told(settings: ServerSettings) -> None:
-    from gpuserve.settings.logs import configure
-
-    configure(settings.log_format, settings.log_level)
+    interpreter.leave(0)
 
 
 if __name__ == "__main__":

@@ -27,11 +27,12 @@ class Option:
     """What a row says besides the name, the type and the default of its field.
 
     ``least`` and ``most`` bound a number, or each element of a list. ``some``: a text or a list must not be
-    empty. ``words`` are the texts that there are. ``triton`` is the name in Triton's model configuration and
-    in PyTriton, where it has one; files may have either name. ``nullable``: None, in a file null, stands for
-    the default. ``read`` turns what is given into a text, or raises ValueError. A ``secret`` is never
-    printed. Who writes a file must say a ``needed`` one, even where the field has a default. ``live`` says
-    what a new value is for, where it may change while a server runs. ``examples`` are for editors.
+    empty. ``words`` are the texts that there are, or of a number, whose value ``read`` says. ``triton`` is
+    the name in Triton's model configuration and in PyTriton, where it has one; files may have either name.
+    ``nullable``: None, in a file null, stands for the default. ``read`` turns what is given into a text, or a
+    word into its number, or raises ValueError. A ``secret`` is never printed. Who writes a file must say a
+    ``needed`` one, even where the field has a default. ``live`` says what a new value is for, where it may
+    change while a server runs. ``examples`` are for editors.
     """
 
     description: str
@@ -41,7 +42,7 @@ class Option:
     words: tuple[str, ...] = ()
     triton: str = ""
     nullable: bool = False
-    read: Callable[[Any], str] | None = None
+    read: Callable[[Any], Any] | None = None
     secret: bool = False
     needed: bool = False
     live: str = ""
@@ -303,6 +304,14 @@ def integer(name: str, value: Any, least: float | None = 0, most: float | None =
     return value
 
 
+def _integer(said: Option, name: str, value: Any) -> int:
+    known = value if said.read is None else said.read(value)
+    if isinstance(known, str) and said.words:
+        words = " or ".join(map(repr, said.words))
+        raise ValueError(f"{name} must be {words} or an integer{_bounds(said)}, got {value!r:.200}")
+    return integer(name, known, said.least, said.most)
+
+
 def boolean(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
@@ -335,7 +344,7 @@ def _text(said: Option, name: str, value: Any) -> str:
 
 
 _SCALARS: Final[dict[Any, Callable[[Option, str, Any], Any]]] = {
-    int: lambda said, name, value: integer(name, value, said.least, said.most),
+    int: _integer,
     float: lambda said, name, value: number(name, value, said.least, said.most),
     bool: lambda _, name, value: boolean(name, value),
     str: _text,

@@ -12,6 +12,7 @@ from typing import Final
 from gpuserve.errors import ConfigError
 from gpuserve.options import declared
 from gpuserve.settings.access import NO_TOKEN
+from gpuserve.settings.doors import doors_problem
 from gpuserve.settings.server import NO_CONTROL, TRITON, ServerSettings, TraceSettings
 from gpuserve.settings.tls import check_tls, with_whole_paths
 
@@ -35,6 +36,8 @@ def checked_settings(settings: ServerSettings) -> ServerSettings:
         raise ConfigError(NO_TOKEN)
     if made.model_control == NO_CONTROL and made.load_at_start is not None:
         raise ConfigError("load_at_start needs model_control='explicit'; without it every model is loaded")
+    if problem := doors_problem(made.doors, made.transport):
+        raise ConfigError(problem)
     made = with_whole_paths(made, lambda _: os.getcwd())
     check_tls(made)
     check_trace(made.trace)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from gpuserve.settings.access import (
     read_pattern,
     read_token,
 )
+from gpuserve.settings.doors import AUTO, read_doors
 
 #: What the front and the supervisor call the trace settings that clients have changed.
 TRACE: Final = "trace"
@@ -153,6 +155,14 @@ class ServerSettings:
         "port.",
         words=(NATIVE, GRPCIO),
         read=read_transport,
+    )
+    doors: int = option(
+        1,
+        "Processes that have the connections of HTTP and gRPC; 1: the front has them itself. auto: one for "
+        "every four processors, 8 at most.",
+        least=1,
+        words=(AUTO,),
+        read=read_doors,
     )
     # tritonclient's own examples insist on this name.
     name: str = option("triton", "What the server's metadata gives as its name.", some=True)
@@ -428,6 +438,11 @@ class ServerSettings:
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> ServerSettings:
         return declared(cls, wire)
+
+
+def adjusted(settings: ServerSettings, changes: Mapping[str, Any]) -> ServerSettings:
+    """The settings with others among them, which are plain data (``ServerSettings.to_wire``)."""
+    return ServerSettings.from_wire({**settings.to_wire(), **changes})
 
 
 def live_settings() -> dict[str, str]:

@@ -81,7 +81,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_messages_of_a_bare_package_are_those_of_the_whole() -> None:
     done = run(
-        "import sys; from gpuserve.front.__main__ import make_bare\n"
+        "import sys; from gpuserve.front.interpreter import make_bare\n"
         "make_bare('tritonclient.grpc')\n"
         "from tritonclient.grpc import model_config_pb2, service_pb2\n"
         "import tritonclient.grpc.service_pb2 as again\n"
@@ -95,7 +95,7 @@ def test_the_messages_of_a_bare_package_are_those_of_the_whole() -> None:
 
 def test_a_package_that_is_imported_already_stays_whole() -> None:
     done = run(
-        "import json; from gpuserve.front.__main__ import make_bare\n"
+        "import json; from gpuserve.front.interpreter import make_bare\n"
         "make_bare('json'); import json as again\n"
         "print(again is json, again.dumps(1))"
     )
@@ -104,7 +104,7 @@ def test_a_package_that_is_imported_already_stays_whole() -> None:
 
 def test_what_is_not_there_stays_missing() -> None:
     done = run(
-        "from gpuserve.front.__main__ import make_bare\n"
+        "from gpuserve.front.interpreter import make_bare\n"
         "make_bare('tritonclient.nothing')\n"
         "import tritonclient.nothing"
     )

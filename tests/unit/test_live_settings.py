@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpuserve.front.process.front import ADJUSTED_HERE, adjusted
+from gpuserve.front.process.front import ADJUSTED_HERE
 from gpuserve.settings.access import AccessRule
 from gpuserve.settings.live import change, described
 from gpuserve.settings.log import ISO8601, LogSettings
-from gpuserve.settings.server import ServerSettings, TraceSettings, live_settings
+from gpuserve.settings.server import ServerSettings, TraceSettings, adjusted, live_settings
 
 NAMES = {field.name for field in dataclasses.fields(ServerSettings)}
 BEFORE = ServerSettings()

@@ -18,6 +18,7 @@ SERVER: dict[str, Any] = {
     "uptime_s": 11_530.4,
     "addresses": {"http": "http://localhost:8000", "grpc": "localhost:8001"},
     "front": {"pid": 11, "restarts": 0, "answers": True},
+    "doors": [],
     "config": "/srv/config.yaml",
 }
 INSTANCE = {"name": "cpu#0", "device": "cpu", "state": "READY", "pid": 12, "restarts": 0}
@@ -51,6 +52,17 @@ def test_all_of_it() -> None:
         "\n"
         "MODEL   INSTANCE  DEVICE  STATE  PID  RESTARTS  MEMORY\n"
         "linear  cpu#0     cpu     READY  12   0         40 MiB\n"
+    )
+
+
+def test_doors_are_shown_where_they_are_processes() -> None:
+    door = {"number": 0, "pid": 13, "state": "UP", "connections": 5, "requests": 70, "cpu_s": 62.5}
+    down = {**door, "number": 1, "pid": None, "state": "DOWN", "connections": 0, "restarts": 2}
+    server = {**SERVER, "doors": [{**door, "restarts": 0}, down]}
+    assert status_text({"server": server, "models": []}).split("\n\n")[1] == (
+        "DOOR  PID  STATE  CONNECTIONS  REQUESTS  CPU        RESTARTS\n"
+        "0     13   UP     5            70        1 min 2 s  0\n"
+        "1     -    DOWN   0            70        1 min 2 s  2\n"
     )
 
 

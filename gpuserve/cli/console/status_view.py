@@ -7,6 +7,7 @@ from typing import Any, Final
 
 _MODEL_HEAD: Final = ("MODEL", "VERSION", "STATE", "QUEUED", "IN FLIGHT", "SLOTS", "SATURATION", "SOURCE")
 _INSTANCE_HEAD: Final = ("MODEL", "INSTANCE", "DEVICE", "STATE", "PID", "RESTARTS", "MEMORY", "GPU MEMORY")
+_DOOR_HEAD: Final = ("DOOR", "PID", "STATE", "CONNECTIONS", "REQUESTS", "CPU", "RESTARTS")
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 _SERVICE: Final = {"LEAVING": ", draining", "OUT_OF_SERVICE": ", drained"}
 _UNKNOWN: Final = "-"
@@ -16,6 +17,8 @@ def status_text(document: Mapping[str, Any]) -> str:
     """Write the answer of ``status`` as lines for people."""
     models = document["models"]
     parts = [list(_server_lines(document["server"]))]
+    if doors := document["server"]["doors"]:
+        parts.append(list(table(_DOOR_HEAD, map(_door_row, doors))))
     if models:
         parts.append(list(table(_MODEL_HEAD, map(_model_row, models))))
     if instances := [(model, one) for model in models for one in model["instances"]]:
@@ -42,6 +45,18 @@ def _server_lines(server: Mapping[str, Any]) -> Iterator[str]:
     width = max(map(len, facts))
     for name, value in facts.items():
         yield f"  {name:<{width}}  {value}"
+
+
+def _door_row(door: Mapping[str, Any]) -> Sequence[str]:
+    return (
+        str(door["number"]),
+        _shown(door["pid"]),
+        door["state"],
+        str(door["connections"]),
+        str(door["requests"]),
+        _duration(door["cpu_s"]),
+        str(door["restarts"]),
+    )
 
 
 def _model_row(model: Mapping[str, Any]) -> Sequence[str]:

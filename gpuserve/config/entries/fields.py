@@ -24,6 +24,7 @@ from gpuserve.config.entries.kinds import (
     MappingOf,
     Mistake,
     Number,
+    NumberOrWord,
     OrNull,
     Place,
     Text,
@@ -256,6 +257,8 @@ def _kind(hint: Any, said: Option) -> Kind:
 
 
 def _scalar(hint: Any, said: Option) -> Kind:
+    if hint is int and said.words and said.read is not None:
+        return NumberOrWord(said.words, said.read, said.least, said.most)
     if hint in {int, float}:
         return Number(hint is float, said.least, said.most)
     if hint is bool:

@@ -119,6 +119,30 @@ class Number(Kind):
         return {"type": kind, **{key: one for key, one in bounds.items() if one is not None}}
 
 
+class NumberOrWord(Number):
+    """An integer, or one of ``words``, for which ``reads`` gives the integer."""
+
+    def __init__(
+        self,
+        words: tuple[str, ...],
+        reads: Callable[[Any], Any],
+        least: float | None = None,
+        most: float | None = None,
+    ) -> None:
+        super().__init__(least=least, most=most)
+        self._words = words
+        self._reads = reads
+
+    def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
+        if isinstance(value, str) and value not in self._words:
+            found.append(Mistake(path, UNEXPECTED, f"an integer or {_listed(self._words)}", value))
+            return value
+        return super().read(self._reads(value), path, found)
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [super().schema(), {"type": "string", "enum": list(self._words)}]}
+
+
 class Flag(Kind):
     """True or false, and no number."""
 

@@ -58,7 +58,9 @@ def slow_body(limits: Limits) -> str:
 
 
 class Admission:
-    """Says which connections are taken, and counts the others by the reason."""
+    """Says which connections are taken, and counts the others by the reason. ``n_processes`` have them, each
+    up to ``n_descriptors``.
+    """
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Admission:
         n_descriptors: int | None = None,
         n_spare: int = SPARE_DESCRIPTORS,
         clock: Callable[[], float] = time.monotonic,
+        n_processes: int = 1,
     ) -> None:
         self.limits = limits or Limits()
         self.n_open = 0
@@ -78,7 +81,8 @@ class Admission:
         #: What clients have not read of their answers, by transport, as of the last look.
         self.unsent_nbytes: dict[object, int] = {}
         n = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if n_descriptors is None else n_descriptors
-        self._n_descriptors = n - min(n_spare, n * n_spare // _MANY_DESCRIPTORS)
+        self.n_descriptors = n - min(n_spare, n * n_spare // _MANY_DESCRIPTORS)
+        self._n_processes = n_processes
         self.adjust(self.limits)
         self._by_address: Counter[str | bytes] = Counter()
         self._log = BoundedLog(clock)
@@ -87,14 +91,14 @@ class Admission:
         """Go by these limits from now on; who is there already stays."""
         for field in fields(Limits):
             setattr(self.limits, field.name, getattr(limits, field.name))
-        most = min(limits.max_connections, self._n_descriptors)
+        most = min(limits.max_connections, self._n_processes * self.n_descriptors)
         self._n_of_address = min(limits.max_connections_per_address, max(1, int(most * _PART_OF_ADDRESS)))
 
     def admit(self, address: str | None, fd: int) -> bool:
         """Whether a connection from there is taken, whose descriptor has this number; None: a unix socket."""
         source = source_of(address)
-        if fd >= self._n_descriptors:
-            return self._refuse("descriptors", f"only {self._n_descriptors} descriptors are for connections")
+        if fd >= self.n_descriptors:
+            return self._refuse("descriptors", f"only {self.n_descriptors} descriptors are for connections")
         if self.n_open >= self.limits.max_connections:
             return self._refuse("connections", f"max_connections is {self.limits.max_connections}")
         if source and self._by_address[source] >= self._n_of_address:

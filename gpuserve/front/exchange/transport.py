@@ -3,6 +3,24 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class DoorRow(NamedTuple):
+    """A door that is a process of its own: who it is, what it has now, and what it has counted."""
+
+    number: int
+    pid: int | None
+    state: str
+    n_connections: int
+    n_requests: int
+    cpu_s: float
+    restarts: int
+    n_streams: int
+    unsent_nbytes: int
+    refused: Mapping[str, int]
+    late: Mapping[str, int]
 
 
 class Transport(abc.ABC):
@@ -28,6 +46,13 @@ class Transport(abc.ABC):
     def n_held(self) -> int:
         """How many requests there are on connections whose clients were told; who watches health has none."""
         return 0
+
+    def adjust(self, changes: Mapping[str, Any]) -> None:  # noqa: B027
+        """Go by other limits from now on, by the names of ``Limits``, where ``Admission`` is not shared."""
+
+    def doors(self) -> Iterable[DoorRow]:
+        """The doors that are processes of their own."""
+        return ()
 
     def limit_age(self, max_age_s: float) -> None:  # noqa: B027
         """Connections that are made from now on take requests for so long; 0 is for ever."""

@@ -4,10 +4,10 @@
 
     front -> door   Setup, Connect, Adjust, Announce, Renew, Stop,
                     Part, Answer, Start, Send, DropUnsent, Finish, Reset, Consumed,
-                    Served, Stage, Outputs, Result, Refused, Ended, Lend, Unlend, Freed
-    door -> front   Status, Left,
+                    Served, Stage, Result, Refused, Ended, Lend, Unlend, Freed
+    door -> front   Status, Taken, Left,
                     Opened, Body, Abandoned, Sent,
-                    Template, Alike, ForgetTemplates, Infer, TakenBack, Closed, Segment, DropSegment
+                    Infer, TakenBack, Closed, Segment, DropSegment
 
 An *exchange* is one request at its connection, by a number that its door gives it and never uses again. What
 a door does not answer itself it passes on as it came, and the front answers it as if it had come there.
@@ -30,10 +30,13 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 
 class Setup(NamedTuple):
-    """The first message: the settings of the server, and which of its doors this one is, from 0 on."""
+    """The first message: the settings of the server, and which of its doors this one is, from 0 on.
+    ``idle_paths`` are how paths begin whose requests may be open while there is nothing to do.
+    """
 
     settings: dict[str, Any]
     door: int
+    idle_paths: tuple[str, ...]
 
 
 # Connections: the front accepts them, and counts them; a door has them.
@@ -46,6 +49,14 @@ class Connect(NamedTuple):
 
     address: str | None
     tls: bool
+
+
+class Taken(NamedTuple):
+    """So many more of the connections that were handed over are the door's, in their order. It is said before
+    anything is read of them: if the door dies before, they are another's.
+    """
+
+    n: int
 
 
 class Left(NamedTuple):
@@ -77,12 +88,15 @@ class Stop(NamedTuple):
 class Status(NamedTuple):
     """How a door is doing, said a few times a second: the last ``notice`` that it knows, how many connections
     are not aware of it and how many requests are held (``Transport``), what its ``Admission`` counts, by the
-    same names, and what bodies take on its heap.
+    same names, and what bodies take on its heap. The first says that it takes connections. ``n_requests``
+    and ``cpu_s``, seconds of a core, are of all its time.
     """
 
     notice: int
     n_unaware: int
     n_held: int
+    n_requests: int
+    cpu_s: float
     n_streams: int
     unsent_nbytes: int
     refused: dict[str, int]
@@ -245,45 +259,10 @@ class Infer(NamedTuple):
     stream: bool
 
 
-class Template(NamedTuple):
-    """What many requests have in common: the model, and of each input the name, the datatype and the shape.
-    Of the other fields of ``Infer`` they have none.
-    """
-
-    template: int
-    model: str
-    version: str
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
-
-
-class Alike(NamedTuple):
-    """Requests like a ``Template``: of each the ticket, the template, and the data of each input as in
-    ``Infer``. Those that a batch was made of are answered together by ``Outputs``.
-    """
-
-    requests: tuple[tuple[Any, ...], ...]
-
-
-class ForgetTemplates(NamedTuple):
-    """No request will be like any template until now."""
-
-
 class TakenBack(NamedTuple):
-    """Nobody waits for the answers to these requests any more; there may be some on their way."""
+    """Nobody waits for the answer to this request any more; there may be one on its way."""
 
-    tickets: tuple[int, ...]
-
-
-class Outputs(NamedTuple):
-    """The outputs of a whole batch, as in ``Result``. Its requests have so many ``rows`` of each, in this
-    order; those that are not this door's, or that nobody waits for, have 0 for a ticket.
-    """
-
-    tickets: tuple[int, ...]
-    rows: tuple[int, ...]
-    version: str
-    tensors: tuple[Any, ...]
-    lease: int
+    ticket: int
 
 
 class Result(NamedTuple):
@@ -355,8 +334,8 @@ class Unlend(NamedTuple):
 
 # fmt: off
 PASSAGE: Final = Vocabulary(dict(enumerate((
-    Setup, Connect, Left, Adjust, Announce, Renew, Stop, Status, Opened, Body, Abandoned, Part, Answer, Start,
-    Send, Sent, DropUnsent, Finish, Reset, Consumed, Served, Stage, Template, Alike, ForgetTemplates, Infer,
-    TakenBack, Outputs, Result, Refused, Ended, Closed, Segment, DropSegment, Freed, Lend, Unlend,
+    Setup, Connect, Taken, Left, Adjust, Announce, Renew, Stop, Status, Opened, Body, Abandoned, Part, Answer,
+    Start, Send, Sent, DropUnsent, Finish, Reset, Consumed, Served, Stage, Infer, TakenBack, Result, Refused,
+    Ended, Closed, Segment, DropSegment, Freed, Lend, Unlend,
 ), start=1)))
 # fmt: on

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX
@@ -15,9 +14,10 @@ from gpuserve.front.doors.grpc.health import WATCH
 from gpuserve.front.doors.health.port import HealthPort
 from gpuserve.front.doors.http.door import HttpDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.limits import Admission, Limits, OpenStreams
+from gpuserve.front.exchange.limits import Admission, OpenStreams
 from gpuserve.front.exchange.transport import Transport
-from gpuserve.front.observe.triton_metrics import Family, family
+from gpuserve.front.keeper.doors import Doors
+from gpuserve.front.passage.messages import Setup
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.service import InferenceService
@@ -40,9 +40,12 @@ def transports(
 ) -> list[Transport]:
     """The servers on the listeners (descriptors by role); ``grpc_port`` is grpc.aio's own."""
     found: list[Transport] = []
-    service.metrics_page.add(lambda: connection_families(admission))
     if settings.transport == GRPCIO and grpc_port is not None:
         found.append(_grpc_aio(service, settings, grpc_port, admission.streams))
+    if settings.doors > 1:
+        fds = {role: listeners[role] for role in ("http", "grpc") if role in listeners}
+        found += [_doors(service, settings, fds, admission)] if fds else []
+        listeners = {role: fd for role, fd in listeners.items() if role not in fds}
     files = tls_files(settings)
     for tls in (files, None) if files else (None,):
         fds = {
@@ -55,6 +58,18 @@ def transports(
     return found
 
 
+def _doors(
+    service: InferenceService, settings: ServerSettings, fds: Mapping[str, int], admission: Admission
+) -> Doors:
+    """Processes that have the connections of listeners by role."""
+    requests = AwaitedRequests(service.intake)
+    http, grpc = _endpoints(service, settings, requests, admission)
+    tls = tls_files(settings)
+    speak_tls = {fd: tls is not None and role in settings.tls_ports for role, fd in fds.items()}
+    setup = Setup(settings.to_wire(), 0, _NO_WORK)
+    return Doors(speak_tls, FrontDoor(grpc, http).accept, requests, admission, setup, tls)
+
+
 def _native(
     service: InferenceService,
     settings: ServerSettings,
@@ -64,6 +79,16 @@ def _native(
 ) -> NativeTransport:
     """The server's own transport, on listeners by role."""
     requests = AwaitedRequests(service.intake)
+    http, grpc = _endpoints(service, settings, requests, admission)
+    accept = FrontDoor(grpc, http).accept
+    accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
+    connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)
+    return NativeTransport(accepts, requests, connections, admission, tls)
+
+
+def _endpoints(
+    service: InferenceService, settings: ServerSettings, requests: AwaitedRequests, admission: Admission
+) -> tuple[HttpDoor, GrpcDoor]:
     forwarded = _forwarding(settings, settings.http_header_forward_pattern)
     http = HttpDoor(
         service,
@@ -73,11 +98,7 @@ def _native(
         forwarded,
         settings.allowed_hosts,
     )
-    grpc = _grpc(service, settings, requests, admission.streams, settings.grpc_response_compression)
-    accept = FrontDoor(grpc, http).accept
-    accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
-    connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)
-    return NativeTransport(accepts, requests, connections, admission, tls)
+    return http, _grpc(service, settings, requests, admission.streams, settings.grpc_response_compression)
 
 
 def _grpc_aio(
@@ -110,27 +131,6 @@ def _grpc(
     forwarded = _forwarding(settings, settings.grpc_header_forward_pattern)
     nbytes, policy = settings.max_request_nbytes, _policy(settings)
     return GrpcDoor(service, requests, nbytes, policy, forwarded, compression, streams)
-
-
-def limits_of(settings: ServerSettings) -> Limits:
-    return Limits(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(Limits)})
-
-
-def connection_families(admission: Admission) -> Iterable[Family]:
-    """The metrics of the connections: how many are open, were refused, and took too long."""
-    name = "gpuserve_connections"
-    yield family(name, "gauge", "Connections that are open.", [({}, admission.n_open)])
-    text = "Streams of gRPC that are open; one with a long head counts as several."
-    yield family("gpuserve_streams", "gauge", text, [({}, admission.streams.n_open)])
-    text, unsent_nbytes = "Answers that clients have not read.", sum(admission.unsent_nbytes.values())
-    yield family(f"{name}_unsent_bytes", "gauge", text, [({}, unsent_nbytes)])
-    for what, text, counts in (
-        ("refused", "Connections and streams that were refused, by the limit they met.", admission.refused),
-        ("late", "Connections and requests that were ended, by what took too long.", admission.late),
-    ):
-        yield family(
-            f"{name}_{what}_total", "counter", text, [({"reason": key}, n) for key, n in counts.items()]
-        )
 
 
 def _policy(settings: ServerSettings) -> Policy:

@@ -21,7 +21,7 @@ from gpuserve.front.process.ports import Ports
 from gpuserve.front.process.trimming import keep_trim
 from gpuserve.front.service.service import InferenceService, inference_service
 from gpuserve.settings.log import LOG
-from gpuserve.settings.server import ServerSettings
+from gpuserve.settings.server import ServerSettings, adjusted
 from gpuserve_worker.protocol import datagram
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,11 @@ class Front:
             messages.Adjust: self._adjust,
             messages.Quiesce: parts.draining.quiesce,
             messages.Resume: parts.draining.resume,
-            messages.TakeCensus: lambda message: self._say(parts.generations.census(message)),
+            messages.TakeCensus: lambda message: self._say(
+                parts.generations.census(message)._replace(
+                    doors=tuple(one[:7] for one in parts.ports.doors())
+                )
+            ),
             messages.Serving: lambda _: health.serving(),
             messages.Drain: parts.draining.drain,
             messages.Quit: lambda _: self._quit.set(),
@@ -177,11 +181,6 @@ class Front:
 # ---- settings that change while a front serves --------------------------------------------
 
 _Adjust: TypeAlias = Callable[[FrontParts, ServerSettings], None]
-
-
-def adjusted(settings: ServerSettings, changes: Mapping[str, Any]) -> ServerSettings:
-    """The settings with others among them, which are plain data (``messages.Adjust``)."""
-    return ServerSettings.from_wire({**settings.to_wire(), **changes})
 
 
 def _adjust_readiness(parts: FrontParts, settings: ServerSettings) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeAlias
 
 from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.exchange.transport import Transport
+from gpuserve.front.exchange.transport import DoorRow, Transport
 from gpuserve.front.process import assembly
 from gpuserve.front.process.certificates import CertificateWatch
+from gpuserve.front.process.connection_metrics import connection_families
+from gpuserve.front.server.limits import limits_of
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import GRPCIO, ServerSettings
 from gpuserve.settings.tls import tls_files
@@ -27,7 +30,7 @@ class Ports:
         self._settings = settings
         self._spawn = spawn
         self._transports: list[Transport] = []
-        self._admission = Admission(assembly.limits_of(settings))
+        self._admission = Admission(limits_of(settings), n_processes=settings.doors)
 
     async def open(self, listeners: dict[str, int]) -> None:
         """Accept connections on the listeners: descriptors by role ("http", "grpc", "metrics", "health")."""
@@ -35,6 +38,7 @@ class Ports:
         grpc_port = None
         if settings.transport == GRPCIO and "grpc" in listeners:
             grpc_port = _port(listeners.pop("grpc"))
+        service.metrics_page.add(lambda: connection_families(self._admission, tuple(self.doors())))
         self._transports += assembly.transports(service, settings, listeners, grpc_port, self._admission)
         for transport in self._transports:
             await transport.start()
@@ -62,7 +66,15 @@ class Ports:
 
     def adjust(self, settings: ServerSettings) -> None:
         """What connections may take is as the settings say now."""
-        self._admission.adjust(assembly.limits_of(settings))
+        limits = limits_of(settings)
+        self._admission.adjust(limits)
+        for transport in self._transports:
+            transport.adjust(dataclasses.asdict(limits))
+
+    def doors(self) -> Iterator[DoorRow]:
+        """The doors that are processes of their own."""
+        for transport in self._transports:
+            yield from transport.doors()
 
     def limit_age(self, max_age_s: float) -> None:
         for transport in self._transports:

@@ -28,6 +28,8 @@ CENSUS_TIMEOUT_S: Final = 2.0
 _LEAVING: Final = "LEAVING"
 _PAGE_NBYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _NO_CENSUS: Final = Census(0, False, (), (), ())
+#: What is known of a door, in the order of ``Census.doors``.
+_DOOR: Final = ("number", "pid", "state", "connections", "requests", "cpu_s", "restarts")
 #: Takes the answer of the front; None where it gives none.
 TakeAnswer: TypeAlias = Callable[[Census | None], None]
 
@@ -107,6 +109,7 @@ class OperatorStatus:
                 "restarts": front.restarts,
                 "answers": census is not None,
             },
+            "doors": [dict(zip(_DOOR, one, strict=True)) for one in (census or _NO_CENSUS).doors],
             "config": self._config,
         }
 

@@ -1,0 +1,36 @@
+"""``python -m gpuserve.front.door FD``: a door, as the front starts it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from gpuserve.front import interpreter
+
+
+def main(argv: list[str]) -> int:
+    """Run a door on the end of a passage whose descriptor is the one argument."""
+    interpreter.begin()
+    passage_fd = int(argv[1])
+    os.set_inheritable(passage_fd, False)
+
+    import uvloop
+
+    import gpuserve.front.door.door  # noqa: F401 - loaded before the collector is told what stays
+
+    passage = socket.socket(fileno=passage_fd)
+    interpreter.settle()
+    uvloop.run(_run(passage))
+    return 0
+
+
+async def _run(passage: socket.socket) -> None:
+    from gpuserve.front.door.door import Door
+
+    await Door(passage, interpreter.log_as_told, lambda: interpreter.leave(1)).run()
+    interpreter.leave(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,168 @@
+"""A door put together: each message of the front goes to the part that obeys it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuserve.front.door.reception import Reception
+from gpuserve.front.door.reports import Reports
+from gpuserve.front.exchange.exchange import Accept, Exchange, Sink
+from gpuserve.front.exchange.limits import Admission
+from gpuserve.front.passage import messages
+from gpuserve.front.passage.forwarding import Forwarding
+from gpuserve.front.passage.passage import Passage
+from gpuserve.front.server.connections import Connections
+from gpuserve.front.server.limits import limits_of_door
+from gpuserve.settings.server import ServerSettings, adjusted
+from gpuserve.settings.tls import tls_files
+from gpuserve_worker.protocol import datagram
+
+logger = logging.getLogger(__name__)
+
+
+class Requests:
+    """Counts the requests that are accepted."""
+
+    def __init__(self, accept: Accept) -> None:
+        self._accept = accept
+        self.n = 0
+
+    def accept(self, exchange: Exchange) -> Sink:
+        self.n += 1
+        return self._accept(exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class DoorParts:
+    """What a door is made of, from the first message of the front on."""
+
+    admission: Admission
+    connections: Connections
+    requests: Requests
+    reception: Reception
+    reports: Reports
+
+
+class Door:
+    """One door. ``on_lost`` is called when the front is gone or the door cannot go on."""
+
+    def __init__(
+        self,
+        passage: socket.socket,
+        on_setup: Callable[[ServerSettings], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._passage = Passage(passage, self._hear, on_lost)
+        self._on_setup = on_setup
+        self._on_lost = on_lost
+        self._settings = ServerSettings()
+        self._parts: DoorParts | None = None
+        self._obeyed_by: Mapping[type, Callable[[Any], None]] = {messages.Setup: self._set_up}
+        #: How many notices the front has given.
+        self._notice = 0
+        #: The addresses of connections that have ended in this turn.
+        self._left: list[str | None] = []
+        self._quit = asyncio.Event()
+
+    async def run(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._on_defect)
+        self._passage.open()
+        await self._quit.wait()
+        assert self._parts is not None
+        self._parts.reception.close()
+        await self._parts.connections.close()
+        self._parts.reports.close()
+        self._tell_left()
+        self._passage.flush()
+
+    # ---- the front's word -------------------------------------------------------------------
+
+    def _hear(self, message: Any, fds: list[int]) -> None:
+        if type(message) is messages.Connect:
+            assert self._parts is not None
+            self._passage.post(messages.Taken(1))  # which leaves before anything of it is read
+            self._parts.reception.take(message, fds)
+        else:
+            self._obeyed_by[type(message)](message)
+
+    def _set_up(self, setup: messages.Setup) -> None:
+        self._settings = settings = ServerSettings.from_wire(setup.settings)
+        self._on_setup(settings)
+        forwarding = Forwarding(self._passage)
+        admission = Admission(limits_of_door(settings))
+        connections = Connections(admission, settings.max_connection_age_s, setup.idle_paths)
+        requests = Requests(forwarding.accept)
+        reception = Reception(connections, requests.accept, admission, tls_files(settings), self._leave)
+        reports = Reports(self._status, self._passage.post)
+        parts = self._parts = DoorParts(admission, connections, requests, reception, reports)
+        self._obeyed_by = {**forwarding.obey, **self._dispatch_table(parts)}
+        connections.open()
+        reports.open()
+
+    def _dispatch_table(self, parts: DoorParts) -> Mapping[type, Callable[[Any], None]]:
+        """Who obeys which message about connections; ``Connect`` has a descriptor, and is not in it."""
+        return {
+            messages.Adjust: lambda message: self._adjust(parts, message),
+            messages.Announce: lambda message: self._announce(parts, message),
+            messages.Renew: lambda _: self._renew(parts),
+            messages.Stop: lambda _: self._quit.set(),
+        }
+
+    def _adjust(self, parts: DoorParts, message: messages.Adjust) -> None:
+        self._settings = settings = adjusted(self._settings, message.settings)
+        parts.admission.adjust(limits_of_door(settings))
+        if "max_connection_age_s" in message.settings:
+            parts.connections.limit_age(settings.max_connection_age_s)
+
+    def _announce(self, parts: DoorParts, message: messages.Announce) -> None:
+        self._notice = message.notice
+        parts.connections.announce()
+        parts.reports.hurry()
+
+    def _renew(self, parts: DoorParts) -> None:
+        try:
+            parts.reception.renew()
+        except (OSError, ValueError) as error:  # the front could read them; they are others since
+            logger.warning("the renewed TLS files are not used: %s", error)
+
+    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback failed. A connection lost for want of a descriptor is lost to the front's account."""
+        loop.default_exception_handler(context)
+        if datagram.is_starved(context.get("exception")):
+            logger.critical("the door has no descriptor left for what it is given, and is replaced")
+            self._on_lost()
+
+    # ---- what the front is told --------------------------------------------------------------
+
+    def _leave(self, address: str | None) -> None:
+        if not self._left:
+            asyncio.get_running_loop().call_soon(self._tell_left)
+        self._left.append(address)
+
+    def _tell_left(self) -> None:
+        if self._left:
+            left, self._left = self._left, []
+            self._passage.post(messages.Left(tuple(left)))
+
+    def _status(self) -> messages.Status:
+        assert self._parts is not None
+        connections, admission = self._parts.connections, self._parts.admission
+        return messages.Status(
+            notice=self._notice,
+            n_unaware=connections.n_unaware if self._notice else 0,
+            n_held=connections.n_held if self._notice else 0,
+            n_requests=self._parts.requests.n,
+            cpu_s=time.process_time(),
+            n_streams=admission.streams.n_open,
+            unsent_nbytes=sum(admission.unsent_nbytes.values()),
+            refused=dict(admission.refused),
+            late=dict(admission.late),
+            intake_nbytes=0,
+            intake_refused=0,
+        )

@@ -1,0 +1,230 @@
+"""One door of a front: its process and those that come in its place, the connections that it was given, and
+what it says of itself.
+
+::
+
+    DOWN ──start──► STARTING ──first Status──► UP ──stop──► ENDING ──► ENDED
+      ▲                 │                       │
+      └──── it died ────┴───────────────────────┘        (any) ──stop──► ENDED
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import socket
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from gpuserve.front.exchange.exchange import Accept
+from gpuserve.front.exchange.limits import Admission
+from gpuserve.front.keeper.choice import Patience
+from gpuserve.front.keeper.door_process import DoorProcess, start_door
+from gpuserve.front.keeper.tally import Tally
+from gpuserve.front.passage import messages
+from gpuserve.front.passage.forwarded import ForwardedExchanges
+from gpuserve.front.passage.passage import Passage
+from gpuserve.states import StepTable
+
+logger = logging.getLogger(__name__)
+
+
+class DoorState(enum.Enum):
+    """What a front knows of one of its doors. Only one that is up is given connections."""
+
+    DOWN = "DOWN"
+    STARTING = "STARTING"
+    UP = "UP"
+    ENDING = "ENDING"
+    ENDED = "ENDED"
+
+
+_STATES: Final = StepTable(
+    "door",
+    {
+        DoorState.DOWN: {DoorState.STARTING, DoorState.ENDED},
+        DoorState.STARTING: {DoorState.UP, DoorState.DOWN, DoorState.ENDING},
+        DoorState.UP: {DoorState.DOWN, DoorState.ENDING},
+        DoorState.ENDING: {DoorState.ENDED},
+        DoorState.ENDED: set(),
+    },
+)
+
+
+class Newcomer(NamedTuple):
+    """A connection that has its place, and no door yet. Where none is up, it waits for so long."""
+
+    accepted: socket.socket
+    address: str | None
+    tls: bool
+    until_s: float
+
+
+class Running:
+    """A process of a door, its passage, and the requests that it has passed on."""
+
+    def __init__(self, process: DoorProcess, passage: Passage, exchanges: ForwardedExchanges) -> None:
+        self.process = process
+        self.passage = passage
+        self.exchanges = exchanges
+        #: Who takes which message of the door.
+        self.obeyed_by: Mapping[type, Callable[[Any], None]] = {}
+        self.started_at = asyncio.get_running_loop().time()
+        #: How many notices it was given, and the connections that it has, by the addresses of their clients.
+        self.n_notices = 0
+        self.addresses: Counter[str | None] = Counter()
+        #: Those that it has not taken yet, which another can have if it dies.
+        self.on_their_way: deque[Newcomer] = deque()
+
+    def take(self, taken: messages.Taken) -> None:
+        for _ in range(taken.n):
+            self.on_their_way.popleft().accepted.close()
+
+
+class KeptDoor:
+    """The door of this number, kept up from ``start`` to ``stop``. ``setup`` is what it is told first,
+    ``accept`` answers what it passes on, and its connections have places of ``admission``. ``on_change`` is
+    called when its state is another; ``give_back`` gets connections that a dead one had not taken.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        setup: Callable[[int], messages.Setup],
+        accept: Accept,
+        admission: Admission,
+        on_change: Callable[[], None],
+        give_back: Callable[[Iterable[Newcomer]], None],
+    ) -> None:
+        self.number = number
+        self.state = DoorState.DOWN
+        self.n_open = 0
+        self.heard_at = 0.0
+        self.tally = Tally()
+        self._setup = setup
+        self._accept = accept
+        self._admission = admission
+        self._on_change = on_change
+        self._give_back = give_back
+        self._running: Running | None = None
+        self._patience = Patience()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._running is None else self._running.process.pid
+
+    @property
+    def n_unaware(self) -> int:
+        """Connections whose clients may not have heard the notices, all of them where the door has not."""
+        if self._running is None:
+            return 0
+        return self.tally.n_unaware(self._running.n_notices, self.n_open)
+
+    def start(self) -> None:
+        if self.state is not DoorState.DOWN:
+            return
+        self._become(DoorState.STARTING)
+        try:
+            process, sock = start_door()
+        except OSError as error:
+            self._die(f"it cannot be started: {error.strerror}", 0.0)
+            return
+        passage = Passage(sock, self._hear, self._on_lost)
+        exchanges = ForwardedExchanges(passage, self._accept)
+        running = self._running = Running(process, passage, exchanges)
+        running.obeyed_by = {
+            **exchanges.obey,
+            messages.Status: self._take_status,
+            messages.Taken: running.take,
+            messages.Left: self._take_left,
+        }
+        passage.open()
+        passage.post(self._setup(self.number))
+
+    def give(self, one: Newcomer) -> None:
+        """Hand over a connection, of whose socket this has the care from now on."""
+        assert self._running is not None
+        self._running.addresses[one.address] += 1
+        self._running.on_their_way.append(one)
+        self.n_open += 1
+        self._running.passage.send(messages.Connect(one.address, one.tls), (one.accepted.fileno(),))
+
+    def tell(self, message: Any) -> None:
+        """Say something that a door that is started later knows from its ``Setup``."""
+        if self._running is not None:
+            self._running.passage.post(message)
+
+    def announce(self) -> None:
+        if self._running is not None:
+            self._running.n_notices += 1
+            self.tell(messages.Announce(self._running.n_notices))
+
+    def stop(self) -> None:
+        """Have it close its connections and end; it is not started again."""
+        self.tell(messages.Stop())
+        self._become(DoorState.ENDED if self._running is None else DoorState.ENDING)
+
+    def kill(self) -> None:
+        if self._running is not None:
+            self._running.process.kill()
+
+    # ---- what is heard ------------------------------------------------------------------------
+
+    def _hear(self, message: Any, _fds: list[int]) -> None:
+        assert self._running is not None
+        self._running.obeyed_by[type(message)](message)
+
+    def _take_status(self, status: messages.Status) -> None:
+        self.heard_at = self._loop.time()
+        self.tally.note(status)
+        if self.state is DoorState.STARTING:
+            if self.tally.restarts:
+                logger.info("door %d is up again", self.number)
+            self._become(DoorState.UP)
+
+    def _take_left(self, left: messages.Left) -> None:
+        assert self._running is not None
+        for address in left.addresses:
+            self._running.addresses[address] -= 1
+            self.n_open -= 1
+            self._admission.leave(address)
+        self._running.addresses += Counter()  # which drops those that have none
+
+    def _on_lost(self) -> None:
+        """It has said its last. Its process ends in this moment, or can be used no more."""
+        assert self._running is not None
+        self._running.process.kill()
+        self._running.exchanges.close()
+        self._loop.add_reader(self._running.process.pidfd, self._on_end)
+
+    def _on_end(self) -> None:
+        running, self._running = self._running, None
+        assert running is not None
+        self._loop.remove_reader(running.process.pidfd)
+        reason = running.process.reap()
+        self.tally.end()
+        running.addresses -= Counter(one.address for one in running.on_their_way)
+        for address in running.addresses.elements():
+            self._admission.leave(address)
+        self.n_open = 0
+        if self.state is DoorState.ENDING:
+            self._become(DoorState.ENDED)
+        else:
+            text = f"{reason}, with {running.addresses.total()} connections"
+            self._die(text, self._loop.time() - running.started_at)
+        self._give_back(running.on_their_way)
+
+    def _die(self, reason: str, lived_s: float) -> None:
+        pause_s = self._patience.pause_s(lived_s)
+        when = f"in {pause_s:g} s" if pause_s else "at once"
+        logger.error("door %d ended (%s); it is started again %s", self.number, reason, when)
+        self.tally.restarts += 1
+        self._become(DoorState.DOWN)
+        self._loop.call_later(pause_s, self.start)
+
+    def _become(self, state: DoorState) -> None:
+        self.state = _STATES.step(self.state, state, self.number)
+        self._on_change()

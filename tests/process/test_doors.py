@@ -1,0 +1,329 @@
+"""Doors: processes that have the connections. Each may die, stop or be replaced; the others do not notice."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import http.client
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from commands import status
+from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
+from processes import children, command_line, measured, wait_ended, wait_until
+from steady_load import message
+
+from gpuserve.front.keeper.choice import SILENT_S
+
+CALL = "/inference.GRPCInferenceService/"
+CONNECTION_ERRORS = (OSError, http.client.HTTPException)
+N_DOORS = 2
+_LOST = re.compile(r"door \d ended \(signal SIGKILL, with (\d+) connections\)")
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    return Orders(tmp_path / "orders")
+
+
+def operated(tmp_path: Path, orders: Orders, **settings: Any) -> OperatedServer:
+    settings = {"doors": N_DOORS, "host": "127.0.0.1", **settings}
+    return OperatedServer(config(tmp_path, model("m", orders), **settings))
+
+
+def doors_of(server: OperatedServer) -> list[int]:
+    """The processes of the doors, in the order of their numbers; empty where one is missing."""
+    front = server.front
+    found = [pid for pid in children(front) if "gpuserve.front.door" in command_line(pid)] if front else []
+    return sorted(found) if len(found) == N_DOORS else []
+
+
+def metrics(server: OperatedServer) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(server.addresses["metrics"], timeout=TIMEOUT_S)
+
+
+def of_doors(server: OperatedServer, name: str) -> list[float]:
+    """A metric of each door, as the port of the metrics has it, which no door has."""
+    with contextlib.closing(metrics(server)) as connection:
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+    return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"gpuserve_door_{name}{{")]
+
+
+def n_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@contextlib.contextmanager
+def connected(server: OperatedServer, n: int) -> Iterator[list[http.client.HTTPConnection]]:
+    """So many connections that are kept, each of which has been answered once."""
+    with contextlib.ExitStack() as stack:
+        kept = []
+        for _ in range(n):
+            one = http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S)
+            stack.callback(one.close)
+            assert get(one) == 200
+            kept.append(one)
+        yield kept
+
+
+def get(connection: http.client.HTTPConnection, path: str = "/v2/health/ready") -> int:
+    """The status of an answer; 0 where the connection is broken. It is not made anew."""
+    connection.auto_open = connection.sock is None and not hasattr(connection, "was_open")
+    connection.was_open = True  # type: ignore[attr-defined]
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    except CONNECTION_ERRORS:
+        return 0
+
+
+def test_connections_are_balanced_and_counted(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        assert len(doors_of(server)) == N_DOORS
+        with connected(server, 10):
+            assert of_doors(server, "connections") == [5, 5]
+            wait_until(lambda: sum(of_doors(server, "requests_total")) >= 10, "requests are counted")
+            assert all(cpu_s > 0 for cpu_s in of_doors(server, "cpu_seconds_total"))
+            rows = status(server.addresses["HTTP"])["server"]["doors"]
+            assert [row["connections"] for row in rows] == [5, 5]
+            assert sorted(row["pid"] for row in rows) == doors_of(server)
+        wait_until(lambda: of_doors(server, "connections") == [0, 0], "they have left")
+        assert server.infer("m", 3.0).output("y") == [6.0]
+        with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
+            assert channel.unary_unary(CALL + "ModelInfer")(message(), timeout=TIMEOUT_S)
+        assert server.end() == 0
+
+
+def test_a_door_that_is_killed_takes_its_connections_and_nothing_else(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        with connected(server, 8) as kept:
+            victim = doors_of(server)[0]
+            os.kill(victim, signal.SIGKILL)
+            # Not one is lost that is made while the front does not know.
+            assert [server.status("/v2/health/ready") for _ in range(8)] == [200] * 8
+            assert sorted(get(one) for one in kept) == [0] * 4 + [200] * 4
+        server.wait_log("it is started again at once")
+        server.wait_log("is up again")
+        assert victim not in doors_of(server)
+        assert sum(of_doors(server, "restarts_total")) == 1
+        (line,) = [one["msg"] for one in server.messages() if "it is started again" in one["msg"]]
+        assert "ended (signal SIGKILL, with 4 connections)" in line
+        assert server.end() == 0
+
+
+def test_a_connection_waits_where_no_door_is_up(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        for door in doors_of(server):
+            os.kill(door, signal.SIGKILL)
+        assert [server.status("/v2/health/ready") for _ in range(4)] == [200] * 4
+        assert server.end() == 0
+
+
+def test_a_door_that_is_stopped_gets_no_connections(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        stopped = doors_of(server)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        threading.Event().wait(SILENT_S + 0.5)  # what is tested is that time
+        assert [server.status("/v2/health/ready") for _ in range(8)] == [200] * 8
+        os.kill(stopped, signal.SIGCONT)
+        assert server.end() == 0
+
+
+def test_what_a_stopped_door_has_not_taken_is_anothers_when_it_is_killed(
+    tmp_path: Path, orders: Orders
+) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        stopped = doors_of(server)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        asked = [InBackground(server.status, "/v2/health/ready") for _ in range(6)]
+        wait_until(lambda: sum(of_doors(server, "connections")) >= 3, "it has some")
+        os.kill(stopped, signal.SIGKILL)
+        assert [one.result() for one in asked] == [200] * 6
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_end_of_a_server_is_the_end_of_its_doors(
+    tmp_path: Path, orders: Orders, number: signal.Signals
+) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        doors = doors_of(server)
+        orders.shut()
+        asked = InBackground(server.infer, "m", 1.0)
+        orders.wait_calls(1)
+        server.process.send_signal(number)
+        wait_until(lambda: server.status("/v2/health/ready") != 200, "it ends")
+        orders.open()
+        assert asked.result().output("y") == [2.0]
+        assert server.process.wait(TIMEOUT_S) == 0
+        assert wait_ended(doors, TIMEOUT_S) == []
+
+
+def test_no_door_is_left_of_a_front_or_a_supervisor_that_is_killed(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        first, front = doors_of(server), server.front
+        os.kill(front, signal.SIGKILL)
+        assert wait_ended(first, 1.0) == []
+        wait_until(lambda: server.front not in {0, front} and doors_of(server), "others are there")
+        wait_until(lambda: server.status("/v2/health/ready") == 200, "ready again")
+        second = doors_of(server)
+        os.kill(server.pid, signal.SIGKILL)
+        assert wait_ended(second, TIMEOUT_S) == []
+
+
+def test_a_door_stops_with_all_of_its_connections_when_the_front_is_gone(
+    tmp_path: Path, orders: Orders
+) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        with connected(server, 4) as kept:
+            os.kill(server.front, signal.SIGKILL)
+            assert [get(one) for one in kept] == [0] * 4
+        wait_until(lambda: server.status("/v2/health/ready") == 200, "ready again")
+        assert server.end() == 0
+
+
+def test_limits_of_connections_are_those_of_the_server(tmp_path: Path, orders: Orders) -> None:
+    limits = {"max_connections": 6, "max_connections_per_address": 4}
+    with operated(tmp_path, orders, **limits) as server:
+        server.wait_ready()
+        with connected(server, 4) as kept:
+            with pytest.raises(CONNECTION_ERRORS):
+                server.infer("m", 1.0)  # one address has four
+            port = int(server.addresses["HTTP"].rpartition(":")[2])
+            other = ("127.0.0.9", 0)
+            with contextlib.ExitStack() as stack:
+                more = [
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_S, other))
+                    for _ in range(3)
+                ]
+                assert [is_taken(one) for one in more] == [True, True, False]
+            kept.pop().close()
+            wait_until(lambda: server.status("/v2/health/ready") == 200, "there is a place again")
+        for door in doors_of(server):
+            os.kill(door, signal.SIGKILL)
+        wait_until(lambda: server.status("/v2/health/ready") == 200, "its places are free")
+        assert server.end() == 0
+
+
+def is_taken(connection: socket.socket) -> bool:
+    """Whether an answer comes."""
+    with contextlib.suppress(OSError):
+        connection.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        return bool(connection.recv(1))
+    return False
+
+
+# ---- under load -----------------------------------------------------------------------------------
+
+
+class Load:
+    """Threads that ask over both protocols, each by one connection that is made anew when it breaks.
+    ``outcomes`` counts answers by protocol, and connections that broke.
+    """
+
+    def __init__(self, server: OperatedServer, n: int) -> None:
+        self.outcomes: collections.Counter[str] = collections.Counter()
+        self._server = server
+        self._over = threading.Event()
+        self._clients = [
+            InBackground(self._keep_on, ask) for ask in (self._ask_http, self._ask_grpc) for _ in range(n)
+        ]
+
+    def stop(self) -> None:
+        self._over.set()
+        for one in self._clients:
+            one.result()
+
+    def wait_more(self, n: int = 200) -> None:
+        seen = self.outcomes.total()
+        wait_until(lambda: self.outcomes.total() > seen + n, "traffic goes on")
+
+    def _keep_on(self, ask: Callable[[], None]) -> None:
+        while not self._over.is_set():
+            ask()
+
+    def _ask_http(self) -> None:
+        with self._server.client() as client:
+            try:
+                while not self._over.is_set():
+                    assert client.infer("m", 21.0).output("y") == [42.0]
+                    self.outcomes["http"] += 1
+            except CONNECTION_ERRORS:
+                self.outcomes["http broke"] += 1
+
+    def _ask_grpc(self) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(self._server.addresses["gRPC"], options) as channel:
+            call = channel.unary_unary(CALL + "ModelInfer")
+            try:
+                while not self._over.is_set():
+                    assert call(message(), timeout=TIMEOUT_S)
+                    self.outcomes["grpc"] += 1
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                self.outcomes["grpc broke"] += 1
+
+
+def kill_under_load(server: OperatedServer, times: int, n_clients: int) -> None:
+    """Kill each door so often while clients ask. What breaks are connections of those that were killed."""
+    server.wait_ready()
+    load = Load(server, n_clients)
+    load.wait_more()
+    before, back_s = n_files(server.front), []
+    for _ in range(times):
+        for victim in doors_of(server):
+            load.wait_more(50)
+            os.kill(victim, signal.SIGKILL)
+            back_s.append(
+                wait_until(lambda victim=victim: victim not in doors_of(server) != [], "another is there")
+            )
+            wait_until(lambda: all(row["state"] == "UP" for row in rows_of(server)), "all are up")
+            load.wait_more()
+    load.stop()
+    n_killed = times * N_DOORS
+    measured(f"{n_killed} doors killed: {dict(load.outcomes)}, another process after {max(back_s):.3f} s")
+    lost = [int(found[1]) for found in map(_LOST.search, server.log) if found is not None]
+    assert len(lost) == n_killed
+    assert 0 < load.outcomes["http broke"] + load.outcomes["grpc broke"] <= sum(lost)
+    assert sum(lost) <= n_killed * 2 * n_clients
+    wait_until(lambda: of_doors(server, "connections") == [0] * N_DOORS, "all have left")
+    wait_until(lambda: n_files(server.front) <= before, "nothing is left open in the front")
+    assert server.metric("gpuserve_running_requests", model="m") == 0
+    assert server.metric("gpuserve_arena_blocks", model="m") == 0
+
+
+def rows_of(server: OperatedServer) -> list[dict[str, Any]]:
+    return list(status(server.addresses["HTTP"])["server"]["doors"])
+
+
+def test_a_door_is_killed_under_load(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        kill_under_load(server, 1, 2)
+        assert server.end() == 0
+
+
+@pytest.mark.thorough
+def test_each_door_is_killed_again_and_again_under_load(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        kill_under_load(server, 10, 4)
+        assert server.end() == 0

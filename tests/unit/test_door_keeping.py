@@ -1,0 +1,202 @@
+"""Which door gets a connection, when one is started again, what is counted, and how many there may be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuserve import Server
+from gpuserve.config.load import load_file
+from gpuserve.config.messages import ConfigProblems
+from gpuserve.errors import ConfigError
+from gpuserve.front.door.reports import STATUS_S, Reports
+from gpuserve.front.exchange.limits import Admission, Limits
+from gpuserve.front.exchange.transport import DoorRow
+from gpuserve.front.keeper.choice import SILENT_S, Patience, next_door
+from gpuserve.front.keeper.tally import Tally
+from gpuserve.front.observe.triton_metrics import page
+from gpuserve.front.passage.messages import Status
+from gpuserve.front.process.connection_metrics import connection_families
+from gpuserve.front.server.limits import limits_of_door
+from gpuserve.settings.doors import AUTO, DESCRIPTORS_OF_DOOR, doors_problem, read_doors
+from gpuserve.settings.live import change
+from gpuserve.settings.server import GRPCIO, ServerSettings
+
+SAID = Status(0, 0, 0, 0, 0.0, 0, 0, {}, {}, 0, 0)
+
+
+@dataclass
+class Candidate:
+    n_open: int
+    heard_at: float
+
+
+def test_the_door_with_the_fewest_connections_is_next() -> None:
+    doors = [Candidate(2, 0.0), Candidate(1, 0.0), Candidate(1, 0.0)]
+    assert next_door(doors, 1.0) is doors[1]
+    assert next_door([], 1.0) is None
+
+
+def test_a_door_that_is_silent_is_passed_over_while_another_is_not() -> None:
+    silent, busy = Candidate(0, 0.0), Candidate(9, SILENT_S)
+    assert next_door([silent, busy], SILENT_S) is busy
+    assert next_door([silent, busy], 9 * SILENT_S) is silent
+
+
+def test_a_door_is_started_again_at_once_and_later_if_it_dies_young() -> None:
+    patience = Patience()
+    assert [patience.pause_s(0.5) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert patience.pause_s(60.0) == 0
+    assert patience.pause_s(0.5) == 1
+
+
+def test_what_a_dead_door_counted_stays_counted() -> None:
+    tally = Tally()
+    assert (tally.n_requests, tally.n_held, tally.late) == (0, 0, {})
+    tally.note(SAID._replace(n_requests=7, cpu_s=1.5, n_held=3, late={"idle": 2}))
+    tally.end()
+    tally.note(SAID._replace(n_requests=1, cpu_s=0.5, late={"idle": 1}, refused={"streams": 4}))
+    assert (tally.n_requests, tally.cpu_s, tally.n_held) == (8, 2.0, 0)
+    assert (tally.late, tally.refused) == ({"idle": 3}, {"streams": 4})
+
+
+def test_a_door_that_does_not_know_the_notice_counts_with_all_its_connections() -> None:
+    tally = Tally()
+    assert tally.n_unaware(0, 5) == 0
+    assert tally.n_unaware(1, 5) == 5
+    tally.note(SAID._replace(notice=1, n_unaware=2))
+    assert tally.n_unaware(1, 5) == 2
+    assert tally.n_unaware(2, 5) == 5
+
+
+def test_the_metrics_are_sums() -> None:
+    admission = Admission(n_descriptors=1 << 16)
+    admission.admit("10.0.0.1", 5)
+    admission.late["idle"] = 1
+    doors = [
+        DoorRow(n, 9, "UP", 4, 10, 0.5, 1, 2, 100, {"streams": 1}, {"idle": 2, "head": n}) for n in range(2)
+    ]
+    lines = set(page(connection_families(admission, doors)).decode().splitlines())
+    assert lines >= {
+        "gpuserve_connections 1",
+        "gpuserve_streams 4",
+        "gpuserve_connections_unsent_bytes 200",
+        'gpuserve_connections_refused_total{reason="streams"} 2',
+        'gpuserve_connections_late_total{reason="idle"} 5',
+        'gpuserve_connections_late_total{reason="head"} 1',
+        'gpuserve_door_connections{door="1"} 4',
+        'gpuserve_door_requests_total{door="0"} 10',
+        'gpuserve_door_cpu_seconds_total{door="0"} 0.5',
+        'gpuserve_door_restarts_total{door="1"} 1',
+    }
+    assert b"gpuserve_door_" not in page(connection_families(admission))
+
+
+def status_of(n_unaware: int) -> Status:
+    return SAID._replace(notice=1, n_unaware=n_unaware)
+
+
+def test_what_a_drain_waits_for_is_said_as_it_changes() -> None:
+    """And when nothing changes, a few times a second."""
+    looks = iter([3, 3, 2, 2, 2, 0])
+    said: list[Status] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        reports = Reports(lambda: status_of(next(looks, 0)), said.append)
+        began = loop.time()
+        reports.hurry()
+        async with asyncio.timeout(5):
+            while not said or said[-1].n_unaware:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.001)
+        took_s = loop.time() - began
+        reports.close()
+        assert took_s < STATUS_S
+
+    asyncio.run(run())
+    assert [one.n_unaware for one in said] == [3, 2, 0]
+
+
+def test_doors_hold_together_what_one_would() -> None:
+    settings = ServerSettings(doors=3, max_unsent_nbytes=100, max_half_requests=10)
+    limits = limits_of_door(settings)
+    assert (limits.max_unsent_nbytes, limits.max_half_requests) == (34, 4)
+    assert limits.max_streams == settings.max_streams
+
+
+def test_one_address_may_have_its_part_of_what_all_doors_can_have() -> None:
+    admission = Admission(Limits(max_connections=100), n_descriptors=32, n_spare=0, n_processes=4)
+    assert sum(admission.admit("10.0.0.1", 3) for _ in range(100)) == 75
+
+
+# ---- the setting ----------------------------------------------------------------------------------
+
+
+def configured(tmp_path: Path, **server: Any) -> ServerSettings:
+    file = tmp_path / "config.yaml"
+    model = "{name: m, callable: pkg.mod:f, inputs: [], outputs: [{name: y, dtype: FP32, shape: [1]}]}"
+    keys = "".join(f"  {key}: {value}\n" for key, value in server.items())
+    file.write_text(f"server:\n{keys}models: [{model}]\n")
+    return load_file(str(file), {}).settings
+
+
+def test_auto_is_a_part_of_the_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n, doors in ((1, 1), (7, 1), (8, 2), (16, 4), (128, 8)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=n: set(range(n)))
+        assert read_doors(AUTO) == doors
+        assert configured(tmp_path, doors="auto").doors == doors
+        assert Server(doors=AUTO)._settings.doors == doors
+
+
+def test_a_number_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert configured(tmp_path, doors=3).doors == 3
+    assert load_file(str(tmp_path / "config.yaml"), {"GPUSERVE_SERVER__DOORS": "2"}).settings.doors == 2
+
+
+MANY = 1 << 24
+REFUSALS = [
+    (0, "at least 1"),
+    (-2, "at least 1"),
+    (1.5, "an integer"),
+    ("many", "'auto'"),
+    ("true", "an integer"),
+    (MANY, f"each door takes {DESCRIPTORS_OF_DOOR}: expected at most .*, got {MANY}"),
+]
+
+
+@pytest.mark.parametrize(("doors", "expected"), REFUSALS)
+def test_what_is_no_number_of_doors_is_refused(tmp_path: Path, doors: Any, expected: str) -> None:
+    with pytest.raises(ConfigProblems, match=expected):
+        configured(tmp_path, doors=doors)
+    given = True if doors == "true" else doors
+    with pytest.raises(ConfigError, match=expected.replace("an integer", "integer")):
+        Server(doors=given)
+
+
+def test_grpcio_has_its_connections_in_the_front(tmp_path: Path) -> None:
+    text = "doors: transport grpcio has its connections in the front, expected 1, got 2"
+    with pytest.raises(ConfigProblems, match=text):
+        configured(tmp_path, doors=2, transport=GRPCIO)
+    with pytest.raises(ConfigError, match=text):
+        Server(doors=2, transport=GRPCIO)
+    assert configured(tmp_path, doors=1, transport=GRPCIO).doors == 1
+
+
+def test_there_may_be_as_many_as_there_are_descriptors_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
+    assert doors_problem(8, "native") is None
+    assert doors_problem(9, "native") == (
+        "doors: a process may have 512 open files (RLIMIT_NOFILE), of which each door takes 64: expected at "
+        "most 8, got 9"
+    )
+
+
+def test_they_cannot_change_while_the_server_runs() -> None:
+    (refusal,) = change(ServerSettings(), ServerSettings(doors=2)).refused
+    assert refusal.text == "server.doors: cannot change while the server runs: 1 stays, the file says 2"
