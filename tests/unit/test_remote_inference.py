@@ -59,6 +59,7 @@ class Doors:
         self.at_front.open()
         self.at_door.open()
         self.mirror = ModelMirror(self.at_front, self.front.models, self.front.health, receptions)
+        self.mirror.open()
         self.answers: list[Answer] = []
 
     def _take(self, end: str) -> Callable[[Any, list[int]], None]:

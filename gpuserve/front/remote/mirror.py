@@ -21,7 +21,7 @@ URGENT: Final = frozenset({messages.Served, messages.Stage})
 
 
 class ModelMirror:
-    """The front's side: tells one door what there is, and of every change, until ``close``."""
+    """The front's side: tells one door what there is, and of every change, from ``open`` to ``close``."""
 
     def __init__(
         self, passage: Passage, models: ModelTable, health: ServerHealth, receptions: Receptions
@@ -33,7 +33,10 @@ class ModelMirror:
         self._told: dict[str, Sequence[Any]] = {}
         self._stage: messages.Stage | None = None
         self._is_due = False
-        self._unwatch = health.watch(self._on_change)
+        self._unwatch: Callable[[], None] = lambda: None
+
+    def open(self) -> None:
+        self._unwatch = self._health.watch(self._on_change)
         self.tell()
 
     def close(self) -> None:
