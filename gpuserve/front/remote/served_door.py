@@ -15,8 +15,8 @@ from gpuserve.front.service.service import InferenceService
 
 
 class ServedDoor:
-    """Answers what a door passes on by ``accept``, runs its requests, and from ``open`` on tells it of models.
-    ``obey`` says who takes which of its messages.
+    """Answers what a door passes on by ``accept``, runs its requests, and from ``open`` on tells it of
+    models. ``obey`` says who takes which of its messages.
     """
 
     def __init__(self, passage: Passage, service: InferenceService, accept: Accept) -> None:
