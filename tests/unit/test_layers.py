@@ -93,11 +93,11 @@ ALLOWED = {
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
         "gpuserve/settings gpuserve/states",
     "gpuserve/front/door":
-        "gpuserve/front gpuserve/front/exchange gpuserve/front/passage gpuserve/front/server "
-        "gpuserve/settings gpuserve_worker/protocol",
+        "gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/passage "
+        "gpuserve/front/remote gpuserve/front/server gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/front/doors":
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
-        "gpuserve/front/exchange",
+        "gpuserve/front/exchange gpuserve/front/service gpuserve/settings",
     "gpuserve/front/doors/access":
         "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/settings",
     "gpuserve/front/doors/grpc":
@@ -119,8 +119,8 @@ ALLOWED = {
         "gpuserve/declare gpuserve/front/observe gpuserve/front/v2 gpuserve_worker/protocol",
     "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/memory",
     "gpuserve/front/keeper":
-        "gpuserve/control gpuserve/front/exchange gpuserve/front/passage gpuserve/front/server "
-        "gpuserve/settings gpuserve/states",
+        "gpuserve/control gpuserve/front/exchange gpuserve/front/passage gpuserve/front/remote "
+        "gpuserve/front/server gpuserve/settings gpuserve/states",
     "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/memory":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "
@@ -142,16 +142,17 @@ ALLOWED = {
     "gpuserve/front/process":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/doors "
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/grpcio "
-        "gpuserve/front/doors/health gpuserve/front/doors/http gpuserve/front/exchange gpuserve/front/keeper "
-        "gpuserve/front/links gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles "
-        "gpuserve/front/observe gpuserve/front/observe/gpu_health gpuserve/front/passage "
+        "gpuserve/front/doors/health gpuserve/front/exchange gpuserve/front/keeper gpuserve/front/links "
+        "gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles gpuserve/front/observe "
+        "gpuserve/front/observe/gpu_health gpuserve/front/passage gpuserve/front/remote "
         "gpuserve/front/server gpuserve/front/service gpuserve/front/v2 gpuserve/settings "
         "gpuserve_worker/protocol",
     "gpuserve/front/queueing": "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/states",
     "gpuserve/front/remote":
-        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
-        "gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/passage gpuserve/front/service "
-        "gpuserve/front/v2 gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/exchange "
+        "gpuserve/front/links gpuserve/front/memory gpuserve/front/models gpuserve/front/observe/tracing "
+        "gpuserve/front/passage gpuserve/front/service gpuserve/front/v2 gpuserve/settings "
+        "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/server":
         "gpuserve/front/exchange gpuserve/front/server/http1 gpuserve/front/server/http2 gpuserve/settings",
     "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/states",

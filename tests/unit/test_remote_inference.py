@@ -63,7 +63,13 @@ class Doors:
         self.answers: list[Answer] = []
 
     def _take(self, end: str) -> Callable[[Any, list[int]], None]:
-        return lambda message, fds: self._obey[end][type(message)](message, fds)
+        def take(message: Any, fds: list[int]) -> None:
+            if fds:
+                {"front": self.requests.attach, "door": self.door.attach}[end](message, fds)
+            else:
+                self._obey[end][type(message)](message)
+
+        return take
 
     def submit(self, asked: InferRequest, on_response: Any = None) -> PendingRequest:
         return self.door.service.inference.submit(asked, on_response, lambda _, one: self.answers.append(one))

@@ -12,11 +12,15 @@ from typing import Any
 
 from gpuserve.front.door.reception import Reception
 from gpuserve.front.door.reports import Reports
+from gpuserve.front.doors.opening import both_doors
+from gpuserve.front.doors.passing_door import PassingDoor
+from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.exchange import Accept, Exchange, Sink
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.forwarding import Forwarding
 from gpuserve.front.passage.passage import Passage
+from gpuserve.front.remote.service import DoorService
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.limits import limits_of_door
 from gpuserve.settings.server import ServerSettings, adjusted
@@ -47,6 +51,8 @@ class DoorParts:
     requests: Requests
     reception: Reception
     reports: Reports
+    inference: DoorService
+    awaited: AwaitedRequests
 
 
 class Door:
@@ -77,6 +83,8 @@ class Door:
         assert self._parts is not None
         self._parts.reception.close()
         await self._parts.connections.close()
+        await self._parts.awaited.stop()
+        self._parts.inference.close()
         self._parts.reports.close()
         self._tell_left()
         self._passage.flush()
@@ -88,6 +96,9 @@ class Door:
             assert self._parts is not None
             self._passage.post(messages.Taken(1))  # which leaves before anything of it is read
             self._parts.reception.take(message, fds)
+        elif fds:
+            assert self._parts is not None
+            self._parts.inference.attach(message, fds)
         else:
             self._obeyed_by[type(message)](message)
 
@@ -95,13 +106,18 @@ class Door:
         self._settings = settings = ServerSettings.from_wire(setup.settings)
         self._on_setup(settings)
         forwarding = Forwarding(self._passage)
+        inference = DoorService(settings, self._passage)
         admission = Admission(limits_of_door(settings))
+        awaited = AwaitedRequests(inference.service.intake)
+        http, grpc = both_doors(inference.service, settings, awaited, admission)
         connections = Connections(admission, settings.max_connection_age_s, setup.idle_paths)
-        requests = Requests(forwarding.accept)
+        requests = Requests(PassingDoor(grpc, http, forwarding.accept).accept)
         reception = Reception(connections, requests.accept, admission, tls_files(settings), self._leave)
         reports = Reports(self._status, self._passage.post)
-        parts = self._parts = DoorParts(admission, connections, requests, reception, reports)
-        self._obeyed_by = {**forwarding.obey, **self._dispatch_table(parts)}
+        parts = self._parts = DoorParts(
+            admission, connections, requests, reception, reports, inference, awaited
+        )
+        self._obeyed_by = {**forwarding.obey, **inference.obey, **self._dispatch_table(parts)}
         connections.open()
         reports.open()
 
@@ -153,6 +169,7 @@ class Door:
     def _status(self) -> messages.Status:
         assert self._parts is not None
         connections, admission = self._parts.connections, self._parts.admission
+        intake = self._parts.inference.service.intake
         return messages.Status(
             notice=self._notice,
             n_unaware=connections.n_unaware if self._notice else 0,
@@ -163,6 +180,6 @@ class Door:
             unsent_nbytes=sum(admission.unsent_nbytes.values()),
             refused=dict(admission.refused),
             late=dict(admission.late),
-            intake_nbytes=0,
-            intake_refused=0,
+            intake_nbytes=intake.nbytes,
+            intake_refused=intake.refused,
         )

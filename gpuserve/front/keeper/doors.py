@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any, Final
 
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.exchange import Accept
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
 from gpuserve.front.keeper.choice import next_door
 from gpuserve.front.keeper.kept_door import DoorState, KeptDoor, Newcomer
 from gpuserve.front.passage import messages
+from gpuserve.front.passage.passage import Passage
+from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.server.acceptor import Acceptor, own_listener
 from gpuserve.front.server.connections import CLOSE_TIMEOUT_S
 from gpuserve.front.server.handshakes import tls_context
@@ -41,7 +42,7 @@ class Doors(Transport):
     def __init__(
         self,
         listeners: Mapping[int, bool],
-        accept: Accept,
+        serve: Callable[[Passage], ServedDoor],
         requests: AwaitedRequests,
         admission: Admission,
         setup: messages.Setup,
@@ -54,7 +55,7 @@ class Doors(Transport):
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._doors = [
-            KeptDoor(number, self._setup_of, accept, admission, self._on_change, self._have_back)
+            KeptDoor(number, self._setup_of, serve, admission, self._on_change, self._have_back)
             for number in range(setup.settings["doors"])
         ]
         self._acceptors: list[Acceptor] = []

@@ -18,14 +18,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from gpuserve.front.exchange.exchange import Accept
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.keeper.choice import Patience
 from gpuserve.front.keeper.door_process import DoorProcess, start_door
 from gpuserve.front.keeper.tally import Tally
 from gpuserve.front.passage import messages
-from gpuserve.front.passage.forwarded import ForwardedExchanges
 from gpuserve.front.passage.passage import Passage
+from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.states import StepTable
 
 logger = logging.getLogger(__name__)
@@ -63,12 +62,12 @@ class Newcomer(NamedTuple):
 
 
 class Running:
-    """A process of a door, its passage, and the requests that it has passed on."""
+    """A process of a door, its passage, and what answers it."""
 
-    def __init__(self, process: DoorProcess, passage: Passage, exchanges: ForwardedExchanges) -> None:
+    def __init__(self, process: DoorProcess, passage: Passage, served: ServedDoor) -> None:
         self.process = process
         self.passage = passage
-        self.exchanges = exchanges
+        self.served = served
         #: Who takes which message of the door.
         self.obeyed_by: Mapping[type, Callable[[Any], None]] = {}
         self.started_at = asyncio.get_running_loop().time()
@@ -85,7 +84,7 @@ class Running:
 
 class KeptDoor:
     """The door of this number, kept up from ``start`` to ``stop``. ``setup`` is what it is told first,
-    ``accept`` answers what it passes on, and its connections have places of ``admission``. ``on_change`` is
+    ``serve`` makes what answers it, and its connections have places of ``admission``. ``on_change`` is
     called when its state is another; ``give_back`` gets connections that a dead one had not taken.
     """
 
@@ -93,7 +92,7 @@ class KeptDoor:
         self,
         number: int,
         setup: Callable[[int], messages.Setup],
-        accept: Accept,
+        serve: Callable[[Passage], ServedDoor],
         admission: Admission,
         on_change: Callable[[], None],
         give_back: Callable[[Iterable[Newcomer]], None],
@@ -104,7 +103,7 @@ class KeptDoor:
         self.heard_at = 0.0
         self.tally = Tally()
         self._setup = setup
-        self._accept = accept
+        self._serve = serve
         self._admission = admission
         self._on_change = on_change
         self._give_back = give_back
@@ -133,16 +132,16 @@ class KeptDoor:
             self._die(f"it cannot be started: {error.strerror}", 0.0)
             return
         passage = Passage(sock, self._hear, self._on_lost)
-        exchanges = ForwardedExchanges(passage, self._accept)
-        running = self._running = Running(process, passage, exchanges)
+        running = self._running = Running(process, passage, self._serve(passage))
         running.obeyed_by = {
-            **exchanges.obey,
+            **running.served.obey,
             messages.Status: self._take_status,
             messages.Taken: running.take,
             messages.Left: self._take_left,
         }
         passage.open()
         passage.post(self._setup(self.number))
+        running.served.open()
 
     def give(self, one: Newcomer) -> None:
         """Hand over a connection, of whose socket this has the care from now on."""
@@ -173,9 +172,12 @@ class KeptDoor:
 
     # ---- what is heard ------------------------------------------------------------------------
 
-    def _hear(self, message: Any, _fds: list[int]) -> None:
+    def _hear(self, message: Any, fds: list[int]) -> None:
         assert self._running is not None
-        self._running.obeyed_by[type(message)](message)
+        if fds:
+            self._running.served.attach(message, fds)
+        else:
+            self._running.obeyed_by[type(message)](message)
 
     def _take_status(self, status: messages.Status) -> None:
         self.heard_at = self._loop.time()
@@ -197,7 +199,7 @@ class KeptDoor:
         """It has said its last. Its process ends in this moment, or can be used no more."""
         assert self._running is not None
         self._running.process.kill()
-        self._running.exchanges.close()
+        self._running.served.close()
         self._loop.add_reader(self._running.process.pidfd, self._on_end)
 
     def _on_end(self) -> None:

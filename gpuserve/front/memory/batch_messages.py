@@ -12,7 +12,7 @@ from gpuserve.front.batching.slots import Batch
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.device_inputs import NO_INPUTS, DeviceInputs
 from gpuserve.front.memory.gather import Gathered, gather
-from gpuserve.front.memory.scatter import Answer, scatter
+from gpuserve.front.memory.scatter import Answer, WholeOutputs, scatter, uncut
 from gpuserve.front.memory.sequence_rows import SequenceRows
 from gpuserve.front.v2.types import InferRequest
 from gpuserve_worker.memory.arena import Arena
@@ -50,6 +50,15 @@ class BatchMessages:
         gathered = gather(requests, sum(rows), self._batched, nbytes, self._arena, link, read_only, to_device)
         run = run_message(batch.batch_id, rows, requests, gathered, may_wait=batch.may_wait)
         return gathered, run if self._sequences is None else self._sequences.told(run, batch, members)
+
+    def uncut(self, link: WorkerLink, batch: Batch, message: wire.Done, readers: int) -> WholeOutputs | None:
+        """The outputs of a batch for who cuts them apart; None where that is to be done by ``unpack``."""
+        if self._sequences is not None:
+            return None
+        try:
+            return uncut(self._spec, link, batch.requests, message, readers)
+        except (ValueError, TypeError, KeyError):
+            return None  # as ``unpack`` will say
 
     def unpack(
         self,

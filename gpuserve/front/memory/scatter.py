@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import Internal, RequestError, request_error
 from gpuserve.front.links.export_memory import KeptTensor
+from gpuserve.front.links.output_memory import OutputMemory
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.v2.types import NOTHING, InferRequest, InferResponse, OutputTensor
 from gpuserve_worker.protocol import wire
@@ -54,6 +55,35 @@ class _MessageLease:
             self._link.exports.owed -= 1
         if self._on_gone is not None:
             self._on_gone()
+
+
+class WholeOutputs(NamedTuple):
+    """The outputs of a batch, checked and not cut, with bytes or places in ``memory``. ``release`` is called
+    by each who reads them, once, where that is not None.
+    """
+
+    version: str
+    tensors: tuple[wire.WireTensor, ...]
+    memory: OutputMemory
+    release: Callable[[], None] | None
+
+
+def uncut(
+    spec: ModelSpec, link: WorkerLink, batch: Sequence[Any], message: wire.Done, readers: int
+) -> WholeOutputs | None:
+    """The outputs of a batch for so many readers, each of whom cuts them apart; None where every request has
+    its own. Raises as ``scatter``.
+    """
+    if message.outputs is None or message.parameters:
+        return None
+    tensors = wire.tensors(message.outputs)
+    for one in tensors:
+        _data(one, link)
+        if len(batch) > 1:
+            _check_rows(one.name, one.shape, sum([request.rows for request in batch]))
+    blocks = _blocks(tensors)
+    release = _MessageLease(link, blocks, (), readers, None).release if blocks else None
+    return WholeOutputs(str(spec.version), tensors, link.outputs, release)
 
 
 def scatter(
@@ -217,18 +247,26 @@ def _cut(tensors: Sequence[wire.WireTensor], batch: Sequence[Any], link: WorkerL
             whole.append(OutputTensor(one.name, one.datatype, one.shape, _data(one, link)))  # noqa: PERF401
         return [whole]
     rows = [one.rows for one in batch]
-    columns = [_column(one, rows, link) for one in tensors]
+    return cut([OutputTensor(one.name, one.datatype, one.shape, _data(one, link)) for one in tensors], rows)
+
+
+def cut(tensors: Sequence[OutputTensor], rows: Sequence[int]) -> list[Any]:
+    """Tensors of a whole batch, of shape [sum(rows), …], as a list of [rows, …] for each request."""
+    columns = [_column(one, rows) for one in tensors]
     if len(columns) == 1:
         return [[one] for one in columns[0]]
     return [list(one) for one in zip(*columns, strict=True)] if columns else [[] for _ in rows]
 
 
-def _column(tensor: wire.WireTensor, rows: list[int], link: WorkerLink) -> list[OutputTensor]:
-    """One tensor of the whole batch, of shape [sum(rows), …], as one of [rows, …] for each request."""
-    name, datatype, shape, _ = tensor
-    if not shape or shape[0] != sum(rows):
-        raise ValueError(f"output {name!r} of shape {shape} for {sum(rows)} rows")
-    data, inner = _data(tensor, link), shape[1:]
+def _check_rows(name: str, shape: tuple[int, ...], rows: int) -> None:
+    if not shape or shape[0] != rows:
+        raise ValueError(f"output {name!r} of shape {shape} for {rows} rows")
+
+
+def _column(tensor: OutputTensor, rows: Sequence[int]) -> list[OutputTensor]:
+    name, datatype, shape, data = tensor.name, tensor.datatype, tensor.shape, tensor.data
+    _check_rows(name, shape, sum(rows))
+    inner = shape[1:]
     shapes = {count: (count, *inner) for count in set(rows)}
     if datatype == BYTES:
         elements_a_row = element_count(inner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
@@ -13,7 +13,7 @@ from gpuserve.front.batching.answer_order import AnswerOrder
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.batch_messages import region_numbers
 from gpuserve.front.memory.regions import RegionTable
-from gpuserve.front.memory.scatter import Answer
+from gpuserve.front.memory.scatter import Answer, WholeOutputs
 from gpuserve.front.models.in_flight import InFlightBatch
 from gpuserve.front.models.pending import PendingRequest
 from gpuserve.front.models.response_cache import ResponseCache, cache_key
@@ -139,6 +139,22 @@ class ModelAnswers:
         else:
             for one, its in self._order.answer(pending, answer):
                 one.give(its)
+
+    def readers_of(self, requests: Sequence[PendingRequest]) -> Sequence[Any]:
+        """Who takes the outputs of this batch uncut; nobody where some of it is to be seen here."""
+        if requests[0].request.reader is None or self._cache is not None or self._order is not None:
+            return ()
+        readers = dict.fromkeys([one.request.reader for one in requests])
+        return () if None in readers or self.tracer is not None else tuple(readers)
+
+    def give_uncut(
+        self, requests: Sequence[PendingRequest], readers: Iterable[Any], whole: WholeOutputs
+    ) -> None:
+        """Give a batch's outputs to those who cut them apart."""
+        for pending in requests:
+            self.settle(pending)
+        for reader in readers:
+            reader.take_batch(requests, whole)
 
     def finish(
         self, pending: QueuedRequest, answer: Answer, reason: FailureReason = FailureReason.BACKEND

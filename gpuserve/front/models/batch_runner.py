@@ -199,16 +199,26 @@ class BatchRunner:
         if self._spec.decoupled:
             answers = [None] * len(flight.requests)
             self._answers.end_streams(flight, failed=False)
+        elif readers := self._answers.readers_of(flight.requests):
+            whole = self._messages.uncut(link, flight.batch, done, len(readers))
+            if whole is not None:
+                self._count(flight, done, flight.requests)
+                self._answers.give_uncut(flight.requests, readers, whole)
+                return
+            answers = self._messages.unpack(link, flight.batch, done)
         else:
             answers = self._messages.unpack(link, flight.batch, done)
-        # Requests are counted before they are given their answers.
-        batch = flight.batch
-        phases = done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
-        self._metrics.executed(batch.instance, batch.rows, flight.sent_at, phases, batch.requests, answers)
+        self._count(flight, done, answers)
         settle, give = self._answers.settle, self._answers.give
         for pending, answer in zip(flight.requests, answers, strict=True):
             settle(pending)
             give(pending, answer)
+
+    def _count(self, flight: InFlightBatch, done: wire.Done, answers: Sequence[object]) -> None:
+        """Count the requests of a batch, before they are given their answers."""
+        batch = flight.batch
+        phases = done.compute_input_ns, done.compute_infer_ns, done.compute_output_ns
+        self._metrics.executed(batch.instance, batch.rows, flight.sent_at, phases, batch.requests, answers)
 
     def _on_yield(self, link: WorkerLink, message: wire.Yield) -> bool:
         flight = self._in_flight.at(link, message.batch_id)

@@ -142,6 +142,13 @@ class PendingRequest(QueuedRequest):
         elif isinstance(answer, InferResponse):
             answer.close()
 
+    def end_uncut(self) -> bool:
+        """Leave the answer to who takes the outputs of the whole batch; False: nobody waits for it."""
+        if self._state is not _WAITING:
+            return False
+        self._state = _ANSWERED
+        return True
+
     def move(self, driver: Driver, blocks: Sequence[Block]) -> None:
         """Belong to another driver, as if it had just come there; ``blocks`` are where its body lies now."""
         self._driver, self.blocks = driver, blocks

@@ -4,10 +4,10 @@
 
     front -> door   Setup, Connect, Adjust, Announce, Renew, Stop,
                     Part, Answer, Start, Send, DropUnsent, Finish, Reset, Consumed,
-                    Served, Stage, Result, Refused, Ended, Lend, Unlend, Freed
+                    Served, Stage, Outputs, Result, Refused, Ended, Lend, Unlend, Freed
     door -> front   Status, Taken, Left,
                     Opened, Body, Abandoned, Sent,
-                    Infer, TakenBack, Closed, Segment, DropSegment
+                    Template, Alike, ForgetTemplates, Infer, TakenBack, Closed, Segment, DropSegment
 
 An *exchange* is one request at its connection, by a number that its door gives it and never uses again. What
 a door does not answer itself it passes on as it came, and the front answers it as if it had come there.
@@ -259,10 +259,45 @@ class Infer(NamedTuple):
     stream: bool
 
 
-class TakenBack(NamedTuple):
-    """Nobody waits for the answer to this request any more; there may be one on its way."""
+class Template(NamedTuple):
+    """What many requests have in common: the model, and of each input the name, the datatype and the shape.
+    Of the other fields of ``Infer`` they have none.
+    """
 
-    ticket: int
+    template: int
+    model: str
+    version: str
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+class Alike(NamedTuple):
+    """Requests like a ``Template``: of each the ticket, the template, and the data of each input as in
+    ``Infer``. Those that a batch was made of are answered together by ``Outputs``.
+    """
+
+    requests: tuple[tuple[Any, ...], ...]
+
+
+class ForgetTemplates(NamedTuple):
+    """No request will be like any template until now."""
+
+
+class TakenBack(NamedTuple):
+    """Nobody waits for the answers to these requests any more; there may be some on their way."""
+
+    tickets: tuple[int, ...]
+
+
+class Outputs(NamedTuple):
+    """The outputs of a whole batch, as in ``Result``. Its requests have so many ``rows`` of each, in this
+    order; those that are not this door's, or that nobody waits for, have 0 for a ticket.
+    """
+
+    tickets: tuple[int, ...]
+    rows: tuple[int, ...]
+    version: str
+    tensors: tuple[Any, ...]
+    lease: int
 
 
 class Result(NamedTuple):
@@ -335,7 +370,7 @@ class Unlend(NamedTuple):
 # fmt: off
 PASSAGE: Final = Vocabulary(dict(enumerate((
     Setup, Connect, Taken, Left, Adjust, Announce, Renew, Stop, Status, Opened, Body, Abandoned, Part, Answer,
-    Start, Send, Sent, DropUnsent, Finish, Reset, Consumed, Served, Stage, Infer, TakenBack, Result, Refused,
-    Ended, Closed, Segment, DropSegment, Freed, Lend, Unlend,
+    Start, Send, Sent, DropUnsent, Finish, Reset, Consumed, Served, Stage, Template, Alike, ForgetTemplates,
+    Infer, TakenBack, Outputs, Result, Refused, Ended, Closed, Segment, DropSegment, Freed, Lend, Unlend,
 ), start=1)))
 # fmt: on

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuserve.front.doors.access.endpoints import ADMIN_PREFIX
-from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
-from gpuserve.front.doors.access.restrictions import Policy, token_headers
 from gpuserve.front.doors.front_door import FrontDoor
-from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.grpc.health import WATCH
 from gpuserve.front.doors.health.port import HealthPort
-from gpuserve.front.doors.http.door import HttpDoor
+from gpuserve.front.doors.opening import both_doors, grpc_door
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission, OpenStreams
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.keeper.doors import Doors
 from gpuserve.front.passage.messages import Setup
+from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.transport import NativeTransport
 from gpuserve.front.service.service import InferenceService
-from gpuserve.settings.server import GRPCIO, NO_COMPRESSION, ServerSettings, all_rules
+from gpuserve.settings.server import GRPCIO, ServerSettings
 from gpuserve.settings.tls import TlsFiles, tls_files
 
 if TYPE_CHECKING:
@@ -63,11 +62,12 @@ def _doors(
 ) -> Doors:
     """Processes that have the connections of listeners by role."""
     requests = AwaitedRequests(service.intake)
-    http, grpc = _endpoints(service, settings, requests, admission)
+    http, grpc = both_doors(service, settings, requests, admission)
     tls = tls_files(settings)
     speak_tls = {fd: tls is not None and role in settings.tls_ports for role, fd in fds.items()}
     setup = Setup(settings.to_wire(), 0, _NO_WORK)
-    return Doors(speak_tls, FrontDoor(grpc, http).accept, requests, admission, setup, tls)
+    serve = partial(ServedDoor, service, FrontDoor(grpc, http).accept)
+    return Doors(speak_tls, serve, requests, admission, setup, tls)
 
 
 def _native(
@@ -79,26 +79,11 @@ def _native(
 ) -> NativeTransport:
     """The server's own transport, on listeners by role."""
     requests = AwaitedRequests(service.intake)
-    http, grpc = _endpoints(service, settings, requests, admission)
+    http, grpc = both_doors(service, settings, requests, admission)
     accept = FrontDoor(grpc, http).accept
     accepts = {fd: http.accept_metrics if role == "metrics" else accept for role, fd in fds.items()}
     connections = Connections(admission, settings.max_connection_age_s, _NO_WORK)
     return NativeTransport(accepts, requests, connections, admission, tls)
-
-
-def _endpoints(
-    service: InferenceService, settings: ServerSettings, requests: AwaitedRequests, admission: Admission
-) -> tuple[HttpDoor, GrpcDoor]:
-    forwarded = _forwarding(settings, settings.http_header_forward_pattern)
-    http = HttpDoor(
-        service,
-        requests,
-        settings.max_request_nbytes,
-        _policy(settings),
-        forwarded,
-        settings.allowed_hosts,
-    )
-    return http, _grpc(service, settings, requests, admission.streams, settings.grpc_response_compression)
 
 
 def _grpc_aio(
@@ -110,7 +95,7 @@ def _grpc_aio(
 
     host, tls = settings.host, _tls_on(settings, "grpc")
     return GrpcAioTransport(
-        _grpc(service, settings, AwaitedRequests(service.intake), streams).accept,
+        grpc_door(service, settings, AwaitedRequests(service.intake), streams).accept,
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         settings.max_request_nbytes,
         settings.grpc_response_compression,
@@ -119,26 +104,6 @@ def _grpc_aio(
         settings.max_connections,
         settings.idle_timeout_s,
     )
-
-
-def _grpc(
-    service: InferenceService,
-    settings: ServerSettings,
-    requests: AwaitedRequests,
-    streams: OpenStreams,
-    compression: str = NO_COMPRESSION,
-) -> GrpcDoor:
-    forwarded = _forwarding(settings, settings.grpc_header_forward_pattern)
-    nbytes, policy = settings.max_request_nbytes, _policy(settings)
-    return GrpcDoor(service, requests, nbytes, policy, forwarded, compression, streams)
-
-
-def _policy(settings: ServerSettings) -> Policy:
-    return Policy(all_rules(settings), settings.remote_control)
-
-
-def _forwarding(settings: ServerSettings, pattern: str) -> HeaderForwarding | None:
-    return forwarding(pattern, token_headers(all_rules(settings)))
 
 
 def _tls_on(settings: ServerSettings, role: str) -> TlsFiles | None:

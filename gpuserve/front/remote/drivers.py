@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError, Unavailable, request_error
+from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
+from gpuserve.front.memory.scatter import cut
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.passage import messages
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from gpuserve.front.models.model_tracer import ModelTracer
 
 #: What a trace is found by.
+#: As many shapes of requests are remembered; then all are forgotten.
+_MOST_TEMPLATES: Final = 1024
+#: So much of requests is told of in one message.
+_ALIKE_NBYTES: Final = 64 << 10
 _TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
 
 
@@ -56,6 +62,11 @@ class RemoteRequests:
         self.look_ahead = look_ahead
         self._tickets = itertools.count(1)
         self._pending: dict[int, RemoteRequest] = {}
+        #: The numbers of templates that the front knows, and what is to be said by them.
+        self._templates: dict[Any, int] = {}
+        self._numbers = itertools.count(1)
+        self._alike: list[tuple[Any, ...]] = []
+        self._alike_nbytes = 0
         self._blocks: dict[tuple[int, int], Block] = {}
         self._lent = arena.Mapping()
         #: Leases of responses that were closed in this turn of the loop.
@@ -64,26 +75,81 @@ class RemoteRequests:
         #: The headers that a model tells its clients apart by, "" for their addresses; none: no model does.
         self.fair_by: frozenset[bytes] = frozenset()
         self.arena = Arena(max_arena_nbytes, self._on_segment, self._on_drop)
-        self.obey: Mapping[type, Callable[[Any, list[int]], None]] = {
+        self.obey: Mapping[type, Callable[[Any], None]] = {
+            messages.Outputs: self._on_outputs,
             messages.Result: self._on_result,
             messages.Refused: self._on_refused,
             messages.Ended: self._on_ended,
             messages.Freed: self._on_freed,
-            messages.Lend: self._on_lend,
-            messages.Unlend: lambda message, _: self._lent.detach(message.segment),
+            messages.Unlend: lambda message: self._lent.detach(message.segment),
         }
 
     # ---- to the front ---------------------------------------------------------------------
 
     def submit(self, pending: RemoteRequest) -> None:
         """Have the front run a request; its body is with the front then."""
-        ticket = pending.ticket = next(self._tickets)
+        pending.ticket = next(self._tickets)
+        self._pending[pending.ticket] = pending
         request = pending.request
+        if self._is_plain(pending):
+            self._post_alike(pending.ticket, request)
+        else:
+            self._post(pending, request)
+        request.inputs.clear()
+
+    def _is_plain(self, pending: RemoteRequest) -> bool:
+        """Whether a template says all of a request but its data."""
+        request = pending.request
+        return not (
+            request.parameters
+            or request.outputs
+            or request.regions
+            or request.timeout_s is not None
+            or request.priority
+            or request.sequence is not None
+            or pending.on_response is not None
+            or self.fair_by
+            or self.tracing
+        )
+
+    def _post_alike(self, ticket: int, request: InferRequest) -> None:
+        inputs = request.inputs
+        told = tuple([(one.name, one.datatype, one.shape) for one in inputs])
+        key = request.model_name, request.model_version, told
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._forget_templates()
+            template = self._templates[key] = next(self._numbers)
+            self._say_alike()
+            self._passage.post(messages.Template(template, *key))
+        parts = [
+            one.data if type(one.data) is bytes and len(one.data) <= INLINE_NBYTES else self._told(one.data)
+            for one in inputs
+        ]
+        if not self._alike:
+            self._passage.call_at_end(self._say_alike)
+        self._alike.append((ticket, template, *parts))
+        self._alike_nbytes += sum([len(one) for one in parts])
+        if self._alike_nbytes > _ALIKE_NBYTES:
+            self._say_alike()
+
+    def _say_alike(self) -> None:
+        if self._alike:
+            alike, self._alike, self._alike_nbytes = self._alike, [], 0
+            self._passage.post(messages.Alike(tuple(alike)))
+
+    def _forget_templates(self) -> None:
+        """Begin anew, with other numbers: shapes are as many as clients like."""
+        self._say_alike()
+        self._passage.post(messages.ForgetTemplates())
+        self._templates.clear()
+
+    def _post(self, pending: RemoteRequest, request: InferRequest) -> None:
         inputs = tuple([(one.name, one.datatype, one.shape, self._told(one.data)) for one in request.inputs])
-        self._pending[ticket] = pending
         self._passage.post(
             messages.Infer(
-                ticket,
+                pending.ticket,
                 request.model_name,
                 request.model_version,
                 request.id,
@@ -100,7 +166,6 @@ class RemoteRequests:
                 pending.on_response is not None,
             )
         )
-        request.inputs.clear()
 
     def successor_of(self, driver: RemoteDriver, request: InferRequest) -> Driver | None:
         """Who has taken the place of a driver that would refuse a request, as the front may have said."""
@@ -110,7 +175,8 @@ class RemoteRequests:
 
     def take_back(self, pending: RemoteRequest) -> None:
         if self._pending.pop(pending.ticket, None) is not None:
-            self._passage.post(messages.TakenBack(pending.ticket))
+            self._say_alike()
+            self._passage.post(messages.TakenBack((pending.ticket,)))
 
     def _told(self, data: Any) -> Any:
         """Where the front finds a tensor. A large one that is not in the arena yet is copied there."""
@@ -150,7 +216,36 @@ class RemoteRequests:
 
     # ---- from the front -------------------------------------------------------------------
 
-    def _on_result(self, message: messages.Result, _fds: list[int]) -> None:
+    def _on_outputs(self, message: messages.Outputs) -> None:
+        tickets, rows, version, told, lease = message
+        waiting = [self._pending.pop(ticket, None) if ticket else None for ticket in tickets]
+        on_close = _Part(waiting, partial(self._close, lease)).close if lease else None
+        tensors = [
+            OutputTensor(name, datatype, shape, self._data(data)) for name, datatype, shape, data in told
+        ]
+        try:
+            parts = [tensors] if len(rows) == 1 else cut(tensors, rows)
+        except ValueError:  # a worker is not trusted: user code runs in it
+            self._give_nonsense(waiting, on_close)
+            return
+        for pending, outputs in zip(waiting, parts, strict=True):
+            if pending is not None:
+                name = pending.spec.name
+                pending.give(InferResponse(name, version, pending.request.id, {}, outputs, on_close))
+
+    def _data(self, data: Any) -> bytes | memoryview:
+        return data if type(data) is bytes else self._lent.view(*data)
+
+    def _give_nonsense(
+        self, waiting: Sequence[RemoteRequest | None], on_close: Callable[[], None] | None
+    ) -> None:
+        for pending in waiting:
+            if pending is not None:
+                pending.give(refusals.nonsense(pending.spec.name))
+                if on_close is not None:
+                    on_close()
+
+    def _on_result(self, message: messages.Result) -> None:
         ticket, version, parameters, told, lease, final = message
         pending = self._pending.get(ticket)
         if pending is None:  # taken back, and the message crossed ours
@@ -179,21 +274,22 @@ class RemoteRequests:
             return OutputTensor(name, datatype, shape, b"", True)
         return OutputTensor(name, datatype, shape, self._lent.view(*place))
 
-    def _on_refused(self, message: messages.Refused, _fds: list[int]) -> None:
+    def _on_refused(self, message: messages.Refused) -> None:
         pending = self._pending.pop(message.ticket, None)
         if pending is not None:
             pending.give(request_error(message.code, message.text))
 
-    def _on_ended(self, message: messages.Ended, _fds: list[int]) -> None:
+    def _on_ended(self, message: messages.Ended) -> None:
         pending = self._pending.pop(message.ticket, None)
         if pending is not None:
             pending.give(None)
 
-    def _on_freed(self, message: messages.Freed, _fds: list[int]) -> None:
+    def _on_freed(self, message: messages.Freed) -> None:
         for place in message.blocks:
             self._blocks.pop(place).free()
 
-    def _on_lend(self, message: messages.Lend, fds: list[int]) -> None:
+    def attach(self, message: messages.Lend, fds: list[int]) -> None:
+        """Map a segment that is lent; its descriptor stays the caller's."""
         self._lent.attach(message.segment, fds[0], message.nbytes)
 
     def _close(self, lease: int) -> None:
@@ -212,6 +308,23 @@ class RemoteRequests:
         self._pending.clear()
         self._lent.close()
         self.arena.close()
+
+
+class _Part:
+    """The lease of a batch's outputs, as long as some of this door's responses are not closed."""
+
+    __slots__ = ("_left", "_release")
+
+    def __init__(self, waiting: Sequence[RemoteRequest | None], release: Callable[[], None]) -> None:
+        self._left = sum([one is not None for one in waiting])
+        self._release = release
+        if not self._left:
+            release()
+
+    def close(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._release()
 
 
 class RemoteDriver(Driver):

@@ -93,12 +93,12 @@ class Mirrored:
         self._health = health
         self._requests = requests
         self._fair_by: dict[str, set[bytes]] = {}
-        self.obey: Mapping[type, Callable[[Any, list[int]], None]] = {
+        self.obey: Mapping[type, Callable[[Any], None]] = {
             messages.Served: self._on_served,
             messages.Stage: self._on_stage,
         }
 
-    def _on_served(self, message: messages.Served, _fds: list[int]) -> None:
+    def _on_served(self, message: messages.Served) -> None:
         name, versions, states = message
         specs = [(ModelSpec.from_wire(spec), was_ready) for spec, was_ready in versions]
         drivers = [RemoteDriver(spec, was_ready, self._requests) for spec, was_ready in specs]
@@ -108,7 +108,7 @@ class Mirrored:
         self._models.set_states(name, states)
         self._models.serve(name, drivers)
 
-    def _on_stage(self, message: messages.Stage, _fds: list[int]) -> None:
+    def _on_stage(self, message: messages.Stage) -> None:
         draining, ended, self._requests.tracing = message
         if draining and not self._health.draining:
             self._health.drain()

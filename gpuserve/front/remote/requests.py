@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from gpuserve.errors import RequestError
 from gpuserve.front.links.output_memory import OutputMemory
-from gpuserve.front.memory.scatter import Answer
-from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.memory.scatter import Answer, WholeOutputs
+from gpuserve.front.models.pending import OnResponse, PendingRequest
 from gpuserve.front.observe.tracing.reception import Reception, Receptions
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
@@ -46,22 +46,23 @@ class DoorRequests:
         self._submit = inference.submit
         self._receptions = receptions
         self._memory = OutputMemory()
+        self._templates: dict[int, messages.Template] = {}
         self._pending: dict[int, PendingRequest] = {}
         self._leases = itertools.count(1)
-        self._leased: dict[int, InferResponse] = {}
+        self._leased: dict[int, Callable[[], None]] = {}
         self._loans = itertools.count(1)
         #: Called when the door is gone, by whoever has lent it something.
         self.on_close: list[Callable[[Any], None]] = []
         self._freed: list[tuple[int, int]] = []
         self._is_closed = False
-        self.obey: Mapping[type, Callable[[Any, list[int]], None]] = {
+        self.obey: Mapping[type, Callable[[Any], None]] = {
+            messages.Template: self._know,
+            messages.Alike: self._infer_alike,
+            messages.ForgetTemplates: lambda _: self._templates.clear(),
             messages.Infer: self._infer,
             messages.TakenBack: self._take_back,
             messages.Closed: self._close_leases,
-            messages.Segment: lambda message, fds: self._memory.attach(
-                message.segment, fds[0], message.nbytes
-            ),
-            messages.DropSegment: lambda message, _: self._memory.detach(message.segment),
+            messages.DropSegment: lambda message: self._memory.detach(message.segment),
         }
 
     @property
@@ -71,26 +72,47 @@ class DoorRequests:
 
     # ---- from the door --------------------------------------------------------------------
 
-    def _infer(self, message: messages.Infer, _fds: list[int]) -> None:
+    def _infer(self, message: messages.Infer) -> None:
         ticket = message.ticket
-        request = self._request(message)
-        on_response = partial(self._respond, ticket) if message.stream else None
+        self._run(ticket, self._request(message), partial(self._respond, ticket) if message.stream else None)
+
+    def _know(self, message: messages.Template) -> None:
+        self._templates[message.template] = message
+
+    def _infer_alike(self, message: messages.Alike) -> None:
+        known = 0
+        for ticket, template, *parts in message.requests:
+            if template != known:  # mostly it is that of the request before
+                known = template
+                _, model, version, told = self._templates[template]
+            inputs = []
+            for (name, datatype, shape), data in zip(told, parts, strict=False):
+                inputs.append(
+                    InputTensor(name, datatype, shape, data if type(data) is bytes else self._data(data, []))
+                )
+            request = InferRequest(model, version, "", {}, inputs, (), None)
+            request.reader = self
+            self._run(ticket, request)
+
+    def _run(self, ticket: int, request: InferRequest, on_response: OnResponse | None = None) -> None:
+        request.ticket = ticket
         try:
-            pending = self._submit(request, on_response, partial(self._answer, ticket))
+            pending = self._submit(request, on_response, self._answer)
         except RequestError as error:
             self._refuse(ticket, error, untried=True)
             return
         if not pending.is_over:
             self._pending[ticket] = pending
 
-    def _take_back(self, message: messages.TakenBack, _fds: list[int]) -> None:
-        pending = self._pending.pop(message.ticket, None)
-        if pending is not None:
-            pending.take_back()
+    def _take_back(self, message: messages.TakenBack) -> None:
+        for ticket in message.tickets:
+            pending = self._pending.pop(ticket, None)
+            if pending is not None:
+                pending.take_back()
 
-    def _close_leases(self, message: messages.Closed, _fds: list[int]) -> None:
+    def _close_leases(self, message: messages.Closed) -> None:
         for lease in message.leases:
-            self._leased.pop(lease).close()
+            self._leased.pop(lease)()
 
     def _request(self, message: messages.Infer) -> InferRequest:
         regions: list[RegionSlice] = []
@@ -123,6 +145,10 @@ class DoorRequests:
             request.receiver = _Receiver(self._receptions, message)
         return request
 
+    def attach(self, message: messages.Segment, fds: list[int]) -> None:
+        """Map a segment of the door's arena; its descriptor stays the caller's."""
+        self._memory.attach(message.segment, fds[0], message.nbytes)
+
     def _data(self, place: tuple[Any, int, int], regions: list[RegionSlice]) -> Data:
         if isinstance(place[0], str):
             return self._region(place, regions)
@@ -135,7 +161,39 @@ class DoorRequests:
 
     # ---- to the door ----------------------------------------------------------------------
 
-    def _answer(self, ticket: int, pending: PendingRequest, answer: Answer) -> None:
+    def take_batch(self, requests: Sequence[PendingRequest], whole: WholeOutputs) -> None:
+        """Tell of the outputs of a batch, for those of its requests that are the door's."""
+        tickets = [self._end(one) for one in requests]
+        tensors = tuple(
+            [
+                (name, datatype, shape, payload if type(payload) is bytes else self._loan(whole, payload))
+                for name, datatype, shape, payload in whole.tensors
+            ]
+        )
+        lease = 0 if whole.release is None else self._lease(whole.release)
+        rows = tuple([one.rows for one in requests])
+        self._passage.post(messages.Outputs(tuple(tickets), rows, whole.version, tensors, lease))
+
+    def _end(self, pending: PendingRequest) -> int:
+        """The ticket of a request that ends with its batch; 0: it is another's, or nobody waits for it."""
+        request = pending.request
+        if request.reader is not self or not pending.end_uncut():
+            return 0
+        del self._pending[request.ticket]
+        ticket: int = request.ticket
+        return ticket
+
+    def _loan(self, whole: WholeOutputs, place: wire.Payload) -> tuple[int, int, int]:
+        assert isinstance(place, wire.Ref), "it was checked"
+        return whole.memory.lend(*place, self)[:3]
+
+    def _lease(self, release: Callable[[], None]) -> int:
+        lease = next(self._leases)
+        self._leased[lease] = release
+        return lease
+
+    def _answer(self, pending: PendingRequest, answer: Answer) -> None:
+        ticket = pending.request.ticket
         self._pending.pop(ticket, None)
         if isinstance(answer, InferResponse):
             self._tell(ticket, answer, final=True)
@@ -171,8 +229,7 @@ class DoorRequests:
             if final and not any(type(one[3]) is tuple for one in outputs):
                 response.close()
             else:
-                lease = next(self._leases)
-                self._leased[lease] = response
+                lease = self._lease(response.close)
         self._passage.post(
             messages.Result(ticket, response.model_version, dict(response.parameters), outputs, lease, final)
         )
@@ -217,7 +274,7 @@ class DoorRequests:
             pending.take_back()
         self._pending.clear()
         while self._leased:
-            self._leased.popitem()[1].close()
+            self._leased.popitem()[1]()
         for callback in tuple(self.on_close):
             callback(self)
         self._memory.close()

@@ -19,7 +19,7 @@ class ServedDoor:
     models. ``obey`` says who takes which of its messages.
     """
 
-    def __init__(self, passage: Passage, service: InferenceService, accept: Accept) -> None:
+    def __init__(self, service: InferenceService, accept: Accept, passage: Passage) -> None:
         receptions = service.control.trace.receptions
         self._exchanges = ForwardedExchanges(passage, accept)
         self._requests = DoorRequests(passage, service.inference, receptions)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.drivers import RemoteRequests, Unpinned
 from gpuserve.front.remote.mirror import URGENT, Mirrored, MirroredTable
@@ -28,7 +29,11 @@ class DoorService:
         models.look_ahead = look_ahead
         self._requests = RemoteRequests(passage, settings.max_arena_nbytes, models.find, look_ahead)
         mirrored = Mirrored(models, self.service.health, self._requests)
-        self.obey: Mapping[type, Callable[[Any, list[int]], None]] = {**self._requests.obey, **mirrored.obey}
+        self.obey: Mapping[type, Callable[[Any], None]] = {**self._requests.obey, **mirrored.obey}
+
+    def attach(self, message: messages.Lend, fds: list[int]) -> None:
+        """Map a segment that the front lends; its descriptor stays the caller's."""
+        self._requests.attach(message, fds)
 
     def shrink(self) -> None:
         """Called now and then: give back what a burst took of the arena."""

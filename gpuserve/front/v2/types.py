@@ -54,7 +54,7 @@ class InputTensor:
 
 
 class InferRequest:
-    """One inference request: a record, of 18 fields because the protocol has so many.
+    """One inference request: a record, of 20 fields because the protocol has so many.
 
     ``model_version`` is the version as text, "" for the newest. ``outputs`` are the names asked for,
     in order; empty means all. ``timeout_s`` is the client's own limit, None for none; ``priority`` is 0
@@ -65,12 +65,14 @@ class InferRequest:
     ``regions`` are all the places in regions that it names, of inputs and of outputs. ``reception`` notes
     when it came and went (see ``observe/tracing``), where it is traced, else None; its ``receiver``
     makes one once it is. ``sender`` is the exchange by which it came, None where it came from no client.
+    ``ticket`` is what another process that it came by knows it by, and ``reader`` is there where that takes
+    the outputs of a whole batch and cuts them apart itself.
     """
 
     __slots__ = (
         "class_counts", "depth", "empty_final", "id", "inputs", "kept", "model_name", "model_version",
-        "outputs", "parameters", "placements", "priority", "receiver", "reception", "regions", "sender",
-        "sequence", "timeout_s",
+        "outputs", "parameters", "placements", "priority", "reader", "receiver", "reception", "regions",
+        "sender", "sequence", "ticket", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +107,8 @@ class InferRequest:
         self.reception: Any = None
         self.receiver: Any = None
         self.sender: Any = None
+        self.reader: Any = None
+        self.ticket = 0
         #: Within how many others it is; 0 where it came from outside.
         self.depth = 0
         #: The outputs that only other workers read, which may stay on the device of its own.

@@ -1,0 +1,47 @@
+"""The doors of HTTP and gRPC as the settings of a server want them."""
+
+from __future__ import annotations
+
+from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
+from gpuserve.front.doors.access.restrictions import Policy, token_headers
+from gpuserve.front.doors.grpc.door import GrpcDoor
+from gpuserve.front.doors.http.door import HttpDoor
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.exchange.limits import Admission, OpenStreams
+from gpuserve.front.service.service import InferenceService
+from gpuserve.settings.server import NO_COMPRESSION, ServerSettings, all_rules
+
+
+def both_doors(
+    service: InferenceService, settings: ServerSettings, requests: AwaitedRequests, admission: Admission
+) -> tuple[HttpDoor, GrpcDoor]:
+    forwarded = _forwarding(settings, settings.http_header_forward_pattern)
+    http = HttpDoor(
+        service,
+        requests,
+        settings.max_request_nbytes,
+        _policy(settings),
+        forwarded,
+        settings.allowed_hosts,
+    )
+    return http, grpc_door(service, settings, requests, admission.streams, settings.grpc_response_compression)
+
+
+def grpc_door(
+    service: InferenceService,
+    settings: ServerSettings,
+    requests: AwaitedRequests,
+    streams: OpenStreams,
+    compression: str = NO_COMPRESSION,
+) -> GrpcDoor:
+    forwarded = _forwarding(settings, settings.grpc_header_forward_pattern)
+    nbytes, policy = settings.max_request_nbytes, _policy(settings)
+    return GrpcDoor(service, requests, nbytes, policy, forwarded, compression, streams)
+
+
+def _policy(settings: ServerSettings) -> Policy:
+    return Policy(all_rules(settings), settings.remote_control)
+
+
+def _forwarding(settings: ServerSettings, pattern: str) -> HeaderForwarding | None:
+    return forwarding(pattern, token_headers(all_rules(settings)))
