@@ -17,12 +17,15 @@ from gpuserve.front.doors.passing_door import PassingDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.exchange import Accept, Exchange, Sink
 from gpuserve.front.exchange.limits import Admission
+from gpuserve.front.memory.trimming import keep_trim
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.forwarding import Forwarding
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.service import DoorService
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.limits import limits_of_door
+from gpuserve.settings import logs
+from gpuserve.settings.log import LogSettings
 from gpuserve.settings.server import ServerSettings, adjusted
 from gpuserve.settings.tls import tls_files
 from gpuserve_worker.protocol import datagram
@@ -79,7 +82,9 @@ class Door:
     async def run(self) -> None:
         asyncio.get_running_loop().set_exception_handler(self._on_defect)
         self._passage.open()
+        trimming = asyncio.get_running_loop().create_task(keep_trim(self._shrink))
         await self._quit.wait()
+        trimming.cancel()
         assert self._parts is not None
         self._parts.reception.close()
         await self._parts.connections.close()
@@ -88,6 +93,10 @@ class Door:
         self._parts.reports.close()
         self._tell_left()
         self._passage.flush()
+
+    def _shrink(self) -> None:
+        if self._parts is not None:
+            self._parts.inference.shrink()
 
     # ---- the front's word -------------------------------------------------------------------
 
@@ -125,6 +134,7 @@ class Door:
         """Who obeys which message about connections; ``Connect`` has a descriptor, and is not in it."""
         return {
             messages.Adjust: lambda message: self._adjust(parts, message),
+            messages.Log: lambda message: logs.adjust(LogSettings(**message.settings)),
             messages.Announce: lambda message: self._announce(parts, message),
             messages.Renew: lambda _: self._renew(parts),
             messages.Stop: lambda _: self._quit.set(),

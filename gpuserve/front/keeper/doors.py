@@ -24,6 +24,7 @@ from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.server.acceptor import Acceptor, own_listener
 from gpuserve.front.server.connections import CLOSE_TIMEOUT_S
 from gpuserve.front.server.handshakes import tls_context
+from gpuserve.settings.log import LogSettings
 from gpuserve.settings.tls import TlsFiles
 
 #: Where none comes up for so long the front cannot go on.
@@ -52,10 +53,11 @@ class Doors(Transport):
         self._requests = requests
         self._admission = admission
         self._setup = setup
+        self._log = messages.Log(LogSettings.of_level(setup.settings["log_level"])._asdict())
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._doors = [
-            KeptDoor(number, self._setup_of, serve, admission, self._on_change, self._have_back)
+            KeptDoor(number, self._greeting, serve, admission, self._on_change, self._have_back)
             for number in range(setup.settings["doors"])
         ]
         self._acceptors: list[Acceptor] = []
@@ -110,6 +112,12 @@ class Doors(Transport):
 
     def limit_age(self, max_age_s: float) -> None:
         self.adjust({"max_connection_age_s": max_age_s})
+
+    def log_as(self, settings: LogSettings) -> None:
+        """Have the doors log so from now on."""
+        self._log = messages.Log(settings._asdict())
+        for door in self._doors:
+            door.tell(self._log)
 
     async def renew(self) -> None:
         if self._tls is not None:
@@ -182,8 +190,9 @@ class Doors(Transport):
 
     # ---- doors ---------------------------------------------------------------------------------
 
-    def _setup_of(self, number: int) -> messages.Setup:
-        return self._setup._replace(door=number)
+    def _greeting(self, number: int) -> Iterator[Any]:
+        yield self._setup._replace(door=number)
+        yield self._log
 
     def _on_change(self) -> None:
         self._changed.set()

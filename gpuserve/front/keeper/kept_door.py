@@ -83,7 +83,7 @@ class Running:
 
 
 class KeptDoor:
-    """The door of this number, kept up from ``start`` to ``stop``. ``setup`` is what it is told first,
+    """The door of this number, kept up from ``start`` to ``stop``. ``greeting`` is what it is told first,
     ``serve`` makes what answers it, and its connections have places of ``admission``. ``on_change`` is
     called when its state is another; ``give_back`` gets connections that a dead one had not taken.
     """
@@ -91,7 +91,7 @@ class KeptDoor:
     def __init__(
         self,
         number: int,
-        setup: Callable[[int], messages.Setup],
+        greeting: Callable[[int], Iterable[Any]],
         serve: Callable[[Passage], ServedDoor],
         admission: Admission,
         on_change: Callable[[], None],
@@ -102,7 +102,7 @@ class KeptDoor:
         self.n_open = 0
         self.heard_at = 0.0
         self.tally = Tally()
-        self._setup = setup
+        self._greeting = greeting
         self._serve = serve
         self._admission = admission
         self._on_change = on_change
@@ -152,7 +152,7 @@ class KeptDoor:
         self._running.passage.send(messages.Connect(one.address, one.tls), (one.accepted.fileno(),))
 
     def tell(self, message: Any) -> None:
-        """Say something that a door that is started later knows from its ``Setup``."""
+        """Say something that is in the greeting of a door that is started later."""
         if self._running is not None:
             self._running.passage.post(message)
 

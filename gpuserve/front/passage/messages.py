@@ -2,7 +2,7 @@
 
 ::
 
-    front -> door   Setup, Connect, Adjust, Announce, Renew, Stop,
+    front -> door   Setup, Connect, Adjust, Log, Announce, Renew, Stop,
                     Part, Answer, Start, Send, DropUnsent, Finish, Reset, Consumed,
                     Served, Stage, Outputs, Result, Refused, Ended, Lend, Unlend, Freed
     door -> front   Status, Taken, Left,
@@ -67,6 +67,12 @@ class Left(NamedTuple):
 
 class Adjust(NamedTuple):
     """Settings of the server that are others from now on, by name, as ``ServerSettings.to_wire`` has them."""
+
+    settings: dict[str, Any]
+
+
+class Log(NamedTuple):
+    """What is logged from now on, by the fields of ``LogSettings``."""
 
     settings: dict[str, Any]
 
@@ -369,8 +375,9 @@ class Unlend(NamedTuple):
 
 # fmt: off
 PASSAGE: Final = Vocabulary(dict(enumerate((
-    Setup, Connect, Taken, Left, Adjust, Announce, Renew, Stop, Status, Opened, Body, Abandoned, Part, Answer,
-    Start, Send, Sent, DropUnsent, Finish, Reset, Consumed, Served, Stage, Template, Alike, ForgetTemplates,
-    Infer, TakenBack, Outputs, Result, Refused, Ended, Closed, Segment, DropSegment, Freed, Lend, Unlend,
+    Setup, Connect, Taken, Left, Adjust, Log, Announce, Renew, Stop, Status, Opened, Body, Abandoned, Part,
+    Answer, Start, Send, Sent, DropUnsent, Finish, Reset, Consumed, Served, Stage, Template, Alike,
+    ForgetTemplates, Infer, TakenBack, Outputs, Result, Refused, Ended, Closed, Segment, DropSegment, Freed,
+    Lend, Unlend,
 ), start=1)))
 # fmt: on

@@ -13,12 +13,12 @@ from gpuserve.control import messages
 from gpuserve.control.operator import VerbOutcome
 from gpuserve.front.exchange.limits import Limits
 from gpuserve.front.links.worker_link import DeviceLinks
+from gpuserve.front.memory.trimming import keep_trim
 from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.gpu_health.fleet import LostGpu
 from gpuserve.front.process.draining import Draining
 from gpuserve.front.process.generations import Generations, ModelParts
 from gpuserve.front.process.ports import Ports
-from gpuserve.front.process.trimming import keep_trim
 from gpuserve.front.service.service import InferenceService, inference_service
 from gpuserve.settings.log import LOG
 from gpuserve.settings.server import ServerSettings, adjusted

@@ -59,6 +59,12 @@ class LogControl:
     def __init__(self, log_level: str, say: Say) -> None:
         self.settings = LogSettings.of_level(log_level)
         self._say = say
+        self._followers: list[Callable[[LogSettings], None]] = []
+
+    def follow(self, take: Callable[[LogSettings], None]) -> None:
+        """Have another process told of the settings, now and when they are others."""
+        self._followers.append(take)
+        take(self.settings)
 
     def update(self, changes: Mapping[str, Any]) -> LogSettings:
         """Change some fields, to checked values, and return all."""
@@ -71,6 +77,8 @@ class LogControl:
         """Take over what clients had changed at an earlier front."""
         self.settings = self.settings._replace(**wire)
         logs.adjust(self.settings)
+        for take in self._followers:
+            take(self.settings)
 
 
 class AdminControl:

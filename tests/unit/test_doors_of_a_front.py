@@ -1,0 +1,145 @@
+"""A front's doors with real processes, and nothing else of a front."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuserve.front.exchange.awaited import AwaitedRequests
+from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Sink
+from gpuserve.front.exchange.limits import Admission
+from gpuserve.front.keeper.doors import Doors
+from gpuserve.front.passage.messages import Setup
+from gpuserve.front.remote.served_door import ServedDoor
+from gpuserve.front.service.service import inference_service
+from gpuserve.settings.server import ServerSettings
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+HEAD = AnswerHead(200, ())
+
+
+class Answered:
+    """Tells each client who it is."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        body = repr(exchange.ends.client).encode()
+        exchange.answer(HEAD, (body,), len(body))
+
+    def take(self, data: Any, end: bool) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+
+def accept(exchange: Exchange) -> Sink:
+    return Answered(exchange)
+
+
+@contextlib.asynccontextmanager
+async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> AsyncIterator[Doors]:
+    setup = Setup(ServerSettings(doors=n).to_wire(), 0, ())
+    serve = partial(ServedDoor, inference_service(ServerSettings()), accept)
+    doors = Doors({os.dup(listener.fileno()): False}, serve, AwaitedRequests(), admission, setup, None)
+    await doors.start()
+    yield doors
+    await doors.stop()
+    assert [row.state for row in doors.doors()] == ["ENDED"] * n
+
+
+def run(listener: socket.socket, test: Callable[[Doors, Admission], Awaitable[None]], n: int = 2) -> None:
+    async def main() -> None:
+        admission = Admission()
+        async with opened(listener, admission, n) as doors:
+            await test(doors, admission)
+        assert admission.n_open == 0
+
+    with listener:
+        asyncio.run(main())
+
+
+async def answer(address: Any) -> bytes:
+    """The body of one answer, over a connection of its own."""
+    if isinstance(address, str):
+        reader, writer = await asyncio.open_unix_connection(address)
+    else:
+        reader, writer = await asyncio.open_connection(*address)
+    writer.write(GET)
+    head = await reader.readuntil(b"\r\n\r\n")
+    nbytes = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+    body = await reader.readexactly(nbytes)
+    writer.close()
+    await writer.wait_closed()
+    return body
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.005)
+
+
+def test_connections_of_a_unix_socket(tmp_path: Path) -> None:
+    listener, path = socket.socket(socket.AF_UNIX), str(tmp_path / "s")
+    listener.bind(path)
+
+    async def test(doors: Doors, admission: Admission) -> None:
+        assert [await answer(path) for _ in range(4)] == [b"None"] * 4
+        await until(lambda: admission.n_open == 0)
+        await until(lambda: sum(row.n_requests for row in doors.doors()) == 4)
+
+    run(listener, test)
+
+
+def test_a_notice_that_a_door_has_not_heard_counts(tmp_path: Path) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def test(doors: Doors, _: Admission) -> None:
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        await until(lambda: sum(row.n_connections for row in doors.doors()) == 1)
+        (row,) = doors.doors()
+        assert row.pid is not None
+        os.kill(row.pid, signal.SIGSTOP)
+        doors.announce()
+        assert doors.n_unaware == 1
+        os.kill(row.pid, signal.SIGCONT)
+        writer.write(GET)  # which is answered with "close": then its client knows
+        await until(lambda: doors.n_unaware == 0)
+        writer.close()
+
+    run(listener, test, n=1)
+
+
+def test_a_door_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener, popen, failures = socket.create_server(("127.0.0.1", 0)), subprocess.Popen, [errno.EMFILE]
+
+    def start(*arguments: Any, **named: Any) -> Any:
+        if failures:
+            raise OSError(failures.pop(), "no descriptor is left")
+        return popen(*arguments, **named)
+
+    async def test(doors: Doors, _: Admission) -> None:
+        (row,) = doors.doors()
+        assert (row.state, row.restarts) == ("UP", 1)
+        assert await answer(listener.getsockname())
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with caplog.at_level(logging.ERROR):
+        run(listener, test, n=1)
+    assert caplog.messages == [
+        "door 0 ended (it cannot be started: no descriptor is left); it is started again at once"
+    ]
