@@ -140,7 +140,8 @@ class KeptDoor:
             messages.Left: self._take_left,
         }
         passage.open()
-        passage.post(self._setup(self.number))
+        for message in self._greeting(self.number):
+            passage.post(message)
         running.served.open()
 
     def give(self, one: Newcomer) -> None:
