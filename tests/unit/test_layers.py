@@ -93,8 +93,9 @@ ALLOWED = {
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/front/queueing gpuserve/front/v2 "
         "gpuserve/settings gpuserve/states",
     "gpuserve/front/door":
-        "gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/passage "
-        "gpuserve/front/remote gpuserve/front/server gpuserve/settings gpuserve_worker/protocol",
+        "gpuserve/front gpuserve/front/doors gpuserve/front/exchange gpuserve/front/memory "
+        "gpuserve/front/passage gpuserve/front/remote gpuserve/front/server gpuserve/settings "
+        "gpuserve_worker/protocol",
     "gpuserve/front/doors":
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
         "gpuserve/front/exchange gpuserve/front/service gpuserve/settings",
