@@ -1,0 +1,128 @@
+"""A server with doors out of service: every door tells its clients, and what it holds is waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from commands import ask, status
+from http2_peer import NO_ERROR
+from http2_wire import Wire
+from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, model
+from processes import wait_until
+from steady_load import SteadyLoad, message
+
+CALL = "/inference.GRPCInferenceService/"
+NO_LAST = (1 << 31) - 1
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Orders:
+    return Orders(tmp_path / "orders")
+
+
+def operated(tmp_path: Path, orders: Orders, **settings: Any) -> OperatedServer:
+    return OperatedServer(config(tmp_path, model("m", orders), doors=2, host="127.0.0.1", **settings))
+
+
+def drain(server: OperatedServer, **arguments: Any) -> Any:
+    return ask(server.addresses["HTTP"], "drain", **arguments)
+
+
+def n_connections(server: OperatedServer) -> list[int]:
+    return [row["connections"] for row in status(server.addresses["HTTP"])["server"]["doors"]]
+
+
+def test_clients_of_every_door_are_told_and_new_ones_are_not(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server, contextlib.ExitStack() as stack:
+        server.wait_ready()
+        kept = [http.client.HTTPConnection(server.addresses["HTTP"], timeout=TIMEOUT_S) for _ in range(2)]
+        for one in kept:
+            stack.callback(one.close)
+            one.connect()
+        wires = [stack.enter_context(Wire(server.addresses["gRPC"])) for _ in range(2)]
+        for wire in wires:
+            wire.ping()
+        assert n_connections(server) == [2, 2]
+        drained = InBackground(drain, server)
+        for wire in wires:
+            wire.read_until(lambda wire=wire: bool(wire.peer.pings))
+            assert wire.peer.goaways == [(NO_LAST, NO_ERROR)]
+            wire.send(wire.peer.echo())
+            wire.read_to_the_end()
+        for one in kept:
+            one.request("GET", "/v2/models/m")
+            last = one.getresponse()
+            assert (last.status, last.headers["Connection"]) == (200, "close")
+        assert drained.result().result == {"unfinished": 0}
+        with server.client() as client:
+            assert [client.infer("m", float(n)).output("y") for n in range(2)] == [[0.0], [2.0]]
+        assert drain(server, undo=True).text == "in service again"
+        assert server.end() == 0
+
+
+def test_what_a_door_holds_is_waited_for(tmp_path: Path, orders: Orders) -> None:
+    with (
+        operated(tmp_path, orders) as server,
+        grpc.insecure_channel(server.wait_ready().addresses["gRPC"]) as channel,
+    ):
+        ended = threading.Event()
+
+        def requests() -> Any:
+            yield message()
+            ended.wait(TIMEOUT_S)
+
+        stream = channel.stream_stream(CALL + "ModelStreamInfer")(requests(), timeout=TIMEOUT_S)
+        assert next(stream)
+        late = drain(server, timeout_s=0.1)
+        assert (late.code, late.result) == ("DEADLINE_EXCEEDED", {"unfinished": 1})
+        ended.set()
+        assert list(stream) == []
+        assert drain(server).result == {"unfinished": 0}
+        assert server.end() == 0
+
+
+@pytest.mark.thorough  # it is given five seconds
+def test_a_door_that_hangs_does_not_hold_up_the_end(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        (hung, _) = [row["pid"] for row in status(server.addresses["HTTP"])["server"]["doors"]]
+        with server.client() as client:
+            assert client.get("/v2/health/ready").status == 200
+            os.kill(hung, signal.SIGSTOP)
+            assert server.end() == 0
+
+
+def test_a_door_that_dies_while_the_server_is_drained_comes_back_drained(
+    tmp_path: Path, orders: Orders
+) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        assert drain(server).code == ""
+        for row in status(server.addresses["HTTP"])["server"]["doors"]:
+            os.kill(row["pid"], signal.SIGKILL)
+        assert server.status("/v2/health/ready") == 400
+        assert server.infer("m", 3.0).output("y") == [6.0]
+        assert drain(server, undo=True).text == "in service again"
+        wait_until(lambda: server.status("/v2/health/ready") == 200, "in service")
+        assert server.end() == 0
+
+
+@pytest.mark.thorough
+def test_drained_and_undone_again_and_again_under_load(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        at = server.wait_ready().addresses
+        with SteadyLoad([at["HTTP"]], [at["gRPC"]], by_health=False) as load:
+            for _ in range(3):
+                assert drain(server, timeout_s=1.0).code == "DEADLINE_EXCEEDED"
+                enough = load.n_answered() + 50
+                wait_until(lambda enough=enough: load.n_answered() > enough, "it serves")
+                assert drain(server, undo=True).code == ""
+        assert load.lost() == {}
