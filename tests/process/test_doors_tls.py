@@ -99,7 +99,7 @@ def n_open(scene: Scene) -> int:
 def test_clients_with_a_certificate_are_served_by_both_protocols(scene: Scene) -> None:
     assert [scene.get(scene.client) for _ in range(4)] == [200] * 4
     assert [scene.is_ready(scene.client) for _ in range(2)] == [True, True]
-    assert all(row["requests"] for row in scene.rows())
+    wait_until(lambda: all(row["requests"] for row in scene.rows()), "both doors have served")
 
 
 def test_others_are_not(scene: Scene) -> None:
