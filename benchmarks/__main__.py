@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import doors
 from benchmarks.footprint_sections import Imports, Starts
 from benchmarks.peers import PeerCache, ServerMissing
 from benchmarks.report import Report
@@ -40,6 +41,8 @@ class Options:
     servers: tuple[str, ...]
     json: Path
     cache: PeerCache
+    doors: tuple[int, ...] = ()
+    generators: int = 1
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -75,33 +78,40 @@ def parse(arguments: Sequence[str]) -> Options:
         description="Compare this server with its peers.",
         epilog="--scenarios measures what happens over time instead: scripts/bench --scenarios --help",
     )
-    known = tuple(name for section in SECTIONS for name in section.names)
+    known = (*(name for section in SECTIONS for name in section.names), *doors.NAMES)
     rows = tuple(name for section in SECTIONS if section.is_default for name in section.names)
     parser.add_argument("--rounds", type=_at_least_one, default=5, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="load in each run; default: %(default)s")
     parser.add_argument("--rows", type=_names(known), help=", ".join(known))
     parser.add_argument("--plots", action="store_true", help=f"the rows {', '.join(Sweeps.names)}, drawn")
     parser.add_argument("--servers", type=_names(SERVERS), default=tuple(SERVERS), help=", ".join(SERVERS))
+    parser.add_argument("--doors", type=_counts, help="this server with so many doors each, as 1,2,4")
+    parser.add_argument("--generators", type=_at_least_one, default=max(1, (os.cpu_count() or 1) // 4))
     parser.add_argument("--json", type=Path, metavar="OUT", help="plots go into the same folder")
     parser.add_argument("--cache", type=Path, default=_ROOT / ".cache/bench", help="default: %(default)s")
     parser.add_argument("--peer-python", type=Path, default=Path("/usr/bin/python3"), help="runs the peers")
     given = parser.parse_args(arguments)
-    chosen = given.rows or (Sweeps.names if given.plots else rows)
-    json = given.json or _RESULTS / ("sweeps.json" if given.plots else "latest.json")
+    chosen = given.rows or (Sweeps.names if given.plots else doors.NAMES if given.doors else rows)
+    file = "sweeps.json" if given.plots else "doors.json" if given.doors else "latest.json"
+    json = given.json or _RESULTS / file
     cache = PeerCache(given.cache.absolute(), given.peer_python)
-    return Options(given.rounds, given.seconds, chosen, given.servers, json, cache)
+    measured_doors = (given.doors or (), given.generators)
+    return Options(given.rounds, given.seconds, chosen, given.servers, json, cache, *measured_doors)
 
 
 def prepared(options: Options, skipped: dict[str, str]) -> list[Server]:
     """The chosen servers, installed; those that cannot be had go to ``skipped`` with the reason."""
+    if options.doors:
+        chosen = doors.servers(options.cache, options.doors)
+    else:
+        chosen = [SERVERS[name](options.cache) for name in options.servers]
     servers = []
-    for name in options.servers:
-        server = SERVERS[name](options.cache)
+    for server in chosen:
         try:
             server.prepare()
         except ServerMissing as error:
-            skipped[name] = str(error)
-            say(f"skipping {name}: {error}")
+            skipped[server.name] = str(error)
+            say(f"skipping {server.name}: {error}")
         else:
             servers.append(server)
     return servers
@@ -109,7 +119,7 @@ def prepared(options: Options, skipped: dict[str, str]) -> list[Server]:
 
 def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
     """The chosen rows that can be measured here; the others go to ``skipped`` with the reason."""
-    names = set()
+    names = set(options.rows) & set(doors.NAMES)
     for section in SECTIONS:
         for name in section.names:
             if name not in options.rows:
@@ -125,6 +135,8 @@ def runnable(options: Options, skipped: dict[str, str]) -> frozenset[str]:
 def measured(options: Options, servers: list[Server], names: frozenset[str]) -> list[Part]:
     """The results of all sections."""
     plan = Plan(names, servers, options.rounds, options.seconds, options.cache.folder / "logs", say)
+    if options.doors:
+        return [doors.measure(plan, options.generators)]
     return [part for section in SECTIONS if (part := section.measure(plan)) is not None]
 
 
@@ -165,6 +177,10 @@ class _names:  # noqa: N801 - argparse shows the name of a type in its errors
             if name not in self._known:
                 raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(self._known)}")
         return names
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(map(_at_least_one, text.split(",")))
 
 
 def _at_least_one(text: str) -> int:

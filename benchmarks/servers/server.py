@@ -98,7 +98,7 @@ class Server(abc.ABC):
     ``option`` is the one that it is started with.
     """
 
-    name: ClassVar[str]
+    name: str
     title: str
     kind: ClassVar[Kind] = Kind.PEER
     apis: ClassVar[frozenset[Api]]
