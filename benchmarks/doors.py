@@ -1,6 +1,6 @@
-"""``scripts/bench --doors 1,2,4``: this server with so many doors, side by side. Each row is loaded by several
-generators at once, since one of them fills no more than a core; nghttpd, which has no model, shows what they
-come to by themselves.
+"""``scripts/bench --doors 1,2,4``: this server with so many doors, side by side. Each row is loaded by
+several generators at once, since one of them fills no more than a core; nghttpd, which has no model, shows
+what they come to by themselves.
 """
 
 from __future__ import annotations
