@@ -74,6 +74,12 @@ class Doors:
     def submit(self, asked: InferRequest, on_response: Any = None) -> PendingRequest:
         return self.door.service.inference.submit(asked, on_response, lambda _, one: self.answers.append(one))
 
+    @property
+    def responses(self) -> list[InferResponse]:
+        """The answers, all of which are responses."""
+        assert all(isinstance(one, InferResponse) for one in self.answers), self.answers
+        return [one for one in self.answers if isinstance(one, InferResponse)]
+
     async def settle(self) -> None:
         for _ in range(20):
             await self.scene.settle()
@@ -126,6 +132,28 @@ def test_a_request_is_run_by_the_front() -> None:
             assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "seven")
             (output,) = answer.outputs
             assert (output.name, output.shape, bytes(output.data)) == ("y", (2, 1), bytes(8))
+
+    asyncio.run(talk())
+
+
+def test_a_request_is_given_the_outputs_that_it_asks_for() -> None:
+    async def talk() -> None:
+        two = dataclasses.replace(SPEC, outputs=(*SPEC.outputs, TensorSpec("z", "FP32", (1,))))
+        async with doors(two) as there:
+            asked = request(1, 1.0, timeout_s=60.0)
+            asked.outputs = ("z",)
+            there.submit(asked)
+            there.submit(request(1, 2.0))
+            await there.settle()
+            worker = there.scene.busy(0)
+            assert worker is not None
+            run = worker.runs.pop(0)
+            whole = [wire.WireTensor(name, "FP32", (2, 1), name.encode() * 8) for name in ("y", "z")]
+            assert [one[0] for one in wire.requests(run.requests)] == [1, 1]
+            worker.say(wire.Done(run.batch_id, tuple(whole), None, True, 1, 2, 3))
+            await there.settle()
+            found = [[(one.name, bytes(one.data)) for one in answer.outputs] for answer in there.responses]
+            assert found == [[("z", b"zzzz")], [("y", b"yyyy"), ("z", b"zzzz")]]
 
     asyncio.run(talk())
 

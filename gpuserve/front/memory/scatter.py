@@ -165,7 +165,7 @@ def _chosen(
     """The outputs that the request asks for; or what it is told in their place, and then holds nothing."""
     found: list[OutputTensor] | RequestError | None
     if isinstance(outputs, list):
-        found = _requested(spec, request, outputs)
+        found = requested(spec, request, outputs)
         if isinstance(found, list):
             return found
     else:
@@ -175,9 +175,10 @@ def _chosen(
     return found
 
 
-def _requested(
+def requested(
     spec: ModelSpec, request: InferRequest, outputs: list[OutputTensor]
 ) -> list[OutputTensor] | RequestError:
+    """Those of a request's outputs that it asks for, in that order; an error where one is missing."""
     if request.outputs:
         by_name = {one.name: one for one in outputs}
         missing = [name for name in request.outputs if name not in by_name]

@@ -266,19 +266,20 @@ class Infer(NamedTuple):
 
 
 class Template(NamedTuple):
-    """What many requests have in common: the model, and of each input the name, the datatype and the shape.
-    Of the other fields of ``Infer`` they have none.
+    """What many requests have in common: the model, the outputs asked for, and of each input the name, the
+    datatype and the shape. Of the other fields of ``Infer`` they have none, but maybe ``timeout_s``.
     """
 
     template: int
     model: str
     version: str
+    outputs: tuple[str, ...]
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
 class Alike(NamedTuple):
-    """Requests like a ``Template``: of each the ticket, the template, and the data of each input as in
-    ``Infer``. Those that a batch was made of are answered together by ``Outputs``.
+    """Requests like a ``Template``: of each the ticket, the template, ``timeout_s``, and the data of each
+    input as in ``Infer``. Those that a batch was made of are answered together by ``Outputs``.
     """
 
     requests: tuple[tuple[Any, ...], ...]

@@ -15,7 +15,7 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError, Unavailable, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
-from gpuserve.front.memory.scatter import cut
+from gpuserve.front.memory.scatter import cut, requested
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.passage import messages
@@ -102,9 +102,7 @@ class RemoteRequests:
         request = pending.request
         return not (
             request.parameters
-            or request.outputs
             or request.regions
-            or request.timeout_s is not None
             or request.priority
             or request.sequence is not None
             or pending.on_response is not None
@@ -115,7 +113,7 @@ class RemoteRequests:
     def _post_alike(self, ticket: int, request: InferRequest) -> None:
         inputs = request.inputs
         told = tuple([(one.name, one.datatype, one.shape) for one in inputs])
-        key = request.model_name, request.model_version, told
+        key = request.model_name, request.model_version, request.outputs, told
         template = self._templates.get(key)
         if template is None:
             if len(self._templates) >= _MOST_TEMPLATES:
@@ -129,7 +127,7 @@ class RemoteRequests:
         ]
         if not self._alike:
             self._passage.call_at_end(self._say_alike)
-        self._alike.append((ticket, template, *parts))
+        self._alike.append((ticket, template, request.timeout_s, *parts))
         self._alike_nbytes += sum([len(one) for one in parts])
         if self._alike_nbytes > _ALIKE_NBYTES:
             self._say_alike()
@@ -230,8 +228,26 @@ class RemoteRequests:
             return
         for pending, outputs in zip(waiting, parts, strict=True):
             if pending is not None:
-                name = pending.spec.name
-                pending.give(InferResponse(name, version, pending.request.id, {}, outputs, on_close))
+                self._give(pending, version, outputs, on_close)
+
+    def _give(
+        self,
+        pending: RemoteRequest,
+        version: str,
+        outputs: list[OutputTensor],
+        on_close: Callable[[], None] | None,
+    ) -> None:
+        """Answer a request with those of its outputs that it asks for."""
+        request, spec = pending.request, pending.spec
+        if request.outputs:
+            chosen = requested(spec, request, outputs)
+            if not isinstance(chosen, list):
+                pending.give(chosen)
+                if on_close is not None:
+                    on_close()
+                return
+            outputs = chosen
+        pending.give(InferResponse(spec.name, version, request.id, {}, outputs, on_close))
 
     def _data(self, data: Any) -> bytes | memoryview:
         return data if type(data) is bytes else self._lent.view(*data)

@@ -81,16 +81,16 @@ class DoorRequests:
 
     def _infer_alike(self, message: messages.Alike) -> None:
         known = 0
-        for ticket, template, *parts in message.requests:
+        for ticket, template, timeout_s, *parts in message.requests:
             if template != known:  # mostly it is that of the request before
                 known = template
-                _, model, version, told = self._templates[template]
+                _, model, version, outputs, told = self._templates[template]
             inputs = []
             for (name, datatype, shape), data in zip(told, parts, strict=False):
                 inputs.append(
                     InputTensor(name, datatype, shape, data if type(data) is bytes else self._data(data, []))
                 )
-            request = InferRequest(model, version, "", {}, inputs, (), None)
+            request = InferRequest(model, version, "", {}, inputs, outputs, timeout_s)
             request.reader = self
             self._run(ticket, request)
 
