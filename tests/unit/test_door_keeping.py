@@ -23,12 +23,12 @@ from gpuserve.front.keeper.tally import Tally
 from gpuserve.front.observe.triton_metrics import page
 from gpuserve.front.passage.messages import Status
 from gpuserve.front.process.connection_metrics import connection_families
-from gpuserve.front.server.limits import limits_of_door
+from gpuserve.front.server.limits import part_of_door
 from gpuserve.settings.doors import AUTO, DESCRIPTORS_OF_DOOR, doors_problem, read_doors
 from gpuserve.settings.live import change
 from gpuserve.settings.server import GRPCIO, ServerSettings
 
-SAID = Status(0, 0, 0, 0, 0.0, 0, 0, {}, {}, 0, 0)
+SAID = Status(0, 0, 0, 0, 0.0, 0, 0, {}, {}, 0, 0, 0, 0)
 
 
 @dataclass
@@ -58,12 +58,15 @@ def test_a_door_is_started_again_at_once_and_later_if_it_dies_young() -> None:
 
 def test_what_a_dead_door_counted_stays_counted() -> None:
     tally = Tally()
-    assert (tally.n_requests, tally.n_held, tally.late) == (0, 0, {})
-    tally.note(SAID._replace(n_requests=7, cpu_s=1.5, n_held=3, late={"idle": 2}))
+    assert (tally.counts.n_requests, tally.counts.n_held, tally.counts.late) == (0, 0, {})
+    tally.note(SAID._replace(n_requests=7, cpu_s=1.5, n_held=3, late={"idle": 2}, intake_refused=1))
     tally.end()
+    tally.restarted()
+    assert (tally.counts.n_requests, tally.counts.n_held, tally.counts.restarts) == (7, 0, 1)
     tally.note(SAID._replace(n_requests=1, cpu_s=0.5, late={"idle": 1}, refused={"streams": 4}))
-    assert (tally.n_requests, tally.cpu_s, tally.n_held) == (8, 2.0, 0)
-    assert (tally.late, tally.refused) == ({"idle": 3}, {"streams": 4})
+    counts = tally.counts
+    assert (counts.n_requests, counts.cpu_s, counts.n_held, counts.restarts) == (8, 2.0, 0, 1)
+    assert (counts.late, counts.refused, counts.intake_refused) == ({"idle": 3}, {"streams": 4}, 1)
 
 
 def test_a_door_that_does_not_know_the_notice_counts_with_all_its_connections() -> None:
@@ -79,9 +82,10 @@ def test_the_metrics_are_sums() -> None:
     admission = Admission(n_descriptors=1 << 16)
     admission.admit("10.0.0.1", 5)
     admission.late["idle"] = 1
-    doors = [
-        DoorRow(n, 9, "UP", 4, 10, 0.5, 1, 2, 100, {"streams": 1}, {"idle": 2, "head": n}) for n in range(2)
-    ]
+    counts = Tally().counts._replace(
+        n_requests=10, cpu_s=0.5, restarts=1, n_streams=2, unsent_nbytes=100, refused={"streams": 1}
+    )
+    doors = [DoorRow(n, 9, "UP", 4, counts._replace(late={"idle": 2, "head": n})) for n in range(2)]
     lines = set(page(connection_families(admission, doors)).decode().splitlines())
     assert lines >= {
         "gpuserve_connections 1",
@@ -125,9 +129,9 @@ def test_what_a_drain_waits_for_is_said_as_it_changes() -> None:
 
 def test_doors_hold_together_what_one_would() -> None:
     settings = ServerSettings(doors=3, max_unsent_nbytes=100, max_half_requests=10)
-    limits = limits_of_door(settings)
-    assert (limits.max_unsent_nbytes, limits.max_half_requests) == (34, 4)
-    assert limits.max_streams == settings.max_streams
+    part = part_of_door(settings)
+    assert (part.max_unsent_nbytes, part.max_half_requests, part.max_streams) == (34, 4, 5462)
+    assert part.max_connections == settings.max_connections
 
 
 def test_one_address_may_have_its_part_of_what_all_doors_can_have() -> None:

@@ -54,8 +54,10 @@ async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> A
     serve = partial(ServedDoor, inference_service(ServerSettings()), accept)
     doors = Doors({os.dup(listener.fileno()): False}, serve, AwaitedRequests(), admission, setup, None)
     await doors.start()
-    yield doors
-    await doors.stop()
+    try:
+        yield doors
+    finally:
+        await doors.stop()
     assert [row.state for row in doors.doors()] == ["ENDED"] * n
 
 
@@ -98,7 +100,7 @@ def test_connections_of_a_unix_socket(tmp_path: Path) -> None:
     async def test(doors: Doors, admission: Admission) -> None:
         assert [await answer(path) for _ in range(4)] == [b"None"] * 4
         await until(lambda: admission.n_open == 0)
-        await until(lambda: sum(row.n_requests for row in doors.doors()) == 4)
+        await until(lambda: sum(row.counts.n_requests for row in doors.doors()) == 4)
 
     run(listener, test)
 
@@ -134,7 +136,7 @@ def test_a_door_that_cannot_be_started_is_tried_again(
 
     async def test(doors: Doors, _: Admission) -> None:
         (row,) = doors.doors()
-        assert (row.state, row.restarts) == ("UP", 1)
+        assert (row.state, row.counts.restarts) == ("UP", 1)
         assert await answer(listener.getsockname())
 
     monkeypatch.setattr(subprocess, "Popen", start)

@@ -23,7 +23,7 @@ from gpuserve.front.passage.forwarding import Forwarding
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.service import DoorService
 from gpuserve.front.server.connections import Connections
-from gpuserve.front.server.limits import limits_of_door
+from gpuserve.front.server.limits import limits_of, part_of_door
 from gpuserve.settings import logs
 from gpuserve.settings.log import LogSettings
 from gpuserve.settings.server import ServerSettings, adjusted
@@ -112,11 +112,12 @@ class Door:
             self._obeyed_by[type(message)](message)
 
     def _set_up(self, setup: messages.Setup) -> None:
-        self._settings = settings = ServerSettings.from_wire(setup.settings)
+        self._settings = ServerSettings.from_wire(setup.settings)
+        settings = part_of_door(self._settings)
         self._on_setup(settings)
         forwarding = Forwarding(self._passage)
         inference = DoorService(settings, self._passage)
-        admission = Admission(limits_of_door(settings))
+        admission = Admission(limits_of(settings))
         awaited = AwaitedRequests(inference.service.intake)
         http, grpc = both_doors(inference.service, settings, awaited, admission)
         connections = Connections(admission, settings.max_connection_age_s, setup.idle_paths)
@@ -141,8 +142,9 @@ class Door:
         }
 
     def _adjust(self, parts: DoorParts, message: messages.Adjust) -> None:
-        self._settings = settings = adjusted(self._settings, message.settings)
-        parts.admission.adjust(limits_of_door(settings))
+        self._settings = adjusted(self._settings, message.settings)
+        settings = part_of_door(self._settings)
+        parts.admission.adjust(limits_of(settings))
         if "max_connection_age_s" in message.settings:
             parts.connections.limit_age(settings.max_connection_age_s)
 
@@ -179,7 +181,7 @@ class Door:
     def _status(self) -> messages.Status:
         assert self._parts is not None
         connections, admission = self._parts.connections, self._parts.admission
-        intake = self._parts.inference.service.intake
+        intake, arena = self._parts.inference.service.intake, self._parts.inference.arena_statistics()
         return messages.Status(
             notice=self._notice,
             n_unaware=connections.n_unaware if self._notice else 0,
@@ -192,4 +194,6 @@ class Door:
             late=dict(admission.late),
             intake_nbytes=intake.nbytes,
             intake_refused=intake.refused,
+            arena_nbytes=arena.nbytes,
+            arena_blocks=arena.blocks,
         )

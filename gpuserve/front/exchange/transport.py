@@ -7,20 +7,31 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 
+class DoorCounts(NamedTuple):
+    """What a door has counted in all its time, by the names of ``Admission``; then what it holds now."""
+
+    n_requests: int
+    cpu_s: float
+    restarts: int
+    refused: Mapping[str, int]
+    late: Mapping[str, int]
+    intake_refused: int
+    n_held: int
+    n_streams: int
+    unsent_nbytes: int
+    intake_nbytes: int
+    arena_nbytes: int
+    arena_blocks: int
+
+
 class DoorRow(NamedTuple):
-    """A door that is a process of its own: who it is, what it has now, and what it has counted."""
+    """A door that is a process of its own."""
 
     number: int
     pid: int | None
     state: str
     n_connections: int
-    n_requests: int
-    cpu_s: float
-    restarts: int
-    n_streams: int
-    unsent_nbytes: int
-    refused: Mapping[str, int]
-    late: Mapping[str, int]
+    counts: DoorCounts
 
 
 class Transport(abc.ABC):

@@ -103,7 +103,7 @@ class Doors(Transport):
 
     @property
     def n_held(self) -> int:
-        return sum(door.tally.n_held for door in self._doors)
+        return sum(door.tally.counts.n_held for door in self._doors)
 
     def adjust(self, changes: Mapping[str, Any]) -> None:
         self._setup = self._setup._replace(settings={**self._setup.settings, **changes})
@@ -127,20 +127,7 @@ class Doors(Transport):
 
     def doors(self) -> Iterator[DoorRow]:
         for door in self._doors:
-            tally = door.tally
-            yield DoorRow(
-                door.number,
-                door.pid,
-                door.state.value,
-                door.n_open,
-                tally.n_requests,
-                tally.cpu_s,
-                tally.restarts,
-                tally.n_streams,
-                tally.unsent_nbytes,
-                dict(tally.refused),
-                dict(tally.late),
-            )
+            yield DoorRow(door.number, door.pid, door.state.value, door.n_open, door.tally.counts)
 
     # ---- connections ---------------------------------------------------------------------------
 

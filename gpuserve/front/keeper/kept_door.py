@@ -224,7 +224,7 @@ class KeptDoor:
         pause_s = self._patience.pause_s(lived_s)
         when = f"in {pause_s:g} s" if pause_s else "at once"
         logger.error("door %d ended (%s); it is started again %s", self.number, reason, when)
-        self.tally.restarts += 1
+        self.tally.restarted()
         self._become(DoorState.DOWN)
         self._loop.call_later(pause_s, self.start)
 

@@ -4,63 +4,67 @@ from __future__ import annotations
 
 from collections import Counter
 
+from gpuserve.front.exchange.transport import DoorCounts
 from gpuserve.front.passage.messages import Status
+
+#: Of a door that has said nothing yet.
+_NOTHING = Status(
+    notice=0,
+    n_unaware=0,
+    n_held=0,
+    n_requests=0,
+    cpu_s=0.0,
+    n_streams=0,
+    unsent_nbytes=0,
+    refused={},
+    late={},
+    intake_nbytes=0,
+    intake_refused=0,
+    arena_nbytes=0,
+    arena_blocks=0,
+)
 
 
 class Tally:
-    """The account of one door over all of its processes. ``refused`` and ``late`` are as in ``Admission``."""
+    """The account of one door over all of its processes."""
 
     def __init__(self) -> None:
         self.restarts = 0
-        self._said: Status | None = None
-        self._past_requests = 0
-        self._past_cpu_s = 0.0
-        self._past_refused: Counter[str] = Counter()
-        self._past_late: Counter[str] = Counter()
+        self._said = _NOTHING
+        self._past = self.counts = _summed(None, _NOTHING, 0)
 
     def note(self, status: Status) -> None:
         self._said = status
+        self.counts = _summed(self._past, status, self.restarts)
 
     def end(self) -> None:
-        """The process has ended: what it counted stays counted."""
-        said, self._said = self._said, None
-        if said is not None:
-            self._past_requests += said.n_requests
-            self._past_cpu_s += said.cpu_s
-            self._past_refused.update(said.refused)
-            self._past_late.update(said.late)
+        """The process has ended, and is started again: what it counted stays counted."""
+        self._past = self.counts
+        self.note(_NOTHING)
+
+    def restarted(self) -> None:
+        self.restarts += 1
+        self.counts = self.counts._replace(restarts=self.restarts)
 
     def n_unaware(self, n_notices: int, n_open: int) -> int:
         """Of so many connections, after so many notices; one that was not heard of counts for all."""
         if not n_notices:
             return 0
-        said = self._said
-        return n_open if said is None or said.notice < n_notices else said.n_unaware
+        return n_open if self._said.notice < n_notices else self._said.n_unaware
 
-    @property
-    def n_held(self) -> int:
-        return 0 if self._said is None else self._said.n_held
 
-    @property
-    def n_streams(self) -> int:
-        return 0 if self._said is None else self._said.n_streams
-
-    @property
-    def unsent_nbytes(self) -> int:
-        return 0 if self._said is None else self._said.unsent_nbytes
-
-    @property
-    def n_requests(self) -> int:
-        return self._past_requests + (0 if self._said is None else self._said.n_requests)
-
-    @property
-    def cpu_s(self) -> float:
-        return self._past_cpu_s + (0.0 if self._said is None else self._said.cpu_s)
-
-    @property
-    def refused(self) -> Counter[str]:
-        return self._past_refused + Counter({} if self._said is None else self._said.refused)
-
-    @property
-    def late(self) -> Counter[str]:
-        return self._past_late + Counter({} if self._said is None else self._said.late)
+def _summed(past: DoorCounts | None, said: Status, restarts: int) -> DoorCounts:
+    return DoorCounts(
+        n_requests=said.n_requests + (past.n_requests if past else 0),
+        cpu_s=said.cpu_s + (past.cpu_s if past else 0.0),
+        restarts=restarts,
+        refused=Counter(said.refused) + Counter(past.refused if past else {}),
+        late=Counter(said.late) + Counter(past.late if past else {}),
+        intake_refused=said.intake_refused + (past.intake_refused if past else 0),
+        n_held=said.n_held,
+        n_streams=said.n_streams,
+        unsent_nbytes=said.unsent_nbytes,
+        intake_nbytes=said.intake_nbytes,
+        arena_nbytes=said.arena_nbytes,
+        arena_blocks=said.arena_blocks,
+    )

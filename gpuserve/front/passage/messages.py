@@ -94,8 +94,8 @@ class Stop(NamedTuple):
 class Status(NamedTuple):
     """How a door is doing, said a few times a second: the last ``notice`` that it knows, how many connections
     are not aware of it and how many requests are held (``Transport``), what its ``Admission`` counts, by the
-    same names, and what bodies take on its heap. The first says that it takes connections. ``n_requests``
-    and ``cpu_s``, seconds of a core, are of all its time.
+    same names, and what bodies take on its heap and in its arena. The first says that it takes connections.
+    ``n_requests`` and ``cpu_s``, seconds of a core, are of all its time.
     """
 
     notice: int
@@ -109,6 +109,8 @@ class Status(NamedTuple):
     late: dict[str, int]
     intake_nbytes: int
     intake_refused: int
+    arena_nbytes: int
+    arena_blocks: int
 
 
 # A request that the front answers.

@@ -1,4 +1,4 @@
-"""The metrics of the connections, over all that have some: the front, and doors that are processes."""
+"""The metrics of connections and of what they hold, over the front and doors that are processes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Final
 
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow
+from gpuserve.front.memory.intake import Intake
 from gpuserve.front.observe.triton_metrics import Family, family
 
-#: Of each door: the end of the name, its kind, what it is, and the field of its row.
+#: Of each door: the end of the name, its kind, what it is, and where that is in its counts.
 _OF_DOOR: Final = (
-    ("connections", "gauge", "Connections that the door has.", "n_connections"),
     ("requests_total", "counter", "Requests that came to the door.", "n_requests"),
     ("cpu_seconds_total", "counter", "Time of processors that the door has used.", "cpu_s"),
     ("restarts_total", "counter", "How often the door was started again.", "restarts"),
+    ("arena_bytes", "gauge", "Shared memory that the door has reserved for inputs.", "arena_nbytes"),
+    ("arena_blocks", "gauge", "Blocks of that memory that are in use.", "arena_blocks"),
 )
 
 
@@ -24,15 +26,15 @@ def connection_families(admission: Admission, doors: Sequence[DoorRow] = ()) -> 
     name = "gpuserve_connections"
     yield family(name, "gauge", "Connections that are open.", [({}, admission.n_open)])
     text = "Streams of gRPC that are open; one with a long head counts as several."
-    n_streams = admission.streams.n_open + sum(door.n_streams for door in doors)
+    n_streams = admission.streams.n_open + sum(door.counts.n_streams for door in doors)
     yield family("gpuserve_streams", "gauge", text, [({}, n_streams)])
-    unsent_nbytes = sum(admission.unsent_nbytes.values()) + sum(door.unsent_nbytes for door in doors)
+    unsent_nbytes = sum(admission.unsent_nbytes.values()) + sum(door.counts.unsent_nbytes for door in doors)
     text = "Answers that clients have not read."
     yield family(f"{name}_unsent_bytes", "gauge", text, [({}, unsent_nbytes)])
     refused, late = Counter(admission.refused), Counter(admission.late)
     for door in doors:
-        refused.update(door.refused)
-        late.update(door.late)
+        refused.update(door.counts.refused)
+        late.update(door.counts.late)
     for what, text, counts in (
         ("refused", "Connections and streams that were refused, by the limit they met.", refused),
         ("late", "Connections and requests that were ended, by what took too long.", late),
@@ -40,6 +42,25 @@ def connection_families(admission: Admission, doors: Sequence[DoorRow] = ()) -> 
         yield family(
             f"{name}_{what}_total", "counter", text, [({"reason": key}, n) for key, n in counts.items()]
         )
-    for ending, kind, text, field in _OF_DOOR if doors else ():
-        values = [({"door": str(door.number)}, getattr(door, field)) for door in doors]
+    yield from _door_families(doors)
+
+
+def intake_families(intake: Intake, doors: Sequence[DoorRow] = ()) -> Iterator[Family]:
+    """What bodies of requests take on the heaps, and how many found no memory there."""
+    text = "Memory that bodies of requests take on the heap of the front, beside the arenas."
+    nbytes = intake.nbytes + sum(door.counts.intake_nbytes for door in doors)
+    yield family("gpuserve_intake_bytes", "gauge", text, [({}, nbytes)])
+    text = "Requests that were refused because there was no memory for their bodies."
+    refused = intake.refused + sum(door.counts.intake_refused for door in doors)
+    yield family("gpuserve_intake_refused_total", "counter", text, [({}, refused)])
+
+
+def _door_families(doors: Sequence[DoorRow]) -> Iterator[Family]:
+    if not doors:
+        return
+    values: list[tuple[dict[str, str], float]]
+    values = [({"door": str(door.number)}, door.n_connections) for door in doors]
+    yield family("gpuserve_door_connections", "gauge", "Connections that the door has.", values)
+    for ending, kind, text, field in _OF_DOOR:
+        values = [({"door": str(door.number)}, getattr(door.counts, field)) for door in doors]
         yield family(f"gpuserve_door_{ending}", kind, text, values)

@@ -144,7 +144,7 @@ class Front:
             messages.Resume: parts.draining.resume,
             messages.TakeCensus: lambda message: self._say(
                 parts.generations.census(message)._replace(
-                    doors=tuple(one[:7] for one in parts.ports.doors())
+                    doors=tuple(one[:4] + one.counts[:3] for one in parts.ports.doors())
                 )
             ),
             messages.Serving: lambda _: health.serving(),

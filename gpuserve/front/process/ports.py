@@ -12,7 +12,7 @@ from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
 from gpuserve.front.process import assembly
 from gpuserve.front.process.certificates import CertificateWatch
-from gpuserve.front.process.connection_metrics import connection_families
+from gpuserve.front.process.connection_metrics import connection_families, intake_families
 from gpuserve.front.server.limits import limits_of
 from gpuserve.front.service.service import InferenceService
 from gpuserve.settings.server import GRPCIO, ServerSettings
@@ -39,6 +39,7 @@ class Ports:
         if settings.transport == GRPCIO and "grpc" in listeners:
             grpc_port = _port(listeners.pop("grpc"))
         service.metrics_page.add(lambda: connection_families(self._admission, tuple(self.doors())))
+        service.metrics_page.add(lambda: intake_families(service.intake, tuple(self.doors())))
         self._transports += assembly.transports(service, settings, listeners, grpc_port, self._admission)
         for transport in self._transports:
             await transport.start()

@@ -14,6 +14,7 @@ from gpuserve.front.remote.drivers import RemoteRequests, Unpinned
 from gpuserve.front.remote.mirror import URGENT, Mirrored, MirroredTable
 from gpuserve.front.service.service import InferenceService, inference_service
 from gpuserve.settings.server import ServerSettings
+from gpuserve_worker.memory.arena import ArenaStatistics
 
 #: How often what a burst took of the arena is looked for.
 SHRINK_PERIOD_S: Final = 5.0
@@ -38,6 +39,9 @@ class DoorService:
     def shrink(self) -> None:
         """Called now and then: give back what a burst took of the arena."""
         self._requests.arena.shrink()
+
+    def arena_statistics(self) -> ArenaStatistics:
+        return self._requests.arena.statistics()
 
     def close(self) -> None:
         self._requests.close()

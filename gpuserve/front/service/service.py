@@ -5,7 +5,6 @@ door converts, calls one of the parts, and converts back. Nothing here knows HTT
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from gpuserve.control import messages
@@ -16,7 +15,6 @@ from gpuserve.front.models.response_cache import ResponseCache
 from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics_page import MetricsPage
 from gpuserve.front.observe.sliced_page import SlicedPage
-from gpuserve.front.observe.triton_metrics import Family, family
 from gpuserve.front.service.control import AdminControl, LogControl, Questions, RepositoryControl, Say
 from gpuserve.front.service.health import ServerHealth
 from gpuserve.front.service.inference import Inference, Pins
@@ -117,7 +115,6 @@ def inference_service(
     page = MetricsPage(models.metrics, VERSION, lambda: cache.statistics().nbytes, gpus.families)
     intake = Intake(settings.max_intake_nbytes)
     inflation = InflationLimits(settings.max_inflated_nbytes, settings.max_inflation_ratio)
-    page.add(partial(_intake_families, intake))
     statistics = (
         SlicedPage(lambda: statistics_codec.json_in_steps(models.statistics())),
         SlicedPage(lambda: statistics_codec.message_in_steps(models.statistics())),
@@ -126,12 +123,3 @@ def inference_service(
     return InferenceService(
         settings.name, inference, models, health, control, page, intake, inflation, statistics
     )
-
-
-def _intake_families(intake: Intake) -> list[Family]:
-    held = "Memory that bodies of requests take on the heap of the front, beside the arenas."
-    refused = "Requests that were refused because there was no memory for their bodies."
-    return [
-        family("gpuserve_intake_bytes", "gauge", held, [({}, intake.nbytes)]),
-        family("gpuserve_intake_refused_total", "counter", refused, [({}, intake.refused)]),
-    ]
