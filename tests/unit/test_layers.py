@@ -49,8 +49,7 @@ ALLOWED = {
     "gpuserve/cli/console":
         "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
         "gpuserve/placement gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
-        "gpuserve/supervisor/models gpuserve_worker/calling gpuserve_worker/protocol "
-        "gpuserve_worker/running",
+        "gpuserve/supervisor/models gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
         "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/config "
@@ -119,13 +118,13 @@ ALLOWED = {
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "
         "gpuserve/settings gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models":
-        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links "
-        "gpuserve/front/memory gpuserve/front/observe gpuserve/front/observe/tracing "
-        "gpuserve/front/queueing gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
+        "gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/queueing gpuserve/front/v2 "
+        "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/models/ensembles":
-        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links "
-        "gpuserve/front/memory gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/tracing "
-        "gpuserve/front/v2 gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
+        "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/v2 "
+        "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/observe": "gpuserve/declare gpuserve/errors gpuserve/front/v2",
     "gpuserve/front/observe/gpu_health": "gpuserve/devices gpuserve/front/observe gpuserve/states",
     "gpuserve/front/observe/tracing":
@@ -186,8 +185,8 @@ ALLOWED = {
         "gpuserve_worker/calling gpuserve_worker/cuda/copies gpuserve_worker/cuda/device "
         "gpuserve_worker/memory gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve_worker/cuda/copies":
-        "gpuserve_worker/calling gpuserve_worker/cuda/device gpuserve_worker/memory "
-        "gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve_worker/calling gpuserve_worker/cuda/device gpuserve_worker/memory gpuserve_worker/protocol "
+        "gpuserve_worker/running",
     "gpuserve_worker/cuda/device": "gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve_worker/memory": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve_worker/running": "gpuserve_worker/calling gpuserve_worker/memory gpuserve_worker/protocol",
