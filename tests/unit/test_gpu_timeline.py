@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.gpu.timeline import Span, overlapped, spans, svg, window
+from benchmarks.gpu.served.timeline import Span, overlapped, spans, svg, window
 
 _MS = 1_000_000
 _MIB = 1 << 20

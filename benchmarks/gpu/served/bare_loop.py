@@ -8,11 +8,11 @@ import time
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.gpu.calls import calling
-from benchmarks.gpu.load import loaded
-from benchmarks.gpu.messages import answer_array, with_bytes
-from benchmarks.gpu.section import SectionFailed, SectionSkipped, Site, ratio_figure
-from benchmarks.gpu.serving import Model, tensor
+from benchmarks.gpu.running.section import SectionFailed, SectionSkipped, Site, ratio_figure
+from benchmarks.gpu.served.calls import calling
+from benchmarks.gpu.served.load import loaded
+from benchmarks.gpu.served.messages import answer_array, with_bytes
+from benchmarks.gpu.served.serving import Model, tensor
 from benchmarks.scenarios.figures import Figure, Goal
 from benchmarks.servers import RunningServer
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
-from benchmarks.gpu.bare_loop import IN_FLIGHT, network_model, networks_module, size_of
-from benchmarks.gpu.load import loaded
-from benchmarks.gpu.messages import with_bytes
-from benchmarks.gpu.section import Findings, SectionSkipped, Site, ratio_figure
-from benchmarks.gpu.serving import serving
+from benchmarks.gpu.places import MODELS
+from benchmarks.gpu.running.section import Findings, SectionSkipped, Site, ratio_figure
+from benchmarks.gpu.served.bare_loop import IN_FLIGHT, network_model, networks_module, size_of
+from benchmarks.gpu.served.load import loaded
+from benchmarks.gpu.served.messages import with_bytes
+from benchmarks.gpu.served.serving import serving
 from benchmarks.peers import PeerCache
 from benchmarks.servers import Ports, PyTriton, running
 
 _KIND: Final = "encoder"
 _BATCHES: Final = (1, 8, 32)
-_PROGRAM: Final = Path(__file__).parent / "models/pytriton_network.py"
+_PROGRAM: Final = MODELS / "pytriton_network.py"
 
 
 class _GpuPyTriton(PyTriton):

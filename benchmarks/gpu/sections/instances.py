@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.gpu.bare_loop import network_model, networks_module
-from benchmarks.gpu.load import loaded
-from benchmarks.gpu.messages import with_bytes
-from benchmarks.gpu.section import Findings, Site
-from benchmarks.gpu.serving import serving
+from benchmarks.gpu.running.section import Findings, Site
+from benchmarks.gpu.served.bare_loop import network_model, networks_module
+from benchmarks.gpu.served.load import loaded
+from benchmarks.gpu.served.messages import with_bytes
+from benchmarks.gpu.served.serving import serving
 from benchmarks.scenarios.figures import Figure
 
 _INSTANCES: Final = (1, 2, 4)

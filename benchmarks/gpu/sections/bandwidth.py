@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.gpu.section import Findings, Site, ratio_figure
+from benchmarks.gpu.running.section import Findings, Site, ratio_figure
 from benchmarks.scenarios.figures import Figure, Goal
 from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.cuda.copies.cuda_session import CudaSession

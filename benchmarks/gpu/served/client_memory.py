@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
-from benchmarks.gpu.calls import Caller
-from benchmarks.gpu.section import SectionSkipped
+from benchmarks.gpu.running.section import SectionSkipped
+from benchmarks.gpu.served.calls import Caller
 
 _SHM: Final = Path("/dev/shm")
 

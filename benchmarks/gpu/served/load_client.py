@@ -1,6 +1,6 @@
 """A closed loop of requests, a program of its own.
 
-``python -m benchmarks.gpu.load_client PORT SECONDS FILE...``: each file is a serialized ModelInferRequest.
+``python -m benchmarks.gpu.served.load_client PORT SECONDS FILE...``: each file is a ModelInferRequest.
 Each has a connection and a thread of its own, and is sent again as soon as it is answered. Those that are
 answered before all have been answered once are not counted. stdout gets one line of JSON; a call that fails
 ends the program with 1.

@@ -1,5 +1,5 @@
-"""Questions to a real GPU, whose answers this server is built on. ``python -m benchmarks.gpu.questions NAME
-[ARGUMENT]`` asks one and prints the answer as a line of JSON. Each in a process of its own, because some of
+"""``python -m benchmarks.gpu.questions.asked NAME [ARGUMENT]`` asks one question and prints the answer as a
+line of JSON. Each in a process of its own, because some of
 them hurt: a handle that is none, memory that is gone. The card's settings stay as they are, and nothing is
 judged here.
 """

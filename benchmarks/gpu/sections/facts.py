@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from benchmarks.gpu.questions import QUESTIONS
-from benchmarks.gpu.section import Findings, SectionFailed, Site
+from benchmarks.gpu.questions.asked import QUESTIONS
+from benchmarks.gpu.running.section import Findings, SectionFailed, Site
 
 _TIMEOUT_S: Final = 60.0
 #: 64 bytes that are no handle.
@@ -30,9 +30,9 @@ def run(site: Site, findings: Findings) -> None:
         SectionFailed: no question was answered.
     """
     answers = 0
-    for name, arguments in _asked(site):
+    for name, asked, arguments in _asked(site):
         answer = _answer(name, *arguments)
-        findings.answer(" ".join((name, *(one[:8] for one in arguments))), answer)
+        findings.answer(" ".join((name, *(one[:8] for one in arguments))), asked, answer)
         if _FAILED in answer:
             continue
         answers += 1
@@ -42,10 +42,13 @@ def run(site: Site, findings: Findings) -> None:
         raise SectionFailed("no question was answered")
 
 
-def _asked(site: Site) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name in (one.__name__ for one in QUESTIONS):
+def _asked(site: Site) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Name, what is asked, and the arguments of each question."""
+    for one in QUESTIONS:
+        name, asked = one.__name__, (one.__doc__ or "").partition("\n")[0]
         if not site.stand_in or name in _FOR_THE_STAND_IN:
-            yield from ((name, (one,)) for one in _BAD) if name == "bad_handle" else ((name, ()),)
+            for arguments in [(text,) for text in _BAD] if name == "bad_handle" else [()]:
+                yield name, asked, arguments
 
 
 _FAILED: Final = "failed"
@@ -53,7 +56,7 @@ _FAILED: Final = "failed"
 
 def _answer(*question: str) -> dict[str, Any]:
     """The answer, or how its process ended without one."""
-    command = [sys.executable, "-m", "benchmarks.gpu.questions", *question]
+    command = [sys.executable, "-m", "benchmarks.gpu.questions.asked", *question]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """An environment made of what an interpreter has, for machines without a network.
 
-``PYTHON -m benchmarks.gpu.environment FOLDER [WHEELS]`` makes FOLDER and prints the path of its interpreter.
+``PYTHON -m benchmarks.gpu.running.environment FOLDER [WHEELS]`` makes FOLDER and prints its interpreter.
 It sees this checkout, the packages of PYTHON, and those of the wheels in the folder WHEELS. Nothing is
 written to PYTHON's own folders, and nothing is fetched.
 """
@@ -17,7 +17,8 @@ import venv
 from pathlib import Path
 from typing import Final
 
-_ROOT: Final = Path(__file__).resolve().parent.parent.parent
+from benchmarks.gpu.places import ROOT
+
 _LOOK: Final = """
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -42,7 +43,7 @@ def make(folder: Path, wheels: Path | None) -> Path:
     """
     venv.EnvBuilder(with_pip=False, symlinks=True, clear=True).create(folder)
     places = [_install(wheels, folder / "wheels")] if wheels is not None else []
-    places += [*map(Path, site.getsitepackages()), _ROOT]
+    places += [*map(Path, site.getsitepackages()), ROOT]
     names = {"base": str(folder), "platbase": str(folder)}
     own = Path(sysconfig.get_path("purelib", scheme="venv", vars=names))
     # cuda-pathfinder looks for CUDA's libraries in the places of ``site`` alone, not in all of ``sys.path``.
@@ -50,7 +51,7 @@ def make(folder: Path, wheels: Path | None) -> Path:
     # By addsitedir, because a .pth file of those places would not be read otherwise.
     lines += [f"import site; site.addsitedir({str(place)!r})" for place in places]
     (own / "gpu_check.pth").write_text("\n".join(lines) + "\n")
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     _tell_version(own, project["version"])
     _write_command(folder)
     python = folder / "bin/python"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from benchmarks.gpu.section import SectionFailed
+from benchmarks.gpu.running.section import SectionFailed
 
 
 def used_nbytes() -> int:

@@ -7,10 +7,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.scenarios.figures import Figure, Goal
 from benchmarks.tables import rounded
@@ -25,11 +25,12 @@ class SectionFailed(Exception):
 
 
 class Outcome(enum.Enum):
-    """What became of a section."""
+    """What became of a section. ``UNDER_WAY`` is the last word of one whose run was killed."""
 
     DONE = "done"
     SKIPPED = "skipped"
     FAILED = "failed"
+    UNDER_WAY = "under way"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,12 @@ class Findings:
         self.checks.append(Check(name, right, seen))
         self._write()
 
+    def replace_checks(self, start: str, checks: Sequence[Check], facts: Mapping[str, Any]) -> None:
+        """These in the place of those whose names start so, and facts beside them."""
+        self.checks = [one for one in self.checks if not one.name.startswith(start)] + list(checks)
+        self.facts |= facts
+        self._write()
+
     def note(self, text: str) -> None:
         """A sentence for whoever reads the figures."""
         self.notes.append(text)
@@ -126,9 +133,9 @@ class Findings:
         self.skipped[case] = reason
         self._write()
 
-    def answer(self, question: str, answer: object) -> None:
-        """What the machine says to a question; shown as it is."""
-        self.answers[question] = answer
+    def answer(self, question: str, asked: str, answer: Mapping[str, Any]) -> None:
+        """What the machine says to a question, with what was asked in a sentence; shown as it is."""
+        self.answers[question] = {"asked": asked, "answer": answer}
         self._write()
 
     def keep(self, **facts: Any) -> None:
@@ -160,6 +167,9 @@ class Findings:
         os.replace(partial, self.file)
 
 
+_NOT_WHOLE: Final = frozenset({Outcome.FAILED, Outcome.UNDER_WAY})
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """The end of a section: what it found, and what became of it."""
@@ -173,7 +183,7 @@ class Found:
     @property
     def failed(self) -> bool:
         """Whether the run fails because of it."""
-        return self.section.required and self.outcome is Outcome.FAILED
+        return self.section.required and self.outcome in _NOT_WHOLE
 
 
 def ratio_figure(

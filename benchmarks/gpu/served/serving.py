@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from benchmarks.gpu.section import Site
+from benchmarks.gpu.places import MODELS
+from benchmarks.gpu.running.section import Site
 from benchmarks.peers import PeerCache
 from benchmarks.servers import GpuServe, Ports, RunningServer, running
-
-_MODELS: Final = Path(__file__).parent / "models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Model:
         given = {"array": self.array, "kwargs": self.kwargs}
         return {
             "name": self.name,
-            "callable": f"{_MODELS}/{self.callable}",
+            "callable": f"{MODELS}/{self.callable}",
             "instances": [{"device": self.device, "count": self.count}],
             "inputs": self.inputs,
             "outputs": self.outputs,

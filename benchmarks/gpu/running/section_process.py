@@ -1,19 +1,24 @@
-"""One section in a process of its own: ``python -m benchmarks.gpu.section_process PLACE SITE RESULT``.
+"""``python -m benchmarks.gpu.running.section_process PLACE SITE RESULT``: one section, a process of its own.
 
 ``SITE`` is JSON: the folder, the effort, and whether the stand-in takes the GPU's place. What is found goes
-to the file ``RESULT``; stdout and stderr are a log. The exit status says nothing that the file does not.
+to the file ``RESULT``; stdout and stderr are a log. The exit status says nothing that the file does not. It
+ends with the process that started it, however that ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import Final
 
-from benchmarks.gpu.section import Effort, Findings, Outcome, SectionFailed, SectionSkipped, Site
+from benchmarks.gpu.running.section import Effort, Findings, Outcome, SectionFailed, SectionSkipped, Site
+
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def site_text(site: Site) -> str:
@@ -26,6 +31,7 @@ def main(place: str, site: str, result: str) -> int:
     """Run the section; 0 where it did not fail."""
     # Its servers are stopped on the way out.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
     folder, rounds, seconds, largest_nbytes, stand_in = json.loads(site)
     findings = Findings(Path(result))
     try:

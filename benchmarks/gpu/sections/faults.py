@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
@@ -14,12 +15,12 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from benchmarks.gpu.calls import Caller, calling, status_text
-from benchmarks.gpu.client_memory import device_region, host_region
-from benchmarks.gpu.device_memory import used_nbytes
-from benchmarks.gpu.messages import InRegion, answer_array, in_regions, with_bytes
-from benchmarks.gpu.section import Findings, SectionFailed, Site
-from benchmarks.gpu.serving import Model, serving, tensor
+from benchmarks.gpu.running.section import Findings, SectionFailed, Site
+from benchmarks.gpu.served.calls import Caller, calling, status_text
+from benchmarks.gpu.served.client_memory import device_region, host_region
+from benchmarks.gpu.served.device_memory import used_nbytes
+from benchmarks.gpu.served.messages import InRegion, answer_array, in_regions, with_bytes
+from benchmarks.gpu.served.serving import Model, serving, tensor
 from benchmarks.servers import RunningServer
 
 _FAULTY, _HUNGRY, _SLOW = "faulty", "hungry", "slow"
@@ -72,7 +73,15 @@ def _models() -> list[Model]:
             array="cupy",
             settings={"retry_on_worker_death": False},
         ),
-        Model(_HUNGRY, "device_models.py:Hungry", [x], [y], max_batch_size=2, merge=True, array="cupy"),
+        Model(
+            _HUNGRY,
+            "device_models.py:Hungry",
+            [x],
+            [y],
+            max_batch_size=2,
+            array="cupy",
+            settings={"batching": {"max_queue_delay_us": 50_000}},
+        ),
         Model(_SLOW, "device_models.py:Echo", [x], [y], array="cupy", kwargs={"seconds": _SLOW_S}),
     ]
 
@@ -116,15 +125,17 @@ def _too_much_memory(_site: Site, _one: RunningServer, caller: Caller) -> str:
     return failure
 
 
-def _halves(_site: Site, _one: RunningServer, caller: Caller) -> str:
+def _halves(_site: Site, one: RunningServer, caller: Caller) -> str:
     """A batch of two for which there is no memory, where there is enough for one."""
     x = np.arange(4, dtype=np.float32)[None]
     message = with_bytes(_HUNGRY, {"x": x})
-    futures = [caller.start(message) for _ in range(6)]  # while the first runs, the others become batches
+    futures = [caller.start(message) for _ in range(6)]  # they wait a little, and become batches
     answers = [answer_array(future.result(), "y", "float32") for future in futures]
     if not all(np.array_equal(answer, x) for answer in answers):
         raise SectionFailed("an answer of a batch that was run in halves is wrong")
-    return "every request was answered"
+    if not (splits := _metric(one, f'gpuserve_oom_splits_total{{model="{_HUNGRY}"')):
+        raise SectionFailed("no batch was run in halves: the requests were too far apart")
+    return f"{splits:.0f} batches were run in halves, every request was answered"
 
 
 def _unregistered_in_use(_site: Site, _one: RunningServer, caller: Caller) -> str:
@@ -189,6 +200,13 @@ def _await_successor(caller: Caller, before: int) -> int:
             return after
         time.sleep(_RETRY_S)
     raise SectionFailed(f"process {before} had no successor that answers after {_SUCCESSOR_S:.0f} s")
+
+
+def _metric(one: RunningServer, start: str) -> float:
+    """The sum of the lines of the metrics page that begin so."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{one.ports.metrics}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
 
 
 def _fate(future: Any) -> str:

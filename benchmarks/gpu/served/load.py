@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.gpu.section import SectionFailed
+from benchmarks.gpu.running.section import SectionFailed
 from benchmarks.servers import RunningServer
 
 _GRACE_S: Final = 90.0
@@ -46,7 +46,7 @@ def loaded(one: RunningServer, messages: Sequence[bytes], seconds: float, client
 
 
 def _start(one: RunningServer, seconds: float, files: Sequence[Path]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.gpu.load_client", str(one.ports.grpc), str(seconds)]
+    command = [sys.executable, "-m", "benchmarks.gpu.served.load_client", str(one.ports.grpc), str(seconds)]
     return subprocess.Popen(
         [*command, *map(str, files)],
         env={**os.environ, **_NO_GPU},

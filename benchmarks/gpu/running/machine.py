@@ -1,4 +1,4 @@
-"""What the machine is: ``python -m benchmarks.gpu.machine`` prints it as one line of JSON.
+"""What the machine is: ``python -m benchmarks.gpu.running.machine`` prints it as one line of JSON.
 
 In a process of its own, because a driver may hang.
 """
@@ -14,12 +14,17 @@ import platform
 import resource
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.gpu.places import ROOT
+
 _TIMEOUT_S: Final = 60.0
+_MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
+_HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage")
 #: What the sections use of others, by the name that is imported.
 _LIBRARIES: Final = ("cupy", "torch", "pynvml", "numpy", "pytest", "hypothesis")
 GPU: Final = "GPU"
@@ -35,7 +40,7 @@ def describe(environment: Mapping[str, str]) -> dict[str, str]:
     Raises:
         NoMachine: the driver hangs, or the program broke.
     """
-    command = [sys.executable, "-m", "benchmarks.gpu.machine"]
+    command = [sys.executable, "-m", "benchmarks.gpu.running.machine"]
     try:
         done = subprocess.run(
             command,
@@ -62,14 +67,16 @@ def found() -> dict[str, str]:
     shared = os.statvfs("/dev/shm")
     return {
         **machine,
-        "CPU": f"{(models or [platform.machine()])[0]}, {os.cpu_count()} CPUs",
-        "memory": f"{memory_nbytes / _GIB:.0f} GiB",
-        "memory available": _available(),
-        "huge pages of shared memory": _first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        "CPU": f"{(models or [platform.machine()])[0]}, {_usable_cpus()}, {_nodes()}",
+        "memory": f"{_size(memory_nbytes)}, {_size(_available_nbytes())} of it available",
+        "huge pages": _first_line(_HUGE_PAGES / "enabled"),
+        "huge pages of shared memory": _first_line(_HUGE_PAGES / "shmem_enabled"),
         "memory that a process may lock": _locked_limit(),
-        "/dev/shm": f"{shared.f_bavail * shared.f_frsize / _GIB:.1f} GiB free",
+        "files that a process may open": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        "/dev/shm": f"{_size(shared.f_bavail * shared.f_frsize)} free",
         "Linux": platform.release(),
         "Python": platform.python_version(),
+        "gpuserve": _version(),
     }
 
 
@@ -86,14 +93,16 @@ def _gpus() -> dict[str, str]:
     return {
         GPU: ", ".join(_gpu(nvml, handle) for handle in handles),
         "PCIe": ", ".join(_link(nvml, handle) for handle in handles),
+        "modes": ", ".join(_modes(nvml, handle) for handle in handles),
         "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+        "kernel module": _first_line(Path("/proc/driver/nvidia/version")),
         "CUDA of the driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
     }
 
 
 def _gpu(nvml: Any, handle: Any) -> str:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
-    return f"{_text(nvml.nvmlDeviceGetName(handle))} ({memory / _GIB:.0f} GiB)"
+    return f"{_text(nvml.nvmlDeviceGetName(handle))} ({_size(memory)})"
 
 
 def _link(nvml: Any, handle: Any) -> str:
@@ -106,16 +115,53 @@ def _link(nvml: Any, handle: Any) -> str:
     return "generation {} x {} of at most {} x {}".format(*now, *most)
 
 
-def _available() -> str:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("MemAvailable")), "-")
+def _modes(nvml: Any, handle: Any) -> str:
+    """What of the card's settings changes figures."""
+    told = []
+    for name in ("PersistenceMode", "EccMode", "MigMode", "ComputeMode"):
+        try:
+            now = getattr(nvml, f"nvmlDeviceGet{name}")(handle)
+        except (nvml.NVMLError, AttributeError) as error:
+            told.append(f"{name} not told ({error})")
+        else:
+            told.append(f"{name} {now[0] if isinstance(now, list | tuple) else now}")
+    return ", ".join(told)
 
 
-def _first_line(path: str) -> str:
+def _available_nbytes() -> int:
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) << 10
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / _GIB:.0f} GiB" if nbytes >= 10 * _GIB else f"{nbytes / _MIB:.0f} MiB"
+
+
+def _usable_cpus() -> str:
+    return f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs usable"
+
+
+def _nodes() -> str:
+    count = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    return f"{count} NUMA node{'s' * (count > 1)}"
+
+
+def _version() -> str:
+    """Of this checkout, with its commit where git knows it."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     try:
-        return Path(path).read_text().partition("\n")[0]
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        told = ""
+    return f"{version} ({told})" if told else str(version)
+
+
+def _first_line(file: Path) -> str:
+    try:
+        return file.read_text().partition("\n")[0]
     except OSError as error:
-        return str(error.strerror)
+        return f"not told: {error.strerror}"
 
 
 def _locked_limit() -> str:

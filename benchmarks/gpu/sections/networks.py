@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.gpu.bare_loop import BareLoop, compare, network_model, networks_module
-from benchmarks.gpu.section import Findings, Site
-from benchmarks.gpu.serving import serving
+from benchmarks.gpu.running.section import Findings, Site
+from benchmarks.gpu.served.bare_loop import BareLoop, compare, network_model, networks_module
+from benchmarks.gpu.served.serving import serving
 from benchmarks.scenarios.figures import Goal
 
 _BATCHES: Final = (1, 8, 32, 128, 256)

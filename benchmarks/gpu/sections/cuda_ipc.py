@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.gpu.calls import Caller, calling
-from benchmarks.gpu.client_memory import DeviceRegion, HostRegion, device_region, host_region
-from benchmarks.gpu.messages import InRegion, answer_array, in_regions, with_bytes
-from benchmarks.gpu.section import Findings, SectionFailed, SectionSkipped, Site, ratio_figure
-from benchmarks.gpu.serving import Model, serving, tensor
+from benchmarks.gpu.running.section import Findings, SectionFailed, SectionSkipped, Site, ratio_figure
+from benchmarks.gpu.served.calls import Caller, calling
+from benchmarks.gpu.served.client_memory import DeviceRegion, HostRegion, device_region, host_region
+from benchmarks.gpu.served.messages import InRegion, answer_array, in_regions, with_bytes
+from benchmarks.gpu.served.serving import Model, serving, tensor
 from benchmarks.scenarios.figures import Figure
 
 _SIZES: Final = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)

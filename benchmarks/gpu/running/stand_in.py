@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-_TESTS: Final = Path(__file__).resolve().parent.parent.parent / "tests"
+from benchmarks.gpu.places import ROOT
+
+_TESTS: Final = ROOT / "tests"
 
 
 @contextmanager

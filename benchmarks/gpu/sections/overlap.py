@@ -11,12 +11,12 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.gpu.calls import calling
-from benchmarks.gpu.client_memory import host_region
-from benchmarks.gpu.load import loaded
-from benchmarks.gpu.messages import InRegion, in_regions
-from benchmarks.gpu.section import Effort, Findings, Site, ratio_figure
-from benchmarks.gpu.serving import Model, serving, tensor
+from benchmarks.gpu.running.section import Effort, Findings, Site, ratio_figure
+from benchmarks.gpu.served.calls import calling
+from benchmarks.gpu.served.client_memory import host_region
+from benchmarks.gpu.served.load import loaded
+from benchmarks.gpu.served.messages import InRegion, in_regions
+from benchmarks.gpu.served.serving import Model, serving, tensor
 from benchmarks.scenarios.figures import Goal
 from benchmarks.servers import RunningServer
 
