@@ -23,6 +23,11 @@ _LANE: Final = 46
 _TOP: Final = 44
 _BAR: Final = 26
 _TICKS: Final = 8
+#: CUDA's events are half a microsecond fine, and a span's ends are differences of two: so far apart may two
+#: times be that are the same.
+_EVENTS_NS: Final = 2_000
+#: CUDA tells the time between two events as milliseconds of 24 bits, and all of these are from one origin.
+_BITS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,9 @@ def window(found: Sequence[Span], calls: int) -> list[Span]:
     if first < 0:
         raise ValueError(f"the timeline has {complete} calls with their copies, too few to show {calls}")
     begin, end = lanes["h2d"][first], lanes["d2h"][last]
-    if begin.end_ns > lanes["call"][first].start_ns or end.start_ns < lanes["call"][last].end_ns:
+    if is_after(begin.end_ns, lanes["call"][first].start_ns) or is_after(
+        lanes["call"][last].end_ns, end.start_ns
+    ):
         raise ValueError("the timeline has calls that begin before their input is there")
     return [
         one
@@ -72,6 +79,11 @@ def window(found: Sequence[Span], calls: int) -> list[Span]:
         for one in lane
         if one.start_ns >= begin.start_ns and one.end_ns <= end.end_ns
     ]
+
+
+def is_after(one_ns: int, other_ns: int) -> bool:
+    """Whether a time is later than another for certain, as finely as events tell it."""
+    return one_ns - other_ns > _EVENTS_NS + (max(one_ns, other_ns) >> (_BITS - 1))
 
 
 def svg(shown: Sequence[Span], title: str) -> str:
