@@ -170,8 +170,10 @@ class AsyncExecution:
         inputs = self._read_inputs(batch)
         if inputs.failures and (refusals := inputs.refusals()) is not None:
             return refusals
-        result = await await_only_result(self._call(batch, inputs.batch, watch))
+        given = inputs.hand_over()
+        result = await await_only_result(self._call(batch, given, watch))
         watch.returned()
+        del given  # now that the default stream is behind all that reads its arrays
         return self._execution.check(batch.session, result, batch.run, inputs)
 
     async def _call_part(

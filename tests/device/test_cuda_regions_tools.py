@@ -20,9 +20,8 @@ PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "cuda_shared_memory
 TIMEOUT_S = 60.0
 
 
-
 def has_cuda_bindings() -> bool:
-    """Whether there is what tritonclient imports. ``cuda`` alone is there with any package of that name space."""
+    """Whether there is what tritonclient imports; ``cuda`` is there with any package of that name space."""
     try:
         return importlib.util.find_spec("cuda.bindings") is not None
     except ModuleNotFoundError:

@@ -23,6 +23,33 @@ def unchanged(**inputs: Any) -> dict[str, Any]:
     return dict(inputs)
 
 
+@batch
+def passed_on(x: Any) -> dict[str, Any]:
+    """The input as it came, after a kernel."""
+    x + 1
+    return {"y": x}
+
+
+def passed_on_by_request(requests: Any) -> list[dict[str, Any]]:
+    """The same, of a view of it."""
+    requests[0]["x"] + 1
+    return [{"y": one["x"]} for one in requests]
+
+
+class KeepsItsInput:
+    """Answers with its input, and writes to it in the next call."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+
+    @batch
+    def __call__(self, x: Any) -> dict[str, Any]:
+        if self._last is not None:
+            self._last.fill(-1)
+        self._last = x
+        return {"y": x}
+
+
 @sample
 def unchanged_sample(**inputs: Any) -> dict[str, Any]:
     return dict(inputs)

@@ -35,6 +35,13 @@ def started(x: Any) -> dict[str, Any]:
     return {"y": x * 2}
 
 
+@batch
+def passed_on(x: Any) -> dict[str, Any]:
+    """Its input, after a kernel."""
+    x * 2
+    return {"y": x}
+
+
 class Hoards:
     """After the first call its library keeps nearly all of the device's memory, with nothing in it."""
 
