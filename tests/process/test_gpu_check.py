@@ -214,7 +214,8 @@ def test_the_marks_of_each_batch_of_device_tests_select_some() -> None:
     files = sorted((REPOSITORY / "tests/device").glob("test_*.py"))
     for one in batches(files, stand_in=False):
         command = [sys.executable, "-m", "pytest", "-o", "addopts=-q", "--collect-only", "-m", one.mark]
-        done = subprocess.run([*command, one.files[-1]], cwd=REPOSITORY, capture_output=True, check=False)
+        command += map(str, (one.files[0], one.files[-1]))
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False)
         assert done.returncode == 0, (one.name, done.stdout.decode())
 
 

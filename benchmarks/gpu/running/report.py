@@ -129,7 +129,8 @@ def _in_short(found: Sequence[Found], stand_in: bool) -> Iterator[str]:
         yield table(("section", "case", "median (range)", "goal", "reached"), lines, left=2)
     checks = [(one, check) for one in found for check in one.findings.get("checks", ())]
     wrong = [(one, check) for one, check in checks if not check["right"]]
-    yield f"{mark}{len(checks) - len(wrong)} of {len(checks)} checks right."
+    if checks:
+        yield f"{mark}{len(checks) - len(wrong)} of {len(checks)} checks right."
     if wrong:
         yield table(
             ("section", "not right", "seen"),

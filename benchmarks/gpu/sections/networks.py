@@ -11,6 +11,7 @@ from typing import Final
 
 from benchmarks.gpu.running.section import Findings, Site
 from benchmarks.gpu.served.bare_loop import BareLoop, compare, network_model, networks_module
+from benchmarks.gpu.served.load import load_clients
 from benchmarks.gpu.served.serving import serving
 from benchmarks.scenarios.figures import Goal
 
@@ -27,8 +28,9 @@ def run(site: Site, findings: Findings) -> None:
         "FP32, random weights, torch's defaults. mlp: 8 linear layers, 8192 wide. encoder: 6 layers of 512 "
         "features on 128 tokens. The bare loop copies the batch to the device, calls the network, copies back"
     )
-    with serving(site, "networks", [network_model(site, kind, kind) for kind in _KINDS]) as one:
+    models = [network_model(site, kind, kind) for kind in _KINDS]
+    with load_clients(findings) as clients, serving(site, "networks", models) as one:
         for kind in _KINDS:
             loop = BareLoop(site, kind)
             for rows in _SMALL_BATCHES if site.stand_in else _BATCHES:
-                findings.add(compare(site, one, loop, kind, rows, _GOAL))
+                findings.add(compare(site, one, clients, loop, rows, _GOAL))

@@ -5,17 +5,13 @@ the two can run at the same time, so twice the throughput of one request after t
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from statistics import median
 from typing import Final
 
-import numpy as np
-
 from benchmarks.gpu.running.section import Effort, Findings, Site, ratio_figure
 from benchmarks.gpu.served.calls import calling
-from benchmarks.gpu.served.client_memory import host_region
-from benchmarks.gpu.served.load import loaded
-from benchmarks.gpu.served.messages import InRegion, in_regions
+from benchmarks.gpu.served.client_memory import host_requests
+from benchmarks.gpu.served.load import LoadClients, load_clients
 from benchmarks.gpu.served.serving import Model, serving, tensor
 from benchmarks.scenarios.figures import Goal
 from benchmarks.servers import RunningServer
@@ -31,8 +27,14 @@ _PREFETCH: Final = (1, 0)
 def run(site: Site, findings: Findings) -> None:
     """See ``section.py``."""
     nbytes = min(_NBYTES, site.effort.largest_nbytes)
+    with load_clients(findings) as clients:
+        _measure(site, findings, clients, nbytes)
+
+
+def _measure(site: Site, findings: Findings, clients: LoadClients, nbytes: int) -> None:
+    alone = _ALONE, nbytes, 1
     with serving(site, "copies-alone", [_model(_ALONE, 0.0, 1)]) as one:
-        copies_s = median(1 / _rate(one, _ALONE, 1, nbytes, site.effort) for _ in range(site.effort.rounds))
+        copies_s = median(1 / _rate(one, clients, alone, site.effort) for _ in range(site.effort.rounds))
     findings.note(
         f"One request brings {nbytes >> 10} KiB in shared memory and takes as much back: "
         f"{copies_s * 1e3:.3g} ms without compute. The kernel of the model takes as long"
@@ -42,12 +44,13 @@ def run(site: Site, findings: Findings) -> None:
         for prefetch in _PREFETCH:
             serial, at_once = [], []
             for _ in range(site.effort.rounds):
-                serial.append(_rate(one, _name(prefetch), 1, nbytes, site.effort))
-                at_once.append(_rate(one, _name(prefetch), _IN_FLIGHT, nbytes, site.effort))
+                serial.append(_rate(one, clients, (_name(prefetch), nbytes, 1), site.effort))
+                case = _name(prefetch), nbytes, _IN_FLIGHT
+                at_once.append(_rate(one, clients, case, site.effort))
             details = {"at the same time, req/s": at_once, "serially, req/s": serial}
             goal = _GOAL if prefetch else None
-            case = f"prefetch {prefetch}, {_IN_FLIGHT} under way / one"
-            findings.add(ratio_figure(case, "times the throughput", at_once, serial, goal, **details))
+            label = f"prefetch {prefetch}, {_IN_FLIGHT} under way / one"
+            findings.add(ratio_figure(label, "times the throughput", at_once, serial, goal, **details))
 
 
 def _model(name: str, seconds: float, prefetch: int) -> Model:
@@ -57,22 +60,11 @@ def _model(name: str, seconds: float, prefetch: int) -> Model:
     return Model(name, "device_models.py:Echo", [x], [y], array="cupy", kwargs=kwargs, settings=settings)
 
 
-def _rate(one: RunningServer, model: str, in_flight: int, nbytes: int, effort: Effort) -> float:
-    """Requests a second, each with regions of its own."""
-    shape = (nbytes // 4,)
-    with calling(one) as caller, ExitStack() as stack:
-        messages = []
-        for _ in range(in_flight):
-            given, answered = (stack.enter_context(host_region(caller, nbytes)) for _ in range(2))
-            given.write(np.zeros(shape, np.float32))
-            messages.append(
-                in_regions(
-                    model,
-                    {"x": InRegion(given.name, shape, "float32")},
-                    {"y": InRegion(answered.name, shape, "float32")},
-                )
-            )
-        return loaded(one, messages, effort.seconds).answers_per_s
+def _rate(one: RunningServer, clients: LoadClients, case: tuple[str, int, int], effort: Effort) -> float:
+    """Requests a second to a model of so many bytes, so many of them under way."""
+    model, nbytes, in_flight = case
+    with calling(one) as caller, host_requests(caller, model, nbytes, in_flight) as messages:
+        return clients.load(one, messages, effort.seconds, f"{model}, {in_flight} under way").answers_per_s
 
 
 def _name(prefetch: int) -> str:

@@ -5,21 +5,16 @@ benchmark.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from benchmarks.gpu.running.section import Findings, SectionFailed, Site
 from benchmarks.gpu.served.calls import calling
-from benchmarks.gpu.served.client_memory import host_region
-from benchmarks.gpu.served.load import loaded
-from benchmarks.gpu.served.messages import InRegion, in_regions
+from benchmarks.gpu.served.client_memory import host_requests
+from benchmarks.gpu.served.load import LoadClients, load_clients
 from benchmarks.gpu.served.serving import Model, serving, tensor
 from benchmarks.gpu.served.timeline import Span, overlapped, spans, svg, window
 from benchmarks.scenarios.figures import Figure
-from benchmarks.servers import RunningServer
 
 _MODEL: Final = "echo"
 _NBYTES: Final = 16 << 20
@@ -35,7 +30,8 @@ _PICTURES: Final = {
 def run(site: Site, findings: Findings) -> None:
     """See ``section.py``."""
     nbytes = min(_NBYTES, site.effort.largest_nbytes)
-    shown = {name: _profiled(site, name, nbytes) for name in _PICTURES}
+    with load_clients(findings) as clients:
+        shown = {name: _profiled(site, clients, name, nbytes) for name in _PICTURES}
     for name, found in shown.items():
         title = f"{_PICTURES[name][2]} of {nbytes >> 10} KiB each way"
         (site.folder / name).write_text(svg(found, title))
@@ -46,31 +42,23 @@ def run(site: Site, findings: Findings) -> None:
     (site.folder / _PAGE).write_text(_page(shown, nbytes))
 
 
-def _profiled(site: Site, name: str, nbytes: int) -> list[Span]:
+def _profiled(site: Site, clients: LoadClients, name: str, nbytes: int) -> list[Span]:
     in_flight, calls, _ = _PICTURES[name]
     label = Path(name).stem
     lines = site.folder / f"{label}.lines"
     x, y = tensor("x", "float32", -1), tensor("y", "float32", -1)
     model = Model(_MODEL, "device_models.py:Echo", [x], [y], array="cupy", kwargs={"seconds": _COMPUTE_S})
-    with serving(site, label, [model], {"GPUSERVE_CUDA_TIMELINE": str(lines)}) as one:
-        _ask(one, in_flight, nbytes, site.effort.seconds)
+    with (
+        serving(site, label, [model], {"GPUSERVE_CUDA_TIMELINE": str(lines)}) as one,
+        calling(one) as caller,
+        host_requests(caller, _MODEL, nbytes, in_flight) as messages,
+    ):
+        clients.load(one, messages, site.effort.seconds, name)
     written = [line for file in site.folder.glob(f"{lines.name}.*") for line in file.read_text().splitlines()]
     try:
         return window(spans(written), calls)
     except ValueError as error:
         raise SectionFailed(str(error)) from None
-
-
-def _ask(one: RunningServer, in_flight: int, nbytes: int, seconds: float) -> None:
-    shape = (nbytes // 4,)
-    with calling(one) as caller, ExitStack() as stack:
-        messages = []
-        for _ in range(in_flight):
-            given, answered = (stack.enter_context(host_region(caller, nbytes)) for _ in range(2))
-            given.write(np.zeros(shape, np.float32))
-            inputs = {"x": InRegion(given.name, shape, "float32")}
-            messages.append(in_regions(_MODEL, inputs, {"y": InRegion(answered.name, shape, "float32")}))
-        loaded(one, messages, seconds)
 
 
 def _line(one: Span) -> dict[str, int | str]:

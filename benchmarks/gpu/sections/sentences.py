@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.gpu.running.section import Findings, Site, ratio_figure
 from benchmarks.gpu.served.bare_loop import BareLoop, compare, network_model, networks_module
-from benchmarks.gpu.served.load import loaded
+from benchmarks.gpu.served.load import load_clients
 from benchmarks.gpu.served.messages import with_bytes
 from benchmarks.gpu.served.serving import serving
 from benchmarks.scenarios.figures import Goal
@@ -20,7 +20,6 @@ _KIND: Final = "minilm"
 _SINGLE: Final = "minilm-single"
 _BATCH: Final = 64
 _GOAL: Final = Goal(0.97, at_least=True)
-_CLIENTS: Final = 4
 
 
 def run(site: Site, findings: Findings) -> None:
@@ -31,15 +30,15 @@ def run(site: Site, findings: Findings) -> None:
         "sentence, FP32; sentences come as tokens"
     )
     models = [network_model(site, _KIND, _KIND), network_model(site, _SINGLE, _KIND, merge=True)]
-    with serving(site, "sentences", models) as one:
+    with load_clients(findings) as clients, serving(site, "sentences", models) as one:
         loop = BareLoop(site, _KIND)
         rows = 4 if site.stand_in else _BATCH
-        findings.add(compare(site, one, loop, _KIND, rows, _GOAL))
-        x, message = loop.example(_KIND, rows), with_bytes(_SINGLE, {"x": loop.example(_KIND, 1)})
+        findings.add(compare(site, one, clients, loop, rows, _GOAL))
+        x, message = loop.example(rows), with_bytes(_SINGLE, {"x": loop.example(1)})
         server, bare = [], []
+        case = f"minilm, single sentences, {2 * rows} under way"
         for _ in range(site.effort.rounds):
-            server.append(loaded(one, [message] * 2 * rows, site.effort.seconds, _CLIENTS).answers_per_s)
+            server.append(clients.load(one, [message] * 2 * rows, site.effort.seconds, case).answers_per_s)
             bare.append(loop.rate(x, site.effort.seconds) * rows)
         details = {"server, rows/s": server, "bare loop, rows/s": bare}
-        case = f"minilm, single sentences, {2 * rows} under way"
         findings.add(ratio_figure(case, "server / bare loop", server, bare, None, **details))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from benchmarks.gpu.running.section import SectionFailed, SectionSkipped, Site, ratio_figure
 from benchmarks.gpu.served.calls import calling
-from benchmarks.gpu.served.load import loaded
+from benchmarks.gpu.served.load import LoadClients
 from benchmarks.gpu.served.messages import answer_array, with_bytes
 from benchmarks.gpu.served.serving import Model, tensor
 from benchmarks.scenarios.figures import Figure, Goal
@@ -67,10 +67,15 @@ class BareLoop:
         import torch
 
         networks = networks_module()
+        self.kind = kind
         self._torch = torch
         self._network = networks.Network(kind, size_of(site), site.device)
         self._device = site.device
-        self.example = networks.example
+        self._example = networks.example
+
+    def example(self, rows: int) -> Any:
+        """An input of so many rows."""
+        return self._example(self.kind, rows)
 
     def answer(self, x: Any) -> Any:
         """One batch: to the device, through the network, and back."""
@@ -88,32 +93,37 @@ class BareLoop:
 
 
 def compare(
-    site: Site, one: RunningServer, loop: BareLoop, kind: str, rows: int, goal: Goal | None
+    site: Site, one: RunningServer, clients: LoadClients, loop: BareLoop, rows: int, goal: Goal | None
 ) -> Figure:
     """Rows a second of the server against the loop, with the same batch, in turns.
 
     Raises:
         SectionFailed: the server's answer is another one than the loop's.
     """
-    x = loop.example(kind, rows)
-    message = with_bytes(kind, {"x": x})
-    _check(one, loop, kind, x, message)
+    x, case = loop.example(rows), f"{loop.kind}, batch {rows}"
+    message = with_bytes(loop.kind, {"x": x})
+    check_answer(one, loop, x, message)
     server, bare, latencies_ms = [], [], []
     for _ in range(site.effort.rounds):
-        seen = loaded(one, [message] * IN_FLIGHT, site.effort.seconds)
+        seen = clients.load(one, [message] * IN_FLIGHT, site.effort.seconds, case)
         server.append(seen.answers_per_s * rows)
         latencies_ms.append(seen.median_latency_s * 1e3)
         bare.append(loop.rate(x, site.effort.seconds) * rows)
-    site.say(f"{kind}, batch {rows}: {median(server):.0f} and {median(bare):.0f} rows/s")
+    site.say(f"{case}: {median(server):.0f} and {median(bare):.0f} rows/s")
     details = {"server, rows/s": server, "bare loop, rows/s": bare, "latency, ms": latencies_ms}
-    return ratio_figure(f"{kind}, batch {rows}", "server / bare loop", server, bare, goal, **details)
+    return ratio_figure(case, "server / bare loop", server, bare, goal, **details)
 
 
-def _check(one: RunningServer, loop: BareLoop, kind: str, x: Any, message: bytes) -> None:
+def check_answer(one: RunningServer, loop: BareLoop, x: Any, message: bytes) -> None:
+    """The server's answer is the loop's.
+
+    Raises:
+        SectionFailed: it is another one.
+    """
     wanted = loop.answer(x)
     with calling(one) as caller:
         given = answer_array(caller.infer(message), "y", "float32")
     apart = abs(given - wanted).max() if given.shape == wanted.shape else float("inf")
     if not apart <= _TOLERANCE:
-        text = f"{kind}, batch {len(x)}: the server's answer is {apart:.3g} away from the loop's"
+        text = f"{loop.kind}, batch {len(x)}: the server's answer is {apart:.3g} away from the loop's"
         raise SectionFailed(text)

@@ -8,7 +8,7 @@ import mmap
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2
 
 from benchmarks.gpu.running.section import SectionSkipped
 from benchmarks.gpu.served.calls import Caller
+from benchmarks.gpu.served.messages import InRegion, in_regions
 
 _SHM: Final = Path("/dev/shm")
 
@@ -86,6 +87,25 @@ def host_region(caller: Caller, nbytes: int) -> Iterator[HostRegion]:
                 _forget(caller, "SystemSharedMemoryUnregister", name)
     finally:
         file.unlink()
+
+
+@contextmanager
+def host_requests(caller: Caller, model: str, nbytes: int, count: int) -> Iterator[list[bytes]]:
+    """Requests of one FP32 tensor in and one out, each with registered memory of its own for both.
+
+    Raises:
+        SectionSkipped: /dev/shm has no room for them.
+        grpc.RpcError: the server refused it.
+    """
+    shape = (nbytes // 4,)
+    with ExitStack() as stack:
+        messages = []
+        for _ in range(count):
+            given, answered = (stack.enter_context(host_region(caller, nbytes)) for _ in range(2))
+            given.write(np.zeros(shape, np.float32))
+            inputs = {"x": InRegion(given.name, shape, "float32")}
+            messages.append(in_regions(model, inputs, {"y": InRegion(answered.name, shape, "float32")}))
+        yield messages
 
 
 @contextmanager
