@@ -50,6 +50,13 @@ class PageLocks(Protocol):
     def unlock(self, memory: memoryview) -> None: ...
 
 
+class Spares(Protocol):
+    """Who makes segments before they are needed."""
+
+    def take(self) -> ArenaSegment | None:
+        """A whole segment of ``SEGMENT_NBYTES``; None where there is none at the moment."""
+
+
 class Allocator:
     """Offsets of free space in one segment: first fit, neighbours merge. Free runs are kept sorted; there are
     few, since small tensors never come here, so a linear search is short.
@@ -166,11 +173,13 @@ class Arena:
         on_segment: Callable[[int, int, int], None],
         on_drop: Callable[[int], None],
         locks: PageLocks | None = None,
+        spares: Spares | None = None,
     ) -> None:
         self.limit_nbytes = limit_nbytes
         self._on_segment = on_segment
         self._on_drop = on_drop
         self._locks = locks
+        self._spares = spares
         self._segments: dict[int, ArenaSegment] = {}
         self._next_segment = 0
         self._nbytes = 0
@@ -317,25 +326,39 @@ class Arena:
     def _add(self, size: int, *, is_claim: bool) -> tuple[int, int]:
         """Room in a new segment, of which all is reserved unless it is made for a claim."""
         nbytes = max(SEGMENT_NBYTES, _page_align(size))
-        if not is_claim:
-            self._make_room(nbytes)
-        try:
-            segment = ArenaSegment(nbytes, is_claim=is_claim)
-        except OSError as error:
-            raise _no_memory(nbytes, error) from error
+        segment = self._sparse(nbytes) if is_claim else self._whole(nbytes)
         number = self._next_segment
         self._next_segment += 1
         self._segments[number] = segment
         if not is_claim:
-            try:
-                self._fill(segment, 0, nbytes)
-            except OutOfMemory:
-                self._drop(number)
-                raise
             self._tell(number, segment)
         offset = segment.allocator.allocate(size)
         assert offset is not None, "a new segment has room for the block it was made for"
         return number, offset
+
+    def _sparse(self, nbytes: int) -> ArenaSegment:
+        try:
+            return ArenaSegment(nbytes, is_claim=True)
+        except OSError as error:
+            raise _no_memory(nbytes, error) from error
+
+    def _whole(self, nbytes: int) -> ArenaSegment:
+        self._keep_limit(nbytes)
+        if self._spares is not None and nbytes == SEGMENT_NBYTES and (spare := self._spares.take()):
+            self._nbytes += nbytes
+            return spare
+        self._make_room(nbytes)
+        try:
+            segment = ArenaSegment(nbytes, is_claim=False)
+        except OSError as error:
+            raise _no_memory(nbytes, error) from error
+        try:
+            self._fill(segment, 0, nbytes)
+        except OutOfMemory:
+            self._nbytes -= segment.reserved_nbytes
+            segment.close()
+            raise
+        return segment
 
     def _tell(self, number: int, segment: ArenaSegment) -> None:
         segment.is_told = True
@@ -351,22 +374,24 @@ class Arena:
                 self._give_up(number)
 
     def _make_room(self, nbytes: int, *, is_body: bool = False) -> None:
-        """Give empty segments up where so much more would not be allowed; ``OutOfMemory``: in vain, or the
-        machine has less, or would have too little left.
-        """
-        if self._nbytes + nbytes > self.limit_nbytes:
-            self._trim(0)
-        if self._nbytes + nbytes > self.limit_nbytes:
-            raise OutOfMemory(
-                f"the arena would grow to {self._nbytes + nbytes} bytes, "
-                f"over its limit of {self.limit_nbytes}"
-            )
+        """As ``_keep_limit``; ``OutOfMemory`` also where the machine would have too little left."""
+        self._keep_limit(nbytes)
         available = available_nbytes()
         spared_nbytes = max(SPARED_NBYTES, self._nbytes if is_body else 0)
         if available is not None and nbytes > available - spared_nbytes:
             raise OutOfMemory(
                 f"no shared memory for {nbytes} bytes: {available} bytes are available, and {spared_nbytes} "
                 "are to be left"
+            )
+
+    def _keep_limit(self, nbytes: int) -> None:
+        """Give empty segments up where so much more would not be allowed; ``OutOfMemory``: in vain."""
+        if self._nbytes + nbytes > self.limit_nbytes:
+            self._trim(0)
+        if self._nbytes + nbytes > self.limit_nbytes:
+            raise OutOfMemory(
+                f"the arena would grow to {self._nbytes + nbytes} bytes, "
+                f"over its limit of {self.limit_nbytes}"
             )
 
     def _give_up(self, number: int) -> None:

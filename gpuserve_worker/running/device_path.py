@@ -13,7 +13,7 @@ from gpuserve_worker.memory.regions import DeviceRegionOpener
 if TYPE_CHECKING:
     from gpuserve_worker.calling.outputs import BatchAnswers, DeviceReader
     from gpuserve_worker.calling.request import Batch
-    from gpuserve_worker.memory.arena import Arena, PageLocks
+    from gpuserve_worker.memory.arena import Arena, PageLocks, Spares
     from gpuserve_worker.memory.output_writer import OutputWriter, Written
     from gpuserve_worker.protocol import wire
     from gpuserve_worker.protocol.link import Link
@@ -129,6 +129,10 @@ class WorkerDevicePath(Protocol):
     @property
     def page_locks(self) -> PageLocks | None:
         """Locks mapped memory for the device's copies, where it needs that."""
+
+    @property
+    def spares(self) -> Spares | None:
+        """Segments for output arenas, where making one takes long."""
 
     @property
     def reader(self) -> DeviceReader | None:

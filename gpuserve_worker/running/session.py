@@ -52,7 +52,7 @@ class FrontSession:
         self._answers = Inputs(*memories, returned, read_only=False)
         # The front bounds what is in flight; this only stops an answer no machine could hold.
         machine_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        arena = Arena(machine_nbytes, self._announce, self._drop, path.page_locks)
+        arena = Arena(machine_nbytes, self._announce, self._drop, path.page_locks, path.spares)
         self.device = path.open_session(self, arena)
         self.writer = OutputWriter(arena, self.regions) if self.device is None else self.device.writer
 

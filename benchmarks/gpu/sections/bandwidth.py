@@ -49,6 +49,9 @@ def run(site: Site, findings: Findings) -> None:
         if nbytes > site.effort.largest_nbytes:
             break
         bringing, taking = _Bringing(device, nbytes), _Taking(device, nbytes)
+        for move in (bringing.move, taking.move):
+            move(_UNDER_WAY)
+        device.host.wait()  # segments are locked in the background
         to_device = _RawCopy(device, nbytes, Copy.HOST_TO_DEVICE)
         to_host = _RawCopy(device, nbytes, Copy.DEVICE_TO_HOST)
         findings.add(

@@ -79,7 +79,7 @@ def _of_nvml(answer: dict[str, Any]) -> Iterator[str]:
 def _of_page_locks(answer: dict[str, Any]) -> Iterator[str]:
     lock_ms = answer["16384 KiB, first mapping"]["lock_ms"]
     if lock_ms > 5:
-        yield f"Locking a segment of 16 MiB takes {lock_ms:.1f} ms: who needs a new one waits for that"
+        yield f"Locking a segment of 16 MiB takes {lock_ms:.1f} ms: copies of a new one are slow for so long"
 
 
 def _of_bandwidth(answer: dict[str, Any]) -> Iterator[str]:

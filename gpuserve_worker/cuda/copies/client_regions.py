@@ -64,7 +64,7 @@ class CudaMemoryRegion:
         """Have the bytes of a place put into memory, and copy them to the device; waits for that."""
         to, device = self.address(place), self._device
         device.enter()
-        block = device.host_blocks.take(place.nbytes)
+        block = device.host.blocks.take(place.nbytes)
         try:
             put(block.memory[: place.nbytes])
             self._copy(to, block.address, place.nbytes, Copy.HOST_TO_DEVICE, device.d2h)
@@ -72,7 +72,7 @@ class CudaMemoryRegion:
             with copying():
                 device.runtime.wait(block.event)
         finally:
-            device.host_blocks.give(block)
+            device.host.blocks.give(block)
 
     def check(self, place: Place) -> None:
         """Do nothing: device memory does not shrink."""

@@ -33,7 +33,6 @@ class CudaSession:
         self.exchange = ExportExchange(device, front.send)
         self.take = self.exchange.take
         self.retire = self.exchange.retire
-        self.close = self.exchange.close
         self.writer = DeviceWriter(arena, front.regions, device, self.regions, self.exchange)
         self.begin_outputs = self.writer.begin
         #: Inputs that may still be on their way to the device, by batch.
@@ -44,6 +43,7 @@ class CudaSession:
     ) -> tuple[dict[str, Any], StagedInputs | None]:
         arrays, arrival = self._staging.stage(self, run, failures)
         if arrival is not None:
+            self.settle_inputs(run.batch_id)  # those of its first attempt
             self._arrivals[run.batch_id] = arrival
         return arrays, arrival
 
@@ -54,3 +54,9 @@ class CudaSession:
         arrival = self._arrivals.pop(batch_id, None)
         if arrival is not None:
             arrival.settle()
+
+    def close(self) -> None:
+        """No batch of the front runs any more: what it lent is its own again."""
+        for batch_id in list(self._arrivals):
+            self.settle_inputs(batch_id)
+        self.exchange.close()

@@ -18,6 +18,7 @@ from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.cuda.copies.client_regions import CudaMemoryRegion, DeviceRegions
 from gpuserve_worker.cuda.copies.exchange import ExportExchange
 from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.host_uses import Span
 from gpuserve_worker.cuda.device.page_locks import address_of
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, CudaError
 from gpuserve_worker.memory.arena import Arena, Block
@@ -90,6 +91,7 @@ class CudaOutputCopies:
             self._answers = None
         if not self._event:
             return self._written
+        self._device.host.uses.end(self._event)
         self._device.events.give(self._event)
         return self._writer.landed(self._written)
 
@@ -124,6 +126,8 @@ class DeviceWriter(OutputWriter):
         self._exported: list[Exported] = []
         self._device = device
         self._array = device.runtime.cupy.ndarray
+        #: ``spans``: the memory of the host that copies use which the write of a thread has begun.
+        self._under_way = threading.local()
 
     def write(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> Written:
         return self.begin(answers, requests).wait()
@@ -140,8 +144,10 @@ class DeviceWriter(OutputWriter):
         event = self._device.events.take()
         runtime.record(event, DEFAULT_STREAM)
         runtime.stream_waits(stream, event)
+        self._under_way.spans = spans = list[Span]()
         written = super().write(answers, requests)
         runtime.record(event, stream)
+        self._device.host.uses.begin(event, spans)
         if any(one.is_kept for one in outputs):  # the next call may write to it, and begins after the copy
             for one in self._device.arrays.streams():
                 runtime.stream_waits(one, event)
@@ -242,7 +248,7 @@ class DeviceWriter(OutputWriter):
         if not self._is_on_device(output):
             block = self._block(output, taken)
             fill(block.view, output)
-            region.begin_write(place, address_of(block.view), Copy.HOST_TO_DEVICE, stream)
+            region.begin_write(place, self._used(block.view), Copy.HOST_TO_DEVICE, stream)
             return block
         kept: Block | None = None
         position = 0
@@ -254,7 +260,7 @@ class DeviceWriter(OutputWriter):
             elif nbytes:
                 kept = kept or self._block(output, taken)
                 _put(part, output.dtype, kept.view, position)
-                source = address_of(kept.view[position : position + nbytes])
+                source = self._used(kept.view[position : position + nbytes])
                 region.begin_write(at, source, Copy.HOST_TO_DEVICE, stream)
             position += nbytes
         return kept
@@ -277,7 +283,7 @@ class DeviceWriter(OutputWriter):
 
     def _begun(self, output: CheckedOutput, taken: list[Block]) -> Block:
         block = self._block(output, taken)
-        address, position = address_of(block.view), 0
+        address, position = self._used(block.view), 0
         for part in output.parts:
             if not isinstance(part, self._array):
                 _put(part, output.dtype, block.view, position)
@@ -286,6 +292,12 @@ class DeviceWriter(OutputWriter):
                 device.runtime.copy(to, part.data.ptr, part.nbytes, Copy.DEVICE_TO_HOST, device.d2h)
             position += part.size * output.dtype.itemsize
         return block
+
+    def _used(self, memory: memoryview) -> int:
+        """Where memory begins that is copied from or to by what is begun now."""
+        address = address_of(memory)
+        self._under_way.spans.append((address, len(memory)))
+        return address
 
     def _abandon(self, taken: list[Block]) -> None:
         with suppress(CudaError):  # then nothing is copied any more

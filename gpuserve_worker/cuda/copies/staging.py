@@ -16,6 +16,7 @@ from gpuserve_worker.cuda.copies.client_regions import DeviceRegions
 from gpuserve_worker.cuda.copies.exchange import ExportExchange, ExportGone
 from gpuserve_worker.cuda.device.buffers import ALIGNMENT, Buffer
 from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.host_uses import Span
 from gpuserve_worker.cuda.device.page_locks import address_of
 from gpuserve_worker.cuda.device.runtime import Copy, CudaError
 from gpuserve_worker.memory.regions import RegionError
@@ -65,23 +66,33 @@ class Piece(NamedTuple):
 
 
 class StagedInputs:
-    """The inputs of one batch on their way; implements ``Arrival``."""
+    """The inputs of one batch on their way; implements ``Arrival``. ``spans`` are the memory of the host that
+    the device reads meanwhile.
+    """
 
-    __slots__ = ("_buffer", "_device")
+    __slots__ = ("_arrived", "_device")
 
-    def __init__(self, device: CudaDevice, buffer: Buffer) -> None:
+    def __init__(self, device: CudaDevice, spans: Sequence[Span]) -> None:
         self._device = device
-        self._buffer = buffer
+        #: An event of its own: the buffer may be given up before the answer is sent. 0: it is over.
+        self._arrived = device.events.take()
+        device.runtime.record(self._arrived, device.h2d)
+        device.host.uses.begin(self._arrived, spans)
 
     def admit(self) -> None:
-        for stream in self._device.arrays.streams():
-            self._device.runtime.stream_waits(stream, self._buffer.arrived)
+        for stream in self._device.arrays.streams() if self._arrived else ():
+            self._device.runtime.stream_waits(stream, self._arrived)
 
     def settle(self) -> None:
         """Wait on the host until no copy is under way any more, whether they went well or not."""
+        event, self._arrived = self._arrived, 0
+        if not event:
+            return
         with suppress(CudaError):  # nothing is copied after an error; who uses the device sees it
-            if not self._device.runtime.has_come(self._buffer.arrived):
-                self._device.runtime.wait(self._buffer.arrived)
+            if not self._device.runtime.has_come(event):
+                self._device.runtime.wait(event)
+        self._device.host.uses.end(event)
+        self._device.events.give(event)
 
 
 def device_inputs(specs: Iterable[TensorSpec]) -> frozenset[str]:
@@ -182,6 +193,7 @@ class Staging:
         ]
         brought, arrival = self.bring(session, ours, {})
         arrival.admit()
+        arrival.settle()
         return {name: brought.get(name, array) for name, array in arrays.items()}
 
     def bring(
@@ -205,13 +217,12 @@ class Staging:
             with suppress(CudaError):  # what was begun reads memory that is its owner's after the answer
                 device.runtime.synchronize_stream(device.h2d)
             raise
-        finally:
-            device.runtime.record(buffer.arrived, device.h2d)
+        arrival = StagedInputs(device, copying.spans)
         arrays = {
             name: device.arrays.over(memory, offset, datatype, tuple(shape), self._kind)
             for (name, datatype, shape, _), offset in zip(tensors, offsets, strict=True)
         }
-        return arrays, StagedInputs(device, buffer)
+        return arrays, arrival
 
 
 class _Copying:
@@ -222,6 +233,8 @@ class _Copying:
         self._session = session
         self._buffer = buffer
         self._failures = failures
+        #: What is read of memory that is not ours.
+        self.spans: list[Span] = []
 
     def copy(self, run: Sequence[Piece]) -> None:
         if run[0].is_staged:
@@ -233,7 +246,9 @@ class _Copying:
         elif (loan := loan_of(piece.source)) is not None:
             self._copy_loan(piece, loan)
         else:
-            self._to_device(piece.offset, address_of(self._view(piece.source)), piece.nbytes)
+            address = address_of(self._view(piece.source))
+            self.spans.append((address, piece.nbytes))
+            self._to_device(piece.offset, address, piece.nbytes)
 
     def _copy_region(self, piece: Piece, place: Place) -> None:
         """Copy a piece from a client's region of the device. A request whose rows cannot be had is refused,
@@ -269,14 +284,14 @@ class _Copying:
         device = self._device
         start, last = run[0].offset, run[-1]
         nbytes = last.offset + last.nbytes - start
-        block = device.host_blocks.take(nbytes)
+        block = device.host.blocks.take(nbytes)
         try:
             for piece in run:
                 self._put(piece, block.memory[piece.offset - start :][: piece.nbytes])
             self._to_device(start, block.address, nbytes)
         finally:
             device.runtime.record(block.event, device.h2d)
-            device.host_blocks.give(block)
+            device.host.blocks.give(block)
 
     def _put(self, piece: Piece, target: memoryview) -> None:
         if isinstance(piece.source, bytes):
