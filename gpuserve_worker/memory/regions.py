@@ -21,6 +21,7 @@ _NO_DEVICE: Final = (
     "the server has no cupy that can use this device, which it needs to open device memory: expected "
     "gpuserve[cuda12] or gpuserve[cuda13] installed"
 )
+NOT_THERE: Final = "a region of CUDA memory is not there"
 #: Where a file can be mapped from.
 _GRANULARITY: Final = mmap.ALLOCATIONGRANULARITY
 
@@ -52,9 +53,10 @@ class RegionMemory(Protocol):
 
 
 class DeviceRegionOpener(Protocol):
-    def open_region(self, nbytes: int, raw_handle: bytes) -> RegionMemory:
-        """The region of ``nbytes`` behind a handle of another process. Raises ``RegionError`` where the
-        device has no such memory, ``DeviceFailure`` where it cannot be used any more.
+    def open_region(self, nbytes: int, raw_handle: bytes, told: Callable[[str], None]) -> RegionMemory:
+        """The region of ``nbytes`` behind a handle of another process, which is opened elsewhere. ``told``
+        is called, in any thread, once it can be used, or with the reason why it cannot be; whoever uses it
+        before waits for that.
         """
 
     def end_reads(self) -> None:
@@ -155,18 +157,20 @@ class ClientRegions:
         self._regions[number] = SystemRegion(fd, offset, nbytes)
 
     def attach_on_device(
-        self, number: int, nbytes: int, raw_handle: bytes, opener: DeviceRegionOpener | None
-    ) -> str:
-        """Know a region of memory of the worker's device: why it cannot be used, or nothing."""
-        try:
-            if opener is None:
-                raise RegionError(_NO_DEVICE)
+        self,
+        number: int,
+        nbytes: int,
+        raw_handle: bytes,
+        opener: DeviceRegionOpener | None,
+        told: Callable[[str], None],
+    ) -> None:
+        """Know a region of memory of the worker's device. ``told``: see ``DeviceRegionOpener``."""
+        if opener is None:
+            self._regions[number] = _NoRegion(f"{NOT_THERE}: {_NO_DEVICE}")
+            told(_NO_DEVICE)
+        else:
             self._opener = opener
-            self._regions[number] = opener.open_region(nbytes, raw_handle)
-        except RegionError as error:
-            self._regions[number] = _NoRegion(f"a region of CUDA memory is not there: {error}")
-            return str(error)
-        return ""
+            self._regions[number] = opener.open_region(nbytes, raw_handle, told)
 
     def get(self, number: int) -> RegionMemory | None:
         return self._regions.get(number)

@@ -50,6 +50,14 @@ class DeviceSession(DeviceRegionOpener, Protocol):
     def writer(self) -> OutputWriter:
         """Writes outputs that are on the host or on the device."""
 
+    def is_open(self, run: wire.Run) -> bool:
+        """Whether memory of other processes that a batch names is open, or is known not to be there;
+        otherwise ``stage`` would wait for it.
+        """
+
+    def wait_open(self, run: wire.Run) -> None:
+        """Wait until ``is_open``."""
+
     def stage(
         self, run: wire.Run, failures: dict[int, wire.WireFailure]
     ) -> tuple[dict[str, Any], Arrival | None]:

@@ -18,6 +18,12 @@ def doubled(x: Any) -> dict[str, Any]:
 
 
 @batch
+async def doubled_async(x: Any) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {"y": x * 2}
+
+
+@batch
 def unchanged(**inputs: Any) -> dict[str, Any]:
     """Every input as it came, which is a view of the server's own buffer."""
     return dict(inputs)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from gpuserve_worker.cuda.copies.client_regions import DeviceRegions, end_reads
 from gpuserve_worker.cuda.copies.exchange import ExportExchange
 from gpuserve_worker.cuda.copies.output_copies import DeviceWriter
-from gpuserve_worker.cuda.copies.staging import StagedInputs, Staging
+from gpuserve_worker.cuda.copies.staging import StagedInputs, Staging, named_by
 from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.opened import OpenedMemory
 from gpuserve_worker.memory.arena import Arena
 from gpuserve_worker.protocol import wire
 
@@ -24,19 +25,27 @@ class CudaSession:
 
     def __init__(self, device: CudaDevice, staging: Staging, front: FrontSession, arena: Arena) -> None:
         self._staging = staging
+        self._opened = device.opened
         self.front = front
         self.reader = device.arrays
-        self.regions = DeviceRegions(device, front.regions)
+        self.regions = DeviceRegions(device, front.regions, front.fail)
         self.open_region = self.regions.open
         self.end_reads = partial(end_reads, device)
         #: What is kept on the device for other workers, and lent of theirs.
-        self.exchange = ExportExchange(device, front.send)
+        self.exchange = ExportExchange(device, front.send, front.fail)
         self.take = self.exchange.take
         self.retire = self.exchange.retire
         self.writer = DeviceWriter(arena, front.regions, device, self.regions, self.exchange)
         self.begin_outputs = self.writer.begin
         #: Inputs that may still be on their way to the device, by batch.
         self._arrivals: dict[int, StagedInputs] = {}
+
+    def is_open(self, run: wire.Run) -> bool:
+        return not (self.regions.any_opening or self._opened.opening) or not self._opening(run)
+
+    def wait_open(self, run: wire.Run) -> None:
+        for memory in self._opening(run):
+            memory.wait()
 
     def stage(
         self, run: wire.Run, failures: dict[int, wire.WireFailure]
@@ -60,3 +69,8 @@ class CudaSession:
         for batch_id in list(self._arrivals):
             self.settle_inputs(batch_id)
         self.exchange.close()
+
+    def _opening(self, run: wire.Run) -> list[OpenedMemory]:
+        regions, segments = named_by(run)
+        named = [*map(self.regions.opening, regions), *map(self.exchange.opening, segments)]
+        return [one for one in named if one is not None]

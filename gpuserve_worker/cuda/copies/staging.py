@@ -26,9 +26,11 @@ from gpuserve_worker.protocol.payloads import (
     PARTS,
     REGION,
     DeviceLoan,
+    Fill,
     Place,
     WireFailure,
     WireTensor,
+    requests_as_tuples,
 )
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of, element_count, numpy_dtype
 from gpuserve_worker.protocol.wire import Run
@@ -170,12 +172,13 @@ class Staging:
         if loan is None or not loan.in_place or not loan.nbytes:
             return None
         opened = exchange.opened(loan)
-        if not opened.is_here:
+        mapped = opened.mapped()
+        if not mapped.is_here:
             return None
         if loan.nbytes != element_count(shape) * numpy_dtype(datatype).itemsize:
             raise ValueError(f"a loan of {loan.nbytes} bytes for {datatype} of shape {tuple(shape)}")
         lease = self._device.returns.lease(opened, of_batch)
-        return self._over(opened.address + loan.offset, loan.nbytes, lease, tensor)
+        return self._over(mapped.address + loan.offset, loan.nbytes, lease, tensor)
 
     def _over(self, address: int, nbytes: int, owner: object, tensor: WireTensor) -> Any:
         arrays = self._device.arrays
@@ -269,7 +272,7 @@ class _Copying:
     def _copy_loan(self, piece: Piece, loan: DeviceLoan) -> None:
         device, to = self._device, self._buffer.address + piece.offset
         try:
-            source = self._session.exchange.opened(loan).address + loan.offset
+            source = self._session.exchange.opened(loan).mapped().address + loan.offset
         except ExportGone as error:
             if piece.request is None:
                 raise
@@ -330,6 +333,21 @@ def device_place(source: Any, regions: DeviceRegions) -> Place | None:
         return None
     is_there = source[3] == REGION and regions.get(source[0]) is not None
     return Place(*source) if is_there else None
+
+
+def named_by(run: Run) -> tuple[set[int], set[int]]:
+    """The regions of clients and the segments of other workers' exports that a batch names, by number."""
+    regions = {place[0] for one in requests_as_tuples(run.requests) for _, place in one[3]}
+    segments = set()
+    sources = [source for one in run.inputs for _, source in _sources(one[3])]
+    for source in (*sources, *[Fill(*one).source for one in run.fills]):
+        if not isinstance(source, bytes):
+            kind = _kind(source)
+            if kind == REGION:
+                regions.add(source[0])
+            elif kind == DEVICE_LOAN:
+                segments.add(source[0])
+    return regions, segments
 
 
 def loan_of(source: Any) -> DeviceLoan | None:

@@ -21,8 +21,9 @@ class Background:
     thread may put something here.
     """
 
-    def __init__(self, enter: Callable[[], None]) -> None:
+    def __init__(self, enter: Callable[[], None], name: str = "gs-background") -> None:
         self._enter = enter
+        self._name = name
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -33,7 +34,7 @@ class Background:
         self._queue.put(job)
         with self._lock:
             if self._thread is None and not self._is_over:
-                self._thread = threading.Thread(target=self._run, name="gs-background", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
 
     def wait(self) -> None:

@@ -17,10 +17,12 @@ from contextlib import suppress
 from typing import Final
 
 from gpuserve_worker.cuda.device.arrays import CudaArrays
+from gpuserve_worker.cuda.device.background import Background
 from gpuserve_worker.cuda.device.buffers import Buffers
 from gpuserve_worker.cuda.device.exports import OF_THIS_PROCESS, ExportPool
 from gpuserve_worker.cuda.device.host_memory import HostMemory
-from gpuserve_worker.cuda.device.loans import OpenedMemories, Returns
+from gpuserve_worker.cuda.device.loans import Returns
+from gpuserve_worker.cuda.device.opened import OpenedMemories
 from gpuserve_worker.cuda.device.runtime import CudaError, Events, Runtime, load_runtime
 
 #: Of the device's memory, so much is kept for inputs between batches: a part of it, and at least some. As
@@ -56,7 +58,9 @@ class CudaDevice:
         self.buffers = Buffers(runtime, retained_nbytes)
         self.host = HostMemory(runtime, self.events, self.enter_beside, lent_limit_nbytes, warn)
         self.exports = ExportPool(runtime, retained_nbytes)
-        self.opened = OpenedMemories(runtime, number, OF_THIS_PROCESS)
+        self.opened = OpenedMemories(
+            runtime, number, Background(self.enter_beside, "gs-handles"), OF_THIS_PROCESS
+        )
         self.returns = Returns(runtime, number, self.events, self.opened)
 
     def enter(self) -> None:
@@ -95,6 +99,7 @@ class CudaDevice:
             self.settle()
             self.host.close()
             self.returns.close()
+            self.opened.close()
             self.exports.close()
             self.buffers.close()
             self.events.close()

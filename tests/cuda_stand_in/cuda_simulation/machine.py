@@ -105,6 +105,8 @@ class Machine:
     page_lock_bytes_per_s: float = 0.0
     #: How long it takes to open memory of another process, and to close it.
     ipc_open_s: float = 0.0
+    #: Whether whoever opens memory of another process, or closes it, waits until this is no more so.
+    handles_held: bool = False
     #: How long it takes to allocate memory of the device, and to free it.
     malloc_s: float = 0.0
     #: Whether CUDA's compiler and cuBLAS are looked for, as ``cuda.pathfinder`` does; False: they are there.

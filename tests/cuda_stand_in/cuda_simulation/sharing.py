@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from cuda_simulation import errors, handles, traces
@@ -12,6 +13,7 @@ from cuda_simulation.memory import Origin
 from cuda_simulation.visible import Device
 
 LAZY_PEER_ACCESS: Final = 1
+_POLL_S: Final = 0.002
 
 
 def memory_handle(context: Context, address: int) -> bytes:
@@ -31,14 +33,14 @@ def open_memory(context: Context, handle: bytes, flags: int) -> int:
     if flags != LAZY_PEER_ACCESS:
         raise CUDARuntimeError(errors.INVALID_VALUE)
     _leave_trace(context)
-    context.spend(context.view.now.ipc_open_s)
+    _take_time(context)
     return context.imports.open(name, offset, lambda device: _check_reach(context, device))
 
 
 def close_memory(context: Context, address: int) -> None:
     """Give back what ``open_memory`` gave. Raises CUDARuntimeError: it did not, or not so often."""
     context.imports.close(address, lambda: _settle(context))
-    context.spend(context.view.now.ipc_open_s)
+    _take_time(context)
 
 
 def event_handle(context: Context, event: int) -> bytes:
@@ -54,6 +56,12 @@ def open_event(context: Context, handle: bytes) -> int:
     """Raises CUDARuntimeError: it is no handle, or of what there is no more."""
     name, _ = handles.parse(Kind.EVENT, handle)
     return context.events.open(name, context.device).handle
+
+
+def _take_time(context: Context) -> None:
+    context.spend(context.view.now.ipc_open_s)
+    while context.view.now.handles_held:
+        time.sleep(_POLL_S)
 
 
 def _settle(context: Context) -> None:
