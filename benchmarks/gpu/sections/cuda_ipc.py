@@ -1,13 +1,16 @@
 """The time of one request whose tensors stay on the device (CUDA IPC), against the same request through the
 host: tensors in shared memory of the host, and tensors in the message. One request under way; the model
-answers its input.
+answers its input. Then the bytes that the worker copies for them.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -18,13 +21,17 @@ from benchmarks.gpu.served.calls import Caller, calling
 from benchmarks.gpu.served.client_memory import DeviceRegion, HostRegion, device_region, host_region
 from benchmarks.gpu.served.messages import InRegion, answer_array, in_regions, with_bytes
 from benchmarks.gpu.served.serving import Model, serving, tensor
-from benchmarks.scenarios.figures import Figure
+from benchmarks.scenarios.figures import Figure, Goal
 
 _SIZES: Final = (64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20)
 _MODEL: Final = "echo"
 _WARM_UPS: Final = 2
 #: What one round may take for each path.
 _PART: Final = 0.4
+_GOALS: Final = {(64 << 20, "message"): Goal(0.25)}
+#: Requests whose copies are counted, and the size of their tensors.
+_COUNTED: Final = 3
+_COUNTED_NBYTES: Final = 64 << 20
 
 Region = HostRegion | DeviceRegion
 
@@ -32,12 +39,19 @@ Region = HostRegion | DeviceRegion
 def run(site: Site, findings: Findings) -> None:
     """See ``section.py``."""
     findings.note("Median latency of one request at a time; the model answers the input it is given")
-    x, y = tensor("x", "uint8", -1), tensor("y", "uint8", -1)
-    model = Model(_MODEL, "device_models.py:Echo", [x], [y], array="cupy")
-    with serving(site, "cuda-ipc", [model]) as one, calling(one) as caller:
+    with serving(site, "cuda-ipc", [_model()]) as one, calling(one) as caller:
         for nbytes in _SIZES:
             if nbytes <= site.effort.largest_nbytes:
                 _measure(site, findings, caller, nbytes)
+    _count(site, findings, min(_COUNTED_NBYTES, site.effort.largest_nbytes))
+
+
+def _model() -> Model:
+    x, y = tensor("x", "uint8", -1), tensor("y", "uint8", -1)
+    return Model(_MODEL, "device_models.py:Echo", [x], [y], array="cupy")
+
+
+# ---- latencies ----------------------------------------------------------------------------------
 
 
 def _measure(site: Site, findings: Findings, caller: Caller, nbytes: int) -> None:
@@ -73,15 +87,64 @@ def _figures(nbytes: int, seen: dict[str, list[float]]) -> list[Figure]:
     ipc = seen.pop("CUDA IPC")
     return [
         ratio_figure(
-            f"{_size(nbytes)}, {name} / CUDA IPC",
-            "times the latency",
-            host,
+            f"{_size(nbytes)}, CUDA IPC / {name}",
+            "of the latency",
             ipc,
-            None,
+            host,
+            _GOALS.get((nbytes, name)),
             **{"CUDA IPC, ms": ipc, "host, ms": host},
         )
         for name, host in seen.items()
     ]
+
+
+# ---- bytes by the host --------------------------------------------------------------------------
+
+
+def _count(site: Site, findings: Findings, nbytes: int) -> None:
+    """The copies of the worker, by its own timeline, while tensors stay on the device. That it counts is
+    seen with the same tensors in the message.
+    """
+    lines = site.folder / "counted.lines"
+    data = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
+    with (
+        serving(site, "counted", [_model()], {"GPUSERVE_CUDA_TIMELINE": str(lines)}) as one,
+        calling(one) as caller,
+        device_region(caller, nbytes) as given,
+        device_region(caller, nbytes) as answered,
+    ):
+        ask = _through_regions(caller, (given, answered), data)
+        for _ in range(_COUNTED):
+            ask()
+        by_ipc = _copied(lines)
+        _through_message(caller, data)
+        ask()  # a copy is written when the next one begins
+        by_message = _copied(lines)
+    requests = _COUNTED + _WARM_UPS
+    findings.check(
+        "no byte of a tensor in CUDA IPC memory passes the host",
+        by_ipc["h2d"] + by_ipc["d2h"] == 0,
+        f"{requests} requests of {_size(nbytes)} in and out: {by_ipc['h2d']} bytes copied to the device, "
+        f"{by_ipc['d2h']} to the host, {by_ipc['d2d']} on the device",
+    )
+    findings.check(
+        "tensors in a message are counted",
+        min(by_message["h2d"], by_message["d2h"]) >= nbytes,
+        f"one request of the same in the message: {by_message['h2d']} bytes copied to the device, "
+        f"{by_message['d2h']} to the host",
+    )
+
+
+def _copied(lines: Path) -> Counter[str]:
+    """Bytes by kind of copy, in the lines that workers have written so far."""
+    found: Counter[str] = Counter()
+    for file in lines.parent.glob(f"{lines.name}.*"):
+        for one in map(json.loads, file.read_text().splitlines()):
+            found[one["kind"]] += one["nbytes"]
+    return found
+
+
+# ---- requests -----------------------------------------------------------------------------------
 
 
 def _through_regions(caller: Caller, pair: tuple[Region, ...], data: Any) -> Callable[[], float]:

@@ -102,7 +102,7 @@ def compare(
     """
     x, case = loop.example(rows), f"{loop.kind}, batch {rows}"
     message = with_bytes(loop.kind, {"x": x})
-    check_answer(one, loop, x, message)
+    check_answer(one, loop, x)
     server, bare, latencies_ms = [], [], []
     for _ in range(site.effort.rounds):
         seen = clients.load(one, [message] * IN_FLIGHT, site.effort.seconds, case)
@@ -114,7 +114,7 @@ def compare(
     return ratio_figure(case, "server / bare loop", server, bare, goal, **details)
 
 
-def check_answer(one: RunningServer, loop: BareLoop, x: Any, message: bytes) -> None:
+def check_answer(one: RunningServer, loop: BareLoop, x: Any) -> None:
     """The server's answer is the loop's.
 
     Raises:
@@ -122,7 +122,11 @@ def check_answer(one: RunningServer, loop: BareLoop, x: Any, message: bytes) -> 
     """
     wanted = loop.answer(x)
     with calling(one) as caller:
-        given = answer_array(caller.infer(message), "y", "float32")
+        answer = caller.infer(with_bytes(loop.kind, {"x": x}))
+    try:
+        given = answer_array(answer, "y", "float32")
+    except (KeyError, ValueError) as error:
+        raise SectionFailed(f"{loop.kind}, batch {len(x)}: the answer cannot be read: {error}") from None
     apart = abs(given - wanted).max() if given.shape == wanted.shape else float("inf")
     if not apart <= _TOLERANCE:
         text = f"{loop.kind}, batch {len(x)}: the server's answer is {apart:.3g} away from the loop's"

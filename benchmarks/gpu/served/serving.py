@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.gpu.places import MODELS
 from benchmarks.gpu.running.section import Site
 from benchmarks.peers import PeerCache
 from benchmarks.servers import GpuServe, Ports, RunningServer, running
+
+#: On a fresh machine each worker opens a context of CUDA and reads gigabytes of libraries.
+_READY_TIMEOUT_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,6 @@ def serving(
     folder.mkdir(parents=True, exist_ok=True)
     server = _Server(models, folder, environment or {})
     server.prepare()
-    with running(server, folder, [one.name for one in models]) as one:
+    with running(server, folder, [one.name for one in models], _READY_TIMEOUT_S) as one:
         site.say(f"{label}: ready after {one.ready_s:.1f} s")
         yield one
