@@ -20,6 +20,7 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from config_file import write_config
 from ensembles import ensemble, ensembles, member, members, step, tensor
+from leaks import own_name
 from operated import InBackground
 from processes import command_line, descendants, measured, wait_until
 from serving import FREE_PORTS, GPUSERVE, JSON_LOG, Addresses, serving, wait_until_ready
@@ -254,10 +255,11 @@ def test_a_callable_may_ask_an_ensemble(server: Server) -> None:
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
 def test_tensors_in_a_clients_memory(server: Server, client: Client, width: int) -> None:
     x = row(width, 5)
-    handle = shm.create_shared_memory_region("e", f"/gpuserve-test-{os.getpid()}", 3 * x.nbytes)
+    key = f"/{own_name()}"
+    handle = shm.create_shared_memory_region("e", key, 3 * x.nbytes)
     try:
         shm.set_shared_memory_region(handle, [x])
-        client.register_system_shared_memory("e", f"/gpuserve-test-{os.getpid()}", 3 * x.nbytes)
+        client.register_system_shared_memory("e", key, 3 * x.nbytes)
         tensor = tritonclient.grpc.InferInput("x", list(x.shape), "FP32")
         tensor.set_shared_memory("e", x.nbytes)
         wanted = [tritonclient.grpc.InferRequestedOutput(name) for name in ("y", "z")]
@@ -278,7 +280,7 @@ def test_tensors_in_a_clients_memory(server: Server, client: Client, width: int)
 
 
 def test_texts_that_a_step_reads_are_not_placed(server: Server, client: Client) -> None:
-    key = f"/gpuserve-test-{os.getpid()}"
+    key = f"/{own_name()}"
     handle = shm.create_shared_memory_region("t", key, 4096)
     try:
         client.register_system_shared_memory("t", key, 4096)
