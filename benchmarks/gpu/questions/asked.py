@@ -29,6 +29,9 @@ _NON_BLOCKING: Final = 1
 _EVENTS: Final = {"spin": 2, "sleep": 3}
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _RELAXED: Final = 2
+_LAZY_PEER_ACCESS: Final = 1
+#: Milliseconds; the first is Python's own.
+_SWITCH_INTERVALS_MS: Final = (5.0, 1.0, 0.2, 0.05)
 
 Answer = dict[str, Any]
 
@@ -279,10 +282,133 @@ def _range(at: int) -> list[int]:
 
 
 def bad_handle(text: str) -> Answer:
-    """The code for 64 bytes that are no handle, and whether the device can be used then."""
+    """The code for 64 bytes that are no handle, by cupy and by the driver; whether the device works then."""
     runtime = _runtime()
     code = _status(runtime.ipcOpenMemHandle, bytes.fromhex(text))
-    return {"status": code, "device then": _status(runtime.deviceSynchronize)}
+    driver_code, _ = _open_by_driver(bytes.fromhex(text))
+    then = _status(runtime.deviceSynchronize)
+    return {"status": code, "the driver's": driver_code, "device then": then}
+
+
+class _Handle(ctypes.Structure):
+    """As the driver takes it: by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
+def _open_by_driver(handle: bytes) -> tuple[int, int]:
+    """The driver's code, and the address; other threads run meanwhile."""
+    address = ctypes.c_uint64()
+    opens = ctypes.CDLL("libcuda.so.1").cuIpcOpenMemHandle_v2
+    code = opens(ctypes.byref(address), _Handle.from_buffer_copy(handle), ctypes.c_uint(_LAZY_PEER_ACCESS))
+    return int(code), address.value
+
+
+def _close_by_driver(address: int) -> None:
+    ctypes.CDLL("libcuda.so.1").cuIpcCloseMemHandle(ctypes.c_uint64(address))
+
+
+# ---- the interpreter's lock, and the driver's ---------------------------------------------------
+
+
+def lock() -> Answer:
+    """How long other threads stand still while CUDA opens and closes a handle, by cupy and by ctypes."""
+    runtime = _runtime()
+    found: Answer = {}
+    command = [sys.executable, "-c", _EXPORTER, *[str(256 * _MIB)] * 4]
+    ways: dict[str, tuple[Callable[[bytes], int], Callable[[int], object]]] = {
+        "cupy": (runtime.ipcOpenMemHandle, runtime.ipcCloseMemHandle),
+        "ctypes": (lambda handle: _open_by_driver(handle)[1], _close_by_driver),
+    }
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as exporter:
+        assert exporter.stdout is not None
+        made = [bytes.fromhex(one) for one in json.loads(exporter.stdout.readline())]
+        for way, (opens, closes) in ways.items():
+            for other in (_sleeps, _records):
+                opened, closed = _opened_beside(opens, closes, made.pop(), other)
+                beside = f"by {way}, beside a thread that {other.__name__[1:]}"
+                found |= {f"open {beside}": opened, f"close {beside}": closed}
+        exporter.kill()
+    return found
+
+
+def _opened_beside(
+    opens: Callable[[bytes], int], closes: Callable[[int], object], handle: bytes, other: Callable[..., Any]
+) -> tuple[Answer, Answer]:
+    at: list[int] = []
+    opened = _beside(lambda: at.append(opens(handle)), other)
+    return opened, _beside(lambda: closes(at[0]), other)
+
+
+def _sleeps() -> Callable[[], object]:
+    """What a thread of Python needs: the interpreter."""
+    return lambda: None
+
+
+def _records() -> Callable[[], object]:
+    """What a thread that uses the device needs: the driver, too."""
+    runtime = _runtime()
+    stream = runtime.streamCreateWithFlags(_NON_BLOCKING)
+    event = runtime.eventCreateWithFlags(_EVENTS["sleep"])
+    return lambda: runtime.eventRecord(event, stream)
+
+
+def _beside(call: Callable[[], object], other: Callable[[], Callable[[], object]]) -> Answer:
+    """How long a call takes, and how long another thread was without a turn meanwhile, in ms."""
+    longest_s, stop, begun = [0.0], threading.Event(), threading.Event()
+
+    def run() -> None:
+        step, ended_at = other(), time.perf_counter()
+        begun.set()
+        while not stop.is_set():
+            time.sleep(0.0001)
+            step()
+            began_at, ended_at = ended_at, time.perf_counter()
+            longest_s[0] = max(longest_s[0], ended_at - began_at)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    time.sleep(0.02)
+    longest_s[0] = 0.0
+    took_ms = _ms(call)
+    stop.set()
+    thread.join()
+    return {"took_ms": took_ms, "without_a_turn_ms": round(1e3 * longest_s[0], 3)}
+
+
+def full_queue() -> Answer:
+    """The longest of each call, in ms, while another thread queues kernels faster than they run."""
+    runtime, longest, stop = _runtime(), dict[str, float](), threading.Event()
+    cupy = importlib.import_module("cupy")
+    array = cupy.zeros(64 * _MIB, cupy.float32)
+    stream, event = (
+        runtime.streamCreateWithFlags(_NON_BLOCKING),
+        runtime.eventCreateWithFlags(_EVENTS["sleep"]),
+    )
+
+    def queues() -> None:
+        runtime.setDevice(0)
+        while not stop.is_set():
+            cupy.add(array, 1, out=array)
+
+    calls: dict[str, Callable[[], object]] = {
+        "eventRecord on the default stream": lambda: runtime.eventRecord(event, 0),
+        "eventRecord on another": lambda: runtime.eventRecord(event, stream),
+        "eventQuery": lambda: runtime.eventQuery(event),
+        "setDevice": lambda: runtime.setDevice(0),
+        "sleep of 0.1 ms": lambda: time.sleep(0.0001),
+    }
+    thread = threading.Thread(target=queues)
+    thread.start()
+    time.sleep(0.2)  # CUDA takes some thousand ahead
+    until_s = time.perf_counter() + 1.0
+    while time.perf_counter() < until_s:
+        for name, call in calls.items():
+            longest[name] = max(longest.get(name, 0.0), _ms(call))
+    stop.set()
+    thread.join()
+    return dict(longest)
 
 
 # ---- threads and torch --------------------------------------------------------------------------
@@ -362,17 +488,18 @@ def torch_loop() -> Answer:
     threads = [threading.Thread(target=wants_the_lock, daemon=True) for _ in range(2)]
     for one in threads:
         one.start()
-    found["beside two threads"] = rate()
-    sys.setswitchinterval(0.0002)
-    found["beside two threads, switch interval 0.2 ms"] = rate()
+    for interval_ms in (*_SWITCH_INTERVALS_MS, *_SWITCH_INTERVALS_MS):  # twice, since clocks go up and down
+        sys.setswitchinterval(interval_ms / 1e3)
+        name = f"beside two threads, switch interval {interval_ms:g} ms"
+        found[name] = max(found.get(name, 0), rate())
     stop.set()
     return found
 
 
 #: In the order in which they are asked: what is cold first, what hurts last.
 QUESTIONS: Final[tuple[Callable[..., Answer], ...]] = (
-    imports, context, kernels, nvml, page_locks, calls, bandwidth, handles, bad_handle, captures,
-    torch_facts, torch_loop,
+    imports, context, kernels, nvml, page_locks, calls, bandwidth, handles, lock, full_queue,
+    bad_handle, captures, torch_facts, torch_loop,
 )  # fmt: skip
 
 
