@@ -51,7 +51,8 @@ def open_cuda(init: Init, reporter: Reporter) -> CudaPath | None:
     if not needed and importlib.util.find_spec("cupy") is None:
         return None
     try:
-        device = open_device(int(init.device.partition(":")[2] or 0), reporter.warning)
+        number = int(init.device.partition(":")[2] or 0)
+        device = open_device(number, reporter.warning, init.lent_limit_nbytes)
         if init.array == "cupy":
             _check_types(init, device)
         device.host.spare.make()  # while nobody waits for an answer

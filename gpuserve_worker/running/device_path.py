@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpuserve_worker.memory.regions import DeviceRegionOpener
+from gpuserve_worker.memory.regions import DeviceRegionOpener, RegionLocks
 
 if TYPE_CHECKING:
     from gpuserve_worker.calling.outputs import BatchAnswers, DeviceReader
     from gpuserve_worker.calling.request import Batch
-    from gpuserve_worker.memory.arena import Arena, PageLocks, Spares
+    from gpuserve_worker.memory.arena import Arena, Spares
     from gpuserve_worker.memory.output_writer import OutputWriter, Written
     from gpuserve_worker.protocol import wire
     from gpuserve_worker.protocol.link import Link
@@ -135,7 +135,7 @@ class WorkerDevicePath(Protocol):
     """How batches reach the device that an instance computes on."""
 
     @property
-    def page_locks(self) -> PageLocks | None:
+    def page_locks(self) -> RegionLocks | None:
         """Locks mapped memory for the device's copies, where it needs that."""
 
     @property

@@ -53,7 +53,7 @@ class FrontSession:
         self._lock = threading.RLock()
         self.mapping = Mapping(path.page_locks)
         self.loans = Mapping(path.page_locks)
-        self.regions = ClientRegions()
+        self.regions = ClientRegions(path.page_locks)
         memories = (self.mapping, self.regions, self.loans)
         self.leases = Leases(lambda batch_id: self.send_if_there(wire.Released((batch_id,))))
         self.inputs = Inputs(*memories, self.leases, read_only=read_only_inputs)

@@ -6,15 +6,26 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+import socket
 import sys
 import threading
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
+from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
+from gpuserve_worker.cuda.copies.cuda_session import CudaSession
+from gpuserve_worker.cuda.copies.staging import Staging
 from gpuserve_worker.cuda.device.background import Background
 from gpuserve_worker.cuda.device.device import CudaDevice, open_device
 from gpuserve_worker.cuda.device.page_locks import PageLocker, address_of
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, Runtime
+from gpuserve_worker.cuda.path import CudaPath
+from gpuserve_worker.protocol.link import Link
+from gpuserve_worker.protocol.payloads import Place, WireRequest, WireTensor
+from gpuserve_worker.running.session import FrontSession
 
 NBYTES = 2 << 20
 #: ``cudaMemoryTypeHost``: what CUDA calls page-locked memory.
@@ -181,6 +192,98 @@ def surplus_blocks_are_unlocked() -> dict[str, Any]:
     kept = sum(type_of(device, one) == LOCKED for one in addresses)
     device.close()
     return {"kept": kept, "closed": sum(type_of(device, one) == LOCKED for one in addresses)}
+
+
+def raised(error: BaseException) -> None:
+    raise error
+
+
+class Region:
+    """What a worker shares with a front, and a client's region of which all is there."""
+
+    def __init__(self, nbytes: int = NBYTES, lent_limit_nbytes: int = 1 << 30) -> None:
+        self.device = open_device(lent_limit_nbytes=lent_limit_nbytes)
+        ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        staging = Staging(self.device, frozenset({"x"}), "cupy")
+        path = CudaPath(self.device, staging)
+        self.front = FrontSession(Link(ours), path, raised, read_only_inputs=False)
+        assert isinstance(self.front.device, CudaSession)
+        self.session, self._staging = self.front.device, staging
+        self.fd = os.memfd_create("client")
+        os.write(self.fd, os.urandom(nbytes))
+        self.place = Place(1, 0, nbytes)
+        self.front.regions.attach(1, self.fd, 0, nbytes)
+
+    def bring(self, datatype: str = "UINT8") -> tuple[bool, bool]:
+        """Bring all of it to the device: whether it came from there at once, and whether it is there."""
+        tensors = [WireTensor("x", datatype, (self.place.nbytes,), self.place)]
+        arrays, arrival = self._staging.bring(self.session, tensors, {})
+        is_direct = len(self.device.host.uses) == 1
+        arrival.settle()
+        here = os.pread(self.fd, self.place.nbytes, 0)
+        return is_direct, bytes(arrays["x"].get()) == here
+
+    def take(self, value: int) -> tuple[bool, bool]:
+        """Have an output of the device put there: whether it went there at once, and whether it is there."""
+        array = self.device.runtime.cupy.full(self.place.nbytes, value, "uint8")
+        output = CheckedOutput("y", "UINT8", array.shape, array.nbytes, np.dtype(np.uint8), [array])
+        requests = [WireRequest(1, {}, (), (("y", self.place),))]
+        copies = self.session.begin_outputs(BatchAnswers(None, [[output]]), requests)
+        is_direct = not self.front.writer._blocks
+        written = copies.wait()
+        assert written.responses == ((WireTensor("y", "UINT8", array.shape, self.place),),)
+        assert not self.front.writer._blocks
+        return is_direct, os.pread(self.fd, self.place.nbytes, 0) == bytes([value]) * self.place.nbytes
+
+
+def regions_as_inputs() -> Any:
+    region = Region()
+    first = region.bring()
+    region.device.host.wait()
+    return [first, region.bring(), region.bring("BOOL")]
+
+
+def regions_for_outputs() -> Any:
+    region = Region()
+    first = region.take(1)
+    region.device.host.wait()
+    return [first, region.take(2)]
+
+
+def regions_over_the_limit() -> Any:
+    region = Region(lent_limit_nbytes=NBYTES - 1)
+    found = []
+    for _ in range(3):
+        found += [region.bring(), region.take(3)]
+        region.device.host.wait()
+    return found
+
+
+def regions_that_go() -> Any:
+    """A region goes while the device reads it: its copy is over then, and it is locked no more."""
+    region = Region()
+    region.bring()
+    region.device.host.wait()
+    pages = region.front.regions.view(region.place)
+    address = address_of(pages)
+    pages.release()
+    before = type_of(region.device, address) == LOCKED
+    here = os.pread(region.fd, NBYTES, 0)
+    tensors = [WireTensor("x", "UINT8", (NBYTES,), region.place)]
+    arrays, arrival = region._staging.bring(region.session, tensors, {})
+    under_way = not region.device.runtime.has_come(arrival._arrived)
+    region.front.regions.detach(1)
+    over = region.device.runtime.has_come(arrival._arrived)
+    after = type_of(region.device, address) == LOCKED
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        is_mapped = "memfd:client" in maps.read()
+    there = bytes(arrays["x"].get()) == here
+    return {
+        "locked": [before, after],
+        "under way": [under_way, not over],
+        "mapped": is_mapped,
+        "there": there,
+    }
 
 
 if __name__ == "__main__":

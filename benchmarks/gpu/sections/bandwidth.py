@@ -165,7 +165,11 @@ def _session(device: CudaDevice) -> CudaSession:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     _KEPT.append(theirs)
     staging = Staging(device, frozenset({"x"}), "cupy")
-    session = FrontSession(Link(ours), CudaPath(device, staging), read_only_inputs=False)
+    session = FrontSession(Link(ours), CudaPath(device, staging), _raised, read_only_inputs=False)
     assert isinstance(session.device, CudaSession)
     _KEPT.append(session)
     return session.device
+
+
+def _raised(error: BaseException) -> None:
+    raise error

@@ -1,7 +1,8 @@
 """The inputs of batches on their way to the device: one buffer a batch, and as few copies into it as can be.
 The host waits for none of them. Bytes in page-locked segments are copied from there; small ones, those in
-messages and those in a client's region on the host go into memory of our own first, and on in one copy.
-Those on the device already are copied within it, or given to the callable as they are.
+messages and those in a client's region on the host go into memory of our own first, and on in one copy, but
+for large ones in a region whose pages are locked. Those on the device already are copied within it, or given
+to the callable as they are.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 #: Up to this size the host copies faster than a copy of its own begins.
 SMALL_NBYTES: Final = 32 << 10
+_BOOL: Final = "BOOL"
 #: Where a tensor in a client's region has to begin to be used where it is: kernels may not take what is less
 #: aligned, and CUDA's word for that ends the process.
 _IN_PLACE_ALIGNMENT: Final = 256
@@ -49,7 +51,8 @@ _IN_PLACE_ALIGNMENT: Final = 256
 class Piece(NamedTuple):
     """Bytes for one place in a buffer. ``source`` is the bytes or, as decoded, where they lie; ``request`` is
     the position of the request that they are of, None for those of a whole batch. ``device_place`` is where
-    they are, if that is in a region of device memory.
+    they are, if that is in a region of device memory; ``is_locked``: it is in one of the host's from which
+    the device can copy by itself.
     """
 
     offset: int
@@ -58,11 +61,12 @@ class Piece(NamedTuple):
     datatype: str
     request: int | None
     device_place: Place | None = None
+    is_locked: bool = False
 
     @property
     def is_staged(self) -> bool:
         source = self.source
-        if self.device_place is not None or loan_of(source) is not None:
+        if self.device_place is not None or self.is_locked or loan_of(source) is not None:
             return False
         return isinstance(source, bytes) or self.nbytes <= SMALL_NBYTES or _kind(source) == REGION
 
@@ -210,6 +214,12 @@ class Staging:
         device, regions = self._device, session.regions
         if regions.any_open:
             pieces = [one._replace(device_place=device_place(one.source, regions)) for one in pieces]
+        known = session.front.regions
+        if len(known) and any(map(may_be_locked, pieces)):
+            pieces = [
+                one._replace(is_locked=may_be_locked(one) and known.is_locked(one.source[0]))
+                for one in pieces
+            ]
         buffer = device.buffers.take(nbytes)
         memory = device.arrays.memory(buffer.address, buffer.nbytes, device.buffers.lease(buffer))
         copying = _Copying(device, session, buffer, failures)
@@ -248,10 +258,35 @@ class _Copying:
             self._copy_region(piece, piece.device_place)
         elif (loan := loan_of(piece.source)) is not None:
             self._copy_loan(piece, loan)
+        elif piece.is_locked:
+            self._copy_locked(piece)
         else:
-            address = address_of(self._view(piece.source))
-            self.spans.append((address, piece.nbytes))
-            self._to_device(piece.offset, address, piece.nbytes)
+            self._copy_from(self._view(piece.source), piece)
+
+    def _copy_from(self, memory: memoryview, piece: Piece) -> None:
+        address = address_of(memory)
+        self.spans.append((address, piece.nbytes))
+        self._to_device(piece.offset, address, piece.nbytes)
+
+    def _copy_locked(self, piece: Piece) -> None:
+        """As ``_copy_region``, from a region of the host. What its client cuts off the file while the copy is
+        under way stays there until it is over, because the pages are locked.
+        """
+        place = Place(*piece.source)
+        try:
+            memory = self._session.front.regions.view(place)
+        except RegionError as error:
+            self._refuse(piece, place.nbytes, error)
+            return
+        self._copy_from(memory, piece)
+
+    def _refuse(self, piece: Piece, nbytes: int, error: RegionError) -> None:
+        """Have zeros for rows that cannot be had, and refuse their request; those of a whole batch raise."""
+        if piece.request is None:
+            raise error
+        device = self._device
+        device.runtime.clear(self._buffer.address + piece.offset, nbytes, device.h2d)
+        self._failures[piece.request] = WireFailure(error.code, str(error))
 
     def _copy_region(self, piece: Piece, place: Place) -> None:
         """Copy a piece from a client's region of the device. A request whose rows cannot be had is refused,
@@ -264,20 +299,14 @@ class _Copying:
         try:
             region.begin_copy(place, to, device.h2d)
         except RegionError as error:
-            if piece.request is None:
-                raise
-            device.runtime.clear(to, place.nbytes, device.h2d)
-            self._failures[piece.request] = WireFailure("INVALID_ARGUMENT", str(error))
+            self._refuse(piece, place.nbytes, error)
 
     def _copy_loan(self, piece: Piece, loan: DeviceLoan) -> None:
         device, to = self._device, self._buffer.address + piece.offset
         try:
             source = self._session.exchange.opened(loan).mapped().address + loan.offset
         except ExportGone as error:
-            if piece.request is None:
-                raise
-            device.runtime.clear(to, loan.nbytes, device.h2d)
-            self._failures[piece.request] = WireFailure(error.code, str(error))
+            self._refuse(piece, loan.nbytes, error)
             return
         if loan.nbytes:
             device.runtime.copy(to, source, loan.nbytes, Copy.DEVICE_TO_DEVICE, device.h2d)
@@ -348,6 +377,15 @@ def named_by(run: Run) -> tuple[set[int], set[int]]:
             elif kind == DEVICE_LOAN:
                 segments.add(source[0])
     return regions, segments
+
+
+def may_be_locked(piece: Piece) -> bool:
+    """Whether a piece is copied by itself where it is in a region whose pages are locked. Other bytes than a
+    BOOL may have are looked for in a copy, which its client cannot change.
+    """
+    if isinstance(piece.source, bytes) or piece.nbytes <= SMALL_NBYTES or piece.datatype == _BOOL:
+        return False
+    return piece.device_place is None and _kind(piece.source) == REGION
 
 
 def loan_of(source: Any) -> DeviceLoan | None:
