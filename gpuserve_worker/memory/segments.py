@@ -9,6 +9,7 @@ by a call that fails where there are none, and never kills; with small pages tha
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import functools
 import mmap
@@ -16,10 +17,10 @@ import os
 from contextlib import suppress
 from typing import Final
 
+from gpuserve_worker.memory.touching import touch
+
 #: Memory is reserved in multiples of this.
 UNIT_NBYTES: Final = 16 << 10
-#: MADV_POPULATE_WRITE, from Linux 5.14 on.
-_POPULATE_WRITE: Final = 23
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 #: What the kernel says for who asks; "inherit" in the folder of a size sends to the file of all sizes.
 _GIVEN: Final = frozenset({"always", "within_size", "advise", "force"})
@@ -33,7 +34,7 @@ class OwnedSegment:
     no memory or descriptor left.
     """
 
-    __slots__ = ("_is_huge", "_units", "fd", "map", "nbytes", "reserved_nbytes", "view")
+    __slots__ = ("_address", "_is_huge", "_units", "fd", "map", "nbytes", "reserved_nbytes", "view")
 
     def __init__(self, nbytes: int, *, in_huge_pages: bool) -> None:
         self.fd = os.memfd_create("gpuserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -45,6 +46,7 @@ class OwnedSegment:
             os.close(self.fd)
             raise
         self.view = memoryview(self.map)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         self.nbytes = nbytes
         self.reserved_nbytes = 0
         self._units = bytearray(-(-nbytes // UNIT_NBYTES))
@@ -65,10 +67,10 @@ class OwnedSegment:
     def reserve(self, start: int, end: int) -> None:
         nbytes = end - start
         if self._is_huge:
-            self._touch(start, nbytes)
+            touch(self._address + start, nbytes)
         os.posix_fallocate(self.fd, start, nbytes)
         if not self._is_huge:
-            self._touch(start, nbytes)
+            touch(self._address + start, nbytes)
         first, last = start // UNIT_NBYTES, -(-end // UNIT_NBYTES)
         self._units[first:last] = b"\1" * (last - first)
         self.reserved_nbytes += nbytes
@@ -77,10 +79,6 @@ class OwnedSegment:
         """Give it up; the memory is there until the last view of it has died."""
         unmap(self.map, self.view)
         os.close(self.fd)
-
-    def _touch(self, start: int, nbytes: int) -> None:
-        with suppress(OSError):  # otherwise each page is mapped when it is written to
-            self.map.madvise(_POPULATE_WRITE, start, nbytes)
 
 
 def unmap(mapped: mmap.mmap, view: memoryview) -> None:

@@ -14,7 +14,6 @@ What is given up while CUDA is at it stays mapped until it is locked, and is unl
 
 from __future__ import annotations
 
-import ctypes
 import enum
 import threading
 from collections.abc import Callable
@@ -27,11 +26,7 @@ import numpy as np
 from gpuserve_worker.cuda.device.background import Background
 from gpuserve_worker.cuda.device.host_uses import HostUses
 from gpuserve_worker.cuda.device.runtime import CudaError, Runtime
-
-#: MADV_POPULATE_WRITE, from Linux 5.14 on.
-_POPULATE_WRITE: Final = 23
-#: So much is mapped at a time: who maps or unmaps something else waits meanwhile.
-_STEP_NBYTES: Final = 4 << 20
+from gpuserve_worker.memory.touching import touch
 
 
 def address_of(memory: Any) -> int:
@@ -173,7 +168,8 @@ class PageLocker:
         pages.memory.release()
 
     def _tried(self, pages: _Pages) -> LockStage:
-        _map_all(pages.address, pages.nbytes)
+        # CUDA would map them with locks of its own held, which every other call of the process waits for.
+        touch(pages.address, pages.nbytes)
         try:
             self._runtime.page_lock(pages.address, pages.nbytes)
         except CudaError as error:
@@ -188,14 +184,3 @@ class PageLocker:
                 f"CUDA could not page-lock {nbytes} bytes of shared memory, so copies to and from the device "
                 f"are slower: {error}"
             )
-
-
-def _map_all(address: int, nbytes: int) -> None:
-    """Map all pages of memory that is there: CUDA would do it with its own locks held, which every other call
-    of the process waits for. The interpreter's is not held meanwhile, as it would be by ``mmap.madvise``.
-    """
-    madvise = ctypes.CDLL(None).madvise
-    for start in range(0, nbytes, _STEP_NBYTES):
-        length = min(_STEP_NBYTES, nbytes - start)
-        if madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(length), _POPULATE_WRITE):
-            return  # a kernel that cannot; CUDA does it, or refuses
