@@ -6,7 +6,6 @@ No test is here, and no server.
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as shm
+from leaks import own_name
 from numpy.typing import NDArray
 from tritonclient.utils import serialize_byte_tensor
 
@@ -37,7 +37,7 @@ def listed(client: Any) -> dict[str, tuple[str, int, int]]:
 @contextlib.contextmanager
 def memory(nbytes: int, key: str | None = None) -> Iterator[tuple[Any, str]]:
     """A client's memory of this size, and its key."""
-    key = key or f"/gpuserve-test-{uuid.uuid4().hex}"
+    key = key or f"/{own_name()}"
     handle = shm.create_shared_memory_region(key, key, nbytes)
     try:
         yield handle, key

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from graphs import MEMBERS, expected
+from worker_process import raised
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import NotFound, RequestError
@@ -45,7 +46,9 @@ class Worker:
         self._socket = theirs
         self._link = Link(theirs)
         self._spec = driver.spec
-        self.session = FrontSession(self._link, HostPath(), read_only_inputs=driver.spec.read_only_inputs)
+        self.session = FrontSession(
+            self._link, HostPath(), raised, read_only_inputs=driver.spec.read_only_inputs
+        )
         self.runs: list[wire.Run] = []
         self.heard: list[wire.Run] = []
         on_down: Callable[[WorkerLink, str], None] = lambda link, why: driver.workers.instance_down(  # noqa: E731

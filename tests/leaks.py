@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import stat
 import sys
 import tempfile
@@ -18,6 +19,8 @@ from pathlib import Path
 from processes import command_line, wait_ended, wait_until
 
 MARK = "LEAK_CHECK_MARK"
+#: What shared memory and sockets are called that a test makes itself; its mark comes next.
+_OF_TESTS = "gpuserve-test-"
 PATIENCE_S = 3.0
 _SHM = Path("/dev/shm")
 #: CUDA's own, which it leaves there for a process that was killed.
@@ -55,6 +58,11 @@ def leaks(before: Census, patience_s: float = PATIENCE_S) -> list[str]:
     return found
 
 
+def own_name() -> str:
+    """A name for shared memory or a socket of the test that runs: no other test takes it for its own."""
+    return f"{_OF_TESTS}{os.environ[MARK]}-{secrets.token_hex(4)}"
+
+
 def processes(before: Census) -> list[int]:
     """Processes of gpuserve that descend from the test, and were not there before it began."""
     # To look into each of the others takes milliseconds, and there are thousands of tests.
@@ -64,11 +72,16 @@ def processes(before: Census) -> list[int]:
 
 def _leaked_files(before: Census) -> list[str]:
     descriptors = [f"descriptor {fd}: {target}" for fd, target in sorted(_descriptors() - before.descriptors)]
-    shared = frozenset(os.listdir(_SHM)) - before.shared_memory
+    shared = {one for one in os.listdir(_SHM) if not _is_anothers(one, before.mark)} - before.shared_memory
     mapped = _mapped_elsewhere() if shared else ""
     ours = [name for name in sorted(shared) if name not in mapped and not name.startswith(_OF_CUDA)]
     memory = [f"shared memory /dev/shm/{name}" for name in ours]
-    return descriptors + memory + [f"socket file {path}" for path in sorted(_sockets() - before.sockets)]
+    sockets = [path for path in sorted(_sockets() - before.sockets) if not _is_anothers(path, before.mark)]
+    return descriptors + memory + [f"socket file {path}" for path in sockets]
+
+
+def _is_anothers(name: str, mark: str) -> bool:
+    return _OF_TESTS in name and mark not in name
 
 
 def _descriptors() -> frozenset[tuple[int, str]]:

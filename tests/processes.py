@@ -1,7 +1,10 @@
-"""What the tests ask the kernel about processes: children, command lines, and whether they have ended."""
+"""What the tests ask the kernel about processes: children, command lines, and whether they have ended; and
+how they wait for what nobody announces.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import sys
@@ -71,3 +74,10 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 20
         assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s: {what}"
         threading.Event().wait(_TICK_S)
     return time.monotonic() - started
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Let others of this event loop have their turns until a condition holds that nobody announces."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(_TICK_S)

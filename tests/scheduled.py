@@ -1,10 +1,11 @@
-"""A model's scheduler with instances and a clock that only moves when told, for its tests."""
+"""Schedulers with instances and a clock that only moves when told, for their tests."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gpuserve.declare.spec import BatchingSpec, ModelSpec, QueueSpec
+from gpuserve.front.batching.interface import Scheduler
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest
@@ -23,8 +24,42 @@ class Watchable(QueuedRequest):
     __slots__ = ("__weakref__",)
 
 
-class Model:
-    """A scheduler, its instances, and a clock in microseconds that only moves when told."""
+class Clocked:
+    """A scheduler, its instances, and a clock that only moves when told."""
+
+    def __init__(self, scheduler: Scheduler, instances: int) -> None:
+        self.scheduler = scheduler
+        for number in range(instances):
+            scheduler.instance_up(f"i{number}")
+        self.now = 0.0
+
+    @property
+    def at_us(self) -> int:
+        return round(self.now / US)
+
+    @at_us.setter
+    def at_us(self, at_us: int) -> None:
+        self.now = at_us * US
+
+    def next(self) -> Batch | None:
+        return self.scheduler.next_batch(self.now)
+
+    def must_next(self) -> Batch:
+        batch = self.next()
+        assert batch is not None
+        return batch
+
+    def wakeup_us(self) -> int | None:
+        wakeup = self.scheduler.next_wakeup(self.now)
+        return None if wakeup is None else round(wakeup / US)
+
+    def count(self, name: str) -> int:
+        value: int = getattr(self.scheduler.statistics(), name)
+        return value
+
+
+class Model(Clocked):
+    """The scheduler of a model without sequences."""
 
     def __init__(
         self,
@@ -39,22 +74,14 @@ class Model:
         prefetch: int = 0,
         retry_on_death: bool = True,
     ) -> None:
-        self.scheduler = ModelScheduler(
-            model_spec(
-                max_batch_size=max_batch_size,
-                batching=BatchingSpec(delay_us, preferred, merge),
-                queue=QueueSpec(max_requests, max_nbytes),
-                prefetch=prefetch,
-                retry_on_worker_death=retry_on_death,
-            )
+        spec = model_spec(
+            max_batch_size=max_batch_size,
+            batching=BatchingSpec(delay_us, preferred, merge),
+            queue=QueueSpec(max_requests, max_nbytes),
+            prefetch=prefetch,
+            retry_on_worker_death=retry_on_death,
         )
-        for number in range(instances):
-            self.scheduler.instance_up(f"i{number}")
-        self.at_us = 0
-
-    @property
-    def now(self) -> float:
-        return self.at_us * US
+        super().__init__(ModelScheduler(spec), instances)
 
     def submit(
         self,
@@ -73,14 +100,6 @@ class Model:
     def submit_many(self, count: int, **kwargs: Any) -> list[QueuedRequest]:
         return [self.submit(**kwargs) for _ in range(count)]
 
-    def next(self) -> Batch | None:
-        return self.scheduler.next_batch(self.now)
-
-    def must_next(self) -> Batch:
-        batch = self.next()
-        assert batch is not None
-        return batch
-
     def run_all(self) -> list[int]:
         """Rows of every batch that goes now, each ending before the next is formed."""
         sizes = []
@@ -88,11 +107,3 @@ class Model:
             sizes.append(batch.rows)
             self.scheduler.complete(batch.batch_id)
         return sizes
-
-    def wakeup_us(self) -> int | None:
-        wakeup = self.scheduler.next_wakeup(self.now)
-        return None if wakeup is None else round(wakeup / US)
-
-    def count(self, name: str) -> int:
-        value: int = getattr(self.scheduler.statistics(), name)
-        return value

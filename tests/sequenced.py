@@ -1,18 +1,16 @@
-"""A scheduler of sequences with instances and a clock that only moves when told, for its tests."""
+"""A scheduler of sequences, and their requests, for its tests."""
 
 from __future__ import annotations
 
 import math
 
-from scheduled import model_spec
+from scheduled import US, Clocked, model_spec
 
 from gpuserve.declare.spec import BatchingSpec, QueueSpec, SequenceBatching
 from gpuserve.front.batching.sequence_scheduler import SequenceScheduler
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.front.v2.types import Sequence
-
-US = 1e-6
 
 
 class SequencedRequest(QueuedRequest):
@@ -39,8 +37,8 @@ class SequencedRequest(QueuedRequest):
         return f"<{self._correlation} {self.state.name}>"
 
 
-class Sequenced:
-    """A scheduler, its instances, and a clock in microseconds that only moves when told."""
+class Sequenced(Clocked):
+    """The scheduler of a model with sequences."""
 
     def __init__(
         self,
@@ -54,23 +52,14 @@ class Sequenced:
         prefetch: int = 0,
         front_lost_at: float = -math.inf,
     ) -> None:
-        self.scheduler = SequenceScheduler(
-            model_spec(
-                max_batch_size=max_batch_size,
-                sequence=sequence or SequenceBatching(strategy, max_sequence_idle_us=1000),
-                batching=batching or BatchingSpec(),
-                queue=QueueSpec(max_requests, 0),
-                prefetch=prefetch,
-            ),
-            front_lost_at,
+        spec = model_spec(
+            max_batch_size=max_batch_size,
+            sequence=sequence or SequenceBatching(strategy, max_sequence_idle_us=1000),
+            batching=batching or BatchingSpec(),
+            queue=QueueSpec(max_requests, 0),
+            prefetch=prefetch,
         )
-        for number in range(instances):
-            self.scheduler.instance_up(f"i{number}")
-        self.at_us = 0
-
-    @property
-    def now(self) -> float:
-        return self.at_us * US
+        super().__init__(SequenceScheduler(spec, front_lost_at), instances)
 
     def submit(
         self,
@@ -87,14 +76,6 @@ class Sequenced:
         self.scheduler.submit(request, self.now)
         return request
 
-    def next(self) -> Batch | None:
-        return self.scheduler.next_batch(self.now)
-
-    def must_next(self) -> Batch:
-        batch = self.next()
-        assert batch is not None
-        return batch
-
     def step(self) -> list[int | str] | None:
         """Form a batch and end it at once: the sequences in it, in the order of its rows."""
         batch = self.next()
@@ -105,14 +86,6 @@ class Sequenced:
 
     def expired(self) -> list[QueuedRequest]:
         return self.scheduler.expire(self.now)
-
-    def wakeup_us(self) -> int | None:
-        wakeup = self.scheduler.next_wakeup(self.now)
-        return None if wakeup is None else round(wakeup / US)
-
-    def count(self, name: str) -> int:
-        value: int = getattr(self.scheduler.statistics(), name)
-        return value
 
 
 def ids(batch: Batch) -> list[int | str]:

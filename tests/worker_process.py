@@ -34,6 +34,11 @@ child.wait()
 LARGE = 3 * wire.INLINE_NBYTES
 
 
+def raised(fault: BaseException) -> None:
+    """What ends the loop of a worker, where there is no loop."""
+    raise fault
+
+
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(TIMEOUT_S)

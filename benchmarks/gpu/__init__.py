@@ -1,19 +1,18 @@
-"""What ``scripts/gpu_check`` does on a machine with a GPU: tests, figures, a profile, faults; one report.
+"""What ``scripts/gpu_check`` does on a machine with a GPU: facts, tests, figures, faults; one report.
 
 Each section runs in a process of its own, so that one that crashes, hangs or leaves its device in error takes
 nothing else with it. Who knows what::
 
-    __main__.py          the command line                  machine.py     what the machine is
-    catalog.py           the sections, in their order      section.py     what a section is given and finds
-    running_sections.py  starts them, ends those too slow  section_process.py  is one of them
-    report.py            Markdown and JSON                 environment.py an environment without a network
-    serving.py           a server of a section's models    load.py, load_client.py  closed loops over gRPC
-    messages.py          requests                          calls.py       single calls
-    client_memory.py     regions of clients                bare_loop.py   networks with and without a server
-    device_memory.py     how much of it is in use          stand_in.py    CUDA where there is none
-    models/              what is served                    timeline.py    spans of time to a picture
-
-and one file a section: ``facts.py`` (which asks ``questions.py``), ``device_tests.py``, ``bandwidth.py``,
-``overlap.py``, ``networks.py``, ``instances.py``, ``cuda_ipc.py``, ``sentences.py``, ``peers.py``,
-``profile.py``, ``faults.py``.
+    __main__.py   the command line            catalog.py    the sections, in their order
+    places.py     where the checkout is       models/       what is served
+    running/      section.py     what a section is given and finds     section_process.py  is one of them
+                  one_by_one.py  starts them, ends those too slow      report.py   Markdown and JSON
+                  machine.py     what the machine is                   stand_in.py CUDA where there is none
+                  environment.py an environment without a network
+    sections/     one file a section
+    served/       serving.py     a server of a section's models        messages.py requests
+                  load.py, load_client.py  closed loops over gRPC      calls.py    single calls
+                  client_memory.py regions of clients                  bare_loop.py networks without a server
+                  device_memory.py how much of it is in use            timeline.py spans of time to a picture
+    questions/    asked of the device by sections/facts.py
 """

@@ -12,24 +12,26 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from benchmarks.gpu.catalog import BUDGET_S, PARTS, SECTIONS, stretched
-from benchmarks.gpu.machine import GPU, NoMachine, describe
-from benchmarks.gpu.report import JSON_FILE, Report, earlier
-from benchmarks.gpu.running_sections import run_sections
-from benchmarks.gpu.section import Effort, Outcome, Section, Site
+from benchmarks.gpu.catalog import PART_BUDGET_S, PARTS, SECTIONS, stretched
+from benchmarks.gpu.places import ROOT
+from benchmarks.gpu.running.machine import GPU, NoMachine, describe
+from benchmarks.gpu.running.one_by_one import Listener, run_sections
+from benchmarks.gpu.running.report import JSON_FILE, MARKDOWN_FILE, Report, earlier
+from benchmarks.gpu.running.section import Effort, Found, Outcome, Section, Site
+from benchmarks.gpu.running.warming import warmed
 
-_ROOT: Final = Path(__file__).resolve().parent.parent.parent
 _DOCUMENTS: Final = ("gpu_report.md", "gpu_timeline.md", "gpu_timeline.svg", "gpu_overlap.svg")
-#: How much of each log the one log file takes over.
-_LOG_NBYTES: Final = 1 << 18
+#: In ``--out``: a folder for each section, with its log and those of its servers.
+_FILES: Final = "files"
+#: What the first imports may take of the time.
+_COLD_PART: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Options:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the check; returns the exit code."""
+    began_at = time.monotonic()
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     options = parse(arguments)
     with _environment(options) as environment:
@@ -59,7 +62,9 @@ def main(arguments: Sequence[str]) -> int:
         if GPU not in machine:
             say("error: this machine shows no NVIDIA GPU")
             return 1
-        return _check(options, machine, environment)
+        cold = warmed(environment, options.budget_s * _COLD_PART)
+        say(f"first imports: {cold}")
+        return _Check(options, {**machine, "first imports": cold}, environment, began_at).run()
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -69,9 +74,9 @@ def parse(arguments: Sequence[str]) -> Options:
         prog="scripts/gpu_check", description="Check this server on a machine with an NVIDIA GPU."
     )
     parser.add_argument("--only", metavar="SECTION", type=_sections, help=f"some of {names}, by commas")
-    parser.add_argument("--part", choices=PARTS, help="half of them; both into the same DIR make one report")
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="default: %(default)g")
-    parser.add_argument("--out", type=Path, default=_ROOT / ".cache/gpu_check", metavar="DIR")
+    parser.add_argument("--part", choices=PARTS, help="half of them; runs into the same DIR make one report")
+    parser.add_argument("--budget-s", type=float, help=f"default: {PART_BUDGET_S:g} for each part")
+    parser.add_argument("--out", type=Path, default=ROOT / ".cache/gpu_check", metavar="DIR")
     parser.add_argument("--docs", action="store_true", help="put report and timeline into docs/ as well")
     parser.add_argument(
         "--publish", metavar="DIR", type=Path, help="run nothing: put those of DIR into docs/"
@@ -81,7 +86,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--stand-in", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--parse-only", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    if given.docs and (given.stand_in or given.only):
+    if given.docs and given.stand_in:
         parser.error("--docs takes a run of all sections on a GPU")
     if given.only and given.part:
         parser.error("--only and --part exclude each other")
@@ -89,10 +94,10 @@ def parse(arguments: Sequence[str]) -> Options:
         sys.exit(publish(given.publish))
     if given.parse_only:
         sys.exit(0)
-    part = tuple(one for one in SECTIONS if given.part in (None, one.part))
-    others = () if given.only else tuple(one for one in SECTIONS if one not in part)
-    sections = stretched(given.only or part, given.budget_s)
-    return Options(sections, others, given.budget_s, given.out.absolute(), given.stand_in, given.docs)
+    sections = given.only or tuple(one for one in SECTIONS if given.part in (None, one.part))
+    others = tuple(one for one in SECTIONS if one not in sections)
+    budget_s = given.budget_s or PART_BUDGET_S * len({one.part for one in sections})
+    return Options(sections, others, budget_s, given.out.absolute(), given.stand_in, given.docs)
 
 
 def publish(folder: Path) -> int:
@@ -102,14 +107,14 @@ def publish(folder: Path) -> int:
     except (OSError, ValueError) as error:
         say(f"error: {folder} has no report: {error}")
         return 1
-    missing = [one.name for one in SECTIONS if one.name not in document["sections"]]
+    missing = [name for name in (one.name for one in SECTIONS) if not _is_whole(document["sections"], name)]
     if document["stand_in"] or missing:
         why = "is of the stand-in" if document["stand_in"] else f"lacks {', '.join(missing)}"
         say(f"error: the report in {folder} {why}; expected one of all sections, run on a GPU")
         return 1
     for name in _DOCUMENTS:
         if (folder / name).exists():
-            shutil.copyfile(folder / name, _ROOT / "docs" / name)
+            shutil.copyfile(folder / name, ROOT / "docs" / name)
     return 0
 
 
@@ -118,35 +123,56 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _check(options: Options, machine: Mapping[str, str], environment: Mapping[str, str]) -> int:
-    began_at = time.monotonic()
-    options.out.mkdir(parents=True, exist_ok=True)
-    effort = Effort.small() if options.stand_in else Effort.full()
-    found = [] if options.stand_in else earlier(options.out, machine, options.others)
-    order = [one.name for one in SECTIONS]
-    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        site = Site(Path(folder), effort, options.stand_in)
-        for one in run_sections(options.sections, site, options.budget_s, say, environment):
-            found = sorted((*found, one), key=lambda found: order.index(found.section.name))
-            _keep_files(Path(folder), options.out)
-            # After each section: a run that is killed keeps what it had.
-            report = Report(machine, effort, options.stand_in, time.monotonic() - began_at, found)
-            markdown_file, _ = report.write(options.out)
+def _is_whole(sections: Mapping[str, Any], name: str) -> bool:
+    return name in sections and Outcome(sections[name]["outcome"]) is not Outcome.UNDER_WAY
+
+
+@dataclass(slots=True)
+class _Check:
+    """A run of the options' sections, whose report is in ``out`` from the first finding on."""
+
+    options: Options
+    machine: Mapping[str, str]
+    environment: Mapping[str, str]
+    began_at: float
+    found: dict[str, Found] = field(default_factory=dict)
+
+    def run(self) -> int:
+        """The exit code."""
+        options, left_s = self.options, self.options.budget_s - (time.monotonic() - self.began_at)
+        files = options.out / _FILES
+        files.mkdir(parents=True, exist_ok=True)
+        for one in earlier(options.out, self.machine, options.others, stand_in=options.stand_in):
+            self.found[one.section.name] = one
+        sections = stretched(options.sections, left_s)
+        site = Site(files, self._effort, options.stand_in)
+        for one in run_sections(sections, site, left_s, Listener(say, self._report), self.environment):
+            self._report(one)
+            _keep_documents(files / one.section.name, options.out)
             if one.outcome is Outcome.FAILED:
                 say(f"FAILED: {one.section.name}: {one.reason}")
-    say(f"report: {markdown_file}")
-    return publish(options.out) if options.docs and not report.failed else int(report.failed)
+        say(f"report: {options.out / MARKDOWN_FILE}")
+        failed = any(one.failed for one in self.found.values())
+        published = publish(options.out) if options.docs else 0
+        return int(failed or published)
+
+    @property
+    def _effort(self) -> Effort:
+        return Effort.small() if self.options.stand_in else Effort.full()
+
+    def _report(self, one: Found) -> None:
+        """After each finding: a run that is killed keeps what it had."""
+        self.found[one.section.name] = one
+        known = [self.found[name] for name in (one.name for one in SECTIONS) if name in self.found]
+        took_s = time.monotonic() - self.began_at
+        Report(self.machine, self._effort, self.options.stand_in, took_s, known).write(self.options.out)
 
 
-def _keep_files(folder: Path, out: Path) -> None:
-    """What sections made for the docs, and all logs in one file."""
+def _keep_documents(folder: Path, out: Path) -> None:
+    """What a section made for the docs lies beside the report."""
     for name in _DOCUMENTS:
         if (folder / name).exists():
             shutil.copyfile(folder / name, out / name)
-    with (out / "gpu_check.log").open("wb") as log:
-        for one in sorted(folder.rglob("*.log")):
-            log.write(f"==== {one.relative_to(folder)} ====\n".encode())
-            log.write(one.read_bytes()[-_LOG_NBYTES:] + b"\n")
 
 
 @contextmanager
@@ -155,7 +181,7 @@ def _environment(options: Options) -> Iterator[Mapping[str, str]]:
     if not options.stand_in:
         yield {}
         return
-    from benchmarks.gpu.stand_in import simulated
+    from benchmarks.gpu.running.stand_in import simulated
 
     with simulated() as environment:
         yield environment
@@ -172,5 +198,5 @@ def _sections(text: str) -> tuple[Section, ...]:
 
 
 if __name__ == "__main__":
-    os.chdir(_ROOT)
+    os.chdir(ROOT)
     sys.exit(main(sys.argv[1:]))

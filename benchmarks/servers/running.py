@@ -37,7 +37,9 @@ class RunningServer:
 
 
 @contextmanager
-def running(server: Server, logs: Path, models: Sequence[str] = MODELS) -> Iterator[RunningServer]:
+def running(
+    server: Server, logs: Path, models: Sequence[str] = MODELS, ready_timeout_s: float = _READY_TIMEOUT_S
+) -> Iterator[RunningServer]:
     """Start a prepared server with these models, wait until it is ready, and end all of it afterwards.
 
     Raises:
@@ -57,23 +59,27 @@ def running(server: Server, logs: Path, models: Sequence[str] = MODELS) -> Itera
             start_new_session=True,  # Ctrl-C is for the benchmark, which then ends the server in order
         )
     try:
-        _wait_until_ready(server, process, ports, models, log)
+        if not _is_ready_within(ready_timeout_s, server, process, ports, models):
+            how = f"was not ready in {ready_timeout_s:.0f} s"
+            if process.poll() is not None:
+                how = f"ended with {process.returncode}"
+            raise ServerFailed(f"{server.title} {how}:\n{_tail(log)}")
         yield RunningServer(server, ports, process.pid, time.perf_counter() - began)
     finally:
         with _signals_held_back():
             _stop(process, server.stop_signal)
 
 
-def _wait_until_ready(
-    server: Server, process: subprocess.Popen[bytes], ports: Ports, models: Sequence[str], log: Path
-) -> None:
-    deadline = time.monotonic() + _READY_TIMEOUT_S
+def _is_ready_within(
+    seconds: float, server: Server, process: subprocess.Popen[bytes], ports: Ports, models: Sequence[str]
+) -> bool:
+    """False where it has ended, too."""
+    deadline = time.monotonic() + seconds
     while not _is_ready(server, ports, models):
-        if process.poll() is not None:
-            raise ServerFailed(f"{server.title} ended with {process.returncode}:\n{_tail(log)}")
-        if time.monotonic() > deadline:
-            raise ServerFailed(f"{server.title} was not ready in {_READY_TIMEOUT_S:.0f} s:\n{_tail(log)}")
+        if process.poll() is not None or time.monotonic() > deadline:
+            return False
         time.sleep(_POLL_S)
+    return True
 
 
 def _is_ready(server: Server, ports: Ports, models: Sequence[str]) -> bool:

@@ -292,6 +292,13 @@ class ServerSettings:
         least=0,
         live="regions that are registered from now on",
     )
+    shared_memory_locked_nbytes: int = option(
+        1 << 30,
+        "Of clients' system shared memory, so much may be page-locked by each worker on a GPU, in bytes: the "
+        "GPU copies from and to it by itself then. 0 locks none.",
+        least=0,
+        live="workers that start from now on",
+    )
     response_cache_nbytes: int = option(
         0, "Memory for the answers of models with response_cache, in bytes; 0 switches it off.", least=0
     )

@@ -268,9 +268,11 @@ class DeviceCalls:
             if not is_last:
                 job.watch.called()
                 self.last_watch = job.watch
-            result = only_result(self._call(inputs.batch))
+            batch = inputs.hand_over()
+            result = only_result(self._call(batch))
             self._device.enter()  # the callable may have made another device the current one
             job.watch.returned()
+            del batch  # now that the default stream is behind all that reads its arrays
             return self._execution.check(job.session, result, run, inputs, apart=is_last)
         except (SystemExit, KeyboardInterrupt):  # which mean the process, and end it
             raise

@@ -127,6 +127,8 @@ class Jobs:
         """Whether its inputs are on their way, or never will be. What fails ``ahead`` is tried again in its
         turn.
         """
+        if not self._is_open(job, ahead=ahead):
+            return False
         with self._staging:
             if job.stage is not BatchStage.RECEIVED:
                 return True
@@ -145,3 +147,15 @@ class Jobs:
                     job.inputs = inputs
                     self._pipeline.staged(job)
         return True
+
+    def _is_open(self, job: Job, *, ahead: bool) -> bool:
+        """Whether memory of others that the batch names is there, or never will be. In its turn it is waited
+        for; batches before it go on meanwhile, and those behind it have to keep their order.
+        """
+        device = job.session.device
+        assert device is not None, "there is one in a loop of it"
+        if device.is_open(job.run):
+            return True
+        if not ahead:
+            device.wait_open(job.run)
+        return not ahead

@@ -30,7 +30,8 @@ class CudaPath:
     def __init__(self, device: CudaDevice, staging: Staging) -> None:
         self._device = device
         self._staging = staging
-        self.page_locks = device.page_locks
+        self.page_locks = device.host.locks
+        self.spares = device.host.spare
         self.reader = device.arrays
         self.new_watch = partial(CudaStopwatch, device)
         self.open_session = partial(CudaSession, device, staging)
@@ -50,9 +51,11 @@ def open_cuda(init: Init, reporter: Reporter) -> CudaPath | None:
     if not needed and importlib.util.find_spec("cupy") is None:
         return None
     try:
-        device = open_device(int(init.device.partition(":")[2] or 0), reporter.warning)
+        number = int(init.device.partition(":")[2] or 0)
+        device = open_device(number, reporter.warning, init.lent_limit_nbytes)
         if init.array == "cupy":
             _check_types(init, device)
+        device.host.spare.make()  # while nobody waits for an answer
     except (CudaUnavailable, CudaError) as error:
         if needed:
             raise LoadError(

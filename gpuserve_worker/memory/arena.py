@@ -4,10 +4,10 @@ segments, hands out blocks and takes them back. ``Mapping`` borrows: it maps wha
 A segment is a memfd with ``F_SEAL_SHRINK``, so no peer can take pages away under a mapping (SIGBUS). Its
 pages are reserved with ``posix_fallocate``, after a look at what the machine and our control group have left:
 a full machine is an error here, never a SIGBUS or an OOM kill later. A block that somebody only claims is
-reserved while it is filled. Empty segments are kept up to ``RETAINED_NBYTES``, because making one (reserve,
-clear, map, send) costs as much as copying into it; beyond that they are given up, and when nothing has used
-them for a while (``Arena.shrink``). Where pages are locked, which costs several times as much, all is kept
-that was in use at once of late.
+reserved while it is filled. How pages come to be there is in ``segments.py``. Empty segments are kept up to
+``RETAINED_NBYTES``, because making one (reserve, clear, map, send) costs as much as copying into it; beyond
+that they are given up, and when nothing has used them for a while (``Arena.shrink``). Where pages are locked,
+which costs several times as much, all is kept that was in use at once of late.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from gpuserve_worker.memory.available import available_nbytes
+from gpuserve_worker.memory.segments import OwnedSegment, huge_pages_are_given, unmap
 
 #: Blocks start on this boundary: enough for any vector load, and rows of a batch stay aligned.
 ALIGNMENT: Final = 64
@@ -34,13 +34,8 @@ _LOCKED_BLOCKS: Final = 4
 SPARED_NBYTES: Final = 32 << 20
 #: Segments that claims may leave without some of their pages; each takes two descriptors.
 MAX_SPARSE_SEGMENTS: Final = 32
-#: Claimed memory is reserved in multiples of this.
-_UNIT_NBYTES: Final = 16 << 10
 #: So much is reserved until the machine is asked again what it has left.
 _STEP_NBYTES: Final = 4 << 20
-#: MADV_POPULATE_WRITE, from Linux 5.14 on.
-_POPULATE_WRITE: Final = 23
-_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class OutOfMemory(Exception):
@@ -53,6 +48,13 @@ class PageLocks(Protocol):
     def lock(self, memory: memoryview) -> None: ...
 
     def unlock(self, memory: memoryview) -> None: ...
+
+
+class Spares(Protocol):
+    """Who makes segments before they are needed."""
+
+    def take(self) -> ArenaSegment | None:
+        """A whole segment of ``SEGMENT_NBYTES``; None where there is none at the moment."""
 
 
 class Allocator:
@@ -95,64 +97,19 @@ class Allocator:
         return self._lengths == [self._nbytes]
 
 
-class _OwnedSegment:
-    """One memfd, its mapping and its free space, on the owner's side. Pages that are not ``reserved``, a flag
-    for each unit, must not be written. ``is_told``: borrowers know of it. ``is_idle``: it was empty when
+class ArenaSegment(OwnedSegment):
+    """A segment and the free space in it. ``is_told``: borrowers know of it. ``is_idle``: it was empty when
     the arena was to shrink, and nothing has used it since.
     """
 
-    __slots__ = (
-        "_units",
-        "allocator",
-        "fd",
-        "is_idle",
-        "is_told",
-        "map",
-        "nbytes",
-        "reserved_nbytes",
-        "view",
-    )
+    __slots__ = ("allocator", "is_idle", "is_told")
 
-    def __init__(self, nbytes: int) -> None:
-        try:
-            self.fd = os.memfd_create("gpuserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError as error:
-            raise _no_memory(nbytes, error) from error
-        try:
-            os.ftruncate(self.fd, nbytes)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-            self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED)
-        except OSError as error:
-            os.close(self.fd)
-            raise _no_memory(nbytes, error) from error
-        self.view = memoryview(self.map)
-        self.nbytes = nbytes
-        self.reserved_nbytes = 0
+    def __init__(self, nbytes: int, *, is_claim: bool) -> None:
+        # What a client only claims takes no more than came of it: small pages.
+        super().__init__(nbytes, in_huge_pages=not is_claim and huge_pages_are_given())
         self.is_idle = False
         self.is_told = False
         self.allocator = Allocator(nbytes)
-        self._units = bytearray(-(-nbytes // _UNIT_NBYTES))
-
-    def missing(self, start: int, end: int) -> tuple[int, int]:
-        """Where the first run in this range begins and ends that is not reserved; equal where all is."""
-        last = -(-end // _UNIT_NBYTES)
-        first = self._units.find(0, start // _UNIT_NBYTES, last)
-        if first < 0:
-            return end, end
-        after = self._units.find(1, first, last)
-        return first * _UNIT_NBYTES, min(self.nbytes, (last if after < 0 else after) * _UNIT_NBYTES)
-
-    def reserve(self, start: int, end: int) -> None:
-        nbytes = end - start
-        try:
-            os.posix_fallocate(self.fd, start, nbytes)
-        except OSError as error:
-            raise _no_memory(nbytes, error) from error
-        with suppress(OSError):  # otherwise each page is mapped when it is touched
-            self.map.madvise(_POPULATE_WRITE, start, nbytes)
-        first, last = start // _UNIT_NBYTES, -(-end // _UNIT_NBYTES)
-        self._units[first:last] = b"\1" * (last - first)
-        self.reserved_nbytes += nbytes
 
 
 def _no_memory(nbytes: int, error: OSError) -> OutOfMemory:
@@ -216,12 +173,14 @@ class Arena:
         on_segment: Callable[[int, int, int], None],
         on_drop: Callable[[int], None],
         locks: PageLocks | None = None,
+        spares: Spares | None = None,
     ) -> None:
         self.limit_nbytes = limit_nbytes
         self._on_segment = on_segment
         self._on_drop = on_drop
         self._locks = locks
-        self._segments: dict[int, _OwnedSegment] = {}
+        self._spares = spares
+        self._segments: dict[int, ArenaSegment] = {}
         self._next_segment = 0
         self._nbytes = 0
         self._empty_nbytes = 0
@@ -267,12 +226,15 @@ class Arena:
             self._tell(block.segment, segment)
         return there
 
-    def _fill(self, segment: _OwnedSegment, start: int, end: int, *, is_body: bool = False) -> None:
+    def _fill(self, segment: ArenaSegment, start: int, end: int, *, is_body: bool = False) -> None:
         """Have this range of a segment be there, in steps: other processes may reserve at the same time."""
         while (missing := segment.missing(start, end))[0] < missing[1]:
             first, last = missing[0], min(missing[1], missing[0] + _STEP_NBYTES)
             self._make_room(last - first, is_body=is_body)
-            segment.reserve(first, last)
+            try:
+                segment.reserve(first, last)
+            except OSError as error:
+                raise _no_memory(last - first, error) from error
             self._nbytes += last - first
 
     def free(self, block: Block) -> None:
@@ -364,24 +326,41 @@ class Arena:
     def _add(self, size: int, *, is_claim: bool) -> tuple[int, int]:
         """Room in a new segment, of which all is reserved unless it is made for a claim."""
         nbytes = max(SEGMENT_NBYTES, _page_align(size))
-        if not is_claim:
-            self._make_room(nbytes)
-        segment = _OwnedSegment(nbytes)
+        segment = self._sparse(nbytes) if is_claim else self._whole(nbytes)
         number = self._next_segment
         self._next_segment += 1
         self._segments[number] = segment
         if not is_claim:
-            try:
-                self._fill(segment, 0, nbytes)
-            except OutOfMemory:
-                self._drop(number)
-                raise
             self._tell(number, segment)
         offset = segment.allocator.allocate(size)
         assert offset is not None, "a new segment has room for the block it was made for"
         return number, offset
 
-    def _tell(self, number: int, segment: _OwnedSegment) -> None:
+    def _sparse(self, nbytes: int) -> ArenaSegment:
+        try:
+            return ArenaSegment(nbytes, is_claim=True)
+        except OSError as error:
+            raise _no_memory(nbytes, error) from error
+
+    def _whole(self, nbytes: int) -> ArenaSegment:
+        self._keep_limit(nbytes)
+        if self._spares is not None and nbytes == SEGMENT_NBYTES and (spare := self._spares.take()):
+            self._nbytes += nbytes
+            return spare
+        self._make_room(nbytes)
+        try:
+            segment = ArenaSegment(nbytes, is_claim=False)
+        except OSError as error:
+            raise _no_memory(nbytes, error) from error
+        try:
+            self._fill(segment, 0, nbytes)
+        except OutOfMemory:
+            self._nbytes -= segment.reserved_nbytes
+            segment.close()
+            raise
+        return segment
+
+    def _tell(self, number: int, segment: ArenaSegment) -> None:
         segment.is_told = True
         if self._locks is not None:
             self._locks.lock(segment.view)
@@ -395,22 +374,24 @@ class Arena:
                 self._give_up(number)
 
     def _make_room(self, nbytes: int, *, is_body: bool = False) -> None:
-        """Give empty segments up where so much more would not be allowed; ``OutOfMemory``: in vain, or the
-        machine has less, or would have too little left.
-        """
-        if self._nbytes + nbytes > self.limit_nbytes:
-            self._trim(0)
-        if self._nbytes + nbytes > self.limit_nbytes:
-            raise OutOfMemory(
-                f"the arena would grow to {self._nbytes + nbytes} bytes, "
-                f"over its limit of {self.limit_nbytes}"
-            )
+        """As ``_keep_limit``; ``OutOfMemory`` also where the machine would have too little left."""
+        self._keep_limit(nbytes)
         available = available_nbytes()
         spared_nbytes = max(SPARED_NBYTES, self._nbytes if is_body else 0)
         if available is not None and nbytes > available - spared_nbytes:
             raise OutOfMemory(
                 f"no shared memory for {nbytes} bytes: {available} bytes are available, and {spared_nbytes} "
                 "are to be left"
+            )
+
+    def _keep_limit(self, nbytes: int) -> None:
+        """Give empty segments up where so much more would not be allowed; ``OutOfMemory``: in vain."""
+        if self._nbytes + nbytes > self.limit_nbytes:
+            self._trim(0)
+        if self._nbytes + nbytes > self.limit_nbytes:
+            raise OutOfMemory(
+                f"the arena would grow to {self._nbytes + nbytes} bytes, "
+                f"over its limit of {self.limit_nbytes}"
             )
 
     def _give_up(self, number: int) -> None:
@@ -424,8 +405,7 @@ class Arena:
             self._on_drop(number)
             if self._locks is not None:
                 self._locks.unlock(segment.view)
-        _unmap(segment.map, segment.view)
-        os.close(segment.fd)
+        segment.close()
 
 
 class Mapping:
@@ -456,7 +436,7 @@ class Mapping:
         mapped, whole = self._maps.pop(segment)
         if self._locks is not None:
             self._locks.unlock(whole)
-        _unmap(mapped, whole)
+        unmap(mapped, whole)
 
     def close(self) -> None:
         for segment in list(self._maps):
@@ -465,10 +445,3 @@ class Mapping:
 
 def _page_align(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _unmap(mapped: mmap.mmap, view: memoryview) -> None:
-    """Unmap now, or leave it to the last array over it: the mapping dies with its last reference."""
-    with suppress(BufferError):
-        view.release()
-        mapped.close()

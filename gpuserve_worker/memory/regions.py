@@ -9,10 +9,12 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NoReturn, Protocol
 
 import numpy as np
 
+from gpuserve_worker.memory.arena import PageLocks
 from gpuserve_worker.memory.copying import copy_bytes
 from gpuserve_worker.memory.shrink_guard import GUARD, MappingWatch
 from gpuserve_worker.protocol.payloads import Place
@@ -21,6 +23,7 @@ _NO_DEVICE: Final = (
     "the server has no cupy that can use this device, which it needs to open device memory: expected "
     "gpuserve[cuda12] or gpuserve[cuda13] installed"
 )
+NOT_THERE: Final = "a region of CUDA memory is not there"
 #: Where a file can be mapped from.
 _GRANULARITY: Final = mmap.ALLOCATIONGRANULARITY
 
@@ -52,13 +55,23 @@ class RegionMemory(Protocol):
 
 
 class DeviceRegionOpener(Protocol):
-    def open_region(self, nbytes: int, raw_handle: bytes) -> RegionMemory:
-        """The region of ``nbytes`` behind a handle of another process. Raises ``RegionError`` where the
-        device has no such memory, ``DeviceFailure`` where it cannot be used any more.
+    def open_region(self, nbytes: int, raw_handle: bytes, told: Callable[[str], None]) -> RegionMemory:
+        """The region of ``nbytes`` behind a handle of another process, which is opened elsewhere. ``told``
+        is called, in any thread, once it can be used, or with the reason why it cannot be; whoever uses it
+        before waits for that.
         """
 
     def end_reads(self) -> None:
         """Wait for all reads that were begun; raises ``RegionError`` where one could not be made."""
+
+
+class RegionLocks(PageLocks, Protocol):
+    """Who locks pages for a device, those of clients up to a limit."""
+
+    def lock_lent(self, memory: memoryview) -> bool:
+        """Have a client's memory locked soon; False where that would be more than the limit."""
+
+    def is_locked(self, memory: memoryview) -> bool: ...
 
 
 def check_inside(place: Place, nbytes: int) -> None:
@@ -68,14 +81,20 @@ def check_inside(place: Place, nbytes: int) -> None:
 
 
 class SystemRegion:
-    """One region: a part of a file in shared memory. ``close()`` leaves it to the last array over it."""
+    """One region: a part of a file in shared memory. ``close()`` leaves it to the last array over it. Its
+    pages are locked where there are ``locks``, all of it is there, and the device has used it before.
+    """
 
-    def __init__(self, fd: int, offset: int, nbytes: int) -> None:
+    def __init__(self, fd: int, offset: int, nbytes: int, locks: RegionLocks | None = None) -> None:
         self._fd = os.dup(fd)
         self._start = offset
         self._nbytes = nbytes
         self._view: memoryview | None = None
         self._watch: MappingWatch | None = None
+        self._locks = locks
+        #: The whole mapping, once it is to be locked.
+        self._pages: memoryview | None = None
+        self._device_uses = 0
 
     def view(self, place: Place) -> memoryview:
         check_inside(place, self._nbytes)
@@ -111,10 +130,41 @@ class SystemRegion:
             f"is no memory behind it: expected {place.nbytes} bytes at offset {place.offset} of it"
         )
 
+    def is_locked(self) -> bool:
+        """Whether the device can copy from and to it by itself; to be asked before each such copy. What is
+        more than a claim is locked for later ones: to lock memory that is not there would be to fill it.
+        """
+        if self._locks is None:
+            return False
+        if self._pages is not None:
+            return self._locks.is_locked(self._pages)
+        self._device_uses += 1
+        # A look at a large one takes a while: after 1, 2, 4, 8, … uses.
+        if not self._device_uses & (self._device_uses - 1) and self._is_there():
+            self._lock_pages(self._locks)
+        return False
+
     def close(self) -> None:
         """Let go of the file, and of its mapping unless an array is over it."""
         os.close(self._fd)
-        self._view = None
+        if self._locks is not None and self._pages is not None:
+            self._locks.unlock(self._pages)
+        self._view = self._pages = None
+
+    def _is_there(self) -> bool:
+        """Whether all of it has been written to."""
+        try:
+            return os.lseek(self._fd, self._start, os.SEEK_HOLE) >= self._start + self._nbytes
+        except OSError:  # its end is before it begins
+            return False
+
+    def _lock_pages(self, locks: RegionLocks) -> None:
+        if self._start % _GRANULARITY:
+            return
+        with suppress(ValueError, OSError):  # it has been shrunk
+            pages = self._mapped()
+            if locks.lock_lent(pages):
+                self._pages = pages
 
     def _mapped(self) -> memoryview:
         if self._view is None:
@@ -146,27 +196,33 @@ class _NoRegion:
 class ClientRegions:
     """Every region that the front has told this worker of, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, locks: RegionLocks | None = None) -> None:
+        self._locks = locks
         self._regions: dict[int, RegionMemory] = {}
         self._opener: DeviceRegionOpener | None = None
 
+    def __len__(self) -> int:
+        return len(self._regions)
+
     def attach(self, number: int, fd: int, offset: int, nbytes: int) -> None:
         """Know a region of system memory that a client registered; ``fd`` stays the caller's."""
-        self._regions[number] = SystemRegion(fd, offset, nbytes)
+        self._regions[number] = SystemRegion(fd, offset, nbytes, self._locks)
 
     def attach_on_device(
-        self, number: int, nbytes: int, raw_handle: bytes, opener: DeviceRegionOpener | None
-    ) -> str:
-        """Know a region of memory of the worker's device: why it cannot be used, or nothing."""
-        try:
-            if opener is None:
-                raise RegionError(_NO_DEVICE)
+        self,
+        number: int,
+        nbytes: int,
+        raw_handle: bytes,
+        opener: DeviceRegionOpener | None,
+        told: Callable[[str], None],
+    ) -> None:
+        """Know a region of memory of the worker's device. ``told``: see ``DeviceRegionOpener``."""
+        if opener is None:
+            self._regions[number] = _NoRegion(f"{NOT_THERE}: {_NO_DEVICE}")
+            told(_NO_DEVICE)
+        else:
             self._opener = opener
-            self._regions[number] = opener.open_region(nbytes, raw_handle)
-        except RegionError as error:
-            self._regions[number] = _NoRegion(f"a region of CUDA memory is not there: {error}")
-            return str(error)
-        return ""
+            self._regions[number] = opener.open_region(nbytes, raw_handle, told)
 
     def get(self, number: int) -> RegionMemory | None:
         return self._regions.get(number)
@@ -180,6 +236,11 @@ class ClientRegions:
         if not isinstance(region, SystemRegion):
             raise ValueError(f"region {place.region} is not of system memory")
         return region.view(place)
+
+    def is_locked(self, number: int) -> bool:
+        """Whether a region is of system memory that the device can copy from and to by itself."""
+        region = self._regions.get(number)
+        return isinstance(region, SystemRegion) and region.is_locked()
 
     def __getitem__(self, number: int) -> RegionMemory:
         return self._regions[number]

@@ -72,7 +72,8 @@ class Init(NamedTuple):
     count, inputs)``, with ``(name, datatype, shape, "zero", "random" or "file", path)`` for each input.
     ``device`` is "cpu", or "cuda:0" in a process that sees one GPU. ``array`` is the kind of array that
     inputs come as: "numpy", "cupy" or "torch". The worker keeps to ``cpus`` (all, where empty) and takes its
-    memory from ``numa_node`` (-1: from any).
+    memory from ``numa_node`` (-1: from any). Of what clients lend it of the host's memory it may page-lock
+    ``lent_limit_nbytes``.
     """
 
     protocol: int
@@ -93,6 +94,7 @@ class Init(NamedTuple):
     array: str = "numpy"
     cpus: tuple[int, ...] = ()
     numa_node: int = -1
+    lent_limit_nbytes: int = 0
 
 
 class Stop(NamedTuple):

@@ -139,7 +139,10 @@ class AsyncExecution:
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else
             return wire.Failed(batch_id, self._failure(error, batch, batch.run, batch.inputs), False)
 
-    def _read_inputs(self, batch: AsyncBatch) -> BatchInputs:
+    async def _read_inputs(self, batch: AsyncBatch) -> BatchInputs:
+        device = batch.session.device
+        if device is not None and not device.is_open(batch.run):
+            await asyncio.to_thread(device.wait_open, batch.run)
         batch.inputs = self._execution.read_inputs(batch.session, batch.run)
         batch.inputs.admit()
         return batch.inputs
@@ -167,11 +170,13 @@ class AsyncExecution:
         return answers
 
     async def _attempt(self, batch: AsyncBatch, watch: Stopwatch) -> BatchAnswers:
-        inputs = self._read_inputs(batch)
+        inputs = await self._read_inputs(batch)
         if inputs.failures and (refusals := inputs.refusals()) is not None:
             return refusals
-        result = await await_only_result(self._call(batch, inputs.batch, watch))
+        given = inputs.hand_over()
+        result = await await_only_result(self._call(batch, given, watch))
         watch.returned()
+        del given  # now that the default stream is behind all that reads its arrays
         return self._execution.check(batch.session, result, batch.run, inputs)
 
     async def _call_part(
@@ -193,7 +198,7 @@ class AsyncExecution:
         return known or self._execution.failure_of_call(error, batch.session, inputs)
 
     async def _stream(self, batch: AsyncBatch, watch: Stopwatch) -> None:
-        inputs = self._read_inputs(batch)
+        inputs = await self._read_inputs(batch)
         if inputs.failures:
             await self._refuse(batch, inputs)
         result = self._call(batch, inputs.batch, watch)

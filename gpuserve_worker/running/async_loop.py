@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from gpuserve_worker.calling.request import Batch
@@ -59,6 +60,10 @@ class AsyncLoop(LinkReceiver):
     def stop(self) -> None:
         self._stopping = True
         self._link.stop_receiving()
+
+    def fail(self, error: BaseException) -> None:
+        with suppress(RuntimeError):  # it has ended already
+            self._runner.get_loop().call_soon_threadsafe(self._end, error)
 
     def close(self) -> None:
         self._calls.close()

@@ -5,7 +5,7 @@ callable, so that the others of the batch run, and its answer is a failure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,27 +23,45 @@ if TYPE_CHECKING:
 _BOOL: Final = "BOOL"
 _LENGTH_NBYTES: Final = 4
 _LONGEST_NBYTES: Final = 0xFFFF_FFFF
+_HANDED_OVER: Final = Batch({}, (), (), False)
 
 
-class BatchInputs(NamedTuple):
-    """A batch as arrays. ``failures`` are its requests that are refused, by position; ``in_place`` are the
-    places in regions that the arrays are over. ``arrival`` is there where inputs are on their way to a
-    device: the callable is called after ``admit()``.
+class BatchInputs:
+    """A batch as arrays, and its requests. ``failures`` are those that are refused, by position; ``in_place``
+    are the places in regions that the arrays are over. ``arrival`` is there where inputs are on their way to
+    a device: the callable is called after ``admit()``.
     """
 
-    batch: Batch
-    failures: dict[int, WireFailure]
-    in_place: tuple[Place, ...]
-    arrival: Arrival | None = None
+    __slots__ = ("arrival", "batch", "failures", "in_place", "requests")
+
+    def __init__(
+        self,
+        batch: Batch,
+        failures: dict[int, WireFailure],
+        in_place: tuple[Place, ...],
+        arrival: Arrival | None = None,
+    ) -> None:
+        self.batch = batch
+        self.requests = batch.requests
+        self.failures = failures
+        self.in_place = in_place
+        self.arrival = arrival
 
     def admit(self) -> None:
         """Let what goes into the default stream from now on find the inputs on the device; does not wait."""
         if self.arrival is not None:
             self.arrival.admit()
 
+    def hand_over(self) -> Batch:
+        """The batch for the callable. Nobody else refers to its arrays from now on, so that an answer that is
+        one of them is told from one that is kept.
+        """
+        batch, self.batch = self.batch, _HANDED_OVER
+        return batch
+
     def refusals(self) -> BatchAnswers | None:
         """The answers to a batch of which no request is left; None where one is."""
-        count = len(self.batch.requests)
+        count = len(self.requests)
         if len(self.failures) < count:
             return None
         return BatchAnswers(None, [self.failures[position] for position in range(count)])

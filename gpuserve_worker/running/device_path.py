@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpuserve_worker.memory.regions import DeviceRegionOpener
+from gpuserve_worker.memory.regions import DeviceRegionOpener, RegionLocks
 
 if TYPE_CHECKING:
     from gpuserve_worker.calling.outputs import BatchAnswers, DeviceReader
     from gpuserve_worker.calling.request import Batch
-    from gpuserve_worker.memory.arena import Arena, PageLocks
+    from gpuserve_worker.memory.arena import Arena, Spares
     from gpuserve_worker.memory.output_writer import OutputWriter, Written
     from gpuserve_worker.protocol import wire
     from gpuserve_worker.protocol.link import Link
@@ -49,6 +49,14 @@ class DeviceSession(DeviceRegionOpener, Protocol):
     @property
     def writer(self) -> OutputWriter:
         """Writes outputs that are on the host or on the device."""
+
+    def is_open(self, run: wire.Run) -> bool:
+        """Whether memory of other processes that a batch names is open, or is known not to be there;
+        otherwise ``stage`` would wait for it.
+        """
+
+    def wait_open(self, run: wire.Run) -> None:
+        """Wait until ``is_open``."""
 
     def stage(
         self, run: wire.Run, failures: dict[int, wire.WireFailure]
@@ -127,8 +135,12 @@ class WorkerDevicePath(Protocol):
     """How batches reach the device that an instance computes on."""
 
     @property
-    def page_locks(self) -> PageLocks | None:
+    def page_locks(self) -> RegionLocks | None:
         """Locks mapped memory for the device's copies, where it needs that."""
+
+    @property
+    def spares(self) -> Spares | None:
+        """Segments for output arenas, where making one takes long."""
 
     @property
     def reader(self) -> DeviceReader | None:

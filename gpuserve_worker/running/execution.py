@@ -141,7 +141,7 @@ class Execution:
             session.regions.check(place)
         failures: Mapping[int, WireFailure | None] = inputs.failures
         elsewhere = [one for one in run.requests if not isinstance(one, int) and (one[3] or one[5])]
-        answers = self._rules.check(result, inputs.batch.requests, apart=apart or bool(failures or elsewhere))
+        answers = self._rules.check(result, inputs.requests, apart=apart or bool(failures or elsewhere))
         if inputs.in_place:
             answers = BatchAnswers(answers.whole, answers.each, answers.parameters, inputs.in_place)
         if failures and self._model.context.decoupled:

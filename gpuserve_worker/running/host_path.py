@@ -19,6 +19,7 @@ class HostPath:
     """Implements ``WorkerDevicePath`` without a device."""
 
     page_locks: Final = None
+    spares: Final = None
     reader: Final = None
     new_watch = Stopwatch
     new_loop = Loop

@@ -37,7 +37,7 @@ class Backlog(Protocol[_Kept_co]):
         """Nobody waits for one request of a batch any more: it need not run, if that was its only one."""
 
     def clear(self) -> None:
-        """Drop the batches of a front that is gone."""
+        """Drop those that nobody is to run here."""
 
     def settle(self) -> None:
         """Wait until no thread but the loop's own uses the memory of a front that is gone."""
@@ -109,13 +109,17 @@ class LinkReceiver(ABC):
     def wait(self, ready: Callable[[], bool]) -> None:
         """Let messages come in until something is true or the peer is gone; any thread may call it."""
 
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """End the loop with a fault that was found in another thread, which any may be that calls this."""
+
     def runs_event_loop(self) -> bool:
         """Whether messages come in on an event loop in the calling thread."""
         return False
 
     def _new_session(self) -> FrontSession:
         model = self._model
-        return FrontSession(self._link, model.path, read_only_inputs=model.read_only_inputs)
+        return FrontSession(self._link, model.path, self.fail, read_only_inputs=model.read_only_inputs)
 
     def _obey(self, message: wire.Message, fds: list[int]) -> None:
         try:
@@ -195,6 +199,7 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
 
     def fail(self, error: BaseException) -> None:
         self._fault = error
+        self._backlog.clear()  # the device may be lost, and none of them is to blame
         self.stop()
 
     def raise_fault(self) -> None:

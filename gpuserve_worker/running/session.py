@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpuserve_worker.memory.arena import Arena, Mapping
@@ -29,11 +30,20 @@ BatchReply: TypeAlias = wire.Done | wire.Failed
 
 class FrontSession:
     """One front on the link. Any thread may send: an array may die, or a question be asked, in each.
-    ``device`` is what the worker's device does with this memory, None on the host.
+    ``device`` is what the worker's device does with this memory, None on the host. ``fail`` ends the worker's
+    loop with a fault that was found in another thread.
     """
 
-    def __init__(self, link: Link, path: WorkerDevicePath, *, read_only_inputs: bool) -> None:
+    def __init__(
+        self,
+        link: Link,
+        path: WorkerDevicePath,
+        fail: Callable[[BaseException], None],
+        *,
+        read_only_inputs: bool,
+    ) -> None:
         self._link = link
+        self.fail = fail
         self._retired = False
         #: Answers that leave with the next one, and the batches that they are to.
         self.held: list[bytes] = []
@@ -43,7 +53,7 @@ class FrontSession:
         self._lock = threading.RLock()
         self.mapping = Mapping(path.page_locks)
         self.loans = Mapping(path.page_locks)
-        self.regions = ClientRegions()
+        self.regions = ClientRegions(path.page_locks)
         memories = (self.mapping, self.regions, self.loans)
         self.leases = Leases(lambda batch_id: self.send_if_there(wire.Released((batch_id,))))
         self.inputs = Inputs(*memories, self.leases, read_only=read_only_inputs)
@@ -52,7 +62,7 @@ class FrontSession:
         self._answers = Inputs(*memories, returned, read_only=False)
         # The front bounds what is in flight; this only stops an answer no machine could hold.
         machine_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        arena = Arena(machine_nbytes, self._announce, self._drop, path.page_locks)
+        arena = Arena(machine_nbytes, self._announce, self._drop, path.page_locks, path.spares)
         self.device = path.open_session(self, arena)
         self.writer = OutputWriter(arena, self.regions) if self.device is None else self.device.writer
 
@@ -70,8 +80,8 @@ class FrontSession:
             case wire.Region(region, offset, nbytes):
                 self.regions.attach(region, fds[0], offset, nbytes)
             case wire.CudaRegion(region, _, nbytes, raw_handle):  # the front knows which device is ours
-                problem = self.regions.attach_on_device(region, nbytes, raw_handle, self.device)
-                self.send(wire.RegionOpened(region, problem))
+                told = partial(self._tell_of_region, region)
+                self.regions.attach_on_device(region, nbytes, raw_handle, self.device, told)
             case wire.DropRegion(region):
                 self.regions.detach(region)
             case wire.Lend(segment, nbytes):
@@ -151,6 +161,9 @@ class FrontSession:
         self._answers.leases.close()
         self.loans.close()
         self.writer.close()
+
+    def _tell_of_region(self, region: int, problem: str) -> None:
+        self.send_if_there(wire.RegionOpened(region, problem))
 
     def _announce(self, segment: int, fd: int, nbytes: int) -> None:
         self.send(wire.Segment(segment, nbytes), (fd,))

@@ -69,5 +69,5 @@ def _part(run: Run, inputs: BatchInputs, start: int, end: int) -> BatchPart:
     failures = {at - start: one for at, one in inputs.failures.items() if start <= at < end}
     return BatchPart(
         run._replace(requests=run.requests[start:end]),
-        inputs._replace(batch=batch, failures=failures),
+        BatchInputs(batch, failures, inputs.in_place, inputs.arrival),
     )

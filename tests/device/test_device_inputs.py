@@ -284,13 +284,17 @@ def test_a_gpu_that_cannot_be_used_is_told_at_load(stand_in: GpuMachine) -> None
 
 def test_a_refused_page_lock_is_logged_once_and_changes_nothing(stand_in: GpuMachine) -> None:
     stand_in.change(failures={"hostRegister": 2})
-    with on_gpu(stand_in, "doubled") as worker:
+    with WorkerProcess(device_model("doubled"), environ=stand_in.environ) as worker:
+        said = [worker.hear(worker.boot)]
+        while not isinstance(said[-1], wire.Ready):
+            said.append(worker.hear(worker.boot))
+        (record,) = [one for one in said if isinstance(one, wire.Log)]  # of the segment that is made ahead
+        assert "could not page-lock" in record.text
+        worker.attach(1)
         for number in range(3):
             array, tensor = large(worker, first=number)
             done = worker.run([tensor], (2,), batch_id=number + 1)
             assert np.array_equal(output(worker, done), array * 2)
-        record = worker.log_record()
-        assert "could not page-lock" in record.text
         worker.boot.send(wire.Stop())
         assert worker.hear(worker.boot) is None  # and it was logged no second time
 

@@ -144,6 +144,18 @@ def test_a_buffer_that_the_callable_uses_again_is_copied_before_that(stand_in: G
             assert np.array_equal(output(worker, done), array * 2)
 
 
+def test_an_input_that_is_the_answer_and_is_kept_is_copied_before_it_is_written_to(
+    stand_in: GpuMachine,
+) -> None:
+    stand_in.change(copy_bytes_per_s=2e7)
+    with on_gpu(stand_in, "KeepsItsInput") as worker:
+        arrays = [noise(1, LARGE // 4, seed=number) for number in range(5)]
+        for number, array in enumerate(arrays):
+            worker.start([in_segments(worker, array)], batch_id=number)
+        for array in arrays:
+            assert np.array_equal(output(worker, worker.answer()), array)
+
+
 @pytest.mark.parametrize("form", ["on_own_stream", "double_on_own_stream", "capsule_on_own_stream"])
 def test_a_callable_may_compute_on_a_stream_of_its_own(stand_in: GpuMachine, form: str) -> None:
     stand_in.change(kernel_s=0.01, copy_bytes_per_s=2e7)

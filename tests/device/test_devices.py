@@ -275,10 +275,10 @@ def test_the_list_in_full(two_gpus: GpuMachine, monkeypatch: pytest.MonkeyPatch)
     rows = [[cell.strip() for cell in line if cell] for line in lines[3:8]]
     assert rows == [
         ["cuda:0", "NVIDIA H200", "7.0 of 8.0 GiB", "1", "0-3,8", "exclusive process", A],
-        ["-", "NVIDIA Stand-in", "0.2 of 0.2 GiB", "-", "-", "default", B],
+        ["-", "NVIDIA Stand-in", "8.0 of 8.0 GiB", "-", "-", "default", B],
         ["MIG mode", "NVIDIA Stand-in", *rows[2][2:6], IN_PARTS.uuid],
-        ["cuda:1", "MIG instance", "0.0 of 0.0 GiB", M.uuid],
-        ["-", "MIG instance", "0.0 of 0.0 GiB", N.uuid],
+        ["cuda:1", "MIG instance", "4.0 of 4.0 GiB", M.uuid],
+        ["-", "MIG instance", "4.0 of 4.0 GiB", N.uuid],
     ]
     assert f"CUDA_VISIBLE_DEVICES is '0,{M.uuid}'; a GPU without a device name is left out by it\n" in out
     assert "cuda:0 is in compute mode 'exclusive process': without MPS for one process at a time\n" in out

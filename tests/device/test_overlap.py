@@ -17,6 +17,10 @@ import pytest
 from device_calls import infer_binary
 from gpu_machine import GpuMachine
 from operated import MODELS, Client, OperatedServer
+from test_device_inputs import device_model, in_segments
+from worker_process import loaded, output
+
+from benchmarks.gpu.served.timeline import Span, spans
 
 KERNEL_S = 0.06
 #: Large enough to be worth a message when its batch is computed.
@@ -63,6 +67,7 @@ def test_copies_overlap_the_callable(
         monkeypatch.setenv(name, value)
     config = tmp_path / "config.yaml"
     names = [("serial", "waited_for", 0), ("ahead", "waited_for", 1), ("started", "started", 1)]
+    names += [("input", "passed_on", 1)]
     config.write_text(json.dumps({"models": [model(*one) for one in names]}))
     with OperatedServer(config) as server:
         server.wait_ready()
@@ -70,10 +75,40 @@ def test_copies_overlap_the_callable(
         with Client(address) as client:  # memory is made, pages are locked
             for name, *_ in names:
                 status, answer = infer_binary(client, name, ARRAY)
-                assert (status, answer.sum()) == (200, 2 * ARRAY.size)
+                assert (status, answer.sum()) == (200, (1 if name == "input" else 2) * ARRAY.size)
         stand_in.change(kernel_s=KERNEL_S, copy_bytes_per_s=2 * ARRAY.nbytes / KERNEL_S, launch_delay_s=0.0)
         rates = {name: throughput(address, name) for name, *_ in names}
     # The copies take what they should, and not too much is lost besides.
     assert rates["serial"] * 2 * KERNEL_S > 0.6, rates
-    for name in ("ahead", "started"):
+    for name in ("ahead", "started", "input"):
         assert rates[name] >= 1.6 * rates["serial"], rates
+
+
+def timeline(machine: GpuMachine, folder: Path, path: str) -> list[Span]:
+    """Copies and calls of six batches that come together. A kernel takes as long as a copy."""
+    array = np.ones((1, 1 << 17), np.float32)  # a larger one is told of before it is answered
+    environ = machine.environ | {"GPUSERVE_CUDA_TIMELINE": str(folder / "lines")}
+    with loaded(device_model(path), environ=environ) as worker:
+        tensor = in_segments(worker, array)
+        worker.run([tensor])
+        machine.change(kernel_s=0.03, copy_bytes_per_s=array.nbytes / 0.03, launch_delay_s=0.0)
+        for number in range(2, 8):
+            worker.start([tensor], batch_id=number)
+        for _ in range(2, 8):
+            assert np.array_equal(output(worker, worker.answer()), array)
+        machine.change(kernel_s=0.0, copy_bytes_per_s=0.0)
+        worker.run([tensor], batch_id=8)  # what is over is written when the next copy begins
+    (lines,) = folder.glob("lines.*")
+    return spans(lines.read_text().splitlines())
+
+
+@pytest.mark.parametrize("path", ["passed_on", "passed_on_by_request"])
+def test_an_answer_that_is_the_input_is_copied_while_the_next_call_runs(
+    stand_in: GpuMachine, tmp_path: Path, path: str
+) -> None:
+    found = timeline(stand_in, tmp_path, path)
+    calls, copies = ([one for one in found if one.kind == kind][1:7] for kind in ("call", "d2h"))
+    beside = [
+        copy.end_ns - call.start_ns for copy, call in zip(copies[:-1], calls[1:], strict=True)
+    ]  # the answer to a call, and the next call
+    assert sum(one > 15e6 for one in beside) >= 4, (calls, copies)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as grpc_aio
-from bound import FLOATS_IN_AND_OUT, TIMEOUT_S, ask, free_server, infer, status
-from processes import wait_until
+from bound import FLOATS_IN_AND_OUT, TIMEOUT_S, ask, free_server, infer
+from processes import until, wait_until
 
 from gpuserve import ModelConfig, Server
 from gpuserve.declare.model import DynamicBatcher
@@ -31,19 +33,15 @@ class Counts:
         return [{"OUTPUT_1": np.full((len(one["INPUT_1"]), 1), self._calls, np.float32)} for one in requests]
 
 
-class LastFirst:
-    """The answer to 1 is ready only when 2 has been asked."""
+class FirstWaits:
+    """The answer to 1 is ready only when its file is there."""
 
-    def __init__(self) -> None:
-        self._asked: asyncio.Event | None = None
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     async def __call__(self, requests: Any) -> Any:
-        self._asked = self._asked or asyncio.Event()
-        if requests[0]["INPUT_1"][0, 0] == 2:
-            self._asked.set()
-        else:
-            await self._asked.wait()
-            await asyncio.sleep(0.1)  # the answer to 2 has been read by then
+        if requests[0]["INPUT_1"][0, 0] == 1:
+            await until(self._path.exists, TIMEOUT_S)
         return [{"OUTPUT_1": one["INPUT_1"]} for one in requests]
 
 
@@ -93,52 +91,66 @@ def test_without_memory_the_model_is_run_each_time() -> None:
         assert [ask(server, "counts", 1.0) for _ in range(2)] == [[1], [2]]
 
 
-async def finished_in(server: Server, *values: float) -> list[float]:
-    """The values in the order in which their answers came; each is asked when those before are running."""
-    order: list[float] = []
+async def ask_in_order(server: Server, directory: Path, values: Sequence[int]) -> list[int]:
+    """The values in the order in which their answers come; each is asked when those before it run. The first
+    is answered when the callable has answered all others.
+    """
+    came: list[int] = []
     async with grpc_aio.InferenceServerClient(server.addresses["grpc"]) as client:
 
-        async def one(value: float) -> None:
-            tensor = grpc_aio.InferInput("INPUT_1", [1, 1], "FP32")
-            tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
-            await client.infer("model", [tensor], client_timeout=TIMEOUT_S)
-            order.append(value)
+        async def one(value: int) -> None:
+            await client.infer("model", tensor(value), client_timeout=TIMEOUT_S)
+            came.append(value)
 
         calls = []
-        for number, value in enumerate(values):
-            await asyncio.to_thread(wait_until, lambda n=number: running(server) >= n, "the others run")
+        for n_running, value in enumerate(values):
+            await eventually(server, "gpuserve_running_requests", n_running)
             calls.append(asyncio.ensure_future(one(value)))
+        await eventually(server, "gpuserve_requests_success_total", len(values) - 1)
+        (directory / "answer").touch()
         await asyncio.gather(*calls)
-    return order
+    return came
 
 
-def running(server: Server) -> float:
-    return metric(server, "gpuserve_running_requests", "model")
+def tensor(value: int) -> list[Any]:
+    made = grpc_aio.InferInput("INPUT_1", [1, 1], "FP32")
+    made.set_data_from_numpy(np.full((1, 1), value, np.float32))
+    return [made]
+
+
+async def eventually(server: Server, name: str, value: int) -> None:
+    await asyncio.to_thread(wait_until, lambda: metric(server, name, "model") == value, f"{name} is {value}")
+
+
+@contextlib.contextmanager
+def first_waits(directory: Path, batcher: DynamicBatcher) -> Iterator[Server]:
+    with free_server() as server:
+        config = ModelConfig(max_batch_size=1, batcher=batcher)
+        server.bind("model", FirstWaits(directory / "answer"), config=config, **FLOATS_IN_AND_OUT)
+        server.run()
+        yield server
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("preserve", "order"), [(True, [1, 2]), (False, [2, 1])])
-def test_answers_may_be_kept_in_the_order_of_their_requests(preserve: bool, order: list[float]) -> None:
-    batcher = DynamicBatcher(preserve_ordering=preserve)
-    with free_server() as server:
-        config = ModelConfig(max_batch_size=1, batcher=batcher)
-        server.bind("model", LastFirst(), config=config, **FLOATS_IN_AND_OUT)
-        server.run()
-        assert asyncio.run(finished_in(server, 1, 2)) == order
+def test_answers_may_be_kept_in_the_order_of_their_requests(
+    preserve: bool, order: list[int], tmp_path: Path
+) -> None:
+    with first_waits(tmp_path, DynamicBatcher(preserve_ordering=preserve)) as server:
+        assert asyncio.run(ask_in_order(server, tmp_path, [1, 2])) == order
 
 
-def test_an_answer_that_nobody_waits_for_holds_nobody_up() -> None:
+def test_an_answer_that_nobody_waits_for_holds_nobody_up(tmp_path: Path) -> None:
     async def leave_and_ask(server: Server) -> None:
         async with grpc_aio.InferenceServerClient(server.addresses["grpc"]) as client:
-            tensor = grpc_aio.InferInput("INPUT_1", [1, 1], "FP32")
-            tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
-            with pytest.raises(Exception, match="DEADLINE_EXCEEDED"):
-                await client.infer("model", [tensor], client_timeout=0.2)
-        assert await finished_in(server, 2) == [2]
+            left = asyncio.ensure_future(client.infer("model", tensor(1)))
+            await eventually(server, "gpuserve_running_requests", 1)
+            left.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await left
+            await client.infer("model", tensor(2), client_timeout=TIMEOUT_S)
+        (tmp_path / "answer").touch()
 
-    with free_server() as server:
-        config = ModelConfig(max_batch_size=1, batcher=DynamicBatcher(preserve_ordering=True))
-        server.bind("model", LastFirst(), config=config, **FLOATS_IN_AND_OUT)
-        server.run()
-        assert status(server, "/v2/health/ready") == 200
+    with first_waits(tmp_path, DynamicBatcher(preserve_ordering=True)) as server:
         asyncio.run(leave_and_ask(server))
+        wait_until(lambda: metric(server, "gpuserve_running_requests", "model") == 0, "both have run")

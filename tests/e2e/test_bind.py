@@ -23,7 +23,6 @@ from bound import (
     infer,
     status,
 )
-from exploring import variants
 from processes import children, command_line
 
 from gpuserve import DynamicBatcher, ModelConfig, Request, Server, Tensor
@@ -99,8 +98,10 @@ def test_each_model_runs_in_a_process_of_its_own(server: Server) -> None:
     pids = {"inputs": [FLOATS], "outputs": [Tensor((1,), np.int64)]}
     server.bind("one", tell_pid, **pids)
     server.bind("two", tell_pid, **pids)
+    before = children(os.getpid())
     server.run()
-    workers = [pid for pid in children(os.getpid()) if "gpuserve_worker" in command_line(pid)]
+    started = [pid for pid in children(os.getpid()) if pid not in before]
+    workers = [pid for pid in started if "gpuserve_worker" in command_line(pid)]
     answered = [ask(server, name, 0.0)[0] for name in ("one", "two")]
     assert sorted(answered) == sorted(workers)
     assert len(workers) == 2
@@ -158,129 +159,167 @@ def test_a_closure_over_a_large_array_is_held_once_by_its_worker(server: Server)
 # ---- what it is given, what the client gets -----------------------------------------------------
 
 
-def test_requests_have_data_parameters_and_mapping_access(server: Server) -> None:
-    def look(requests: list[Request]) -> list[dict[str, Any]]:
-        (one,) = requests
-        same = one.data["a"] is one["a"] and list(one) == ["a"] and len(one) == 1
-        seen = f"{one.parameters['mode']} {one.parameters['times']} {same}"
-        return [{"text": np.array([[seen]], dtype=object)}]
+def look(requests: list[Request]) -> list[dict[str, Any]]:
+    (one,) = requests
+    same = one.data["a"] is one["a"] and list(one) == ["a"] and len(one) == 1
+    seen = f"{one.parameters['mode']} {one.parameters['times']} {same}"
+    return [{"text": np.array([[seen]], dtype=object)}]
 
-    server.bind("look", look, [Tensor((-1,), "FP32", name="a")], [Tensor((1,), bytes, name="text")])
-    server.run()
-    outputs = infer(server, "look", {"mode": "fast", "times": 3}, a=np.zeros((1, 2), np.float32))
+
+@batch
+def add_all(INPUT_1: Any, INPUT_2: Any, INPUT_3: Any, INPUT_4: Any) -> list[Any]:
+    dtypes = [str(one.dtype) for one in (INPUT_1, INPUT_2, INPUT_3, INPUT_4)]
+    assert dtypes == ["float32", "int16", "float64", "bool"]
+    return [INPUT_1 + INPUT_2, INPUT_3]
+
+
+@sample
+def total(INPUT_1: Any) -> Any:
+    return [INPUT_1.sum(axis=0), np.float32(INPUT_1.ndim)]
+
+
+@batch
+def shout(**inputs: Any) -> list[Any]:
+    return [np.array([[text.upper() for text in row] for row in one], object) for one in inputs.values()]
+
+
+def seven(requests: list[Request]) -> list[dict[str, Any]]:
+    return [{"OUTPUT_1": np.array([7], np.float32)} for _ in requests]
+
+
+def count(requests: list[Request]) -> list[dict[str, Any]]:
+    return [{"OUTPUT_1": np.full((len(one["INPUT_1"]), 1), len(requests), np.float32)} for one in requests]
+
+
+ANSWERS = {
+    "name": {"other": np.ones((1, 1), np.float32)},
+    "dtype": {"OUTPUT_1": np.ones((1, 1), np.float64)},
+    "shape": {"OUTPUT_1": np.ones((1, 3), np.float32)},
+}
+
+
+@batch
+def unfit(INPUT_1: Any, which: Any) -> dict[str, Any]:
+    return ANSWERS[which[0, 0].decode()]
+
+
+DTYPES = [np.float32, np.dtype("int16"), "float64", bool]
+SPELLINGS = bytes, np.bytes_, object, np.object_, "bytes", "string"
+PREFERRED = DynamicBatcher(max_queue_delay_microseconds=100, preferred_batch_size=[2, 4])
+UNFIT: dict[str, Any] = {
+    "infer_func": unfit,
+    "inputs": [FLOATS, Tensor((1,), bytes, name="which")],
+    "outputs": [Tensor((1,), np.float32)],
+}
+#: name -> what ``bind`` is given
+MODELS: dict[str, dict[str, Any]] = {
+    "look": {
+        "infer_func": look,
+        "inputs": [Tensor((-1,), "FP32", name="a")],
+        "outputs": [Tensor((1,), bytes, name="text")],
+    },
+    "add_all": {
+        "infer_func": add_all,
+        "inputs": [Tensor((1,), dtype) for dtype in DTYPES],
+        "outputs": [Tensor((1,), "TYPE_FP32"), Tensor((1,), np.float64)],
+    },
+    "total": {
+        "infer_func": total,
+        "inputs": [Tensor((-1, 2), np.float32)],
+        "outputs": [Tensor((-1,), np.float32), Tensor((), np.float32)],
+        "config": UNBATCHED,
+    },
+    "shout": {
+        "infer_func": shout,
+        "inputs": [Tensor((-1,), dtype) for dtype in SPELLINGS],
+        "outputs": [Tensor((-1,), dtype) for dtype in SPELLINGS],
+    },
+    "seven": {"infer_func": seven, "inputs": [], "outputs": [FLOATS], "config": UNBATCHED},
+    "count": {
+        "infer_func": count,
+        **FLOATS_IN_AND_OUT,
+        "config": ModelConfig(max_batch_size=8, batcher=None),
+    },
+    "preferred": {
+        "infer_func": plus_one,
+        **FLOATS_IN_AND_OUT,
+        "config": ModelConfig(max_batch_size=4, batcher=PREFERRED),
+    },
+    "strict": {**UNFIT, "strict": True},
+    "lenient": UNFIT,
+}
+
+
+@pytest.fixture(scope="module")
+def of_models() -> Iterator[Server]:
+    """A server of all ``MODELS``."""
+    with free_server() as one:
+        for name, given in MODELS.items():
+            one.bind(name, **given)
+        one.run()
+        yield one
+
+
+def test_requests_have_data_parameters_and_mapping_access(of_models: Server) -> None:
+    outputs = infer(of_models, "look", {"mode": "fast", "times": 3}, a=np.zeros((1, 2), np.float32))
     assert outputs["text"].tolist() == [["fast 3 True"]]
 
 
-def test_default_names_count_from_one_and_dtypes_are_types_dtypes_or_strings(server: Server) -> None:
-    @batch
-    def add_all(INPUT_1: Any, INPUT_2: Any, INPUT_3: Any, INPUT_4: Any) -> list[Any]:
-        assert [str(one.dtype) for one in (INPUT_1, INPUT_2, INPUT_3, INPUT_4)] == [
-            "float32",
-            "int16",
-            "float64",
-            "bool",
-        ]
-        return [INPUT_1 + INPUT_2, INPUT_3]
-
-    inputs = [
-        Tensor((1,), np.float32),
-        Tensor((1,), np.dtype("int16")),
-        Tensor((1,), "float64"),
-        Tensor((1,), bool),
-    ]
-    server.bind("m", add_all, inputs, [Tensor((1,), "TYPE_FP32"), Tensor((1,), np.float64)])
-    server.run()
+def test_default_names_count_from_one_and_dtypes_are_types_dtypes_or_strings(of_models: Server) -> None:
     given = {
         "INPUT_1": np.array([[1.5]], np.float32),
         "INPUT_2": np.array([[2]], np.int16),
         "INPUT_3": np.array([[0.25]]),
         "INPUT_4": np.array([[True]]),
     }
-    outputs = infer(server, "m", **given)
+    outputs = infer(of_models, "add_all", **given)
     assert {name: one.tolist() for name, one in outputs.items()} == {
         "OUTPUT_1": [[3.5]],
         "OUTPUT_2": [[0.25]],
     }
 
 
-def test_a_sample_has_no_batch_axis(server: Server) -> None:
-    @sample
-    def total(INPUT_1: Any) -> Any:
-        return [INPUT_1.sum(axis=0), np.float32(INPUT_1.ndim)]
-
-    outputs = [Tensor((-1,), np.float32), Tensor((), np.float32)]
-    server.bind("m", total, [Tensor((-1, 2), np.float32)], outputs, config=UNBATCHED)
-    server.run()
-    answer = infer(server, "m", INPUT_1=np.array([[1, 2], [3, 4]], np.float32))
+def test_a_sample_has_no_batch_axis(of_models: Server) -> None:
+    answer = infer(of_models, "total", INPUT_1=np.array([[1, 2], [3, 4]], np.float32))
     assert answer["OUTPUT_1"].tolist() == [4, 6]
     assert (answer["OUTPUT_2"].shape, float(answer["OUTPUT_2"])) == ((), 2)
 
 
-@pytest.mark.parametrize("dtype", variants(bytes, np.bytes_, object, np.object_, "bytes", "string"))
-def test_bytes_of_every_spelling(server: Server, dtype: Any) -> None:
-    @batch
-    def shout(INPUT_1: Any) -> Any:
-        return np.array([[one.upper() for one in row] for row in INPUT_1], dtype=object)
-
-    server.bind("m", shout, [Tensor((-1,), dtype)], [Tensor((-1,), dtype)])
-    server.run()
-    (output,) = infer(server, "m", INPUT_1=np.array([["ab", "x\0"]], dtype=object)).values()
-    assert output.tolist() == [["AB", "X\0"]]
+def test_bytes_of_every_spelling(of_models: Server) -> None:
+    given = {f"INPUT_{n + 1}": np.array([[f"a{n}", "x\0"]], object) for n in range(len(SPELLINGS))}
+    outputs = infer(of_models, "shout", **given)
+    assert [one.tolist() for one in outputs.values()] == [[[f"A{n}", "X\0"]] for n in range(len(SPELLINGS))]
 
 
-def test_models_without_inputs(server: Server) -> None:
-    def clock(requests: list[Request]) -> list[dict[str, Any]]:
-        return [{"OUTPUT_1": np.array([7], np.float32)} for _ in requests]
-
-    server.bind("clock", clock, inputs=[], outputs=[FLOATS], config=UNBATCHED)
-    server.run()
-    assert infer(server, "clock")["OUTPUT_1"].tolist() == [7]
+def test_models_without_inputs(of_models: Server) -> None:
+    assert infer(of_models, "seven")["OUTPUT_1"].tolist() == [7]
 
 
-def test_without_a_batcher_requests_keep_their_batch_and_are_not_merged(server: Server) -> None:
-    def count(requests: list[Request]) -> list[dict[str, Any]]:
-        return [
-            {"OUTPUT_1": np.full((len(one["INPUT_1"]), 1), len(requests), np.float32)} for one in requests
-        ]
-
-    server.bind("m", count, **FLOATS_IN_AND_OUT, config=ModelConfig(max_batch_size=8, batcher=None))
-    server.run()
-    answer = infer(server, "m", INPUT_1=np.zeros((3, 1), np.float32))
+def test_without_a_batcher_requests_keep_their_batch_and_are_not_merged(of_models: Server) -> None:
+    answer = infer(of_models, "count", INPUT_1=np.zeros((3, 1), np.float32))
     assert answer["OUTPUT_1"].tolist() == [[1], [1], [1]]
 
 
-def test_preferred_sizes_are_taken(server: Server) -> None:
-    batcher = DynamicBatcher(max_queue_delay_microseconds=100, preferred_batch_size=[2, 4])
-    server.bind("m", plus_one, **FLOATS_IN_AND_OUT, config=ModelConfig(max_batch_size=4, batcher=batcher))
-    server.run()
-    assert ask(server, "m", 1.0) == [2]
+def test_preferred_sizes_are_taken(of_models: Server) -> None:
+    assert ask(of_models, "preferred", 1.0) == [2]
 
 
 @pytest.mark.parametrize(
-    ("answer", "complaint"),
+    ("which", "complaint"),
     [
-        pytest.param({"other": np.ones((1, 1), np.float32)}, "'other' is not declared", id="name"),
-        pytest.param(
-            {"OUTPUT_1": np.ones((1, 1), np.float64)}, "must be FP32", id="dtype", marks=pytest.mark.thorough
-        ),
-        pytest.param(
-            {"OUTPUT_1": np.ones((1, 3), np.float32)},
-            r"must have shape (1,)",
-            id="shape",
-            marks=pytest.mark.thorough,
-        ),
+        ("name", "'other' is not declared"),
+        ("dtype", "must be FP32"),
+        ("shape", "must have shape (1,)"),
     ],
 )
-def test_strict_finds_answers_that_do_not_fit(server: Server, answer: dict[str, Any], complaint: str) -> None:
-    declared = {"inputs": [FLOATS], "outputs": [Tensor((1,), np.float32)]}
-    server.bind("strict", lambda requests: [answer], **declared, strict=True)
-    server.bind("lenient", lambda requests: [answer], **declared)
-    server.run()
+def test_strict_finds_answers_that_do_not_fit(of_models: Server, which: str, complaint: str) -> None:
+    given = {"INPUT_1": np.ones((1, 1), np.float32), "which": np.array([[which]], dtype=object)}
     with pytest.raises(Refused) as refused:
-        ask(server, "strict", 1.0)
+        infer(of_models, "strict", **given)
     assert refused.value.status == 500
     assert complaint in refused.value.text
-    assert len(ask(server, "lenient", 1.0)) == next(iter(answer.values())).shape[1]
+    (answer,) = infer(of_models, "lenient", **given).values()
+    np.testing.assert_array_equal(answer, next(iter(ANSWERS[which].values())))
 
 
 # ---- binding to a server that runs --------------------------------------------------------------

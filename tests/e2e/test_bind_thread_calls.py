@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from bound import FLOATS_IN_AND_OUT, Refused, ask, free_server, infer
+from leaks import own_name
 from tritonclient.utils import InferenceServerException
 
 from gpuserve import ModelCallError, Request, Server, current_model
@@ -65,7 +65,7 @@ def test_a_thread_that_asks_itself_is_refused(server: Server) -> None:
 
 
 def test_memory_that_shrinks_ends_nothing(server: Server) -> None:
-    file = Path("/dev/shm") / f"gpuserve-test-{uuid.uuid4().hex}"
+    file = Path("/dev/shm") / own_name()
     x = np.arange(LARGE, dtype=np.float32).reshape(1, -1)
     file.write_bytes(x.tobytes())
     address = server.addresses["grpc"].rpartition("/")[2]

@@ -19,6 +19,8 @@ from test_streams import PATH, entry
 from tritonclient.grpc import service_pb2 as pb
 
 TIMEOUT_S = 10.0
+#: Responses of 64 KiB: what fits into the buffers of two sockets and of the server, and some more.
+MOST_UNREAD = 400
 WATCH = "/grpc.health.v1.Health/Watch"
 
 
@@ -31,7 +33,7 @@ def closed_at(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, closed_at: Path
 ) -> Iterator[OperatedServer]:
-    models = [entry(name, decoupled=True) for name in ("count", "floods")]
+    models = [entry("count", decoupled=True), entry("floods", decoupled=True, instances=[{"count": 2}])]
     settings = {"host": "127.0.0.1", "max_streams": 8, "max_half_requests": 64, "transport": request.param}
     config = write_config(tmp_path_factory.mktemp("bounded"), models, **settings)
     with pytest.MonkeyPatch.context() as patch:
@@ -87,7 +89,7 @@ def test_a_client_that_does_not_read_is_told_that_its_time_is_over(
         wire.read_until(lambda: wire.peer.response(1).ended)
         assert 0.3 < time.monotonic() - started < 2.0
         assert status(wire.peer.response(1)) == "4"
-    assert n_made(closed_at) < 400
+    assert n_made(closed_at) < MOST_UNREAD
 
 
 def status(response: Response) -> str:
@@ -95,16 +97,30 @@ def status(response: Response) -> str:
 
 
 def test_no_more_events_are_made_than_their_client_reads(server: OperatedServer, closed_at: Path) -> None:
+    """While another client, whose events are made beside it, reads very many."""
     closed_at.unlink(missing_ok=True)
+    with events(server) as reads:
+        with events(server):
+            n_read = 0
+            while n_read < 2 * MOST_UNREAD:
+                received = reads.recv(1 << 16)
+                assert received
+                n_read += received.count(b"data: ")
+        assert n_made(closed_at) < MOST_UNREAD
+        closed_at.unlink()
+    assert n_made(closed_at) >= n_read
+
+
+def events(server: OperatedServer) -> socket.socket:
+    """A connection that asks for events without end."""
     body = json.dumps({"x": [[1]]}).encode()
     head = (
         f"POST /v2/models/floods/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     host, _, port = server.addresses["HTTP"].rpartition(":")
-    with socket.create_connection((host, int(port)), TIMEOUT_S) as client:
-        client.sendall(head.encode() + body)
-        time.sleep(2.0)
-    assert n_made(closed_at) < 400
+    client = socket.create_connection((host, int(port)), TIMEOUT_S)
+    client.sendall(head.encode() + body)
+    return client
 
 
 @pytest.mark.parametrize("server", ["native"], indirect=True)

@@ -137,7 +137,7 @@ def test_a_version(url: str) -> None:
         assert client.model_config.model_version == 3
         np.testing.assert_array_equal(client.infer_sample(ROW)["y"], ROW)
     with (
-        ModelClient(url, "echo", "2", init_timeout_s=1) as client,
+        ModelClient(url, "echo", "2", init_timeout_s=0.4) as client,
         pytest.raises(ClientModelUnavailableError, match="echo/2"),
     ):
         client.infer_sample(ROW)
@@ -171,7 +171,7 @@ def test_initialisation_that_is_not_lazy(url: str) -> None:
     with ModelClient(url, "echo", lazy_init=False, init_timeout_s=TIMEOUT_S) as client:
         assert client.known_config is not None
     with pytest.raises(ClientModelUnavailableError):
-        ModelClient(url, "nope", lazy_init=False, init_timeout_s=1)
+        ModelClient(url, "nope", lazy_init=False, init_timeout_s=0.4)
 
 
 def test_the_library_and_a_client_of_it(url: str, protocol: str) -> None:
@@ -192,7 +192,7 @@ def test_waiting_for_what_is_there(url: str) -> None:
 
 
 def test_a_model_that_does_not_come(url: str) -> None:
-    with ModelClient(url, "nope", init_timeout_s=1) as client:
+    with ModelClient(url, "nope", init_timeout_s=0.4) as client:
         begin = time.monotonic()
         with pytest.raises(ClientModelUnavailableError, match="nope/<latest> is unavailable") as raised:
             client.infer_sample(ROW)

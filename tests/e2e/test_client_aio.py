@@ -103,13 +103,13 @@ def test_waiting(url: str) -> None:
         async with AsyncioModelClient(url, "echo") as client:
             await client.wait_for_server(TIMEOUT_S)
             await client.wait_for_model(TIMEOUT_S)
-        async with AsyncioModelClient(url, "nope", init_timeout_s=1) as client:
+        async with AsyncioModelClient(url, "nope", init_timeout_s=0.4) as client:
             begin = time.monotonic()
             with pytest.raises(ClientModelUnavailableError, match="nope/<latest>"):
                 await client.infer_sample(ROW)
             assert 0.3 <= time.monotonic() - begin < TIMEOUT_S / 2
         with pytest.raises(ClientModelUnavailableError):
-            await AsyncioModelClient(url, "nope", lazy_init=False, init_timeout_s=1).__aenter__()
+            await AsyncioModelClient(url, "nope", lazy_init=False, init_timeout_s=0.4).__aenter__()
 
     asyncio.run(main())
 

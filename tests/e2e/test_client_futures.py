@@ -85,11 +85,11 @@ def test_what_goes_wrong_is_in_the_future(url: str) -> None:
         with pytest.raises(ClientValueError):
             client.infer_sample(ROW, x=ROW).result(TIMEOUT_S)
         np.testing.assert_array_equal(client.infer_sample(ROW).result(TIMEOUT_S)["y"], ROW)
-    with FuturesModelClient(url, "nope", init_timeout_s=1) as client:
+    with FuturesModelClient(url, "nope", init_timeout_s=0.4) as client:
         with pytest.raises(ClientModelUnavailableError):
             client.infer_sample(ROW).result(TIMEOUT_S)
         with pytest.raises(ClientModelUnavailableError):
-            client.wait_for_model(1).result(TIMEOUT_S)
+            client.wait_for_model(0.4).result(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -20,6 +20,7 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from config_file import write_config
 from ensembles import ensemble, ensembles, member, members, step, tensor
+from leaks import own_name
 from operated import InBackground
 from processes import command_line, descendants, measured, wait_until
 from serving import FREE_PORTS, GPUSERVE, JSON_LOG, Addresses, serving, wait_until_ready
@@ -27,7 +28,8 @@ from tritonclient.utils import InferenceServerException
 
 Client = tritonclient.grpc.InferenceServerClient
 LARGE = 1 << 18
-WIDTHS = {"small": 3, "large": LARGE}
+#: In a message, and in an arena.
+WIDTHS = 3, LARGE
 TIMEOUT_S = 20.0
 
 
@@ -118,17 +120,23 @@ def worker_of_who(server: Server) -> int:
 # ---- deaths ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
-def test_what_a_dead_worker_has_answered_is_still_read(server: Server, client: Client, width: int) -> None:
+def end_worker_of_who(server: Server, client: Client) -> None:
+    """Kill it, and wait for the next."""
     pid = worker_of_who(server)
-    asked = client.get_inference_statistics("who", as_json=True)["model_stats"][0]["execution_count"]
-    call = InBackground(ask, server, "late", row(width, 3))
-    wait_until(lambda: requests_at(server, "Gate"), "the other step runs")
-    wait_until(lambda: executions(client, "who") > int(asked), "the first step has answered")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: client.is_model_ready("who") and worker_of_who(server) != pid, "a new worker")
-    open_gate(server)
-    np.testing.assert_array_equal(call.result(), row(width, 6))
+
+
+def test_what_a_dead_worker_has_answered_is_still_read(server: Server, client: Client) -> None:
+    worker_of_who(server)
+    before = executions(client, "who")
+    calls = {width: InBackground(ask, server, "late", row(width, 3)) for width in WIDTHS}
+    wait_until(lambda: requests_at(server, "Gate") == 2, "the other step runs")
+    wait_until(lambda: executions(client, "who") == before + 2, "the first step has answered")
+    end_worker_of_who(server, client)
+    with Gatekeeper(server):
+        for width, call in calls.items():
+            np.testing.assert_array_equal(call.result(), row(width, 6))
 
 
 def executions(client: Client, model: str) -> int:
@@ -136,19 +144,16 @@ def executions(client: Client, model: str) -> int:
     return int(found.get("execution_count", 0))
 
 
-@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
-def test_what_a_dead_worker_has_answered_waits_for_its_reader(server: Server, width: int) -> None:
-    pid = worker_of_who(server)
-    calls = [InBackground(ask, server, "queued", row(width, 1))]
-    wait_until(lambda: requests_at(server, "Gate") == 1, "the gate is taken")
-    calls += [InBackground(ask, server, "queued", row(width, number)) for number in (2, 3)]
-    wait_until(lambda: requests_at(server, "Gate") == 3, "two wait for it")
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: worker_of_who(server) != pid, "a new worker")
+def test_what_a_dead_worker_has_answered_waits_for_its_reader(server: Server, client: Client) -> None:
+    asked = [(width, number) for number in (1, 2, 3) for width in WIDTHS]
+    calls = []
+    for n_before, (width, number) in enumerate(asked):  # the first has the gate, and the others wait for it
+        calls.append(InBackground(ask, server, "queued", row(width, number)))
+        wait_until(lambda n=n_before + 1: requests_at(server, "Gate") == n, "it is at the gate")
+    end_worker_of_who(server, client)
     with Gatekeeper(server):
-        values = [call.result() for call in calls]
-    for number, value in zip((1, 2, 3), values, strict=True):
-        np.testing.assert_array_equal(value, row(width, 2 * number))
+        for (width, number), call in zip(asked, calls, strict=True):
+            np.testing.assert_array_equal(call.result(), row(width, 2 * number))
 
 
 class Gatekeeper:
@@ -243,7 +248,7 @@ def test_its_own_config_can_be_sent_back_changed(server: Server, client: Client)
 
 
 def test_a_callable_may_ask_an_ensemble(server: Server) -> None:
-    for width in WIDTHS.values():
+    for width in WIDTHS:
         x = row(width, 2)
         np.testing.assert_array_equal(ask(server, "asks_chain", x), (x * 6 + 1) + x * 2 + (x * 2 + 1))
 
@@ -251,13 +256,14 @@ def test_a_callable_may_ask_an_ensemble(server: Server) -> None:
 # ---- clients' memory ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+@pytest.mark.parametrize("width", WIDTHS, ids=["small", "large"])
 def test_tensors_in_a_clients_memory(server: Server, client: Client, width: int) -> None:
     x = row(width, 5)
-    handle = shm.create_shared_memory_region("e", f"/gpuserve-test-{os.getpid()}", 3 * x.nbytes)
+    key = f"/{own_name()}"
+    handle = shm.create_shared_memory_region("e", key, 3 * x.nbytes)
     try:
         shm.set_shared_memory_region(handle, [x])
-        client.register_system_shared_memory("e", f"/gpuserve-test-{os.getpid()}", 3 * x.nbytes)
+        client.register_system_shared_memory("e", key, 3 * x.nbytes)
         tensor = tritonclient.grpc.InferInput("x", list(x.shape), "FP32")
         tensor.set_shared_memory("e", x.nbytes)
         wanted = [tritonclient.grpc.InferRequestedOutput(name) for name in ("y", "z")]
@@ -278,7 +284,7 @@ def test_tensors_in_a_clients_memory(server: Server, client: Client, width: int)
 
 
 def test_texts_that_a_step_reads_are_not_placed(server: Server, client: Client) -> None:
-    key = f"/gpuserve-test-{os.getpid()}"
+    key = f"/{own_name()}"
     handle = shm.create_shared_memory_region("t", key, 4096)
     try:
         client.register_system_shared_memory("t", key, 4096)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ import tritonclient.grpc
 import tritonclient.http
 from config_file import tensor as declared
 from config_file import write_config
+from leaks import own_name
 from operated import OperatedServer, Orders
 from operated import model as mortal
 from processes import wait_until
@@ -72,7 +72,7 @@ class File:
     """A client's memory in /dev/shm."""
 
     def __init__(self, nbytes: int) -> None:
-        self.key = f"/gpuserve-test-{uuid.uuid4().hex}"
+        self.key = f"/{own_name()}"
         self.nbytes = nbytes
         self.fd = os.open(f"/dev/shm{self.key}", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(self.fd, nbytes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from config_file import MODELS, model, tensor, write_config
+from processes import wait_until
 from serving import GPUSERVE, Addresses, serving
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
@@ -96,16 +96,16 @@ def infer(asked: Any, protocol: str, name: str = "a", **more: Any) -> None:
 
 def eventually(path: Path, traces: int) -> list[list[dict[str, Any]]]:
     """The events of so many traces, as soon as they are in the file."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError, ValueError):  # it may be in the middle of a write
-            found: dict[int, list[dict[str, Any]]] = {}
-            for event in json.loads(path.read_text()):
-                found.setdefault(event["id"], []).append(event)
-            if len(found) >= traces:
-                return list(found.values())
-        time.sleep(0.01)
-    raise AssertionError(f"{path.name} has no {traces} traces")
+    wait_until(lambda: len(traces_in(path)) >= traces, f"{path.name} has {traces} traces", TIMEOUT_S)
+    return list(traces_in(path).values())
+
+
+def traces_in(path: Path) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):  # it may be in the middle of a write
+        for event in json.loads(path.read_text()):
+            found.setdefault(event["id"], []).append(event)
+    return found
 
 
 def next_traces(traced: Traced, number: int) -> Any:

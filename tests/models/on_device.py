@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from gpuserve.decorators import batch, fill_optionals, first_value, group_by_values, pad_batch, sample
 from gpuserve_worker.calling.context import current_model
+from gpuserve_worker.cuda.device.page_locks import PageLocker
 
 
 @batch
@@ -18,9 +20,42 @@ def doubled(x: Any) -> dict[str, Any]:
 
 
 @batch
+async def doubled_async(x: Any) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {"y": x * 2}
+
+
+@batch
 def unchanged(**inputs: Any) -> dict[str, Any]:
     """Every input as it came, which is a view of the server's own buffer."""
     return dict(inputs)
+
+
+@batch
+def passed_on(x: Any) -> dict[str, Any]:
+    """The input as it came, after a kernel."""
+    x + 1
+    return {"y": x}
+
+
+def passed_on_by_request(requests: Any) -> list[dict[str, Any]]:
+    """The same, of a view of it."""
+    requests[0]["x"] + 1
+    return [{"y": one["x"]} for one in requests]
+
+
+class KeepsItsInput:
+    """Answers with its input, and writes to it in the next call."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+
+    @batch
+    def __call__(self, x: Any) -> dict[str, Any]:
+        if self._last is not None:
+            self._last.fill(-1)
+        self._last = x
+        return {"y": x}
 
 
 @sample
@@ -267,3 +302,14 @@ def numpy_to_device(x: np.ndarray[Any, Any]) -> dict[str, Any]:
     import cupy
 
     return {"y": cupy.asarray(x) * 2}
+
+
+class LentLimit:
+    """Answers how much of what clients lend may be page-locked by the worker."""
+
+    def __init__(self) -> None:
+        (locks,) = [one for one in gc.get_objects() if isinstance(one, PageLocker)]
+        self._nbytes = locks._lent_left_nbytes
+
+    def __call__(self, requests: Any) -> list[dict[str, Any]]:
+        return [{"y": np.full((1, 1), self._nbytes, np.int64)} for _ in requests]

@@ -10,14 +10,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from processes import descendants, wait_ended, wait_until
 
-from benchmarks.gpu.catalog import FACTS, PARTS, SECTIONS, stretched
-from benchmarks.gpu.report import Report, earlier
-from benchmarks.gpu.running_sections import run_sections
-from benchmarks.gpu.section import Effort, Found, Outcome, Section, Site
+from benchmarks.gpu.catalog import FACTS, PART_BUDGET_S, PARTS, SECTIONS, stretched
+from benchmarks.gpu.running.one_by_one import Listener, run_sections
+from benchmarks.gpu.running.report import Report, earlier
+from benchmarks.gpu.running.section import Effort, Findings, Found, Outcome, Section, Site
+from benchmarks.gpu.sections.device_tests import Batch, batches, run_batch
 from benchmarks.processes import Process
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -38,7 +42,8 @@ def _run(
     folder: Path, environment: Mapping[str, str], *sections: Section, budget_s: float = 120.0
 ) -> list[Found]:
     site = Site(folder, Effort.small(), stand_in=True)
-    return list(run_sections(sections, site, budget_s, lambda _line: None, environment))
+    listener = Listener(lambda _line: None, lambda _found: None)
+    return list(run_sections(sections, site, budget_s, listener, environment))
 
 
 def test_a_section_that_fails_or_crashes_is_reported_and_the_others_go_on(
@@ -61,7 +66,7 @@ def test_a_section_that_fails_or_crashes_is_reported_and_the_others_go_on(
     assert report.failed
     text = report.markdown()
     assert "FAILED: ValueError: three is not four." in text
-    assert "| a case (of something) | 0.95 (0.9 to 1) | ≥ 0.5 | yes | 2 |" in text
+    assert "| a case (of something) | 0.95 (0.9 to 1) | ≥ 0.5 | - | 2 |" in text
     assert "SKIPPED: there is no such library." in text
     assert "not on a GPU" in text
 
@@ -73,7 +78,7 @@ def test_a_section_that_hangs_is_ended_with_all_that_it_started(
     assert hung.outcome is Outcome.FAILED
     assert hung.reason == "it was ended when its budget of 4 s was spent"
     assert good.outcome is Outcome.DONE
-    assert Process.read(int((tmp_path / "child.pid").read_text())) is None
+    assert Process.read(int((tmp_path / "hangs/child.pid").read_text())) is None
 
 
 def test_what_does_not_fit_the_budget_is_not_begun(tmp_path: Path, environment: Mapping[str, str]) -> None:
@@ -123,14 +128,95 @@ def test_facts_and_copies_on_the_stand_in(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     sections = json.loads((tmp_path / "gpu_report.json").read_text())["sections"]
     answers = sections["facts"]["answers"]
-    assert answers["context"]["total_nbytes"] > 0
-    assert answers["handles"]["device then"] == 0
-    assert not any("failed" in one for one in answers.values()), answers
+    assert answers["context"]["answer"]["total_nbytes"] > 0
+    assert answers["handles"]["answer"]["device then"] == 0
+    assert not any("failed" in one["answer"] for one in answers.values()), answers
     assert [one["case"] for one in sections["bandwidth"]["figures"]] == [
         "1 MiB to the device",
         "1 MiB to the host",
     ]
-    assert "| bad_handle ffffffff | status: " in (tmp_path / "gpu_report.md").read_text()
+    assert (
+        "| **bad_handle ffffffff**: Stand-in: The code for 64 bytes "
+        in (tmp_path / "gpu_report.md").read_text()
+    )
+
+
+def _under_way(out: Path) -> dict[str, Any]:
+    """The facts that a running check has in its report."""
+    report = out / "gpu_report.json"
+    facts = json.loads(report.read_text())["sections"]["facts"] if report.exists() else {}
+    return facts if facts.get("answers") else {}
+
+
+@pytest.mark.thorough
+def test_a_run_that_is_killed_keeps_what_it_had_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--stand-in",
+        "--only",
+        "facts",
+        "--out",
+        str(tmp_path),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.DEVNULL) as check:
+        wait_until(lambda: _under_way(tmp_path), "an answer in the report", 60)
+        started = descendants(check.pid)
+        check.kill()
+    assert wait_ended(started, 20) == []
+    assert started
+    facts = _under_way(tmp_path)
+    assert (facts["outcome"], facts["reason"]) == ("under way", "the run ended before this section did")
+    assert facts["answers"]["context"]["answer"]["total_nbytes"] > 0
+    assert "Stand-in: UNDER WAY: the run ended" in (tmp_path / "gpu_report.md").read_text()
+    done = _check("--publish", str(tmp_path))
+    assert (done.returncode, "is of the stand-in" in done.stderr) == (1, True), done.stderr
+
+
+_TESTS = """
+import pytest
+
+def test_right(): assert True
+
+def test_wrong(): assert 1 == 2, "one is not two"
+
+@pytest.mark.skip(reason="there is no second GPU")
+def test_elsewhere(): pass
+
+@pytest.fixture
+def broken(): raise OSError("no such device")
+
+def test_without_its_device(broken): pass
+"""
+
+
+def test_device_tests_are_told_as_they_end(tmp_path: Path) -> None:
+    file = tmp_path / "test_them.py"
+    file.write_text(_TESTS)
+    findings = Findings(tmp_path / "found.json")
+    site = Site(tmp_path, Effort.small(), stand_in=True)
+    assert list(run_batch(site, findings, Batch("tests", "", [file], 1))) == [
+        "tests: pytest ended with status 1"
+    ]
+    assert [(one.name.partition("::")[2], one.right, one.seen) for one in findings.checks] == [
+        ("", False, "1 passed, 2 failed, 1 skipped"),
+        ("test_wrong", False, "call: AssertionError: one is not two"),
+        ("test_without_its_device", False, "setup: OSError: no such device"),
+    ]
+    assert findings.skipped == {"1 of the tests": "there is no second GPU"}
+    assert len(findings.facts["tests"]) == 4
+
+
+@pytest.mark.thorough
+def test_the_marks_of_each_batch_of_device_tests_select_some() -> None:
+    files = sorted((REPOSITORY / "tests/device").glob("test_*.py"))
+    for one in batches(files, stand_in=False):
+        command = [sys.executable, "-m", "pytest", "-o", "addopts=-q", "--collect-only", "-m", one.mark]
+        command += map(str, (one.files[0], one.files[-1]))
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False)
+        assert done.returncode == 0, (one.name, done.stdout.decode())
 
 
 def _found(section: Section) -> Found:
@@ -147,12 +233,14 @@ def test_two_runs_on_one_machine_make_one_report(tmp_path: Path) -> None:
     assert earlier(tmp_path / "none", machine, others) == []
     Report(machine, Effort.small(), True, 1.0, first).write(tmp_path)
     assert earlier(tmp_path, machine, others) == []
+    assert earlier(tmp_path, machine, others, stand_in=True) == first
 
 
 def test_only_a_whole_report_of_a_gpu_is_published(tmp_path: Path) -> None:
     assert "has no report" in _check("--publish", str(tmp_path)).stderr
-    for stand_in, why in ((False, "lacks bandwidth, "), (True, "is of the stand-in")):
+    for stand_in, why in ((False, "lacks facts, bandwidth, "), (True, "is of the stand-in")):
         found = [_found(one) for one in SECTIONS if one.part == FACTS]
+        found[0] = replace(found[0], outcome=Outcome.UNDER_WAY)
         Report({"GPU": "one"}, Effort.full(), stand_in, 1.0, found).write(tmp_path)
         done = _check("--publish", str(tmp_path))
         assert (done.returncode, why in done.stderr) == (1, True), done.stderr
@@ -217,7 +305,7 @@ def test_figures_of_the_stand_in_never_become_documentation() -> None:
 
 
 def _environment(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.gpu.environment", *arguments]
+    command = [sys.executable, "-m", "benchmarks.gpu.running.environment", *arguments]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -236,6 +324,6 @@ def test_a_folder_without_wheels_is_told(tmp_path: Path) -> None:
     assert made.stderr == f"scripts/gpu_check: there are no wheels in {tmp_path}\n"
 
 
-@pytest.mark.parametrize("part", [*PARTS, None])
-def test_the_sections_of_a_run_fit_into_ten_minutes(part: str | None) -> None:
-    assert sum(one.budget_s for one in SECTIONS if part in (None, one.part)) <= 560
+@pytest.mark.parametrize("part", PARTS)
+def test_the_sections_of_a_part_fit_into_ten_minutes(part: str) -> None:
+    assert sum(one.budget_s for one in SECTIONS if one.part == part) <= PART_BUDGET_S < 570

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from leaks import own_name
 from worker_process import LARGE, WorkerProcess, floats, loaded, model, output, values
 
 from gpuserve_worker.protocol import wire
@@ -222,7 +222,7 @@ def test_who_shrinks_a_file_loses_what_asked_for_it_alone(file: int, mapped: boo
 @pytest.mark.parametrize("path", ["gives_back_what_it_shrank", "reads_what_it_shrank"])
 @pytest.mark.parametrize("nbytes", [NBYTES, 64 * LARGE])
 def test_a_file_that_shrinks_while_the_callable_reads_it(path: str, nbytes: int) -> None:
-    name = f"gpuserve-test-{uuid.uuid4().hex}"
+    name = own_name()
     spelled = np.frombuffer(name.encode().ljust(64, b"\0"), np.uint8).astype(np.float32)
     shared = Path("/dev/shm") / name
     try:

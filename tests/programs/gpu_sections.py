@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.section import Findings, SectionSkipped, Site
+from benchmarks.gpu.running.section import Findings, SectionSkipped, Site
 from benchmarks.scenarios.figures import Figure, Goal
 
 _DEAF = """

@@ -100,13 +100,13 @@ def test_host_code_runs_in_the_order_of_its_stream(slow: GpuMachine) -> None:
 
 
 def test_memory_is_counted_over_all_processes_and_comes_back_with_their_end(machine: GpuMachine) -> None:
-    total, held = GPU_0.memory, 100 << 20
+    total, held, each = GPU_0.memory, 100 << 20, GPU_0.context_memory
     with start(machine, "hold", str(held)) as process:
         assert process.stdout
         assert process.stdout.readline() == "holds\n"
-        assert seen(machine, "memory") == {"free": total - held}
+        assert seen(machine, "memory") == {"free": total - held - 2 * each}
         process.kill()
-    assert seen(machine, "memory") == {"free": total}
+    assert seen(machine, "memory") == {"free": total - each}
 
 
 def test_a_lost_gpu_fails_in_the_processes_that_use_it_and_is_not_seen_by_new_ones(

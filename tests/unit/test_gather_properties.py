@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_process import raised
 
 from gpuserve.front.links.output_memory import LentBlock, OutputMemory
 from gpuserve.front.links.worker_link import WorkerLink
@@ -59,7 +60,7 @@ class Plane:
         pidfd = os.memfd_create("pidfd")
         self.link = WorkerLink("i", 1, ours, pidfd, 1, lambda *_: False, lambda *_: None)
         self.far = Link(self.end)
-        self.session = FrontSession(self.far, HostPath(), read_only_inputs=read_only)
+        self.session = FrontSession(self.far, HostPath(), raised, read_only_inputs=read_only)
         self.read_only = read_only
         self.arena = Arena(
             1 << 28, lambda n, fd, size: self.link.send(wire.Segment(n, size), [fd]), self._drop

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
-from benchmarks.gpu.timeline import Span, overlapped, spans, svg, window
+from benchmarks.gpu.served.timeline import Span, is_after, overlapped, spans, svg, window
 
 _MS = 1_000_000
 _MIB = 1 << 20
@@ -56,6 +57,24 @@ def test_a_call_without_its_input_is_told() -> None:
     lines = [_line("h2d", 2, 3, 8), _line("call", 1, 2), _line("d2h", 4, 5, 8)]
     with pytest.raises(ValueError, match="begin before their input is there"):
         window(spans(lines), 1)
+
+
+def test_times_are_compared_as_finely_as_cuda_tells_them() -> None:
+    lines = [json.dumps({**json.loads(one), "stream": 0}) for one in _pipelined(3)]
+    late = [one.replace(f'"start_ns": {2 * _MS}', f'"start_ns": {2 * _MS - 1500}') for one in lines]
+    assert late != lines
+    assert window(spans(late), 1)  # its call begins 1.5 us before its input is there, by the events
+    assert not is_after(_MS + 2000, _MS)
+    assert is_after(_MS + 2500, _MS)
+
+
+@pytest.mark.parametrize("seconds", [1, 10, 60, 300])
+def test_times_long_after_the_origin_are_told_less_finely(seconds: int) -> None:
+    at_ms = seconds * 1000.0
+    step_ns = float(np.spacing(np.float32(at_ms))) * 1e6
+    at_ns = int(at_ms * 1e6)
+    assert not is_after(at_ns + int(step_ns), at_ns)
+    assert is_after(at_ns + int(3 * step_ns) + 2000, at_ns)
 
 
 def test_what_overlaps_is_counted_once() -> None:

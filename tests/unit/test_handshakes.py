@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from processes import until
 from tls import make_certificate
 
 from gpuserve.front.exchange.limits import Admission, Limits
@@ -57,9 +58,14 @@ class Listened:
         return made
 
     async def client(self) -> socket.socket:
+        """A connection that was admitted or refused."""
+        before = self._n_judged()
         made = socket.create_connection(self._address, 5)
-        await asyncio.sleep(0.02)
+        await until(lambda: self._n_judged() > before)
         return made
+
+    def _n_judged(self) -> int:
+        return self.admission.n_open + sum(self.admission.refused.values())
 
 
 def run(context: ssl.SSLContext, test: Callable[[Listened], Awaitable[None]], most: int = 9) -> None:
@@ -74,12 +80,6 @@ def run(context: ssl.SSLContext, test: Callable[[Listened], Awaitable[None]], mo
             await test(one)
 
     asyncio.run(main())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - nobody announces it
-            await asyncio.sleep(0.005)
 
 
 def test_who_says_nothing_is_counted_and_let_go(context: ssl.SSLContext) -> None:
@@ -161,7 +161,7 @@ def test_addresses_take_turns_and_have_so_many_at_once(
         assert begun == ["a"]
         await until(lambda: len(begun) == 8)
         assert begun == ["a", "b", "c", "a", "c", "a", "a", "a"]
-        await asyncio.sleep(0.02)
+        await until(lambda: not one.listener._turn_due)
         assert len(begun) == 8
         one.listener.handshakes._waiting.clear()
 

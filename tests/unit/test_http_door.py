@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 from driver_scene import SPEC, Scene
 from http1_talk import Talk, post
+from processes import until
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.front.doors.access import offload
@@ -178,8 +179,7 @@ def test_a_client_that_leaves_takes_its_request_back() -> None:
 def test_requests_that_are_refused(fields: bytes, body: bytes, status: int, text: str) -> None:
     async def test(house: House) -> None:
         talk = house.talk().feed(post(body, fields, INFER))
-        while not talk.way.sent:  # noqa: ASYNC110 - what grows is inflated in a thread
-            await asyncio.sleep(0.001)
+        await until(lambda: talk.way.sent)  # what grows is inflated in a thread
         assert talk.status == status
         assert text in talk.error
 
@@ -363,7 +363,7 @@ def test_what_changes_the_server_is_for_its_own_machine(address: str, status: in
 def test_the_metrics_port_is_open_and_has_little(path: bytes, status: int) -> None:
     async def test(house: House) -> None:
         talk = Talk(door=house.door.accept_metrics).feed(get(path))
-        await asyncio.sleep(0.05)
+        await until(lambda: talk.way.sent)
         assert talk.status == status
 
     run(test, SPEC, CLOSED)

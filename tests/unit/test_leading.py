@@ -13,7 +13,7 @@ from exploring import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduled import model_spec
+from scheduled import Clocked, model_spec
 
 from benchmarks.scenarios.ideal import ideal_latencies
 from gpuserve.declare.spec import BatchingSpec, InstanceSpec
@@ -24,14 +24,11 @@ from gpuserve.front.queueing.queue import QueuedRequest, RequestState
 MS = 1e-3
 
 
-class Leading:
+class Leading(Clocked):
     """A scheduler that knows how long full batches take, or single requests where it does not merge."""
 
     def __init__(self, took_s: float = 5 * MS, up: int = 1, **options: Any) -> None:
-        self.scheduler = ModelScheduler(model_spec(**{"max_batch_size": 4, **options}))
-        self.now = 0.0
-        for number in range(up):
-            self.scheduler.instance_up(f"i{number}")
+        super().__init__(ModelScheduler(model_spec(**{"max_batch_size": 4, **options})), up)
         for _ in range(2 * up):
             self.submit(4)
             self.end(self.must_next(), took_s)
@@ -41,14 +38,6 @@ class Leading:
         for request in requests:
             self.scheduler.submit(request, self.now)
         return requests
-
-    def next(self) -> Batch | None:
-        return self.scheduler.next_batch(self.now)
-
-    def must_next(self) -> Batch:
-        batch = self.next()
-        assert batch is not None
-        return batch
 
     def end(self, batch: Batch, took_s: float | None) -> None:
         """End a batch, and all single ones that were submitted with it."""

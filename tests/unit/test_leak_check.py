@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import leaks
@@ -86,15 +87,26 @@ def test_a_descriptor_whose_number_is_used_for_something_else(before: leaks.Cens
 
 
 def test_shared_memory_that_is_left(before: leaks.Census) -> None:
-    path = Path("/dev/shm", f"test-{uuid.uuid4().hex}")
+    path = Path("/dev/shm", leaks.own_name())
     path.touch()
     found = found_since(before)
     path.unlink()
     assert found == [f"shared memory {path}"]
 
 
+def test_what_another_test_has_is_not_ours(before: leaks.Census) -> None:
+    paths = [Path(folder, leaks.own_name()) for folder in ("/dev/shm", tempfile.gettempdir())]
+    paths[0].touch()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(paths[1]))
+    found = found_since(replace(before, mark=uuid.uuid4().hex))
+    for path in paths:
+        path.unlink()
+    assert found == []
+
+
 def test_a_socket_file_that_is_left(before: leaks.Census) -> None:
-    path = Path(tempfile.gettempdir(), f"test-{uuid.uuid4().hex}")
+    path = Path(tempfile.gettempdir(), leaks.own_name())
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
     found = found_since(before)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -61,16 +63,26 @@ class Library:
     def deviceSynchronize(self) -> None:
         self._called("deviceSynchronize")
 
-    def ipcOpenMemHandle(self, handle: bytes) -> int:
-        self._called("ipcOpenMemHandle")
-        address = handle[0] * STEP
-        self.open[address] += 1
-        self.opened += 1
-        return address
+    def CUDARuntimeError(self, status: int) -> Refused:
+        return Refused(status)
 
-    def ipcCloseMemHandle(self, address: int) -> None:
-        self._called("ipcCloseMemHandle")
-        self.open[address] -= 1
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        return 0
+
+    def cuIpcOpenMemHandle_v2(self, address: Any, handle: Any, flags: Any) -> int:
+        self.calls.append("cuIpcOpenMemHandle_v2")
+        if "cuIpcOpenMemHandle_v2" in self.failures:
+            return self.failures["cuIpcOpenMemHandle_v2"]
+        at = bytes(handle)[0] * STEP
+        self.open[at] += 1
+        self.opened += 1
+        ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64))[0] = at
+        return 0
+
+    def cuIpcCloseMemHandle(self, address: Any) -> int:
+        self.calls.append("cuIpcCloseMemHandle")
+        self.open[address.value] -= 1
+        return 0
 
     def pointerGetAttributes(self, address: int) -> Any:
         self._called("pointerGetAttributes")
@@ -87,96 +99,164 @@ class Library:
         return sum(self.open.values())
 
 
-def memories() -> tuple[Library, DeviceRegions]:
-    library = Library()
-    device = CudaDevice(Runtime(library, library), 0, 11, 12, 0, lambda _: None)
-    return library, DeviceRegions(device, ClientRegions())
+class Regions:
+    """Those of one front, and what was told of them. The thread that opens them has done what it is to do
+    whenever the test looks.
+    """
+
+    def __init__(self) -> None:
+        self.library = Library()
+        self.device = CudaDevice(Runtime(self.library, self.library), 0, 11, 12, 0, 0, lambda _: None)
+        self.faults: list[BaseException] = []
+        self.table = DeviceRegions(self.device, ClientRegions(), self.faults.append)
+        self.told: list[str] = []
+
+    def open(self, nbytes: int, handle: bytes) -> CudaMemoryRegion:
+        region = self.table.open(nbytes, handle, self.told.append)
+        self.settle()
+        return region
+
+    def close(self, region: CudaMemoryRegion) -> None:
+        region.close()
+        self.settle()
+
+    def settle(self) -> None:
+        self.device.opened.thread.wait()
+
+
+@pytest.fixture
+def regions() -> Iterator[Regions]:
+    made = Regions()
+    yield made
+    made.device.opened.close()
 
 
 def handle(number: int) -> bytes:
     return bytes([number]) * 64
 
 
-def test_one_handle_is_opened_once_and_closed_with_its_last_user() -> None:
-    library, table = memories()
-    regions = [table.open(64, handle(1)) for _ in range(3)]
-    other = table.open(64, handle(2))
-    assert (library.opened, library.count, table.any_open) == (2, 2, True)
-    for region in regions[:2]:
-        region.close()
+def test_one_handle_is_opened_once_and_closed_with_its_last_user(regions: Regions) -> None:
+    library = regions.library
+    opened = [regions.open(64, handle(1)) for _ in range(3)]
+    other = regions.open(64, handle(2))
+    assert (library.opened, library.count, regions.table.any_open) == (2, 2, True)
+    assert regions.told == [""] * 4
+    for region in opened[:2]:
+        regions.close(region)
     assert library.open[STEP] == 1
-    regions[2].close()
+    regions.close(opened[2])
     assert library.open[STEP] == 0
-    other.close()
-    assert (library.count, table.any_open) == (0, False)
-    table.open(64, handle(1))
+    regions.close(other)
+    assert (library.count, regions.table.any_open) == (0, False)
+    regions.open(64, handle(1))
     assert library.opened == 3
 
 
-def test_an_array_over_memory_keeps_it_open_and_the_device_is_waited_for() -> None:
-    library, table = memories()
-    region = table.open(64, handle(1))
+def test_a_handle_that_somebody_wants_again_is_closed_before_it_is_opened(regions: Regions) -> None:
+    held = threading.Event()
+    first = regions.open(64, handle(1))
+    regions.device.opened.thread.later(lambda: held.wait(10) and None)
+    first.close()
+    second = regions.table.open(64, handle(1), regions.told.append)
+    held.set()
+    regions.settle()
+    assert (regions.library.opened, regions.library.open[STEP]) == (2, 1)
+    calls = [one for one in regions.library.calls if "MemHandle" in one]
+    assert calls == ["cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuIpcOpenMemHandle_v2"]
+    assert second.address(Place(1, 0, 4)) == STEP
+    regions.close(second)
+    assert regions.library.count == 0
+
+
+def test_who_needs_a_handle_waits_until_it_is_open(regions: Regions) -> None:
+    held = threading.Event()
+    regions.device.opened.thread.later(lambda: held.wait(10) and None)
+    region = regions.table.open(64, handle(1), regions.told.append)
+    assert region.opening is not None
+    assert regions.table.any_opening
+    assert regions.told == []
+    found: list[int] = []
+    waiting = threading.Thread(target=lambda: found.append(region.address(Place(1, 4, 4))))
+    waiting.start()
+    assert not found
+    held.set()
+    waiting.join(10)
+    assert found == [STEP + 4]
+    regions.settle()
+    assert (region.opening, regions.table.any_opening, regions.told) == (None, False, [""])
+
+
+def test_an_array_over_memory_keeps_it_open_and_the_device_is_waited_for(regions: Regions) -> None:
+    library = regions.library
+    region = regions.open(64, handle(1))
     lease: MemoryLease | None = region.lease()
-    region.close()
+    regions.close(region)
     assert library.count == 1
     library.calls.clear()
     assert lease is not None
     lease = None
     assert library.calls == [], "nothing of CUDA is called where an array happens to die"
-    table.open(64, handle(2)).close()
+    regions.close(regions.open(64, handle(2)))
     assert library.open[STEP] == 0
-    assert library.calls.index("streamSynchronize") < library.calls.index("ipcCloseMemHandle")
+    assert library.calls.index("streamSynchronize") < library.calls.index("cuIpcCloseMemHandle")
 
 
-@pytest.mark.parametrize("function", ["ipcOpenMemHandle", "cuMemGetAddressRange_v2"])
+@pytest.mark.parametrize("function", ["cuIpcOpenMemHandle_v2", "cuMemGetAddressRange_v2"])
 @pytest.mark.parametrize("status", [INVALID_VALUE, OWN_PROCESS])
-def test_whatever_cuda_refuses_leaves_nothing_open(function: str, status: int) -> None:
-    library, table = memories()
+def test_whatever_cuda_refuses_leaves_nothing_open(regions: Regions, function: str, status: int) -> None:
+    library = regions.library
     library.failures[function] = status
-    with pytest.raises(RegionError, match="CUDA could not open its handle: ") as caught:
-        table.open(64, handle(1))
-    assert ("PID namespace" in str(caught.value)) is (status == OWN_PROCESS)
-    assert (library.count, table.any_open) == (0, False)
+    region = regions.open(64, handle(1))
+    (told,) = regions.told
+    assert told.startswith("CUDA could not open its handle: ")
+    assert ("PID namespace" in told) is (status == OWN_PROCESS)
+    assert (library.count, regions.table.any_open) == (0, False)
+    for _ in range(2):
+        with pytest.raises(
+            RegionError, match="a region of CUDA memory is not there: CUDA could not"
+        ) as caught:
+            region.address(Place(1, 0, 4))
+        assert str(caught.value).endswith(told)
     library.failures.clear()
-    table.open(64, handle(1)).close()
+    regions.close(region)
+    regions.close(regions.open(64, handle(1)))
     assert library.count == 0
 
 
-def test_a_device_that_cannot_be_used_any_more_is_nothing_for_the_client() -> None:
-    library, table = memories()
-    library.failures["ipcOpenMemHandle"] = library.failures["deviceSynchronize"] = ILLEGAL_ADDRESS
+def test_a_device_that_cannot_be_used_any_more_is_nothing_for_the_client(regions: Regions) -> None:
+    failures = regions.library.failures
+    failures["cuIpcOpenMemHandle_v2"] = failures["deviceSynchronize"] = ILLEGAL_ADDRESS
+    region = regions.open(64, handle(1))
+    assert regions.told == []
+    (fault,) = regions.faults
+    assert isinstance(fault, CudaError)
     with pytest.raises(CudaError):
-        table.open(64, handle(1))
+        region.address(Place(1, 0, 4))
 
 
-def test_memory_of_another_device_is_refused_and_closed() -> None:
-    library, table = memories()
-    library.device_of[STEP] = 1
-    with pytest.raises(RegionError, match="on another device"):
-        table.open(64, handle(1))
-    library.failures["pointerGetAttributes"] = INVALID_VALUE  # of one that this process does not see
-    with pytest.raises(RegionError, match="on another device"):
-        table.open(64, handle(1))
-    assert (library.count, table.any_open) == (0, False)
+def test_memory_of_another_device_is_refused_and_closed(regions: Regions) -> None:
+    regions.library.device_of[STEP] = 1
+    regions.close(regions.open(64, handle(1)))
+    regions.library.failures["pointerGetAttributes"] = INVALID_VALUE  # of one that this process does not see
+    regions.close(regions.open(64, handle(1)))
+    assert regions.told == ["its memory is on another device than the one given"] * 2
+    assert (regions.library.count, regions.table.any_open) == (0, False)
 
 
-def test_more_than_the_allocation_has_is_refused_also_where_it_is_open() -> None:
-    library, table = memories()
+def test_more_than_the_allocation_has_is_refused_also_where_it_is_open(regions: Regions) -> None:
     text = f"expected at most {NBYTES} bytes, which its allocation has, got {NBYTES + 1}"
-    with pytest.raises(RegionError, match=text):
-        table.open(NBYTES + 1, handle(1))
-    assert library.count == 0
-    region = table.open(NBYTES, handle(1))
-    with pytest.raises(RegionError, match=text):
-        table.open(NBYTES + 1, handle(1))
-    assert library.count == 1
-    region.close()
-    assert library.count == 0
+    regions.close(regions.open(NBYTES + 1, handle(1)))
+    assert regions.library.count == 0
+    region = regions.open(NBYTES, handle(1))
+    regions.close(regions.open(NBYTES + 1, handle(1)))
+    assert regions.told == [text, "", text]
+    assert regions.library.count == 1
+    regions.close(region)
+    assert regions.library.count == 0
 
 
-def test_places_are_inside_of_the_region() -> None:
-    _, table = memories()
-    region = table.open(64, handle(3))
+def test_places_are_inside_of_the_region(regions: Regions) -> None:
+    region = regions.open(64, handle(3))
     assert region.address(Place(1, 60, 4)) == 3 * STEP + 60
     for place in (Place(1, 61, 4), Place(1, -1, 4), Place(1, 0, 65), Place(1, 64, 1)):
         with pytest.raises(ValueError, match="of region 1"):
@@ -188,12 +268,12 @@ def test_places_are_inside_of_the_region() -> None:
 )
 @settings(max_examples=examples(200), deadline=None)
 def test_what_is_open_is_what_somebody_refers_to(events: list[tuple[str, int]]) -> None:
-    library, table = memories()
+    made = Regions()
     regions: list[tuple[int, CudaMemoryRegion]] = []
     leases: list[tuple[int, MemoryLease]] = []
     for event, number in events:
         if event == "open":
-            regions.append((number, table.open(64, handle(number))))
+            regions.append((number, made.table.open(64, handle(number), made.told.append)))
         elif event == "close" and regions:
             regions.pop(number % len(regions))[1].close()
         elif event == "lease" and regions:
@@ -201,8 +281,9 @@ def test_what_is_open_is_what_somebody_refers_to(events: list[tuple[str, int]]) 
             leases.append((of, region.lease()))
         elif event == "die" and leases:
             del leases[number % len(leases)]
-    marker = table.open(64, handle(9))  # what has died is noticed by now
+    marker = made.open(64, handle(9))  # what has died is noticed by now
     used = {number for number, _ in (*regions, *leases)} | {9}
-    assert {address // STEP for address, count in library.open.items() if count} == used
-    assert all(count <= 1 for count in library.open.values())
+    assert {address // STEP for address, count in made.library.open.items() if count} == used
+    assert all(count <= 1 for count in made.library.open.values())
     marker.close()
+    made.device.opened.close()

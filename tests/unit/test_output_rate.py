@@ -7,6 +7,7 @@ import os
 import time
 
 import pytest
+from processes import wait_until
 
 from gpuserve.control.reactor import Reactor
 from gpuserve.settings import logs
@@ -55,18 +56,26 @@ def test_a_relay_drops_what_is_over_the_rate_and_says_so(
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
     reactor = Reactor()
-    relay = OutputRelay(read_fd, {"model": "m", "instance": "cpu#0"}, reactor, OutputRate(1, 0))
+    rate = OutputRate(1, 0)
+    relay = OutputRelay(read_fd, {"model": "m", "instance": "cpu#0"}, reactor, rate)
+
+    def stop_when_told() -> None:
+        if caplog.records:
+            reactor.stop()
+        else:
+            reactor.call_later(0.01, stop_when_told)
+
     relay.open()
     os.write(write_fd, b"line\n" * 100)
     reactor.call_later(0.05, lambda: os.write(write_fd, b"more\n" * 20))
     reactor.call_later(0.1, lambda: os.write(write_fd, b"begun, "))
-    reactor.call_later(1.1, reactor.stop)
+    reactor.call_later(0.15, stop_when_told)
     with caplog.at_level("WARNING", "gpuserve"):
         reactor.run()
     assert log.getvalue() == "[m/cpu#0] line\n" * int(BURST_S)
     (told,) = [one.getMessage() for one in caplog.records]
     assert told.startswith(f"{120 - int(BURST_S)} lines of its output were dropped")
-    time.sleep(0.1)
+    wait_until(lambda: not rate.is_spent(time.monotonic()), "the rate admits a line")
     os.write(write_fd, b"and ended\n")
     os.close(write_fd)
     relay.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from leaks import own_name
 
 from gpuserve.errors import AlreadyExists, InvalidArgument, NotFound, RequestError, Unavailable
 from gpuserve.front.links.worker_link import WorkerLink
@@ -27,7 +27,7 @@ TIMEOUT_S = 10.0
 @pytest.fixture
 def key() -> Iterator[str]:
     """The key of two pages of memory."""
-    path = Path("/dev/shm") / f"gpuserve-test-{uuid.uuid4().hex}"
+    path = Path("/dev/shm") / own_name()
     path.write_bytes(bytes(2 * PAGE))
     yield f"/{path.name}"
     path.unlink(missing_ok=True)

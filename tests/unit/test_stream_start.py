@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from driver_scene import SPEC, Scene
+from driver_scene import SPEC, Scene, Worker
 
 from gpuserve_worker.protocol import wire
 
 STREAM = replace(SPEC, decoupled=True, instances=SPEC.instances[:1])
 
 
-def test_a_worker_may_go_on_once_the_first_response_has_left() -> None:
-    seen: list[str] = []
+def in_a_stream(test: Callable[[Scene, Worker], Awaitable[None]]) -> None:
+    """A worker has the one request of a stream."""
 
     async def run() -> None:
         scene = Scene(STREAM)
-        (worker,) = scene.workers
         await scene.settle()
         scene.submit(1, 1.0, None)
         await scene.settle()
+        await test(scene, scene.workers[0])
+        scene.close()
+
+    asyncio.run(run())
+
+
+def test_a_worker_may_go_on_once_the_first_response_has_left() -> None:
+    seen: list[str] = []
+
+    async def test(scene: Scene, worker: Worker) -> None:
         link = scene.driver.workers.instances.up["a"]
         send, loop = link.send, asyncio.get_running_loop()
 
@@ -41,25 +51,18 @@ def test_a_worker_may_go_on_once_the_first_response_has_left() -> None:
         await scene.settle()
         (batch,) = worker.runs
         assert worker.credits == [wire.Credit(batch.batch_id, wire.YIELD_WINDOW - 1)]
-        scene.close()
 
-    asyncio.run(run())
+    in_a_stream(test)
     assert seen == ["left", "Credit", "left"]
 
 
 def test_a_stream_of_one_response_needs_no_credit() -> None:
-    async def run() -> None:
-        scene = Scene(STREAM)
-        (worker,) = scene.workers
-        await scene.settle()
-        scene.submit(1, 1.0, None)
-        await scene.settle()
+    async def test(scene: Scene, worker: Worker) -> None:
         worker.give([True])
         worker.end()
         await scene.settle()
         assert scene.responses == 1
         assert scene.pending[0].answer.done()
         assert not worker.credits
-        scene.close()
 
-    asyncio.run(run())
+    in_a_stream(test)

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
-from processes import measured
+from processes import measured, until
 
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve_worker.memory.arena import SEGMENT_NBYTES, Arena
@@ -125,20 +126,35 @@ def test_a_message_that_we_had_no_descriptor_for_is_told_and_the_worker_lives() 
         os.close(memory)
         with no_descriptor_left():
             assert datagram.is_starved(await failed)
-        await asyncio.sleep(0.01)
+        worker.end.send(wire.WORKER.encode(wire.Released((1,))))
+        await until(lambda: worker.heard)
+        worker.link.send(wire.Free(()))  # nothing is sent to one that is given up
+        end = Link(worker.end)
+        assert [end.receive() for _ in range(2)] == [(wire.Attach(7), []), (wire.Free(()), [])]
         assert worker.process.poll() is None
         assert not worker.down.done()
 
     with_worker(scenario)
 
 
-def test_a_large_message_that_we_had_no_descriptor_for_is_sent_later() -> None:
+def test_a_large_message_that_we_had_no_descriptor_for_is_sent_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    def send(*arguments: Any) -> None:
+        nonlocal tries
+        tries += 1
+        send_now(*arguments)
+
+    send_now = datagram.send
+    monkeypatch.setattr(datagram, "send", send)
+
     async def scenario(worker: Worker) -> None:
         message = wire.Log(40, "x" * datagram.MAX_DATAGRAM_NBYTES, "")
         with no_descriptor_left():
             worker.link.send(message)
             worker.link.send(wire.Free(()))
-            await asyncio.sleep(0.1)
+            before = tries
+            await until(lambda: tries > before)
         end = Link(worker.end)
         assert await asyncio.to_thread(end.receive) == (wire.Attach(7), [])
         assert await asyncio.to_thread(end.receive) == (message, [])
@@ -154,8 +170,7 @@ def test_only_a_worker_with_a_large_arena_is_asked_to_shrink_it() -> None:
         arena = Arena(1 << 30, lambda n, fd, nbytes: end.send(wire.Segment(n, nbytes), [fd]), lambda _: None)
         for n in (1, 2):
             arena.allocate(SEGMENT_NBYTES)
-            await asyncio.sleep(0.02)
-            assert worker.link.outputs.nbytes == n * SEGMENT_NBYTES
+            await until(lambda nbytes=n * SEGMENT_NBYTES: worker.link.outputs.nbytes == nbytes)
             worker.link.shrink()
         worker.link.send(wire.Free(()))
         said = [await asyncio.to_thread(end.receive) for _ in range(3)]
@@ -192,9 +207,7 @@ def test_what_was_meant_for_an_earlier_front_is_not_heard() -> None:
         for message in (wire.Released((1,)), wire.Attached(6), wire.Released((2,)), wire.Attached(7)):
             worker.end.send(wire.WORKER.encode(message))
         worker.end.send(wire.WORKER.encode(wire.Released((3,))))
-        async with asyncio.timeout(TIMEOUT_S):
-            while not worker.heard:  # noqa: ASYNC110 - turns of the loop, not time
-                await asyncio.sleep(0)
+        await until(lambda: worker.heard)
         assert worker.heard == [wire.Released((3,))]
 
     with_worker(scenario)

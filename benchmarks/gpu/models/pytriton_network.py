@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pytriton.decorators import batch
-from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 
 from benchmarks.gpu.models.networks import Network, example
@@ -36,7 +36,7 @@ def main(http_port: str, grpc_port: str, metrics_port: str, kind: str, size: str
             infer_func=infer,
             inputs=[Tensor(name="x", dtype=x.dtype.type, shape=x.shape[1:])],
             outputs=[Tensor(name="y", dtype=np.float32, shape=(features,))],
-            config=ModelConfig(max_batch_size=256, batcher=DynamicBatcher()),
+            config=ModelConfig(max_batch_size=256, batcher=None),  # as the others: no two share a batch
         )
         triton.serve()
 

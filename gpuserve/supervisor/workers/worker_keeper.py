@@ -98,7 +98,7 @@ class WorkerKeeper:
         self._child.open(self._on_boot, self._on_died)
         self._last_words = ""
         self._move(LifeEvent.SPAWNED, "starting")
-        self._tell(_init(self.spec, self.instance))
+        self._tell(_init(self.spec, self.instance, settings.shared_memory_locked_nbytes))
         timeout_s = settings.load_timeout_s
         if timeout_s > 0:
             self._care.reactor.call_later(timeout_s, lambda: self._on_load_timeout(process, timeout_s))
@@ -257,7 +257,7 @@ def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Chil
     return spawn("gpuserve_worker", channels=2, environment=environment, relay_output=relay_output)
 
 
-def _init(spec: ModelSpec, instance: InstanceSpec) -> wire.Init:
+def _init(spec: ModelSpec, instance: InstanceSpec, lent_limit_nbytes: int) -> wire.Init:
     """Make the message that tells a worker its model. A worker thread has all GPUs of this process."""
     in_thread, placement = "object" in instance.source, instance.placement
     return wire.Init(
@@ -279,6 +279,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec) -> wire.Init:
         spec.array,
         placement.cpus,
         placement.numa_node,
+        lent_limit_nbytes,
     )
 
 

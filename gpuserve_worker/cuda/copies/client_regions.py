@@ -15,10 +15,10 @@ from typing import Final
 from gpuserve_worker.calling.failure import client_text
 from gpuserve_worker.cuda.device.arrays import MemoryLease
 from gpuserve_worker.cuda.device.device import CudaDevice
-from gpuserve_worker.cuda.device.loans import OpenedMemories, OpenedMemory
+from gpuserve_worker.cuda.device.opened import Mapped, OpenedMemories, OpenedMemory, OpenState
 from gpuserve_worker.cuda.device.page_locks import address_of
 from gpuserve_worker.cuda.device.runtime import Copy, CudaError
-from gpuserve_worker.memory.regions import ClientRegions, RegionError, check_inside
+from gpuserve_worker.memory.regions import NOT_THERE, ClientRegions, RegionError, check_inside
 from gpuserve_worker.protocol.payloads import Place
 
 #: ``cudaErrorDeviceUninitialized``: CUDA's word for a handle of the very process, or of one it cannot see.
@@ -27,18 +27,52 @@ _NOT_FROM_HERE: Final = "; expected a handle from another process, in a PID name
 
 
 class CudaMemoryRegion:
-    """``nbytes`` of device memory, which CUDA keeps until they are closed here, whoever dies meanwhile."""
+    """``nbytes`` of device memory, which CUDA keeps until they are closed here, whoever dies meanwhile.
+    Whatever is done with it waits while its handle is being opened.
+    """
 
     def __init__(self, device: CudaDevice, regions: DeviceRegions, memory: OpenedMemory, nbytes: int) -> None:
         self._device = device
         self._regions = regions
         self._memory = memory
         self._nbytes = nbytes
+        #: Once it is known that it can be used.
+        self._mapped: Mapped | None = None
+
+    def refusal(self) -> str:
+        """Why it cannot be used, in one sentence; nothing where it can. Raises ``CudaError`` where that is
+        the device's doing, which is lost.
+        """
+        try:
+            mapped = self._memory.mapped(self._nbytes)
+        except ValueError as error:
+            return str(error)
+        except CudaError as error:
+            # Some codes say of a handle what they say of a device elsewhere: the device itself knows.
+            if error.is_sticky and self._device.why_lost() is not None:
+                raise
+            hint = _NOT_FROM_HERE if error.code == _OWN_OR_UNSEEN else ""
+            return f"CUDA could not open its handle: {client_text(error)}{hint}"
+        if not mapped.is_here:
+            return "its memory is on another device than the one given"
+        self._mapped = mapped
+        return ""
+
+    @property
+    def is_there(self) -> bool:
+        return self._mapped is not None or not self.refusal()
+
+    @property
+    def opening(self) -> OpenedMemory | None:
+        """What is waited for, where its handle is being opened."""
+        return self._memory if self._memory.state is OpenState.OPENING else None
 
     def address(self, place: Place) -> int:
-        """Where a place is on the device. Raises ``ValueError`` where it is not in the region."""
+        """Where a place is on the device. Raises ``ValueError`` where it is not in the region,
+        ``RegionError`` where that cannot be used.
+        """
         check_inside(place, self._nbytes)
-        return self._memory.address + place.offset
+        return self._there().address + place.offset
 
     def lease(self) -> MemoryLease:
         return self._regions.lease(self._memory)
@@ -64,7 +98,7 @@ class CudaMemoryRegion:
         """Have the bytes of a place put into memory, and copy them to the device; waits for that."""
         to, device = self.address(place), self._device
         device.enter()
-        block = device.host_blocks.take(place.nbytes)
+        block = device.host.blocks.take(place.nbytes)
         try:
             put(block.memory[: place.nbytes])
             self._copy(to, block.address, place.nbytes, Copy.HOST_TO_DEVICE, device.d2h)
@@ -72,13 +106,20 @@ class CudaMemoryRegion:
             with copying():
                 device.runtime.wait(block.event)
         finally:
-            device.host_blocks.give(block)
+            device.host.blocks.give(block)
 
     def check(self, place: Place) -> None:
-        """Do nothing: device memory does not shrink."""
+        """Do nothing where it is there: device memory does not shrink."""
+        self._there()
 
     def close(self) -> None:
         self._regions.close(self._memory)
+
+    def _there(self) -> Mapped:
+        if self._mapped is None and (problem := self.refusal()):
+            raise RegionError(f"{NOT_THERE}: {problem}")
+        assert self._mapped is not None, "nothing was found against it"
+        return self._mapped
 
     def _copy(self, to: int, source: int, nbytes: int, kind: Copy, stream: int) -> None:
         if nbytes:
@@ -88,41 +129,47 @@ class CudaMemoryRegion:
 
 
 class DeviceRegions:
-    """The clients' regions of device memory that one front told of; ``known`` has those of every kind."""
+    """The clients' regions of device memory that one front told of; ``known`` has those of every kind.
+    ``fail`` is told what ends the worker.
+    """
 
-    def __init__(self, device: CudaDevice, known: ClientRegions) -> None:
+    def __init__(
+        self, device: CudaDevice, known: ClientRegions, fail: Callable[[BaseException], None]
+    ) -> None:
         self._device = device
         self._known = known
-        self._memories = OpenedMemories(device.runtime, device.number)
+        self._fail = fail
+        self._memories = OpenedMemories(device.runtime, device.number, device.opened.thread)
         #: What arrays were over that have died since.
         self._returned: deque[OpenedMemory] = deque()
 
     @property
     def any_open(self) -> bool:
+        """Whether there are any, or may be when they are open."""
         return len(self._memories) > 0
 
-    def get(self, number: int) -> CudaMemoryRegion | None:
-        region = self._known.get(number) if self.any_open else None
-        return region if isinstance(region, CudaMemoryRegion) else None
+    @property
+    def any_opening(self) -> bool:
+        return bool(self._memories.opening)
 
-    def open(self, nbytes: int, raw_handle: bytes) -> CudaMemoryRegion:
-        """The region of ``nbytes`` behind a handle; ``RegionError``: there is none on this device."""
+    def get(self, number: int) -> CudaMemoryRegion | None:
+        """The region of that number, if it is of device memory and can be used, once that is known."""
+        region = self._known.get(number) if self.any_open else None
+        return region if isinstance(region, CudaMemoryRegion) and region.is_there else None
+
+    def opening(self, number: int) -> OpenedMemory | None:
+        region = self._known.get(number)
+        return region.opening if isinstance(region, CudaMemoryRegion) else None
+
+    def open(self, nbytes: int, raw_handle: bytes, told: Callable[[str], None]) -> CudaMemoryRegion:
+        """The region of ``nbytes`` behind a handle. ``told`` hears why it cannot be used, or nothing, from
+        the thread that opens it.
+        """
         self._take_back()
-        try:
-            self._device.enter()
-            memory = self._memories.open(raw_handle, nbytes)
-        except ValueError as error:
-            raise RegionError(str(error)) from None
-        except CudaError as error:
-            # Some codes say of a handle what they say of a device elsewhere: the device itself knows.
-            if error.is_sticky and self._device.why_lost() is not None:
-                raise
-            hint = _NOT_FROM_HERE if error.code == _OWN_OR_UNSEEN else ""
-            raise RegionError(f"CUDA could not open its handle: {client_text(error)}{hint}") from None
-        if not memory.is_here:
-            self.close(memory)
-            raise RegionError("its memory is on another device than the one given")
-        return CudaMemoryRegion(self._device, self, memory, nbytes)
+        memory = self._memories.open(raw_handle)
+        region = CudaMemoryRegion(self._device, self, memory, nbytes)
+        self._memories.thread.later(partial(self._tell, region, told))
+        return region
 
     def lease(self, memory: OpenedMemory) -> MemoryLease:
         self._take_back()
@@ -133,6 +180,12 @@ class DeviceRegions:
     def close(self, memory: OpenedMemory) -> None:
         self._take_back()
         self._memories.let_go(memory)
+
+    def _tell(self, region: CudaMemoryRegion, told: Callable[[str], None]) -> None:
+        try:
+            told(region.refusal())
+        except BaseException as error:  # it is the loop that is to raise it
+            self._fail(error)
 
     def _take_back(self) -> None:
         with suppress(IndexError):  # another thread may take from it, too

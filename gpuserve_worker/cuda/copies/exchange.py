@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuserve_worker.calling.failure import client_text
 from gpuserve_worker.cuda.device.exports import ExportBlock
-from gpuserve_worker.cuda.device.loans import OpenedMemory
+from gpuserve_worker.cuda.device.opened import Mapped, OpenedMemory, OpenState
 from gpuserve_worker.cuda.device.runtime import CudaError
 from gpuserve_worker.memory.regions import RegionError
 from gpuserve_worker.protocol import wire
@@ -27,13 +28,35 @@ class ExportGone(RegionError):
     code = "UNAVAILABLE"
 
 
-class ExportExchange:
-    """The exports of a worker and its loans of others', for one front, which ``send`` reaches."""
+class _Lent(NamedTuple):
+    """``nbytes`` of another worker's memory."""
 
-    def __init__(self, device: CudaDevice, send: Callable[[wire.Message], object]) -> None:
+    memory: OpenedMemory
+    nbytes: int
+
+    def mapped(self) -> Mapped:
+        """Where they are, once that is known; raises ``ExportGone`` where they cannot be read."""
+        try:
+            return self.memory.mapped(self.nbytes)
+        except (CudaError, ValueError) as error:
+            raise ExportGone(client_text(error)) from None
+
+
+class ExportExchange:
+    """The exports of a worker and its loans of others', for one front, which ``send`` reaches. ``fail`` is
+    told what ends the worker.
+    """
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        send: Callable[[wire.Message], object],
+        fail: Callable[[BaseException], None],
+    ) -> None:
         self._device = device
         self._send = send
-        self._lent: dict[int, OpenedMemory | str] = {}
+        self._fail = fail
+        self._lent: dict[int, _Lent] = {}
 
     # ---- the owner's side -----------------------------------------------------------------
 
@@ -48,15 +71,23 @@ class ExportExchange:
         return bool(self._lent)
 
     def opened(self, loan: DeviceLoan) -> OpenedMemory:
-        """The memory that a loan is in, from ``loan.offset`` on. Raises ``ExportGone`` where it could not be
-        opened, ``ValueError`` where the bytes were not lent.
+        """The memory that a loan is in, from ``loan.offset`` on, once that is open. Raises ``ExportGone``
+        where it could not be opened, ``ValueError`` where the bytes were not lent.
         """
-        opened = self._lent.get(loan.segment)
-        if isinstance(opened, str):
-            raise ExportGone(f"an output of the step before cannot be read on this device: {opened}")
-        if opened is None or min(loan.offset, loan.nbytes) < 0 or loan.offset + loan.nbytes > opened.nbytes:
+        lent = self._lent.get(loan.segment)
+        try:
+            mapped = None if lent is None else lent.mapped()
+        except ExportGone as gone:
+            raise ExportGone(f"an output of the step before cannot be read on this device: {gone}") from None
+        outside = mapped is None or min(loan.offset, loan.nbytes) < 0
+        if lent is None or mapped is None or outside or loan.offset + loan.nbytes > mapped.nbytes:
             raise ValueError(f"no {loan.nbytes} bytes at {loan.offset} of lent export {loan.segment}")
-        return opened
+        return lent.memory
+
+    def opening(self, segment: int) -> OpenedMemory | None:
+        """What is waited for, where a segment that was lent is being opened."""
+        lent = self._lent.get(segment)
+        return lent.memory if lent is not None and lent.memory.state is OpenState.OPENING else None
 
     # ---- messages -------------------------------------------------------------------------
 
@@ -68,7 +99,7 @@ class ExportExchange:
             case wire.FreeExports(blocks):
                 self._device.exports.free(blocks)
             case wire.LendExport(segment, nbytes, handle):
-                self._send(wire.ExportOpened(segment, self._open(segment, nbytes, handle)))
+                self._open(segment, nbytes, handle)
             case wire.UnlendExport(segment):
                 self._close(segment)
             case _:
@@ -80,19 +111,26 @@ class ExportExchange:
             self._device.enter()
             self._device.exports.start(self._send)
 
-    def _open(self, segment: int, nbytes: int, handle: bytes) -> str:
+    def _open(self, segment: int, nbytes: int, handle: bytes) -> None:
+        opened = self._device.opened
+        lent = self._lent[segment] = _Lent(opened.open(handle), nbytes)
+        opened.thread.later(partial(self._tell, segment, lent))
+
+    def _tell(self, segment: int, lent: _Lent) -> None:
+        """In the thread that opens handles."""
+        problem = ""
         try:
-            self._device.enter()
-            self._lent[segment] = self._device.opened.open(handle, nbytes)
-        except (CudaError, ValueError) as error:
-            self._lent[segment] = problem = client_text(error)
-            return problem
-        return ""
+            lent.mapped()
+        except ExportGone as gone:
+            problem = str(gone)
+        except BaseException as error:  # it is the loop that is to raise it
+            self._fail(error)
+            return
+        with suppress(OSError):  # the front is gone
+            self._send(wire.ExportOpened(segment, problem))
 
     def _close(self, segment: int) -> None:
-        opened = self._lent.pop(segment)
-        if not isinstance(opened, str):
-            self._device.opened.let_go(opened)
+        self._device.opened.let_go(self._lent.pop(segment).memory)
 
     def retire(self) -> None:
         self._device.exports.withdraw(self._send)

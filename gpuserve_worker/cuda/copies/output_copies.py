@@ -18,12 +18,13 @@ from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.cuda.copies.client_regions import CudaMemoryRegion, DeviceRegions
 from gpuserve_worker.cuda.copies.exchange import ExportExchange
 from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.host_uses import Span
 from gpuserve_worker.cuda.device.page_locks import address_of
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, Copy, CudaError
 from gpuserve_worker.memory.arena import Arena, Block
 from gpuserve_worker.memory.copying import copy_bytes
 from gpuserve_worker.memory.output_writer import Budget, OutputWriter, Written, as_bytes, fill, used_place
-from gpuserve_worker.memory.regions import ClientRegions, RegionError
+from gpuserve_worker.memory.regions import ClientRegions, RegionError, RegionMemory
 from gpuserve_worker.protocol.payloads import (
     INLINE_NBYTES,
     Exported,
@@ -45,12 +46,26 @@ _Response: TypeAlias = tuple[WireTensor, ...] | WireFailure | None
 
 class _Landing(NamedTuple):
     """Stands in the place of a payload until its bytes have come: those of a block, which then go into the
-    message or, where there is a ``place``, into a client's region. ``is_placed``: they go there by now.
+    message or, where there is a ``place``, into a client's region. ``is_placed``: they go there by now, and
+    the block, if any, is only kept meanwhile.
     """
 
-    block: Block
+    block: Block | None
     place: Place | None
     is_placed: bool = False
+
+
+class _UnderWay(threading.local):
+    """The memory of the host that copies use which the write of this thread has begun."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def use(self, memory: memoryview) -> int:
+        """Where memory begins that is copied from or to from now on."""
+        address = address_of(memory)
+        self.spans.append((address, len(memory)))
+        return address
 
 
 class CudaOutputCopies:
@@ -90,6 +105,7 @@ class CudaOutputCopies:
             self._answers = None
         if not self._event:
             return self._written
+        self._device.host.uses.end(self._event)
         self._device.events.give(self._event)
         return self._writer.landed(self._written)
 
@@ -124,6 +140,7 @@ class DeviceWriter(OutputWriter):
         self._exported: list[Exported] = []
         self._device = device
         self._array = device.runtime.cupy.ndarray
+        self._under_way = _UnderWay()
 
     def write(self, answers: BatchAnswers, requests: Sequence[WireRequest | int]) -> Written:
         return self.begin(answers, requests).wait()
@@ -140,8 +157,11 @@ class DeviceWriter(OutputWriter):
         event = self._device.events.take()
         runtime.record(event, DEFAULT_STREAM)
         runtime.stream_waits(stream, event)
+        spans: list[Span] = []
+        self._under_way.spans = spans
         written = super().write(answers, requests)
         runtime.record(event, stream)
+        self._device.host.uses.begin(event, spans)
         if any(one.is_kept for one in outputs):  # the next call may write to it, and begins after the copy
             for one in self._device.arrays.streams():
                 runtime.stream_waits(one, event)
@@ -226,7 +246,10 @@ class DeviceWriter(OutputWriter):
             return super()._placed(output, place, taken)
         used = used_place(output, place)
         payload: Any = used
-        if region is None:
+        if region is None and self._regions.is_locked(used.region):
+            self._begin_to_host(output, self._regions.view(used))
+            payload = _Landing(None, used, is_placed=True)
+        elif region is None:
             payload = _Landing(self._begun(output, taken), used)
         elif (block := self._begin_to_region(region, output, used, taken)) is not None:
             payload = _Landing(block, used, is_placed=True)
@@ -242,7 +265,7 @@ class DeviceWriter(OutputWriter):
         if not self._is_on_device(output):
             block = self._block(output, taken)
             fill(block.view, output)
-            region.begin_write(place, address_of(block.view), Copy.HOST_TO_DEVICE, stream)
+            region.begin_write(place, self._under_way.use(block.view), Copy.HOST_TO_DEVICE, stream)
             return block
         kept: Block | None = None
         position = 0
@@ -254,7 +277,7 @@ class DeviceWriter(OutputWriter):
             elif nbytes:
                 kept = kept or self._block(output, taken)
                 _put(part, output.dtype, kept.view, position)
-                source = address_of(kept.view[position : position + nbytes])
+                source = self._under_way.use(kept.view[position : position + nbytes])
                 region.begin_write(at, source, Copy.HOST_TO_DEVICE, stream)
             position += nbytes
         return kept
@@ -277,15 +300,18 @@ class DeviceWriter(OutputWriter):
 
     def _begun(self, output: CheckedOutput, taken: list[Block]) -> Block:
         block = self._block(output, taken)
-        address, position = address_of(block.view), 0
+        self._begin_to_host(output, block.view)
+        return block
+
+    def _begin_to_host(self, output: CheckedOutput, memory: memoryview) -> None:
+        address, position = self._under_way.use(memory), 0
         for part in output.parts:
             if not isinstance(part, self._array):
-                _put(part, output.dtype, block.view, position)
+                _put(part, output.dtype, memory, position)
             elif part.nbytes:
                 device, to = self._device, address + position
                 device.runtime.copy(to, part.data.ptr, part.nbytes, Copy.DEVICE_TO_HOST, device.d2h)
             position += part.size * output.dtype.itemsize
-        return block
 
     def _abandon(self, taken: list[Block]) -> None:
         with suppress(CudaError):  # then nothing is copied any more
@@ -308,18 +334,20 @@ class DeviceWriter(OutputWriter):
         landing: Any = tensor.payload
         if not isinstance(landing, _Landing):
             return tensor
-        view, place = landing.block.view, landing.place
+        place = landing.place
         if place is None:
-            payload: Payload = bytes(view)
+            assert landing.block is not None, "what goes into the message has been copied to a block"
+            payload: Payload = bytes(landing.block.view)
         else:
-            if not landing.is_placed:
-                self._regions[place.region].write(place, lambda memory: copy_bytes(memory, view))
+            _put_in_place(landing, self._regions[place.region], place)
             payload = place
         self._release(landing)
         return tensor._replace(payload=payload)
 
     def _release(self, payload: Any) -> None:
         if isinstance(payload, _Landing):
+            if payload.block is None:
+                return
             key = (payload.block.segment, payload.block.offset)
         elif isinstance(payload, Ref):
             key = (payload.segment, payload.offset)
@@ -329,6 +357,15 @@ class DeviceWriter(OutputWriter):
             return
         if key in self._blocks:
             self._free([key])
+
+
+def _put_in_place(landing: _Landing, region: RegionMemory, place: Place) -> None:
+    """Have the bytes of a landing in a client's region. Raises ``RegionError``."""
+    if landing.block is None:  # they have been copied there
+        region.check(place)
+    elif not landing.is_placed:
+        view = landing.block.view
+        region.write(place, lambda memory: copy_bytes(memory, view))
 
 
 def _put(part: Any, dtype: np.dtype[Any], memory: memoryview, position: int) -> None:

@@ -1,7 +1,8 @@
 """The inputs of batches on their way to the device: one buffer a batch, and as few copies into it as can be.
 The host waits for none of them. Bytes in page-locked segments are copied from there; small ones, those in
-messages and those in a client's region on the host go into memory of our own first, and on in one copy.
-Those on the device already are copied within it, or given to the callable as they are.
+messages and those in a client's region on the host go into memory of our own first, and on in one copy, but
+for large ones in a region whose pages are locked. Those on the device already are copied within it, or given
+to the callable as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gpuserve_worker.cuda.copies.client_regions import DeviceRegions
 from gpuserve_worker.cuda.copies.exchange import ExportExchange, ExportGone
 from gpuserve_worker.cuda.device.buffers import ALIGNMENT, Buffer
 from gpuserve_worker.cuda.device.device import CudaDevice
+from gpuserve_worker.cuda.device.host_uses import Span
 from gpuserve_worker.cuda.device.page_locks import address_of
 from gpuserve_worker.cuda.device.runtime import Copy, CudaError
 from gpuserve_worker.memory.regions import RegionError
@@ -25,9 +27,11 @@ from gpuserve_worker.protocol.payloads import (
     PARTS,
     REGION,
     DeviceLoan,
+    Fill,
     Place,
     WireFailure,
     WireTensor,
+    requests_as_tuples,
 )
 from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of, element_count, numpy_dtype
 from gpuserve_worker.protocol.wire import Run
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 #: Up to this size the host copies faster than a copy of its own begins.
 SMALL_NBYTES: Final = 32 << 10
+_BOOL: Final = "BOOL"
 #: Where a tensor in a client's region has to begin to be used where it is: kernels may not take what is less
 #: aligned, and CUDA's word for that ends the process.
 _IN_PLACE_ALIGNMENT: Final = 256
@@ -46,7 +51,8 @@ _IN_PLACE_ALIGNMENT: Final = 256
 class Piece(NamedTuple):
     """Bytes for one place in a buffer. ``source`` is the bytes or, as decoded, where they lie; ``request`` is
     the position of the request that they are of, None for those of a whole batch. ``device_place`` is where
-    they are, if that is in a region of device memory.
+    they are, if that is in a region of device memory; ``is_locked``: it is in one of the host's from which
+    the device can copy by itself.
     """
 
     offset: int
@@ -55,33 +61,44 @@ class Piece(NamedTuple):
     datatype: str
     request: int | None
     device_place: Place | None = None
+    is_locked: bool = False
 
     @property
     def is_staged(self) -> bool:
         source = self.source
-        if self.device_place is not None or loan_of(source) is not None:
+        if self.device_place is not None or self.is_locked or loan_of(source) is not None:
             return False
         return isinstance(source, bytes) or self.nbytes <= SMALL_NBYTES or _kind(source) == REGION
 
 
 class StagedInputs:
-    """The inputs of one batch on their way; implements ``Arrival``."""
+    """The inputs of one batch on their way; implements ``Arrival``. ``spans`` are the memory of the host that
+    the device reads meanwhile.
+    """
 
-    __slots__ = ("_buffer", "_device")
+    __slots__ = ("_arrived", "_device")
 
-    def __init__(self, device: CudaDevice, buffer: Buffer) -> None:
+    def __init__(self, device: CudaDevice, spans: Sequence[Span]) -> None:
         self._device = device
-        self._buffer = buffer
+        #: An event of its own: the buffer may be given up before the answer is sent. 0: it is over.
+        self._arrived = device.events.take()
+        device.runtime.record(self._arrived, device.h2d)
+        device.host.uses.begin(self._arrived, spans)
 
     def admit(self) -> None:
-        for stream in self._device.arrays.streams():
-            self._device.runtime.stream_waits(stream, self._buffer.arrived)
+        for stream in self._device.arrays.streams() if self._arrived else ():
+            self._device.runtime.stream_waits(stream, self._arrived)
 
     def settle(self) -> None:
         """Wait on the host until no copy is under way any more, whether they went well or not."""
+        event, self._arrived = self._arrived, 0
+        if not event:
+            return
         with suppress(CudaError):  # nothing is copied after an error; who uses the device sees it
-            if not self._device.runtime.has_come(self._buffer.arrived):
-                self._device.runtime.wait(self._buffer.arrived)
+            if not self._device.runtime.has_come(event):
+                self._device.runtime.wait(event)
+        self._device.host.uses.end(event)
+        self._device.events.give(event)
 
 
 def device_inputs(specs: Iterable[TensorSpec]) -> frozenset[str]:
@@ -159,12 +176,13 @@ class Staging:
         if loan is None or not loan.in_place or not loan.nbytes:
             return None
         opened = exchange.opened(loan)
-        if not opened.is_here:
+        mapped = opened.mapped()
+        if not mapped.is_here:
             return None
         if loan.nbytes != element_count(shape) * numpy_dtype(datatype).itemsize:
             raise ValueError(f"a loan of {loan.nbytes} bytes for {datatype} of shape {tuple(shape)}")
         lease = self._device.returns.lease(opened, of_batch)
-        return self._over(opened.address + loan.offset, loan.nbytes, lease, tensor)
+        return self._over(mapped.address + loan.offset, loan.nbytes, lease, tensor)
 
     def _over(self, address: int, nbytes: int, owner: object, tensor: WireTensor) -> Any:
         arrays = self._device.arrays
@@ -182,6 +200,7 @@ class Staging:
         ]
         brought, arrival = self.bring(session, ours, {})
         arrival.admit()
+        arrival.settle()
         return {name: brought.get(name, array) for name, array in arrays.items()}
 
     def bring(
@@ -195,6 +214,12 @@ class Staging:
         device, regions = self._device, session.regions
         if regions.any_open:
             pieces = [one._replace(device_place=device_place(one.source, regions)) for one in pieces]
+        known = session.front.regions
+        if len(known) and any(map(may_be_locked, pieces)):
+            pieces = [
+                one._replace(is_locked=may_be_locked(one) and known.is_locked(one.source[0]))
+                for one in pieces
+            ]
         buffer = device.buffers.take(nbytes)
         memory = device.arrays.memory(buffer.address, buffer.nbytes, device.buffers.lease(buffer))
         copying = _Copying(device, session, buffer, failures)
@@ -205,13 +230,12 @@ class Staging:
             with suppress(CudaError):  # what was begun reads memory that is its owner's after the answer
                 device.runtime.synchronize_stream(device.h2d)
             raise
-        finally:
-            device.runtime.record(buffer.arrived, device.h2d)
+        arrival = StagedInputs(device, copying.spans)
         arrays = {
             name: device.arrays.over(memory, offset, datatype, tuple(shape), self._kind)
             for (name, datatype, shape, _), offset in zip(tensors, offsets, strict=True)
         }
-        return arrays, StagedInputs(device, buffer)
+        return arrays, arrival
 
 
 class _Copying:
@@ -222,6 +246,8 @@ class _Copying:
         self._session = session
         self._buffer = buffer
         self._failures = failures
+        #: What is read of memory that is not ours.
+        self.spans: list[Span] = []
 
     def copy(self, run: Sequence[Piece]) -> None:
         if run[0].is_staged:
@@ -232,8 +258,35 @@ class _Copying:
             self._copy_region(piece, piece.device_place)
         elif (loan := loan_of(piece.source)) is not None:
             self._copy_loan(piece, loan)
+        elif piece.is_locked:
+            self._copy_locked(piece)
         else:
-            self._to_device(piece.offset, address_of(self._view(piece.source)), piece.nbytes)
+            self._copy_from(self._view(piece.source), piece)
+
+    def _copy_from(self, memory: memoryview, piece: Piece) -> None:
+        address = address_of(memory)
+        self.spans.append((address, piece.nbytes))
+        self._to_device(piece.offset, address, piece.nbytes)
+
+    def _copy_locked(self, piece: Piece) -> None:
+        """As ``_copy_region``, from a region of the host. What its client cuts off the file while the copy is
+        under way stays there until it is over, because the pages are locked.
+        """
+        place = Place(*piece.source)
+        try:
+            memory = self._session.front.regions.view(place)
+        except RegionError as error:
+            self._refuse(piece, place.nbytes, error)
+            return
+        self._copy_from(memory, piece)
+
+    def _refuse(self, piece: Piece, nbytes: int, error: RegionError) -> None:
+        """Have zeros for rows that cannot be had, and refuse their request; those of a whole batch raise."""
+        if piece.request is None:
+            raise error
+        device = self._device
+        device.runtime.clear(self._buffer.address + piece.offset, nbytes, device.h2d)
+        self._failures[piece.request] = WireFailure(error.code, str(error))
 
     def _copy_region(self, piece: Piece, place: Place) -> None:
         """Copy a piece from a client's region of the device. A request whose rows cannot be had is refused,
@@ -246,20 +299,14 @@ class _Copying:
         try:
             region.begin_copy(place, to, device.h2d)
         except RegionError as error:
-            if piece.request is None:
-                raise
-            device.runtime.clear(to, place.nbytes, device.h2d)
-            self._failures[piece.request] = WireFailure("INVALID_ARGUMENT", str(error))
+            self._refuse(piece, place.nbytes, error)
 
     def _copy_loan(self, piece: Piece, loan: DeviceLoan) -> None:
         device, to = self._device, self._buffer.address + piece.offset
         try:
-            source = self._session.exchange.opened(loan).address + loan.offset
+            source = self._session.exchange.opened(loan).mapped().address + loan.offset
         except ExportGone as error:
-            if piece.request is None:
-                raise
-            device.runtime.clear(to, loan.nbytes, device.h2d)
-            self._failures[piece.request] = WireFailure(error.code, str(error))
+            self._refuse(piece, loan.nbytes, error)
             return
         if loan.nbytes:
             device.runtime.copy(to, source, loan.nbytes, Copy.DEVICE_TO_DEVICE, device.h2d)
@@ -269,14 +316,14 @@ class _Copying:
         device = self._device
         start, last = run[0].offset, run[-1]
         nbytes = last.offset + last.nbytes - start
-        block = device.host_blocks.take(nbytes)
+        block = device.host.blocks.take(nbytes)
         try:
             for piece in run:
                 self._put(piece, block.memory[piece.offset - start :][: piece.nbytes])
             self._to_device(start, block.address, nbytes)
         finally:
             device.runtime.record(block.event, device.h2d)
-            device.host_blocks.give(block)
+            device.host.blocks.give(block)
 
     def _put(self, piece: Piece, target: memoryview) -> None:
         if isinstance(piece.source, bytes):
@@ -315,6 +362,30 @@ def device_place(source: Any, regions: DeviceRegions) -> Place | None:
         return None
     is_there = source[3] == REGION and regions.get(source[0]) is not None
     return Place(*source) if is_there else None
+
+
+def named_by(run: Run) -> tuple[set[int], set[int]]:
+    """The regions of clients and the segments of other workers' exports that a batch names, by number."""
+    regions = {place[0] for one in requests_as_tuples(run.requests) for _, place in one[3]}
+    segments = set()
+    sources = [source for one in run.inputs for _, source in _sources(one[3])]
+    for source in (*sources, *[Fill(*one).source for one in run.fills]):
+        if not isinstance(source, bytes):
+            kind = _kind(source)
+            if kind == REGION:
+                regions.add(source[0])
+            elif kind == DEVICE_LOAN:
+                segments.add(source[0])
+    return regions, segments
+
+
+def may_be_locked(piece: Piece) -> bool:
+    """Whether a piece is copied by itself where it is in a region whose pages are locked. Other bytes than a
+    BOOL may have are looked for in a copy, which its client cannot change.
+    """
+    if isinstance(piece.source, bytes) or piece.nbytes <= SMALL_NBYTES or piece.datatype == _BOOL:
+        return False
+    return piece.device_place is None and _kind(piece.source) == REGION
 
 
 def loan_of(source: Any) -> DeviceLoan | None:

@@ -8,69 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from gpuserve_worker.cuda.device.arrays import MemoryLease
 from gpuserve_worker.cuda.device.runtime import DEFAULT_STREAM, CudaError, Runtime
-
-_Item = TypeVar("_Item")
+from gpuserve_worker.cuda.device.shelf import Shelf, size_class
 
 #: Tensors begin on this boundary in a buffer, as CUDA's own allocations do.
 ALIGNMENT: Final = 256
-_SMALLEST_NBYTES: Final = 64 << 10
-#: A buffer is given for no less than this part of its size.
-_SLACK: Final = 4
-
-
-class Shelf(Generic[_Item]):
-    """What is free, with its size, the longest unused first. Pure bookkeeping; not thread-safe."""
-
-    def __init__(self, limit_nbytes: int) -> None:
-        self._limit_nbytes = limit_nbytes
-        self._entries: list[tuple[int, _Item]] = []
-        self.nbytes = 0
-
-    def put(self, nbytes: int, item: _Item) -> None:
-        self._entries.append((nbytes, item))
-        self.nbytes += nbytes
-
-    def take(self, nbytes: int, is_ready: Callable[[_Item], bool]) -> _Item | None:
-        """The smallest that is large enough and ready, the longest unused first; None where none fits."""
-        most = max(nbytes, 1) * _SLACK
-        fitting = [one for one in self._entries if nbytes <= one[0] <= most]
-        fitting.sort(key=lambda one: one[0])
-        for entry in fitting:  # CUDA is asked about no more of them than have to be
-            if is_ready(entry[1]):
-                self._entries.remove(entry)
-                self.nbytes -= entry[0]
-                return entry[1]
-        return None
-
-    def surplus(self) -> list[_Item]:
-        return self._drop(self._limit_nbytes)
-
-    def empty(self) -> list[_Item]:
-        return self._drop(0)
-
-    def _drop(self, limit_nbytes: int) -> list[_Item]:
-        dropped = []
-        while self.nbytes > limit_nbytes and self._entries:
-            nbytes, item = self._entries.pop(0)
-            self.nbytes -= nbytes
-            dropped.append(item)
-        return dropped
 
 
 class Buffer(NamedTuple):
-    """``nbytes`` of the device at ``address``. The event ``arrived`` comes when what was copied into them is
-    there, ``released`` when they may be given again.
-    """
+    """``nbytes`` of the device at ``address``. The event ``released`` comes when they may be given again."""
 
     address: int
     nbytes: int
-    arrived: int
     released: int
 
 
@@ -139,19 +92,9 @@ class Buffers:
             if not error.is_out_of_memory or not self.trim():
                 raise
             address = self._runtime.allocate(nbytes)
-        arrived, released = self._runtime.create_event(), self._runtime.create_event()
-        return Buffer(address, nbytes, arrived, released)
+        return Buffer(address, nbytes, self._runtime.create_event())
 
     def _free(self, buffers: list[Buffer]) -> None:
         for buffer in buffers:
             self._runtime.free(buffer.address)
-            self._runtime.destroy_event(buffer.arrived)
             self._runtime.destroy_event(buffer.released)
-
-
-def size_class(nbytes: int) -> int:
-    """The size to ask CUDA for: at most an eighth more, so that batches of similar sizes share buffers."""
-    if nbytes <= _SMALLEST_NBYTES:
-        return _SMALLEST_NBYTES
-    step = 1 << max(nbytes.bit_length() - 4, 0)
-    return -(-nbytes // step) * step

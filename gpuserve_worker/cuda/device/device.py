@@ -17,10 +17,12 @@ from contextlib import suppress
 from typing import Final
 
 from gpuserve_worker.cuda.device.arrays import CudaArrays
+from gpuserve_worker.cuda.device.background import Background
 from gpuserve_worker.cuda.device.buffers import Buffers
 from gpuserve_worker.cuda.device.exports import OF_THIS_PROCESS, ExportPool
-from gpuserve_worker.cuda.device.loans import OpenedMemories, Returns
-from gpuserve_worker.cuda.device.page_locks import HostBlocks, LockedSegments
+from gpuserve_worker.cuda.device.host_memory import HostMemory
+from gpuserve_worker.cuda.device.loans import Returns
+from gpuserve_worker.cuda.device.opened import OpenedMemories
 from gpuserve_worker.cuda.device.runtime import CudaError, Events, Runtime, load_runtime
 
 #: Of the device's memory, so much is kept for inputs between batches: a part of it, and at least some. As
@@ -33,7 +35,7 @@ _CAPTURE: Final = range(900, 909)
 
 class CudaDevice:
     """Made by ``open_device``. Any thread may use it. ``h2d`` and ``d2h`` are streams; ``buffers`` are memory
-    of the device, ``host_blocks`` locked memory of the host; ``exports`` is what other workers may read,
+    of the device, ``host`` is that of the host; ``exports`` is what other workers may read,
     ``opened`` and ``returns`` what is lent of theirs.
     """
 
@@ -44,6 +46,7 @@ class CudaDevice:
         h2d: int,
         d2h: int,
         retained_nbytes: int,
+        lent_limit_nbytes: int,
         warn: Callable[[str], None],
     ) -> None:
         self.runtime = runtime
@@ -52,11 +55,12 @@ class CudaDevice:
         self.d2h = d2h
         self.events = Events(runtime)
         self.arrays = CudaArrays(runtime, self.events, number)
-        self.page_locks = LockedSegments(runtime, self.settle, warn)
         self.buffers = Buffers(runtime, retained_nbytes)
-        self.host_blocks = HostBlocks(runtime, self.events, self.page_locks)
+        self.host = HostMemory(runtime, self.events, self.enter_beside, lent_limit_nbytes, warn)
         self.exports = ExportPool(runtime, retained_nbytes)
-        self.opened = OpenedMemories(runtime, number, OF_THIS_PROCESS)
+        self.opened = OpenedMemories(
+            runtime, number, Background(self.enter_beside, "gs-handles"), OF_THIS_PROCESS
+        )
         self.returns = Returns(runtime, number, self.events, self.opened)
 
     def enter(self) -> None:
@@ -93,8 +97,9 @@ class CudaDevice:
         """Give up all of it, as far as no array of the user's is over it."""
         with suppress(CudaError):  # it cannot be used any more, and ends with the process
             self.settle()
-            self.host_blocks.close()
+            self.host.close()
             self.returns.close()
+            self.opened.close()
             self.exports.close()
             self.buffers.close()
             self.events.close()
@@ -102,13 +107,16 @@ class CudaDevice:
             self.runtime.destroy_stream(self.d2h)
 
 
-def open_device(number: int = 0, warn: Callable[[str], None] = lambda _: None) -> CudaDevice:
-    """Open a device of this process, the only one as a rule. ``warn`` is told what is to be logged. Raises
-    ``CudaUnavailable`` without cupy or a driver.
+def open_device(
+    number: int = 0, warn: Callable[[str], None] = lambda _: None, lent_limit_nbytes: int = 0
+) -> CudaDevice:
+    """Open a device of this process, the only one as a rule. ``warn`` is told what is to be logged; of the
+    memory that clients lend, ``lent_limit_nbytes`` may be locked. Raises ``CudaUnavailable`` without cupy or
+    a driver.
     """
     runtime = load_runtime()
     runtime.use_device(number)
     h2d, d2h = runtime.create_stream(), runtime.create_stream()
     _, total_nbytes = runtime.memory_nbytes()
     retained_nbytes = max(_RETAINED_NBYTES, total_nbytes // _RETAINED_PART)
-    return CudaDevice(runtime, number, h2d, d2h, retained_nbytes, warn)
+    return CudaDevice(runtime, number, h2d, d2h, retained_nbytes, lent_limit_nbytes, warn)

@@ -27,6 +27,10 @@ _SUCCESS: Final = 0
 _NOT_READY: Final = 600
 #: ``cudaErrorMemoryAllocation``.
 _OUT_OF_MEMORY: Final = 2
+#: Of a ``cudaIpcMemHandle_t``.
+HANDLE_NBYTES: Final = 64
+#: ``CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS``.
+_LAZY_PEER_ACCESS: Final = 1
 #: After these nothing works in the process any more (the CUDA runtime's documentation of ``cudaError``:
 #: "leaves the process in an inconsistent state", or a device that is gone).
 _STICKY: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 999})
@@ -43,6 +47,9 @@ class CudaError(DeviceFailure):
         super().__init__(text)
         self.code = code
 
+    def __reduce__(self) -> tuple[type[CudaError], tuple[int, str]]:
+        return CudaError, (self.code, str(self))
+
     @property
     def is_out_of_memory(self) -> bool:
         return self.code == _OUT_OF_MEMORY
@@ -51,6 +58,12 @@ class CudaError(DeviceFailure):
     def is_sticky(self) -> bool:
         """Whether this process can use its device no more."""
         return self.code in _STICKY
+
+
+class _Handle(ctypes.Structure):
+    """``CUipcMemHandle``, which the driver takes by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_NBYTES),)
 
 
 class Copy(enum.IntEnum):
@@ -207,12 +220,24 @@ class Runtime:
         """The ``cudaIpcMemHandle_t`` (64 bytes) of the whole allocation at this address."""
         return bytes(self._cuda.ipcGetMemHandle(address))
 
+    # By the driver: it takes milliseconds for these, in which cupy lets no other thread run, and ctypes does.
+
     def open_memory(self, handle: bytes) -> int:
-        return int(self._cuda.ipcOpenMemHandle(handle))
+        address = ctypes.c_uint64()
+        given = _Handle.from_buffer_copy(handle)
+        self._check(
+            self._driver.cuIpcOpenMemHandle_v2(ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+        )
+        return address.value
 
     def close_memory(self, address: int) -> None:
         """Close the allocation of another process, which keeps its memory."""
-        self._cuda.ipcCloseMemHandle(address)
+        self._check(self._driver.cuIpcCloseMemHandle(ctypes.c_uint64(address)))
+
+    def _check(self, status: int) -> None:
+        """Raise what the driver says, which has the runtime's numbers."""
+        if status:
+            raise self._cuda.CUDARuntimeError(int(status))
 
 
 class Events:

@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
-from cuda_simulation import captures, errors
+from cuda_simulation import captures, errors, traces
+from cuda_simulation.costs import DriverTime
 from cuda_simulation.errors import CUDARuntimeError
 from cuda_simulation.events import Events
 from cuda_simulation.host import PageLocked
-from cuda_simulation.machine import MachineView, queue_xid, view_from_environment
-from cuda_simulation.memory import AddressTable, Allocation, Bytes, MemoryFiles, Origin
+from cuda_simulation.imports import Imports
+from cuda_simulation.machine import Gpu, MachineView, queue_xid, view_from_environment
+from cuda_simulation.memory import AddressTable, Allocation, Bytes, MemoryFiles, Origin, OwnMemory
 from cuda_simulation.scheduler import Engine, Operation, Scheduler
 from cuda_simulation.streams import Stream, Streams
 from cuda_simulation.visible import Device, visible
@@ -27,6 +29,8 @@ R = TypeVar("R")
 _XID_MEMORY_FAULT: Final = 31
 #: A compute mode of GPUs.
 _PROHIBITED: Final = 2
+#: Calls that wait for the device, and let others into the driver meanwhile.
+_WAITING: Final = frozenset({"deviceSynchronize", "eventSynchronize", "memcpy", "streamSynchronize"})
 
 
 class Thread(threading.local):
@@ -36,6 +40,8 @@ class Thread(threading.local):
     capture_mode = captures.GLOBAL
     has_context = False
     in_callback = False
+    #: Whether the call under way keeps the interpreter's lock.
+    keeps_lock = False
 
 
 class Context:
@@ -53,10 +59,13 @@ class Context:
         self.captures = captures.Captures()
         self.files = MemoryFiles(view.directory)
         self.addresses = AddressTable()
+        self.memory = OwnMemory(self.files, self.addresses)
+        self.imports = Imports(self.files, self.addresses, self._known)
         self.page_locked = PageLocked()
+        self.driver_time = DriverTime()
         self.peers: set[tuple[Device, Device]] = set()
-        #: Imported memory: name of its file -> (allocation, how often it was opened).
-        self.imported: dict[str, tuple[Allocation, int]] = {}
+        self._used_devices: set[Device] = set()
+        self._using = threading.Lock()
 
     @property
     def device(self) -> Device:
@@ -76,13 +85,12 @@ class Context:
     def allocate(self, nbytes: int, origin: Origin) -> Allocation:
         """Raises CUDARuntimeError: the current device has not so much memory left."""
         device, gpu = self.device, self.view.gpu(self.device.uuid)
-        name, content = self.files.create(device, nbytes, gpu.foreign_memory)
-        return self.addresses.add(device, origin, name, content, nbytes)
+        self.spend(self.view.now.malloc_s)
+        return self.memory.allocate(device, nbytes, origin, gpu.foreign_memory)
 
-    def release(self, allocation: Allocation) -> None:
-        """Memory of this process is gone from now on."""
-        self.addresses.remove(allocation)
-        self.files.remove(allocation.device.uuid, allocation.name)
+    def spend(self, seconds: float) -> None:
+        """Time of the driver that the call under way takes."""
+        self.driver_time.spend(seconds, keeps_lock=self.thread.keeps_lock)
 
     def accessible(self, address: int, nbytes: int, device: Device) -> Bytes:
         """Device memory for a kernel of a device. Raises CUDARuntimeError, which stays: it has none there."""
@@ -118,6 +126,8 @@ class Context:
         if self.thread.in_callback:
             raise CUDARuntimeError(errors.NOT_PERMITTED)
         self.captures.check(name, self.thread.capture_mode)
+        if name not in _WAITING:
+            self.spend(0)
 
     def use(self) -> None:
         """A call that needs the current device's context. Raises CUDARuntimeError: the GPU is lost, or no
@@ -129,7 +139,22 @@ class Context:
         if gpu.lost:
             self.scheduler.fail(gpu.lost_status)
             raise CUDARuntimeError(gpu.lost_status)
+        with self._using:
+            if self.device not in self._used_devices:
+                self._begin_use(gpu)
         self.thread.has_context = True
+
+    def _begin_use(self, gpu: Gpu) -> None:
+        """Make the context of the current device. Raises CUDARuntimeError: there is no memory for it."""
+        if gpu.context_memory:
+            self.files.reserve(self.device, gpu.context_memory, gpu.foreign_memory)
+        traces.open_nodes(self.view.directory, [one.uuid for one in self.view.now.gpus].index(gpu.uuid))
+        self._used_devices.add(self.device)
+
+    def _known(self, uuid: str) -> Device:
+        """The device of that UUID, also where this process does not see it."""
+        known = [one for one in self.devices if one.uuid == uuid]
+        return known[0] if known else Device(uuid, self.view.gpu(uuid).uuid, 0)
 
 
 def _init_failure(view: MachineView) -> int:
@@ -150,20 +175,30 @@ def current() -> Context:
     return _context
 
 
-def entry(name: str = "", *, uses_device: bool = True) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def entry(
+    name: str = "", *, uses_device: bool = True, keeps_lock: bool = False
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """An entry point of the runtime: fails by what is wrong with the process or with the machine, also when
     that came up during the call. ``name`` is that of the function where it has another. Without
-    ``uses_device`` it makes no context and can be called on a lost GPU.
+    ``uses_device`` it makes no context and can be called on a lost GPU. With ``keeps_lock`` cupy keeps the
+    interpreter's lock during the call, and no other thread runs while that waits for the driver.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        called = name or function.__name__
+
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             context = current()
-            context.check(name or function.__name__)
-            if uses_device:
-                context.use()
-            result = function(*args, **kwargs)
+            thread, before = context.thread, context.thread.keeps_lock
+            thread.keeps_lock = keeps_lock
+            try:
+                context.check(called)
+                if uses_device:
+                    context.use()
+                result = function(*args, **kwargs)
+            finally:
+                thread.keeps_lock = before
             if uses_device and context.scheduler.failure:
                 raise CUDARuntimeError(context.scheduler.failure)
             return result

@@ -8,8 +8,9 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Final
 
-from cuda_simulation import errors
-from cuda_simulation.context import current
+from cuda_simulation import errors, sharing
+from cuda_simulation.context import current, entry
+from cuda_simulation.errors import CUDARuntimeError
 
 NAMES: Final = ("libcuda.so.1", "libcuda.so")
 _real_cdll: Any = ctypes.CDLL
@@ -37,6 +38,8 @@ class Library:
         self.cuMemGetAddressRange_v2 = _Function(_address_range)
         self.cuDriverGetVersion = _Function(_version)
         self.cuThreadExchangeStreamCaptureMode = _Function(_exchange_capture_mode)
+        self.cuIpcOpenMemHandle_v2 = _Function(_open_memory)
+        self.cuIpcCloseMemHandle = _Function(_close_memory)
 
 
 def install() -> None:
@@ -72,6 +75,35 @@ def _address_range(base: Any, nbytes: Any, address: Any) -> int:
         return errors.NOT_FOUND
     _put(base, found.address)
     _put(nbytes, found.nbytes)
+    return 0
+
+
+def _open_memory(address: Any, handle: Any, flags: Any) -> int:
+    """The handle is a structure, which comes by value."""
+    return _in_context(lambda: _put(address, _opened(bytes(handle), int(flags.value))))
+
+
+def _close_memory(address: Any) -> int:
+    return _in_context(lambda: _closed(int(address.value)))
+
+
+@entry("ipcOpenMemHandle")
+def _opened(handle: bytes, flags: int) -> int:
+    return sharing.open_memory(current(), handle, flags)
+
+
+@entry("ipcCloseMemHandle")
+def _closed(address: int) -> None:
+    sharing.close_memory(current(), address)
+
+
+def _in_context(call: Callable[[], None]) -> int:
+    if not current().thread.has_context:
+        return errors.DEVICE_UNINITIALIZED
+    try:
+        call()
+    except CUDARuntimeError as error:
+        return error.status
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from cuda_simulation import errors, owners
 from cuda_simulation.errors import CUDARuntimeError
+from cuda_simulation.misuse import undefined
 from cuda_simulation.scheduler import Operation
 from cuda_simulation.visible import Device
 
@@ -76,6 +77,7 @@ class Events:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._events: dict[int, Event] = {}
+        self._destroyed: set[int] = set()
 
     def create(self, device: Device, flags: int) -> Event:
         """Raises CUDARuntimeError: an interprocess event has no timing."""
@@ -97,16 +99,19 @@ class Events:
         raise CUDARuntimeError(errors.MAP_BUFFER_OBJECT_FAILED)
 
     def get(self, handle: int) -> Event:
-        """Raises CUDARuntimeError: there is no such event."""
-        try:
-            return self._events[handle]
-        except KeyError:
-            raise CUDARuntimeError(errors.INVALID_RESOURCE_HANDLE) from None
+        """Raises CUDARuntimeError: there never was such an event. One that is destroyed ends the process."""
+        found = self._events.get(handle)
+        if found is not None:
+            return found
+        if handle in self._destroyed:
+            undefined(f"the event {handle:#x} is used and was destroyed before")
+        raise CUDARuntimeError(errors.INVALID_RESOURCE_HANDLE)
 
     def destroy(self, handle: int) -> None:
         event = self.get(handle)
         with self._lock:
             del self._events[handle]
+            self._destroyed.add(handle)
         if event.name:
             (self._directory / event.device.uuid / str(event.name)).unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cuda_simulation import errors
 from cuda_simulation.errors import CUDARuntimeError
-from cuda_simulation.memory import Bytes
+from cuda_simulation.memory import Bytes, poisoned
 
 READ_ONLY: Final = 0x08
 #: process_vm_readv moves at most 2 GiB.
@@ -69,18 +69,19 @@ class PageLocked:
                 raise CUDARuntimeError(errors.HOST_MEMORY_ALREADY_REGISTERED)
             self._ranges[address] = nbytes
 
-    def unregister(self, address: int) -> None:
-        """Raises CUDARuntimeError: nothing was registered at that address."""
+    def unregister(self, address: int) -> int:
+        """How many bytes that were. Raises CUDARuntimeError: nothing was registered at that address."""
         with self._lock:
-            if address in self._allocated or self._ranges.pop(address, None) is None:
+            if address in self._allocated or address not in self._ranges:
                 raise CUDARuntimeError(errors.HOST_MEMORY_NOT_REGISTERED)
+            return self._ranges.pop(address)
 
     def allocate(self, nbytes: int) -> int:
-        """Page-locked memory of its own; 0 for no bytes."""
+        """Page-locked memory of its own, full of ``POISON``; 0 for no bytes."""
         if nbytes == 0:
             return 0
         memory = mmap.mmap(-1, nbytes)
-        address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+        address = int(poisoned(np.frombuffer(memory, np.uint8)).ctypes.data)
         with self._lock:
             self._ranges[address], self._allocated[address] = nbytes, memory
         return address

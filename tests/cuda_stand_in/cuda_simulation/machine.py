@@ -22,7 +22,7 @@ class Mig:
     """A MIG instance of a GPU."""
 
     uuid: str
-    memory: int = 32 << 20
+    memory: int = 4 << 30
     gpu_instance: int = 1
     compute_instance: int = 0
 
@@ -33,7 +33,9 @@ class Gpu:
 
     uuid: str
     name: str = "NVIDIA Stand-in"
-    memory: int = 256 << 20
+    memory: int = 8 << 30
+    #: What each process that uses the GPU has of it before it asks for any.
+    context_memory: int = 512 << 20
     pci_bus_id: str = "00000000:17:00.0"
     #: The host's node that it is closest to; None: the machine does not tell.
     numa_node: int | None = 0
@@ -69,6 +71,8 @@ class Gpu:
     #: Corrected, uncorrected, pending, failed.
     remapped_rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     retired_pages_pending: int = 0
+    #: Function of NVML -> code with which it fails for this GPU alone.
+    nvml_failures: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,18 @@ class Machine:
     kernel_s: float = 0.0
     #: 0: copies take no time.
     copy_bytes_per_s: float = 0.0
+    #: How fast host memory is page-locked, and let go again; 0: at once.
+    page_lock_bytes_per_s: float = 0.0
+    #: How long it takes to open memory of another process, and to close it.
+    ipc_open_s: float = 0.0
+    #: Whether whoever opens memory of another process, or closes it, waits until this is no more so.
+    handles_held: bool = False
+    #: How long it takes to allocate memory of the device, and to free it.
+    malloc_s: float = 0.0
+    #: Whether CUDA's compiler and cuBLAS are looked for, as ``cuda.pathfinder`` does; False: they are there.
+    libraries_looked_up: bool = False
+    #: Whether processes that share memory have a file in /dev/shm, which stays when they are killed.
+    files_in_shm: bool = False
     seed: int = 0
 
 

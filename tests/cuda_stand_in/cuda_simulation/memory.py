@@ -1,5 +1,5 @@
-"""Device memory. An allocation is a file, which other processes can open; its address is in a range where a
-process has no memory, so that no code on the host can use it by mistake.
+"""Device memory. A block of it is a file, which other processes can open; its address is in a range where a
+process has no memory, so that no code on the host can use it by mistake. What is new is full of ``POISON``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ from typing import Any, Final
 import numpy as np
 
 from cuda_simulation import errors, owners
+from cuda_simulation.blocks import BLOCK_NBYTES, Layout, rounded
 from cuda_simulation.errors import CUDARuntimeError
 from cuda_simulation.visible import Device
 
-#: CUDA aligns what it gives to this.
-ALIGNMENT: Final = 512
+#: What memory has that nobody has written to: numbers that are none, and no zeros.
+POISON: Final = 0xFF
+#: Larger memory has it at both ends and on some pages between: files of gigabytes are to stay empty.
+_WHOLE_NBYTES: Final = 4 << 20
+_END_NBYTES: Final = 64 << 10
+_STEPS: Final = 64
 #: No address of a process has these bits on x86-64.
 _BASE: Final = 0x00D0_0000_0000_0000
 #: What a process gets is nowhere what another gets: an address that crossed a process is an error.
 _OF_PROCESS: Final = 1 << 34
-_GAP: Final = 1 << 21
+_GAP: Final = BLOCK_NBYTES
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -45,20 +50,47 @@ class Origin(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Allocation:
-    """Device memory of ``nbytes`` at ``address``, which lies on ``device``; ``name`` is that of its file."""
+class Block:
+    """Memory of a device with a file of its own, of which ``name`` is the name; it lies at ``address``."""
 
     address: int
-    nbytes: int
     device: Device
     origin: Origin
     name: owners.OwnedName
     content: Bytes
+    layout: Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Allocation:
+    """``nbytes`` of device memory at ``address``, in a block that may have others in it."""
+
+    address: int
+    nbytes: int
+    block: Block
+
+    @property
+    def device(self) -> Device:
+        return self.block.device
+
+    @property
+    def origin(self) -> Origin:
+        return self.block.origin
+
+    @property
+    def end(self) -> int:
+        """The first address behind it; up to there nobody notices who goes too far."""
+        return self.address + rounded(self.nbytes)
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in its block."""
+        return self.address - self.block.address
 
     def part(self, address: int, nbytes: int) -> Bytes:
         """The bytes of a range inside."""
-        start = address - self.address
-        return self.content[start : start + nbytes]
+        start = address - self.block.address
+        return self.block.content[start : start + nbytes]
 
 
 class MemoryFiles:
@@ -71,11 +103,18 @@ class MemoryFiles:
         """Raises CUDARuntimeError: the device has no ``nbytes`` left, with ``foreign`` bytes of others."""
         folder, name = self._folder(device.uuid), owners.new_name()
         with self._locked():
-            if self.used(device.uuid) + foreign + nbytes > device.memory:
-                raise CUDARuntimeError(errors.MEMORY_ALLOCATION)
+            self._check_room(device, nbytes, foreign)
             with (folder / str(name)).open("w+b") as file:
                 file.truncate(nbytes)
-                return name, _mapped(file.fileno(), nbytes)
+                return name, poisoned(_mapped(file.fileno(), nbytes))
+
+    def reserve(self, device: Device, nbytes: int, foreign: int) -> None:
+        """What a process has of a device by using it. Raises CUDARuntimeError as ``create``."""
+        path = self._folder(device.uuid) / str(owners.new_name())
+        with self._locked():
+            self._check_room(device, nbytes, foreign)
+            with path.open("wb") as file:
+                file.truncate(nbytes)
 
     def open(self, name: owners.OwnedName) -> tuple[str, Bytes] | None:
         """(device, bytes) of an allocation; None when it is gone, or its process is."""
@@ -106,6 +145,10 @@ class MemoryFiles:
                 Path(entry.path).unlink(missing_ok=True)
         return found
 
+    def _check_room(self, device: Device, nbytes: int, foreign: int) -> None:
+        if self.used(device.uuid) + foreign + nbytes > device.memory:
+            raise CUDARuntimeError(errors.MEMORY_ALLOCATION)
+
     def _folder(self, device: str) -> Path:
         folder = self._directory / device
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,12 +168,23 @@ def _nbytes(entry: os.DirEntry[str]) -> int:
         return 0
 
 
+def poisoned(memory: Bytes) -> Bytes:
+    """The same memory, as nobody may read it who has not written to it."""
+    if memory.nbytes <= _WHOLE_NBYTES:
+        memory[:] = POISON
+        return memory
+    memory[:_END_NBYTES] = memory[-_END_NBYTES:] = POISON
+    for start in range(0, memory.nbytes, memory.nbytes // _STEPS):
+        memory[start : start + mmap.PAGESIZE] = POISON
+    return memory
+
+
 def _mapped(fd: int, nbytes: int) -> Bytes:
     return np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
 
 
 class AddressTable:
-    """The allocations of this process by address. An address is never given twice."""
+    """The memory of this process by address. Only what is in a block gets an address that another had."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -138,13 +192,17 @@ class AddressTable:
         self._starts: list[int] = []
         self._allocations: dict[int, Allocation] = {}
 
-    def add(
-        self, device: Device, origin: Origin, name: owners.OwnedName, content: Bytes, nbytes: int
-    ) -> Allocation:
+    def block(self, device: Device, origin: Origin, name: owners.OwnedName, content: Bytes) -> Block:
+        """A block at a new address, with nothing in it."""
         with self._lock:
-            allocation = Allocation(self._next, nbytes, device, origin, name, content)
-            self._next += -(-(nbytes + _GAP) // _GAP) * _GAP
-            self._starts.append(allocation.address)
+            address = self._next
+            self._next += rounded(content.nbytes, BLOCK_NBYTES) + _GAP
+        return Block(address, device, origin, name, content, Layout(content.nbytes))
+
+    def put(self, allocation: Allocation) -> Allocation:
+        """There is one more."""
+        with self._lock:
+            bisect.insort(self._starts, allocation.address)
             self._allocations[allocation.address] = allocation
         return allocation
 
@@ -164,7 +222,50 @@ class AddressTable:
             if place < 0:
                 return None
             found = self._allocations[self._starts[place]]
-        return found if address + nbytes <= found.address + found.nbytes else None
+        return found if address + nbytes <= found.end else None
+
+
+class OwnMemory:
+    """What this process has allocated: small ones in blocks that they share, each on one device."""
+
+    def __init__(self, files: MemoryFiles, addresses: AddressTable) -> None:
+        self._files = files
+        self._addresses = addresses
+        self._lock = threading.RLock()
+        self._shared: list[Block] = []
+
+    def allocate(self, device: Device, nbytes: int, origin: Origin, foreign: int) -> Allocation:
+        """Raises CUDARuntimeError: the device has not so much left, with ``foreign`` bytes of others."""
+        with self._lock:
+            if nbytes < BLOCK_NBYTES:
+                for block in self._shared:
+                    if (block.device, block.origin) == (device, origin):
+                        offset = block.layout.take(nbytes)
+                        if offset is not None:
+                            return self._addresses.put(Allocation(block.address + offset, nbytes, block))
+            block = self._new(device, nbytes, origin, foreign)
+            offset = block.layout.take(nbytes)
+            assert offset is not None, "a new block has room for what it was made for"
+            return self._addresses.put(Allocation(block.address + offset, nbytes, block))
+
+    def release(self, allocation: Allocation) -> None:
+        """It is gone; its bytes are as long as others are in its block, whoever has that open."""
+        block = allocation.block
+        with self._lock:
+            self._addresses.remove(allocation)
+            block.layout.give_back(allocation.offset)
+            if not block.layout.is_empty:
+                return
+            if block in self._shared:
+                self._shared.remove(block)
+            self._files.remove(block.device.uuid, block.name)
+
+    def _new(self, device: Device, nbytes: int, origin: Origin, foreign: int) -> Block:
+        name, content = self._files.create(device, rounded(nbytes, BLOCK_NBYTES), foreign)
+        block = self._addresses.block(device, origin, name, content)
+        if nbytes < BLOCK_NBYTES:
+            self._shared.append(block)
+        return block
 
 
 def is_device_address(address: int) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from cuda_simulation import errors
 from cuda_simulation.errors import CUDARuntimeError
+from cuda_simulation.misuse import undefined
 from cuda_simulation.scheduler import Operation, Scheduler
 from cuda_simulation.visible import Device
 
@@ -41,6 +42,7 @@ class Streams:
         self._lock = scheduler.lock
         self._numbers = itertools.count(1)
         self._streams: dict[int, Stream] = {}
+        self._destroyed: set[int] = set()
         self._legacy: dict[Device, Stream] = {}
         self._per_thread = threading.local()
         #: What was queued last on streams that are destroyed.
@@ -54,23 +56,20 @@ class Streams:
         return stream
 
     def get(self, handle: int, current: Device) -> Stream:
-        """The stream of a handle. Raises CUDARuntimeError: there is none."""
+        """The stream of a handle. Raises CUDARuntimeError: there never was one. A destroyed one ends us."""
         if handle in {0, LEGACY}:
             with self._lock:
                 return self._legacy.setdefault(current, Stream(0, current, blocking=True, legacy=True))
         if handle == PER_THREAD:
             return self._of_this_thread(current)
         found = self._streams.get(handle)
-        if found is None:
-            raise CUDARuntimeError(errors.INVALID_RESOURCE_HANDLE)
-        return found
+        return self._missing(handle) if found is None else found
 
     def destroy(self, handle: int) -> None:
         """What is queued is executed all the same."""
         with self._lock:
-            stream = self._streams.pop(handle, None)
-            if stream is None:
-                raise CUDARuntimeError(errors.INVALID_RESOURCE_HANDLE)
+            stream = self._streams.pop(handle, None) or self._missing(handle)
+            self._destroyed.add(handle)
             self._orphans = [one for one in self._orphans if not one[1].done]
             if stream.last:
                 self._orphans.append((stream.device, stream.last))
@@ -94,6 +93,11 @@ class Streams:
             last = [one.last for one in self._on(device) if one.last]
             last += [operation for of, operation in self._orphans if of == device]
             return [one for one in last if not one.done]
+
+    def _missing(self, handle: int) -> NoReturn:
+        if handle in self._destroyed:
+            undefined(f"the stream {handle:#x} is used and was destroyed before")
+        raise CUDARuntimeError(errors.INVALID_RESOURCE_HANDLE)
 
     def _before(self, stream: Stream) -> list[Operation]:
         streams = [stream]

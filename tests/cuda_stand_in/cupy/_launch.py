@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from cuda.pathfinder import load_nvidia_dynamic_lib
 from cuda_simulation import errors
 from cuda_simulation.context import Context, current, entry
 from cuda_simulation.errors import CUDARuntimeError
@@ -43,6 +44,12 @@ class Layout:
         return np.ndarray(self.shape, self.dtype, memory, -first, self.strides)
 
 
+def require(library: str) -> None:
+    """Do nothing where cupy finds a library of CUDA's, if it has to look. Raises DynamicLibNotFoundError."""
+    if current().view.now.libraries_looked_up:
+        load_nvidia_dynamic_lib(library)
+
+
 @entry("launchKernel")
 def launch(function: Callable[..., Any], operands: Sequence[Any], target: Layout) -> None:
     """Queue ``target[...] = function(*operands)``; operands that are no Layout are passed on."""
@@ -57,6 +64,7 @@ def launch(function: Callable[..., Any], operands: Sequence[Any], target: Layout
 def launch_in_place(function: Callable[..., object], target: Layout, operands: Sequence[Any]) -> None:
     """Queue ``function(target, *operands)``, which changes the target."""
     context = current()
+    require("nvrtc")
     device, stream = context.device, context.stream(get_current_stream().ptr)
     if stream.device != device:
         raise CUDARuntimeError(errors.INVALID_RESOURCE_HANDLE)

@@ -114,7 +114,9 @@ def reduced(function: Any, array: Any, axis: Any, dtype: Any, keepdims: bool) ->
 def matmul(left: Any, right: Any) -> Any:
     """The matrix product."""
     from cupy._array import computed
+    from cupy._launch import require
 
+    require("cublas")
     inner = right.shape[-2] if right.ndim > 1 else right.shape[0]
     if left.shape[-1] != inner:
         raise ValueError(f"matmul: shapes {left.shape} and {right.shape} do not fit")

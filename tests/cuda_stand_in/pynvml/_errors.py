@@ -118,12 +118,21 @@ class Library:
 library = Library()
 
 
+def _check_gpu(name: str, asked: object = None) -> None:
+    """Raises NVMLError: the GPU that is asked, or the one of a MIG instance, fails at this function."""
+    uuid = getattr(asked, "_uuid", None)
+    code = library.view.gpu(uuid).nvml_failures.get(name) if isinstance(uuid, str) else None
+    if code is not None:
+        raise NVMLError(code)
+
+
 def entry(function: Callable[P, R]) -> Callable[P, R]:
     """A function of NVML: takes its time, and fails by what is wrong with the machine."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         library.check(function.__name__)
+        _check_gpu(function.__name__, *args[:1])
         return function(*args, **kwargs)
 
     return call

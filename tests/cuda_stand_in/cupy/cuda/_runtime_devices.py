@@ -31,12 +31,12 @@ _ATTRIBUTES: Final = {
 }
 
 
-@entry(uses_device=False)
+@entry(uses_device=False, keeps_lock=True)
 def getDeviceCount() -> int:
     return len(current().devices)
 
 
-@entry(uses_device=False)
+@entry(uses_device=False, keeps_lock=True)
 def getDevice() -> int:
     return current().thread.ordinal
 
@@ -46,13 +46,13 @@ def setDevice(device: int) -> None:
     _make_context()
 
 
-@entry("setDevice", uses_device=False)
+@entry("setDevice", uses_device=False, keeps_lock=True)
 def _select(device: int) -> None:
     current().numbered(device)
     current().thread.ordinal = device
 
 
-@entry()
+@entry(keeps_lock=True)
 def _make_context() -> None:
     """Since CUDA 12 the choice of a device makes its context."""
 
@@ -63,7 +63,7 @@ def deviceSynchronize() -> None:
     context.scheduler.wait(context.streams.unfinished_on(context.device))
 
 
-@entry()
+@entry(keeps_lock=True)
 def memGetInfo() -> tuple[int, int]:
     context = current()
     device = context.device
@@ -71,7 +71,7 @@ def memGetInfo() -> tuple[int, int]:
     return device.memory - used, device.memory
 
 
-@entry(uses_device=False)
+@entry(uses_device=False, keeps_lock=True)
 def getDeviceProperties(device: int) -> dict[str, Any]:
     chosen = current().numbered(device)
     gpu = current().view.gpu(chosen.uuid)
@@ -98,7 +98,7 @@ def getDeviceProperties(device: int) -> dict[str, Any]:
     }
 
 
-@entry(uses_device=False)
+@entry(uses_device=False, keeps_lock=True)
 def deviceGetAttribute(attrib: int, device: int) -> int:
     gpu = current().view.gpu(current().numbered(device).uuid)
     domain, bus, slot = _pci(gpu.pci_bus_id)
@@ -114,13 +114,13 @@ def deviceGetAttribute(attrib: int, device: int) -> int:
         raise CUDARuntimeError(errors.INVALID_VALUE) from None
 
 
-@entry(uses_device=False)
+@entry(uses_device=False, keeps_lock=True)
 def deviceGetPCIBusId(device: int) -> str:
     """CUDA's has four digits of the domain, where NVML's has eight."""
     return current().view.gpu(current().numbered(device).uuid).pci_bus_id[-len("0000:00:00.0") :]
 
 
-@entry(uses_device=False)
+@entry(uses_device=False, keeps_lock=True)
 def deviceGetByPCIBusId(pci_bus_id: str) -> int:
     context = current()
     wanted = _pci(pci_bus_id)
@@ -140,13 +140,13 @@ def runtimeGetVersion() -> int:
     return _RUNTIME_VERSION
 
 
-@entry(uses_device=False)
+@entry(uses_device=False, keeps_lock=True)
 def deviceCanAccessPeer(device: int, peerDevice: int) -> int:
     context = current()
     return int(context.can_reach(context.numbered(device), context.numbered(peerDevice)))
 
 
-@entry()
+@entry(keeps_lock=True)
 def deviceEnablePeerAccess(peerDevice: int) -> None:
     context = current()
     device, peer = context.device, context.numbered(peerDevice)
@@ -157,7 +157,7 @@ def deviceEnablePeerAccess(peerDevice: int) -> None:
     context.peers.add((device, peer))
 
 
-@entry()
+@entry(keeps_lock=True)
 def deviceDisablePeerAccess(peerDevice: int) -> None:
     context = current()
     pair = (context.device, context.numbered(peerDevice))

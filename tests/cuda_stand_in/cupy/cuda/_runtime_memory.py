@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cuda_simulation import copies, errors
 from cuda_simulation.context import current, entry
 from cuda_simulation.errors import CUDARuntimeError
-from cuda_simulation.memory import ALIGNMENT, Allocation, Origin
+from cuda_simulation.memory import Allocation, Origin
 from cuda_simulation.scheduler import Operation
 
 from cupy.cuda import _runtime_constants as constants
@@ -25,7 +25,7 @@ class PointerAttributes:
 
 @entry()
 def malloc(size: int) -> int:
-    return current().allocate(_rounded(size), Origin.MALLOC).address if size else 0
+    return current().allocate(size, Origin.MALLOC).address if size else 0
 
 
 @entry()
@@ -34,9 +34,10 @@ def free(ptr: int) -> None:
     if ptr:
         context = current()
         allocation = _owned(ptr)
+        context.spend(context.view.now.malloc_s)
         before = context.streams.unfinished_on(allocation.device)
         release = Operation(
-            allocation.device.gpu_uuid, effect=lambda: context.release(allocation), after=before
+            allocation.device.gpu_uuid, effect=lambda: context.memory.release(allocation), after=before
         )
         context.scheduler.submit(release)
         context.scheduler.wait([release])
@@ -46,18 +47,19 @@ def free(ptr: int) -> None:
 def mallocAsync(size: int, stream: int) -> int:
     """Usable on other streams after the stream has come so far; that is not watched here."""
     current().stream(stream)
-    return current().allocate(_rounded(size), Origin.POOL).address if size else 0
+    return current().allocate(size, Origin.POOL).address if size else 0
 
 
 @entry()
 def freeAsync(ptr: int, stream: int) -> None:
     context = current()
     allocation = _owned(ptr)
-    context.launch(context.stream(stream), lambda: context.release(allocation))
+    context.launch(context.stream(stream), lambda: context.memory.release(allocation))
 
 
 @entry()
 def hostAlloc(size: int, flags: int) -> int:
+    _spend_locking(size)
     return current().page_locked.allocate(size)
 
 
@@ -73,11 +75,12 @@ def freeHost(ptr: int) -> None:
 @entry()
 def hostRegister(ptr: int, size: int, flags: int) -> None:
     current().page_locked.register(ptr, size, flags)
+    _spend_locking(size)
 
 
 @entry()
 def hostUnregister(ptr: int) -> None:
-    current().page_locked.unregister(ptr)
+    _spend_locking(current().page_locked.unregister(ptr))
 
 
 @entry()
@@ -129,7 +132,7 @@ def memsetAsync(ptr: int, value: int, size: int, stream: int) -> None:
     copies.fill(current(), ptr, value, size, current().stream(stream))
 
 
-@entry()
+@entry(keeps_lock=True)
 def pointerGetAttributes(ptr: int) -> PointerAttributes:
     context = current()
     found = context.addresses.around(ptr)
@@ -142,8 +145,11 @@ def pointerGetAttributes(ptr: int) -> PointerAttributes:
     return PointerAttributes(constants.cudaInvalidDeviceId, 0, ptr, constants.memoryTypeUnregistered)
 
 
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def _spend_locking(nbytes: int) -> None:
+    """The time that it takes to lock pages, or to let go of them."""
+    context = current()
+    speed = context.view.now.page_lock_bytes_per_s
+    context.spend(nbytes / speed if speed else 0.0)
 
 
 def _owned(address: int) -> Allocation:

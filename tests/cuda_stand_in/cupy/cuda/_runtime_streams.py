@@ -13,32 +13,32 @@ from cuda_simulation.scheduler import Engine, Operation
 _MS: Final = 1000
 
 
-@entry()
+@entry(keeps_lock=True)
 def streamCreate() -> int:
     return current().streams.create(current().device, 0).handle
 
 
-@entry()
+@entry(keeps_lock=True)
 def streamCreateWithFlags(flags: int) -> int:
     return current().streams.create(current().device, flags).handle
 
 
-@entry()
+@entry(keeps_lock=True)
 def streamCreateWithPriority(flags: int, priority: int) -> int:
     return current().streams.create(current().device, flags, priority).handle
 
 
-@entry()
+@entry(keeps_lock=True)
 def streamGetFlags(stream: int) -> int:
     return current().stream(stream).flags
 
 
-@entry()
+@entry(keeps_lock=True)
 def streamGetPriority(stream: int) -> int:
     return current().stream(stream).priority
 
 
-@entry()
+@entry(keeps_lock=True)
 def streamDestroy(stream: int) -> None:
     current().streams.destroy(stream)
 
@@ -81,22 +81,22 @@ def streamWaitEvent(stream: int, event: int, flags: int = 0) -> None:
         context.streams.queue(target, held)
 
 
-@entry()
+@entry(keeps_lock=True)
 def eventCreate() -> int:
     return current().events.create(current().device, 0).handle
 
 
-@entry()
+@entry(keeps_lock=True)
 def eventCreateWithFlags(flags: int) -> int:
     return current().events.create(current().device, flags).handle
 
 
-@entry()
+@entry(keeps_lock=True)
 def eventDestroy(event: int) -> None:
     current().events.destroy(event)
 
 
-@entry()
+@entry(keeps_lock=True)
 def eventRecord(event: int, stream: int) -> None:
     context = current()
     recorded, target = context.events.get(event), context.stream(stream)
@@ -122,7 +122,7 @@ def eventSynchronize(event: int) -> None:
     context.scheduler.wait([place] if place else [])
 
 
-@entry()
+@entry(keeps_lock=True)
 def eventElapsedTime(start: int, end: int) -> float:
     """Milliseconds."""
     both = [current().events.get(one) for one in (start, end)]
@@ -164,6 +164,6 @@ def _status(is_done: Callable[[], bool]) -> int:
         return error.status
 
 
-@entry("eventQuery")
+@entry("eventQuery", keeps_lock=True)
 def _asked(is_done: Callable[[], bool]) -> bool:
     return is_done()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from cupy.cuda import runtime
+from cupy.cuda._chunks import Chunk, Chunks
 from cupy.cuda.device import Device
 from cupy.cuda.stream import get_current_stream
 
@@ -119,28 +122,29 @@ class MemoryPointer:
         runtime.memsetAsync(self.ptr, value, size, _stream_ptr(stream))
 
 
-class _Block(BaseMemory):
+class PooledMemory(BaseMemory):
     """What a pool lends; it goes back to the pool with the object, while work on it may still be queued: the
     pool gives it again to the same stream only.
     """
 
-    def __init__(self, pool: MemoryPool, memory: BaseMemory, arena: tuple[int, int]) -> None:
-        self._pool, self._memory, self._arena = pool, memory, arena
-        self.ptr, self.size, self.device_id = memory.ptr, memory.size, memory.device_id
+    def __init__(self, pool: MemoryPool, chunk: Chunk) -> None:
+        self._pool, self._chunk = pool, chunk
+        self.ptr, self.size = chunk.memory.ptr + chunk.offset, chunk.size
+        self.device_id = chunk.memory.device_id
 
     def __del__(self) -> None:
-        self._pool._take_back(self._memory, self._arena)
+        self._pool._returned.append(self._chunk)  # no lock: this may be in the middle of any line
 
 
 class MemoryPool:
-    """Keeps freed memory for the next of the same size, per device and stream."""
+    """Keeps freed memory for what is asked for next, per device and stream."""
 
     def __init__(self, allocator: Callable[[int], MemoryPointer] | None = None) -> None:
         self._allocator = allocator or _from_device
         self._lock = threading.RLock()
-        self._free: dict[tuple[int, int], dict[int, list[BaseMemory]]] = {}
+        self._returned: deque[Chunk] = deque()
+        self._free = Chunks()
         self._used = 0
-        self._kept = 0
         self._limit = 0
 
     def malloc(self, size: int) -> MemoryPointer:
@@ -149,37 +153,42 @@ class MemoryPool:
         rounded = -(-size // _UNIT) * _UNIT
         arena = (runtime.getDevice(), get_current_stream().ptr)
         with self._lock:
-            kept = self._free.get(arena, {}).get(rounded)
-            memory = kept.pop() if kept else None
-            self._kept -= rounded if memory else 0
-        memory = memory or self._new(rounded)
+            self._sort_in()
+            chunk = self._free.take(rounded, arena)
+        chunk = chunk or Chunk(self._new(rounded), 0, rounded, arena)
         with self._lock:
-            self._used += rounded
-        return MemoryPointer(_Block(self, memory, arena), 0)
+            self._used += chunk.size
+        return MemoryPointer(PooledMemory(self, chunk), 0)
 
-    def _take_back(self, memory: BaseMemory, arena: tuple[int, int]) -> None:
-        with self._lock:
-            self._used -= memory.size
-            self._kept += memory.size
-            self._free.setdefault(arena, {}).setdefault(memory.size, []).append(memory)
+    def _sort_in(self) -> None:
+        while self._returned:
+            chunk = self._returned.popleft()
+            self._used -= chunk.size
+            self._free.give_back(chunk)
 
     def free_all_blocks(self, stream: Any = None) -> None:
         with self._lock:
-            arenas = [one for one in self._free if stream is None or one[1] == stream.ptr]
-            freed = [one for arena in arenas for blocks in self._free.pop(arena).values() for one in blocks]
-            self._kept -= sum(one.size for one in freed)
+            self._sort_in()
+            dropped = self._free.drop_whole(None if stream is None else stream.ptr)
+        del dropped
 
     def free_bytes(self) -> int:
-        return self._kept
+        with self._lock:
+            self._sort_in()
+            return self._free.nbytes
 
     def used_bytes(self) -> int:
-        return self._used
+        with self._lock:
+            self._sort_in()
+            return self._used
 
     def total_bytes(self) -> int:
-        return self._used + self._kept
+        return self.used_bytes() + self.free_bytes()
 
     def n_free_blocks(self) -> int:
-        return sum(len(blocks) for arena in self._free.values() for blocks in arena.values())
+        with self._lock:
+            self._sort_in()
+            return len(self._free)
 
     def get_limit(self) -> int:
         return self._limit
@@ -188,16 +197,18 @@ class MemoryPool:
         self._limit = size or int((fraction or 0) * runtime.memGetInfo()[1])
 
     def _new(self, size: int) -> BaseMemory:
-        """Memory from the device; once more after all that is kept was given back, as cupy does."""
-        for attempt in range(2):
+        """Memory from the device; once more after all that is kept was given back, and once more after a
+        collection, as cupy does.
+        """
+        for again in (self.free_all_blocks, gc.collect, self.free_all_blocks, None):
             if not self._limit or self.total_bytes() + size <= self._limit:
                 try:
                     return self._allocator(size).mem
                 except runtime.CUDARuntimeError as error:
                     if error.status != _OUT_OF_MEMORY:
                         raise
-            if not attempt:
-                self.free_all_blocks()
+            if again:
+                again()
         raise OutOfMemoryError(size, self.total_bytes(), self._limit)
 
 

@@ -1,0 +1,107 @@
+"""An environment made of what an interpreter has, for machines without a network.
+
+``PYTHON -m benchmarks.gpu.running.environment FOLDER [WHEELS]`` makes FOLDER and prints its interpreter.
+It sees this checkout, the packages of PYTHON, and those of the wheels in the folder WHEELS. Nothing is
+written to PYTHON's own folders, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import re
+import site
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from pathlib import Path
+from typing import Final
+
+from benchmarks.gpu.places import ROOT
+
+_LOOK: Final = """
+import sys
+from importlib.metadata import PackageNotFoundError, version
+for name in sys.argv[1:]:
+    try:
+        version(name)
+    except PackageNotFoundError:
+        print(name)
+"""
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class EnvironmentMissing(Exception):
+    """The environment cannot be made; the text says what is missing."""
+
+
+def make(folder: Path, wheels: Path | None) -> Path:
+    """The interpreter of a new environment in this folder.
+
+    Raises:
+        EnvironmentMissing: the server needs a package that is in none of its places.
+    """
+    venv.EnvBuilder(with_pip=False, symlinks=True, clear=True).create(folder)
+    places = [_install(wheels, folder / "wheels")] if wheels is not None else []
+    places += [*map(Path, site.getsitepackages()), ROOT]
+    names = {"base": str(folder), "platbase": str(folder)}
+    own = Path(sysconfig.get_path("purelib", scheme="venv", vars=names))
+    # cuda-pathfinder looks for CUDA's libraries in the places of ``site`` alone, not in all of ``sys.path``.
+    lines = [f"import site; site.PREFIXES.append({sys.prefix!r})"]
+    # By addsitedir, because a .pth file of those places would not be read otherwise.
+    lines += [f"import site; site.addsitedir({str(place)!r})" for place in places]
+    (own / "gpu_check.pth").write_text("\n".join(lines) + "\n")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    _tell_version(own, project["version"])
+    _write_command(folder)
+    python = folder / "bin/python"
+    if missing := _missing(python, project["dependencies"]):
+        raise EnvironmentMissing(
+            f"{sys.executable} lacks {', '.join(missing)}: expected them there, or as wheels in --wheels DIR"
+        )
+    return python
+
+
+def _install(wheels: Path, target: Path) -> Path:
+    files = sorted(map(str, wheels.glob("*.whl")))
+    if not files:
+        raise EnvironmentMissing(f"there are no wheels in {wheels}")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
+    done = subprocess.run([*pip, str(target), *files], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EnvironmentMissing(f"the wheels cannot be installed: {done.stderr.strip()[-500:]}")
+    return target
+
+
+def _tell_version(own: Path, version: str) -> None:
+    """A checkout has no metadata, and ``gpuserve version`` asks for it."""
+    metadata = own / f"gpuserve-{version}.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: gpuserve\nVersion: {version}\n")
+
+
+def _write_command(folder: Path) -> None:
+    command = folder / "bin/gpuserve"
+    command.write_text(f"#!{folder / 'bin/python'}\nfrom gpuserve.cli import main\n\nmain()\n")
+    command.chmod(0o755)
+
+
+def _missing(python: Path, requirements: list[str]) -> list[str]:
+    """Those that the interpreter does not find."""
+    names = [match[0] for one in requirements if (match := _NAME.match(one))]
+    done = subprocess.run([str(python), "-c", _LOOK, *names], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def main(folder: str, wheels: str | None = None) -> int:
+    """Make it and print; the exit status."""
+    try:
+        print(make(Path(folder).absolute(), None if wheels is None else Path(wheels)))
+    except EnvironmentMissing as error:
+        print(f"scripts/gpu_check: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

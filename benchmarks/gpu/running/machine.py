@@ -1,0 +1,190 @@
+"""What the machine is: ``python -m benchmarks.gpu.running.machine`` prints it as one line of JSON.
+
+In a process of its own, because a driver may hang.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.gpu.places import ROOT
+
+_TIMEOUT_S: Final = 60.0
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+_HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage")
+#: What the sections use of others, by the name that is imported.
+_LIBRARIES: Final = ("cupy", "torch", "pynvml", "numpy", "pytest", "hypothesis")
+GPU: Final = "GPU"
+
+
+class NoMachine(Exception):
+    """It cannot be told what the machine is; the text says why."""
+
+
+def describe(environment: Mapping[str, str]) -> dict[str, str]:
+    """By what is told: GPU, driver, CUDA, libraries, CPU. "GPU" is missing where there is none.
+
+    Raises:
+        NoMachine: the driver hangs, or the program broke.
+    """
+    command = [sys.executable, "-m", "benchmarks.gpu.running.machine"]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise NoMachine(f"the NVIDIA driver did not answer in {_TIMEOUT_S:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        raise NoMachine(f"the machine cannot be looked at: {error.stderr.strip()[-500:]}") from None
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def found() -> dict[str, str]:
+    """As ``describe``, by asking in this process."""
+    machine = {**_gpus(), **_libraries()}
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    shared = os.statvfs("/dev/shm")
+    return {
+        **machine,
+        "CPU": f"{(models or [platform.machine()])[0]}, {_usable_cpus()}, {_nodes()}",
+        "memory": f"{_size(memory_nbytes)}, {_size(_available_nbytes())} of it available",
+        "huge pages": _first_line(_HUGE_PAGES / "enabled"),
+        "huge pages of shared memory": _first_line(_HUGE_PAGES / "shmem_enabled"),
+        "memory that a process may lock": _locked_limit(),
+        "files that a process may open": str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        "/dev/shm": f"{_size(shared.f_bavail * shared.f_frsize)} free",
+        "Linux": platform.release(),
+        "Python": platform.python_version(),
+        "gpuserve": _version(),
+    }
+
+
+def _gpus() -> dict[str, str]:
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception as error:  # NVML's own errors have no common base without the module
+        return {"NVML": f"none: {error}"}
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    if not handles:
+        return {}
+    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    return {
+        GPU: ", ".join(_gpu(nvml, handle) for handle in handles),
+        "PCIe": ", ".join(_link(nvml, handle) for handle in handles),
+        "modes": ", ".join(_modes(nvml, handle) for handle in handles),
+        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+        "kernel module": _first_line(Path("/proc/driver/nvidia/version")),
+        "CUDA of the driver": f"{cuda // 1000}.{cuda % 1000 // 10}",
+    }
+
+
+def _gpu(nvml: Any, handle: Any) -> str:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
+    return f"{_text(nvml.nvmlDeviceGetName(handle))} ({_size(memory)})"
+
+
+def _link(nvml: Any, handle: Any) -> str:
+    """The bus: what it is now, idle or not, and what it can be."""
+    try:
+        now = nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle), nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)
+        most = nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle), nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+    except (nvml.NVMLError, AttributeError) as error:
+        return f"not told: {error}"
+    return "generation {} x {} of at most {} x {}".format(*now, *most)
+
+
+def _modes(nvml: Any, handle: Any) -> str:
+    """What of the card's settings changes figures."""
+    told = []
+    for name in ("PersistenceMode", "EccMode", "MigMode", "ComputeMode"):
+        try:
+            now = getattr(nvml, f"nvmlDeviceGet{name}")(handle)
+        except (nvml.NVMLError, AttributeError) as error:
+            told.append(f"{name} not told ({error})")
+        else:
+            told.append(f"{name} {now[0] if isinstance(now, list | tuple) else now}")
+    return ", ".join(told)
+
+
+def _available_nbytes() -> int:
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) << 10
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / _GIB:.0f} GiB" if nbytes >= 10 * _GIB else f"{nbytes / _MIB:.0f} MiB"
+
+
+def _usable_cpus() -> str:
+    return f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs usable"
+
+
+def _nodes() -> str:
+    count = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    return f"{count} NUMA node{'s' * (count > 1)}"
+
+
+def _version() -> str:
+    """Of this checkout, with its commit where git knows it."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    try:
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        told = ""
+    return f"{version} ({told})" if told else str(version)
+
+
+def _first_line(file: Path) -> str:
+    try:
+        return file.read_text().partition("\n")[0]
+    except OSError as error:
+        return f"not told: {error.strerror}"
+
+
+def _locked_limit() -> str:
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return "any" if limit == resource.RLIM_INFINITY else f"{limit >> 10} KiB"
+
+
+def _text(value: str | bytes) -> str:
+    """Older bindings of NVML answer bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _libraries() -> dict[str, str]:
+    """By the packages that have the modules; looking is enough, nothing of a GPU is opened."""
+    packages = importlib.metadata.packages_distributions()
+    found = {}
+    for name in _LIBRARIES:
+        if importlib.util.find_spec(name) is not None:
+            owners = dict.fromkeys(packages.get(name, ()))
+            versions = [f"{owner} {importlib.metadata.version(owner)}" for owner in owners]
+            found[name] = ", ".join(versions) or "without a version"
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(found()))

@@ -1,0 +1,219 @@
+"""What a section is, what it is given, and what it finds. Nothing is measured and nothing started here."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.scenarios.figures import Figure, Goal
+from benchmarks.tables import rounded
+
+
+class SectionSkipped(Exception):
+    """The section, or a case of it, cannot be run here. The text says why, in one sentence."""
+
+
+class SectionFailed(Exception):
+    """What was looked at is not as it should be. The text says what was seen."""
+
+
+class Outcome(enum.Enum):
+    """What became of a section. ``UNDER_WAY`` is the last word of one whose run was killed."""
+
+    DONE = "done"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    UNDER_WAY = "under way"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One section. ``place`` is ``module:function``, called with a ``Site`` and ``Findings``.
+
+    The run fails where a ``required`` one does. ``part`` is the run that it belongs to, where a machine is
+    lent for two short ones.
+    """
+
+    name: str
+    title: str
+    place: str
+    budget_s: float
+    required: bool = True
+    part: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long and how large. ``largest_nbytes`` bounds every tensor."""
+
+    rounds: int
+    seconds: float
+    largest_nbytes: int
+
+    @classmethod
+    def full(cls) -> Effort:
+        """For a GPU."""
+        return cls(3, 0.4, 1 << 28)
+
+    @classmethod
+    def small(cls) -> Effort:
+        """For the stand-in: whether it works, not how fast it is."""
+        return cls(1, 0.05, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a section runs: a folder for its files, and how much it is to do."""
+
+    folder: Path
+    effort: Effort
+    stand_in: bool
+
+    @property
+    def device(self) -> str:
+        """What networks of torch run on; the stand-in has no torch."""
+        return "cpu" if self.stand_in else "cuda:0"
+
+    def say(self, line: str) -> None:
+        """A line of the section's log."""
+        print(line, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that is right or not; ``seen`` is a sentence."""
+
+    name: str
+    right: bool
+    seen: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a section has found so far. It is in the file after each finding, so that nothing is lost."""
+
+    file: Path
+    figures: list[Figure] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, *figures: Figure) -> None:
+        """Figures, one sample a round."""
+        self.figures += figures
+        self._write()
+
+    def check(self, name: str, right: bool, seen: str) -> None:
+        """Something that is right or not; the section fails where one is not."""
+        self.checks.append(Check(name, right, seen))
+        self._write()
+
+    def replace_checks(self, start: str, checks: Sequence[Check], facts: Mapping[str, Any]) -> None:
+        """These in the place of those whose names start so, and facts beside them."""
+        self.checks = [one for one in self.checks if not one.name.startswith(start)] + list(checks)
+        self.facts |= facts
+        self._write()
+
+    def note(self, text: str) -> None:
+        """A sentence for whoever reads the figures."""
+        self.notes.append(text)
+        self._write()
+
+    def skip(self, case: str, reason: str) -> None:
+        """A case that cannot be run here."""
+        self.skipped[case] = reason
+        self._write()
+
+    def answer(self, question: str, asked: str, answer: Mapping[str, Any]) -> None:
+        """What the machine says to a question, with what was asked in a sentence; shown as it is."""
+        self.answers[question] = {"asked": asked, "answer": answer}
+        self._write()
+
+    def keep(self, **facts: Any) -> None:
+        """What other programs read out of the JSON."""
+        self.facts |= facts
+        self._write()
+
+    def end(self, outcome: Outcome, reason: str = "") -> None:
+        """Nothing comes any more."""
+        self._write({"outcome": outcome.value, "reason": reason})
+
+    @property
+    def wrong(self) -> list[str]:
+        """What the failed checks saw."""
+        return [f"{one.name}: {one.seen}" for one in self.checks if not one.right]
+
+    def _write(self, ended: Mapping[str, str] | None = None) -> None:
+        document = {
+            "ended": ended,
+            "figures": [_figure_document(one) for one in self.figures],
+            "checks": [asdict(one) for one in self.checks],
+            "notes": self.notes,
+            "skipped": self.skipped,
+            "facts": self.facts,
+            "answers": self.answers,
+        }
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(json.dumps(document, ensure_ascii=False))
+        os.replace(partial, self.file)
+
+
+_NOT_WHOLE: Final = frozenset({Outcome.FAILED, Outcome.UNDER_WAY})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The end of a section: what it found, and what became of it."""
+
+    section: Section
+    outcome: Outcome
+    reason: str
+    took_s: float
+    findings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run fails because of it."""
+        return self.section.required and self.outcome in _NOT_WHOLE
+
+
+def ratio_figure(
+    case: str, unit: str, ours: list[float], theirs: list[float], goal: Goal | None, **details: list[float]
+) -> Figure:
+    """Ours / theirs, taken inside each round."""
+    ratios = tuple(one / other for one, other in zip(ours, theirs, strict=True))
+    return Figure(case, unit, ratios, goal, {name: tuple(values) for name, values in details.items()})
+
+
+def _figure_document(one: Figure) -> object:
+    document = {
+        "case": one.case,
+        "unit": one.unit,
+        "median": one.value,
+        "goal": None if one.goal is None else str(one.goal),
+        "reached": one.reached,
+        "rounds": len(one.samples),
+        "samples": one.samples,
+        "details": one.details,
+    }
+    return rounded(_finite(document))
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for what JSON has no number for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value

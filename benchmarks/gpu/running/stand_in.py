@@ -1,0 +1,25 @@
+"""The stand-in for CUDA's libraries in the place of a GPU: whether the check itself works."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from benchmarks.gpu.places import ROOT
+
+_TESTS: Final = ROOT / "tests"
+
+
+@contextmanager
+def simulated() -> Iterator[Mapping[str, str]]:
+    """What processes need in their environment to see a machine with one GPU, while the context lasts."""
+    sys.path.insert(0, str(_TESTS))
+    gpus = importlib.import_module("gpu_machine")
+
+    with tempfile.TemporaryDirectory(prefix="gpu-stand-in-") as folder:
+        yield gpus.GpuMachine(Path(folder), [gpus.GPU_0]).environ

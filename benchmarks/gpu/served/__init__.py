@@ -1,0 +1,1 @@
+"""What sections measure with: servers of their models, requests and who sends them, memory of clients."""

@@ -1,0 +1,148 @@
+"""A server under closed loops: load clients that stay up for many of them, and what they have seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.gpu.running.section import Findings, SectionFailed
+from benchmarks.processes import machine_busy_s
+from benchmarks.servers import RunningServer
+
+_GRACE_S: Final = 90.0
+#: CUDA's contexts take long to open, and a load client needs none.
+_NO_GPU: Final = {"CUDA_VISIBLE_DEVICES": ""}
+#: The others are for the server; more than these have never been of use.
+_CPUS_PER_CLIENT: Final = 2
+_MOST_CLIENTS: Final = 8
+#: A client is a Python program, which has one CPU; the machine has all of them.
+_BUSY: Final = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a closed loop has seen. ``client_busy`` is the part of one CPU that the busiest client used,
+    ``machine_busy`` that of all CPUs which all programs did.
+    """
+
+    answers_per_s: float
+    median_latency_s: float
+    client_busy: float
+    machine_busy: float
+
+    @property
+    def limit(self) -> str | None:
+        """What else than the server may have been the limit."""
+        if self.client_busy >= _BUSY:
+            return f"a load client was busy for {self.client_busy:.0%} of the time"
+        if self.machine_busy >= _BUSY:
+            return f"the CPUs of the machine were busy for {self.machine_busy:.0%} of the time"
+        return None
+
+
+class LoadClients:
+    """Processes that ask when they are told to, and sleep otherwise. Made by ``load_clients``."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]], findings: Findings, folder: Path) -> None:
+        self._processes = processes
+        self._findings = findings
+        self._folder = folder
+        self._limited: set[str] = set()
+
+    def load(self, one: RunningServer, messages: Sequence[bytes], seconds: float, case: str) -> Loaded:
+        """Keep each message under way for this long. A note says where the server was not the limit.
+
+        Raises:
+            SectionFailed: a call failed.
+        """
+        files = self._files(messages)
+        asking = self._processes[: len(files)]
+        for index, process in enumerate(asking):
+            share = files[index :: len(asking)]
+            _say(process, json.dumps({"port": one.ports.grpc, "seconds": seconds, "files": share}))
+        for process in asking:
+            _heard(process, seconds)
+        began_at, before_s = time.perf_counter(), machine_busy_s()
+        for process in asking:
+            _say(process, "go")
+        seen = [_heard(process, seconds) for process in asking]
+        cpu_s = machine_busy_s() - before_s
+        loaded = _together(seen, cpu_s / (time.perf_counter() - began_at))
+        self._tell_limit(case, loaded)
+        return loaded
+
+    def _files(self, messages: Sequence[bytes]) -> list[str]:
+        """A file for each message; those that are the same share one."""
+        files = {message: self._folder / f"{index}.request" for index, message in enumerate(messages)}
+        for message, file in files.items():
+            file.write_bytes(message)
+        return [str(files[message]) for message in messages]
+
+    def _tell_limit(self, case: str, loaded: Loaded) -> None:
+        if loaded.limit is not None and case not in self._limited:
+            self._limited.add(case)
+            self._findings.note(f"{case}: {loaded.limit}, which may have been the limit")
+
+
+@contextmanager
+def load_clients(findings: Findings, count: int | None = None) -> Iterator[LoadClients]:
+    """While the context lasts; as many as the machine has CPUs for unless their number is given."""
+    count = count or max(1, min(len(os.sched_getaffinity(0)) // _CPUS_PER_CLIENT, _MOST_CLIENTS))
+    with tempfile.TemporaryDirectory(prefix="gpu-load-") as folder:
+        processes = [_start() for _ in range(count)]
+        try:
+            yield LoadClients(processes, findings, Path(folder))
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.gpu.served.load_client"],
+        env={**os.environ, **_NO_GPU},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _say(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+def _heard(process: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
+    """Its next line; it never says two without being asked."""
+    assert process.stdout is not None
+    if not select.select([process.stdout], [], [], seconds + _GRACE_S)[0]:
+        raise SectionFailed(f"a load client did not answer in {seconds + _GRACE_S:.0f} s")
+    if not (line := process.stdout.readline()):
+        raise SectionFailed(f"a load client ended with status {process.wait()}")
+    told: dict[str, Any] = json.loads(line)
+    if "problem" in told:
+        raise SectionFailed(f"the load failed: {told['problem']}")
+    return told
+
+
+def _together(seen: Sequence[dict[str, Any]], cpus: float) -> Loaded:
+    """All of them; so many CPUs were busy meanwhile."""
+    return Loaded(
+        sum(one["answers_per_s"] for one in seen),
+        median(latency_s for one in seen for latency_s in one["latencies_s"]),
+        max(one["busy"] for one in seen),
+        cpus / (os.cpu_count() or 1),
+    )
