@@ -1,7 +1,8 @@
 """``python -m benchmarks.simulations.capacity``: at which rate one front, one node and a fleet of nodes
 saturate, from measured CPU times a request. Markdown on stdout.
 
-A front is one process and one core, and a node has one front. What comes out is arithmetic on times that were
+A front is one process and one core, and a node has one front; with doors, it is a scheduler and its doors,
+each with a core. What comes out is arithmetic on times that were
 measured on two cores, and a simulation of the front with them; no such fleet was run. Not in it: the network,
 the load balancer, the clients, other CPUs.
 """
@@ -30,9 +31,12 @@ from benchmarks.simulations.setting import Costs, Deployment, Model, Sharing
 RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 _FILE: Final = "2-cores-native.json"
 _PACED_FILE: Final = "2-cores-tail.json"
+_DOORS_FILE: Final = "2-cores-doors.json"
 _PACED_CASE: Final = "4 instances, 95% of capacity"
 #: Rows of the benchmarks with many requests in flight: what a request costs a front that is busy.
 _ROWS: Final = ("grpc-64-1x128", "grpc-64-8x16", "http-64-64", "bytes-64x32", "grpc-1m-8")
+_DOORS_ROWS: Final = ("doors-64", "doors-1m", "doors-json")
+DOORS: Final = (1, 2, 4, 8)
 GOAL_HZ: Final = 1_000_000
 NODES: Final = (1, 2, 4, 8, 16, 32, 64)
 #: Of a node: instances, a core each.
@@ -79,6 +83,39 @@ class Node:
     def most_hz(self, models_hz: float = math.inf) -> float:
         """What is reached first: the front, the workers, or what the models can do."""
         return min(self.front_hz, self.workers_hz, models_hz)
+
+
+class DoorsCost(NamedTuple):
+    """CPU seconds a request of a front that has the connections itself, and of the scheduler, a door and a
+    worker where doors have them.
+    """
+
+    row: str
+    title: str
+    alone_s: float
+    scheduler_s: float
+    door_s: float
+    worker_s: float
+
+    def limits_hz(self, doors: int, workers: int = WORKERS) -> dict[str, float]:
+        """The rate that each kind of process can do, with a core each."""
+        workers_hz = workers / self.worker_s
+        if doors == 1:
+            return {"front": 1 / self.alone_s, "workers": workers_hz}
+        return {"scheduler": 1 / self.scheduler_s, "doors": doors / self.door_s, "workers": workers_hz}
+
+
+def measured_doors(results: Path = RESULTS) -> list[DoorsCost]:
+    """The costs with doors, by row. Raises as ``measured``."""
+    plain: Any = json.loads((results / _DOORS_FILE).read_text())
+    return [_doors_cost(row, plain["doors"][row]) for row in _DOORS_ROWS]
+
+
+def _doors_cost(row: str, plain: Mapping[str, Any]) -> DoorsCost:
+    alone, apart = (plain["servers"][name]["cpu_s_by_role"] for name in ("doors-1", "doors-2"))
+    front_s = median(one["scheduler"] for one in alone)
+    roles = (median(one[role] for one in apart) for role in ("scheduler", "door", "worker"))
+    return DoorsCost(row, plain["title"], front_s, *roles)
 
 
 def measured(results: Path = RESULTS) -> list[Cost]:
@@ -173,6 +210,21 @@ def node_lines(costs: Iterable[Cost], feeds: Service) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
+def doors_lines(costs: Iterable[DoorsCost]) -> Iterator[str]:
+    """The lines for a front with so many doors, and what limits it."""
+    heads = ("load", "front alone", "scheduler", "door", *(f"{doors} doors" for doors in DOORS))
+    yield f"| {' | '.join(heads)} |"
+    yield f"| --- {'| ---: ' * (len(heads) - 1)}|"
+    for cost in costs:
+        cells = [f"`{cost.row}`"]
+        cells += [f"{one * 1e6:,.1f} µs" for one in (cost.alone_s, cost.scheduler_s, cost.door_s)]
+        for doors in DOORS:
+            limits = cost.limits_hz(doors)
+            which = min(limits, key=lambda one: limits[one])
+            cells.append(f"{limits[which]:,.0f}/s ({which})")
+        yield f"| {' | '.join(cells)} |"
+
+
 def fleet_lines(costs: Iterable[Cost], load: float) -> Iterator[str]:
     """Fleets with all nodes full, spread evenly and by a hash of connections; and the nodes for the goal."""
     heads = ("load", "1 node", *(f"{nodes} nodes" for nodes in NODES[1:]), f"nodes for {GOAL_HZ:,}/s")
@@ -196,7 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     costs = measured(given.results)
     feeds = services(given.results)[0]
-    for lines in (node_lines(costs, feeds), fleet_lines(costs, given.load)):
+    doors = doors_lines(measured_doors(given.results))
+    for lines in (node_lines(costs, feeds), doors, fleet_lines(costs, given.load)):
         for line in lines:
             print(line, flush=True)
         print()
