@@ -152,7 +152,10 @@ class ModelAnswers:
     ) -> None:
         """Give a batch's outputs to those who cut them apart."""
         for pending in requests:
-            self.settle(pending)
+            if pending.blocks:
+                self.settle(pending)
+            else:  # it names no region either
+                pending.request.inputs.clear()
         for reader in readers:
             reader.take_batch(requests, whole)
 

@@ -88,19 +88,10 @@ class RemoteRequests:
 
     def submit(self, pending: RemoteRequest) -> None:
         """Have the front run a request; its body is with the front then."""
-        pending.ticket = next(self._tickets)
-        self._pending[pending.ticket] = pending
+        ticket = pending.ticket = next(self._tickets)
+        self._pending[ticket] = pending
         request = pending.request
-        if self._is_plain(pending):
-            self._post_alike(pending.ticket, request)
-        else:
-            self._post(pending, request)
-        request.inputs.clear()
-
-    def _is_plain(self, pending: RemoteRequest) -> bool:
-        """Whether a template says all of a request but its data."""
-        request = pending.request
-        return not (
+        if (
             request.parameters
             or request.regions
             or request.priority
@@ -108,7 +99,11 @@ class RemoteRequests:
             or pending.on_response is not None
             or self.fair_by
             or self.tracing
-        )
+        ):
+            self._post(pending, request)
+        else:  # a template says all of it but its data
+            self._post_alike(ticket, request)
+        request.inputs.clear()
 
     def _post_alike(self, ticket: int, request: InferRequest) -> None:
         inputs = request.inputs
@@ -227,10 +222,16 @@ class RemoteRequests:
             self._give_nonsense(waiting, on_close)
             return
         for pending, outputs in zip(waiting, parts, strict=True):
-            if pending is not None:
-                self._give(pending, version, outputs, on_close)
+            if pending is None:
+                continue
+            request = pending.request
+            if request.outputs:
+                self._give_chosen(pending, version, outputs, on_close)
+            else:
+                name = request.model_name
+                pending.give(InferResponse(name, version, request.id, {}, outputs, on_close))
 
-    def _give(
+    def _give_chosen(
         self,
         pending: RemoteRequest,
         version: str,
@@ -239,15 +240,13 @@ class RemoteRequests:
     ) -> None:
         """Answer a request with those of its outputs that it asks for."""
         request, spec = pending.request, pending.spec
-        if request.outputs:
-            chosen = requested(spec, request, outputs)
-            if not isinstance(chosen, list):
-                pending.give(chosen)
-                if on_close is not None:
-                    on_close()
-                return
-            outputs = chosen
-        pending.give(InferResponse(spec.name, version, request.id, {}, outputs, on_close))
+        chosen = requested(spec, request, outputs)
+        if isinstance(chosen, list):
+            pending.give(InferResponse(spec.name, version, request.id, {}, chosen, on_close))
+            return
+        pending.give(chosen)
+        if on_close is not None:
+            on_close()
 
     def _data(self, data: Any) -> bytes | memoryview:
         return data if type(data) is bytes else self._lent.view(*data)

@@ -80,7 +80,7 @@ class DoorRequests:
         self._templates[message.template] = message
 
     def _infer_alike(self, message: messages.Alike) -> None:
-        known = 0
+        known, submit, answer, waiting = 0, self._submit, self._answer, self._pending
         for ticket, template, timeout_s, *parts in message.requests:
             if template != known:  # mostly it is that of the request before
                 known = template
@@ -91,8 +91,14 @@ class DoorRequests:
                     InputTensor(name, datatype, shape, data if type(data) is bytes else self._data(data, []))
                 )
             request = InferRequest(model, version, "", {}, inputs, outputs, timeout_s)
-            request.reader = self
-            self._run(ticket, request)
+            request.reader, request.ticket = self, ticket
+            try:
+                pending = waiting[ticket] = submit(request, None, answer)
+            except RequestError as error:
+                self._refuse(ticket, error, untried=True)
+            else:
+                if pending.is_over:  # its answer was there
+                    waiting.pop(ticket, None)
 
     def _run(self, ticket: int, request: InferRequest, on_response: OnResponse | None = None) -> None:
         request.ticket = ticket
@@ -163,7 +169,14 @@ class DoorRequests:
 
     def take_batch(self, requests: Sequence[PendingRequest], whole: WholeOutputs) -> None:
         """Tell of the outputs of a batch, for those of its requests that are the door's."""
-        tickets = [self._end(one) for one in requests]
+        tickets, waiting = [], self._pending
+        for one in requests:
+            request = one.request
+            if request.reader is self and one.end_uncut():
+                tickets.append(request.ticket)
+                del waiting[request.ticket]
+            else:  # another door's, or nobody's any more
+                tickets.append(0)
         tensors = tuple(
             [
                 (name, datatype, shape, payload if type(payload) is bytes else self._loan(whole, payload))
@@ -173,15 +186,6 @@ class DoorRequests:
         lease = 0 if whole.release is None else self._lease(whole.release)
         rows = tuple([one.rows for one in requests])
         self._passage.post(messages.Outputs(tuple(tickets), rows, whole.version, tensors, lease))
-
-    def _end(self, pending: PendingRequest) -> int:
-        """The ticket of a request that ends with its batch; 0: it is another's, or nobody waits for it."""
-        request = pending.request
-        if request.reader is not self or not pending.end_uncut():
-            return 0
-        del self._pending[request.ticket]
-        ticket: int = request.ticket
-        return ticket
 
     def _loan(self, whole: WholeOutputs, place: wire.Payload) -> tuple[int, int, int]:
         assert isinstance(place, wire.Ref), "it was checked"
