@@ -218,15 +218,7 @@ class DoorRequests:
     def _tell(self, ticket: int, response: InferResponse, *, final: bool) -> None:
         """Tell of a response, which stays until the door has closed it where that needs its memory."""
         outputs = tuple(
-            [
-                (
-                    one.name,
-                    one.datatype,
-                    one.shape,
-                    one.data if type(one.data) is bytes else self._payload(response, one),
-                )
-                for one in response.outputs
-            ]
+            [(one.name, one.datatype, one.shape, self._payload(response, one)) for one in response.outputs]
         )
         lease = 0
         if response.on_close is not None:
@@ -242,6 +234,8 @@ class DoorRequests:
         data, memory = output.data, response.memory
         if output.placed:
             return None
+        if type(data) is bytes:
+            return data
         if memory is not None and len(data) > wire.INLINE_NBYTES:
             place = memory.locate(data)
             if place is not None:
