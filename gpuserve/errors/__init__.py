@@ -61,9 +61,12 @@ class GpuserveError(Exception):
 
 
 class RequestError(GpuserveError):
-    """A failure that answers one request. Its text is a sentence for the client: no path, no traceback."""
+    """A failure that answers one request. Its text is a sentence for the client: no path, no traceback.
+    ``untried``: it came as an answer from where the request was refused.
+    """
 
     code: ClassVar[Code] = Code.INTERNAL
+    untried: bool = False
 
 
 class InvalidArgument(RequestError):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpuserve.declare.spec import QueueSpec
-from gpuserve.errors import InvalidArgument, NotFound, RequestError, Unavailable
+from gpuserve.errors import InvalidArgument, NotFound, RequestError, Stopping, Unavailable
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending import PendingRequest
@@ -58,7 +58,9 @@ class Doors:
         self._obey = {"front": self.requests.obey, "door": self.door.obey}
         self.at_front.open()
         self.at_door.open()
-        self.mirror = ModelMirror(self.at_front, self.front.models, self.front.health, receptions)
+        self.mirror = ModelMirror(
+            self.at_front, self.front.models, self.front.health, self.front.control.trace
+        )
         self.mirror.open()
         self.answers: list[Answer] = []
 
@@ -158,11 +160,16 @@ def test_a_request_is_given_the_outputs_that_it_asks_for() -> None:
     asyncio.run(talk())
 
 
-def test_what_is_wrong_is_refused_by_the_door_and_what_fails_is_told() -> None:
+def test_what_is_wrong_is_refused_and_counted_by_the_front_and_what_fails_is_told() -> None:
     async def talk() -> None:
         async with doors() as there:
-            with pytest.raises(InvalidArgument, match="batch"):
-                there.submit(request(9, 1.0))
+            there.submit(request(9, 1.0))
+            await there.settle()
+            refused = there.answers.pop()
+            assert isinstance(refused, InvalidArgument)
+            assert refused.untried
+            assert "batch" in str(refused)
+            assert there.scene.metrics.outcomes.rejections["invalid"] == 1
             unknown = request(1, 1.0)
             unknown.model_name = "nobody"
             with pytest.raises(NotFound, match="unknown model: 'nobody'"):
@@ -347,8 +354,7 @@ def test_a_door_hears_that_the_front_drains_and_ends() -> None:
             there.submit(request(1, 1.0))
             await there.settle()
             (answer,) = there.answers
-            assert isinstance(answer, Unavailable)
-            assert "stopping" in str(answer)
+            assert isinstance(answer, Stopping)
             there.front.health.end()
             await there.settle()
             assert health.ended

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import RequestError, Unavailable, request_error
+from gpuserve.errors import Stopping, Unavailable, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
 from gpuserve.front.memory.scatter import cut, requested
@@ -21,7 +21,7 @@ from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor, RegionSlice
-from gpuserve.front.v2.validation import check_of
+from gpuserve.front.v2.validation import CheckedRequest
 from gpuserve_worker.memory import arena
 from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
 from gpuserve_worker.protocol.wire import INLINE_NBYTES
@@ -37,6 +37,10 @@ _ALIKE_NBYTES: Final = 64 << 10
 _TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
 
 
+#: The front checks what it is told.
+_UNCHECKED: Final = CheckedRequest(1, None, 0)
+
+
 class RemoteRequest(PendingRequest):
     """A request that the front runs. ``ticket`` is what both know it by."""
 
@@ -46,20 +50,10 @@ class RemoteRequest(PendingRequest):
 
 
 class RemoteRequests:
-    """The requests of one door that the front has, and the memory that they lie in. ``look_ahead`` learns
-    what the front has said of models by now, and ``find`` gives the driver of one then.
-    """
+    """The requests of one door that the front has, and the memory that they lie in."""
 
-    def __init__(
-        self,
-        passage: Passage,
-        max_arena_nbytes: int,
-        find: Callable[[str, str], Driver],
-        look_ahead: Callable[[], None],
-    ) -> None:
+    def __init__(self, passage: Passage, max_arena_nbytes: int) -> None:
         self._passage = passage
-        self._find = find
-        self.look_ahead = look_ahead
         self._tickets = itertools.count(1)
         self._pending: dict[int, RemoteRequest] = {}
         #: The numbers of templates that the front knows, and what is to be said by them.
@@ -72,6 +66,8 @@ class RemoteRequests:
         #: Leases of responses that were closed in this turn of the loop.
         self._closed: list[int] = []
         self.tracing = False
+        #: The front takes nothing new.
+        self.draining = False
         #: The headers that a model tells its clients apart by, "" for their addresses; none: no model does.
         self.fair_by: frozenset[bytes] = frozenset()
         self.arena = Arena(max_arena_nbytes, self._on_segment, self._on_drop)
@@ -159,12 +155,6 @@ class RemoteRequests:
                 pending.on_response is not None,
             )
         )
-
-    def successor_of(self, driver: RemoteDriver, request: InferRequest) -> Driver | None:
-        """Who has taken the place of a driver that would refuse a request, as the front may have said."""
-        self.look_ahead()
-        found = self._find(request.model_name, request.model_version)
-        return None if found is driver else found
 
     def take_back(self, pending: RemoteRequest) -> None:
         if self._pending.pop(pending.ticket, None) is not None:
@@ -291,8 +281,13 @@ class RemoteRequests:
 
     def _on_refused(self, message: messages.Refused) -> None:
         pending = self._pending.pop(message.ticket, None)
-        if pending is not None:
-            pending.give(request_error(message.code, message.text))
+        if pending is None:
+            return
+        error = request_error(message.code, message.text)
+        if message.untried and self.draining and isinstance(error, Unavailable):
+            error = Stopping(message.text)
+        error.untried = message.untried
+        pending.give(error)
 
     def _on_ended(self, message: messages.Ended) -> None:
         pending = self._pending.pop(message.ticket, None)
@@ -349,7 +344,6 @@ class RemoteDriver(Driver):
         self.spec = spec
         self.arena = requests.arena
         self._requests = requests
-        self._check = check_of(spec)
         self._was_ready = was_ready
 
     @property
@@ -377,15 +371,7 @@ class RemoteDriver(Driver):
         on_response: OnResponse | None = None,
         on_answer: OnAnswer | None = None,
     ) -> PendingRequest:
-        try:
-            checked = self._check.check(request)
-        except RequestError:
-            successor = self._requests.successor_of(self, request)
-            if successor is not None:
-                return successor.submit(request, on_response, on_answer)
-            self.free(one.data for one in request.inputs if isinstance(one.data, Block))
-            raise
-        pending = RemoteRequest(self, request, checked, (), False, on_response, on_answer)
+        pending = RemoteRequest(self, request, _UNCHECKED, (), False, on_response, on_answer)
         self._requests.submit(pending)
         return pending
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 from gpuserve.declare.spec import CLIENT, ModelSpec
 from gpuserve.errors import NotFound, Unavailable
 from gpuserve.front.models.interface import Driver
-from gpuserve.front.observe.tracing.reception import Receptions
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.drivers import RemoteDriver, RemoteRequests
 from gpuserve.front.service.health import ServerHealth
 from gpuserve.front.service.model_table import ModelTable
+from gpuserve.front.service.trace_control import TraceControl
 
 URGENT: Final = frozenset({messages.Served, messages.Stage})
 
@@ -24,23 +24,24 @@ class ModelMirror:
     """The front's side: tells one door what there is, and of every change, from ``open`` to ``close``."""
 
     def __init__(
-        self, passage: Passage, models: ModelTable, health: ServerHealth, receptions: Receptions
+        self, passage: Passage, models: ModelTable, health: ServerHealth, trace: TraceControl
     ) -> None:
         self._passage = passage
         self._models = models
         self._health = health
-        self._receptions = receptions
+        self._trace = trace
         self._told: dict[str, Sequence[Any]] = {}
         self._stage: messages.Stage | None = None
         self._is_due = False
-        self._unwatch: Callable[[], None] = lambda: None
+        self._unwatch: list[Callable[[], None]] = []
 
     def open(self) -> None:
-        self._unwatch = self._health.watch(self._on_change)
+        self._unwatch = [one.watch(self._on_change) for one in (self._health, self._trace)]
         self.tell()
 
     def close(self) -> None:
-        self._unwatch()
+        while self._unwatch:
+            self._unwatch.pop()()
 
     def _on_change(self) -> None:
         if not self._is_due:
@@ -60,9 +61,7 @@ class ModelMirror:
                     self._told[name] = known
                 else:
                     del self._told[name]
-        stage = messages.Stage(
-            self._health.draining, self._health.ended, self._receptions.deliver is not None
-        )
+        stage = messages.Stage(self._health.draining, self._health.ended, self._trace.is_active)
         if stage != self._stage:
             self._stage = stage
             self._passage.post(stage)
@@ -110,6 +109,7 @@ class Mirrored:
 
     def _on_stage(self, message: messages.Stage) -> None:
         draining, ended, self._requests.tracing = message
+        self._requests.draining = draining
         if draining and not self._health.draining:
             self._health.drain()
         if ended and not self._health.ended:

@@ -20,10 +20,10 @@ class ServedDoor:
     """
 
     def __init__(self, service: InferenceService, accept: Accept, passage: Passage) -> None:
-        receptions = service.control.trace.receptions
+        trace = service.control.trace
         self._exchanges = ForwardedExchanges(passage, accept)
-        self._requests = DoorRequests(passage, service.inference, receptions)
-        self._mirror = ModelMirror(passage, service.models, service.health, receptions)
+        self._requests = DoorRequests(passage, service.inference, trace.receptions)
+        self._mirror = ModelMirror(passage, service.models, service.health, trace)
         self.obey: Mapping[type, Callable[[Any], None]] = {**self._exchanges.obey, **self._requests.obey}
 
     def open(self) -> None:

@@ -28,7 +28,7 @@ class DoorService:
         models, look_ahead = self.service.models, partial(passage.look_ahead, URGENT)
         assert isinstance(models, MirroredTable)
         models.look_ahead = look_ahead
-        self._requests = RemoteRequests(passage, settings.max_arena_nbytes, models.find, look_ahead)
+        self._requests = RemoteRequests(passage, settings.max_arena_nbytes)
         mirrored = Mirrored(models, self.service.health, self._requests)
         self.obey: Mapping[type, Callable[[Any], None]] = {**self._requests.obey, **mirrored.obey}
 

@@ -5,7 +5,7 @@ Tracers and receptions are there only while something is traced.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from gpuserve.front.observe.tracing.trace_file import TraceFileWriter
 from gpuserve.front.observe.tracing.values import OPENTELEMETRY, Changes, described, read_changes
 from gpuserve.front.service.control import Say
 from gpuserve.front.service.model_table import ModelTable
+from gpuserve.front.v2.health import Watchers
 from gpuserve.front.v2.limits import shown
 from gpuserve.settings.checks import is_without_file
 from gpuserve.settings.server import TRACE, TraceSettings
@@ -50,6 +51,7 @@ class TraceControl:
         self._scopes = TraceScopes(self._start)
         self._known: set[str] = set()
         self._ids = trace_ids(epoch)
+        self._watchers = Watchers()
         self._sink: TraceSink | None = None
         #: Sinks that only write what they have, and the files that this front has written.
         self._ending: set[asyncio.Task[None]] = set()
@@ -96,7 +98,18 @@ class TraceControl:
         for driver in drivers:
             driver.tracer = self._tracer(driver)
         active = any(driver.tracer is not None for driver in drivers)
-        self.receptions.deliver = self._deliver if active else None
+        was_active, self.receptions.deliver = self.is_active, self._deliver if active else None
+        if self.is_active is not was_active:
+            self._watchers.changed()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether requests may be traced."""
+        return self.receptions.deliver is not None
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once requests may be traced, or none is any more. Call the result to end it."""
+        return self._watchers.watch(callback)
 
     async def close(self) -> None:
         """Write the traces that wait, for two seconds at most."""

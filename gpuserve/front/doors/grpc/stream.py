@@ -306,10 +306,13 @@ class InferStream:
             self._refuse(pending.request, error)
 
     def _refuse(self, request: InferRequest, error: RequestError) -> None:
-        if self._strict_errors:
+        if error.untried and isinstance(error, Stopping):
+            self._turned_away = self._no_more_requests = True
+            _wake(self._writer)
+        elif self._strict_errors:
             self.fail(error)
         else:
-            self._put(stream_error(request, error, named=True))
+            self._put(stream_error(request, error, named=not error.untried))
 
     def _message(self, pending: PendingRequest, response: InferResponse, *, final: bool) -> list[Piece]:
         """A response as the client asked for it; after a RequestError it is the caller's to close."""
