@@ -113,6 +113,8 @@ class GenerateEndpoints:
                         exchange.send(event)
                     await exchange.room()
             except RequestError as error:
+                if error.untried:  # as it is where it is refused here
+                    raise
                 if not exchange.started:
                     exchange.start(STATUS[error.code][0], _STREAM_HEADERS)
                 exchange.send(generate_codec.event(error_body(str(error))))
