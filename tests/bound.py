@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from doors import DOORS
 
 from gpuserve import ModelConfig, Server, Tensor
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, numpy_dtype
@@ -35,7 +36,9 @@ class Refused(Exception):
 
 def free_server(**settings: Any) -> Server:
     """A server on free ports that ends quickly."""
-    return Server(**{"http_port": 0, "grpc_port": 0, "metrics_port": 0, "lame_duck_s": 0, **settings})
+    return Server(
+        **{"http_port": 0, "grpc_port": 0, "metrics_port": 0, "lame_duck_s": 0, "doors": DOORS, **settings}
+    )
 
 
 def infer(

@@ -8,6 +8,7 @@ import signal
 import uuid
 from collections.abc import Iterator
 
+import doors
 import leaks
 import pytest
 from exploring import examples
@@ -21,6 +22,8 @@ settings.load_profile("any machine")
 
 # OpenBLAS starts a thread a core with every numpy, and each spins before it sleeps: a fifth of a worker.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+doors.tell_commands()
 
 # Servers of the tests take these two, and a shell that runs the tests in the background ignores them.
 signal.signal(signal.SIGINT, signal.default_int_handler)

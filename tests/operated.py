@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from doors import with_doors
 from processes import children, command_line, wait_ended, wait_until
 from serving import FREE_PORTS, GPUSERVE
 
@@ -224,12 +225,14 @@ class OperatedServer:
             return 0
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
+        """The sum of a metric's samples with these labels; what arenas hold, the doors' among them."""
         with self.client() as client:
             text = client.get("/metrics").body.decode()
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(one in line for one in wanted))
+        names = with_doors(name)
+        lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith(names)]
+        found = [(key, float(value)) for key, _, value in lines if key.partition("{")[0] in names]
+        return sum(value for key, value in found if "_door_" in key or all(one in key for one in wanted))
 
     def wait_model_ready(self, model: str) -> float:
         path = f"/v2/models/{model}/ready"

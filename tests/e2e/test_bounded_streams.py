@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from config_file import write_config
+from doors import ONE
 from http2_peer import Response, data
 from http2_wire import GRPC, Wire
 from operated import OperatedServer
@@ -38,7 +39,7 @@ def server(
     config = write_config(tmp_path_factory.mktemp("bounded"), models, **settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLOSED_AT", str(closed_at))
-        with OperatedServer(config) as started:
+        with OperatedServer(config, *ONE) as started:
             yield started.wait_ready()
             assert started.end() == 0
 

@@ -15,6 +15,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from config_file import write_config
+from doors import with_doors
 from ensembles import ensemble, ensembles, members, step
 from operated import InBackground
 from processes import wait_until
@@ -73,7 +74,8 @@ def metrics(server: Addresses, *names: str) -> dict[str, float]:
 
 
 def blocks(server: Addresses) -> dict[str, float]:
-    return metrics(server, "gpuserve_arena_blocks{", "gpuserve_running_requests{")
+    names = (*with_doors("gpuserve_arena_blocks"), "gpuserve_running_requests{")
+    return metrics(server, *names)
 
 
 def library(client: Any) -> Any:

@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 from config_file import model, models, tensor, write_config
+from doors import flags_of
 from grpc_reflection.v1alpha import reflection_pb2
 from operated import OperatedServer
 from processes import wait_until
@@ -82,7 +83,8 @@ def both(folder: Path, **settings: Any) -> Iterator[tuple[Addresses, Addresses]]
             place = folder / transport
             place.mkdir()
             config = write_config(place, entries, host="127.0.0.1", transport=transport, **settings)
-            started.append(stack.enter_context(serving(GPUSERVE, "serve", str(config))))
+            command = GPUSERVE, "serve", str(config), *flags_of(transport)
+            started.append(stack.enter_context(serving(*command)))
         yield started[0], started[1]
 
 
@@ -351,7 +353,7 @@ def ended(folder: Path, transport: str) -> tuple[Any, ...]:
     """What a server with an open stream and a watch of its health says when it is told to end."""
     folder.mkdir()
     config = write_config(folder, [streamed("plain")], host="127.0.0.1", transport=transport, lame_duck_s=0.2)
-    with OperatedServer(config) as started:
+    with OperatedServer(config, *flags_of(transport)) as started:
         server = started.wait_ready()
         with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
             requests: list[bytes] = [counted("plain", 1)]

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from config_file import models, write_config
+from doors import ONE
 from operated import OperatedServer
 from processes import wait_until
 from sending import INFER, TIMEOUT_S, Sender, assert_clear, entry, message, sized
@@ -32,7 +33,7 @@ def sender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
     limits = {"host": "127.0.0.1", "max_arena_nbytes": 2 * GIB, "max_intake_nbytes": 4 * MIB}
     limits["max_inflated_nbytes"] = 2 * MIB
     config = write_config(tmp_path_factory.mktemp("claims"), entries, **limits)
-    with OperatedServer(config) as started:
+    with OperatedServer(config, *ONE) as started:
         made = Sender(started.wait_ready())
         made.assert_serves()
         yield made

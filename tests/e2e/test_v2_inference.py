@@ -21,6 +21,7 @@ import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
 from config_file import DATATYPES
+from doors import with_doors
 from numpy.typing import NDArray
 from processes import wait_until
 from serving import Addresses
@@ -91,7 +92,8 @@ def metric(server: Addresses, line_start: str) -> float:
         f"http://{server.metrics.removeprefix('http://').removesuffix('/metrics')}/metrics"
     ) as page:
         text = page.read().decode()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(line_start))
+    starts = with_doors(line_start)
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(starts))
 
 
 def by_stub(server: Addresses, request: Any, **options: Any) -> Any:
