@@ -20,7 +20,9 @@ _BAD: Final = ("00" * 64, "ff" * 64, "55" * 64, bytes(range(64)).hex())
 _UNTOLD: Final = frozenset({0, 2, 3, 4, 6, 13, 21, 25, 26})
 _TAIL: Final = 600
 #: The stand-in has neither torch nor speed.
-_FOR_THE_STAND_IN: Final = frozenset({"context", "nvml", "handles", "lock", "bad_handle"})
+_FOR_THE_STAND_IN: Final = frozenset(
+    {"imports", "context", "kernels", "nvml", "own_handle", "handles", "lock", "bad_handle", "captures"}
+)
 
 
 def run(site: Site, findings: Findings) -> None:
@@ -114,6 +116,12 @@ def _of_lock(answer: dict[str, Any]) -> Iterator[str]:
             yield f"The driver itself keeps other threads' calls for {longest_ms:.1f} ms to {what} a handle"
 
 
+def _of_waits(answer: dict[str, Any]) -> Iterator[str]:
+    for name, seen in answer.items():
+        if seen["without_a_turn_ms"] > max(2, seen["took_ms"] / 2):
+            yield f"{name} keeps other threads from running for {seen['without_a_turn_ms']:.1f} ms"
+
+
 def _of_full_queue(answer: dict[str, Any]) -> Iterator[str]:
     slow = {name: took_ms for name, took_ms in answer.items() if took_ms > 1}
     if slow:
@@ -152,6 +160,7 @@ _NOTES: Final[dict[str, Callable[[dict[str, Any]], Iterator[str]]]] = {
     "calls": _of_calls,
     "handles": _of_handles,
     "lock": _of_lock,
+    "waits": _of_waits,
     "full_queue": _of_full_queue,
     "bad_handle": _of_bad_handle,
     "captures": _of_captures,
