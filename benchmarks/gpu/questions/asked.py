@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from benchmarks.gpu.questions import copies, handles, machine, threads, with_torch
+from benchmarks.gpu.questions import copies, handles, locking, machine, threads, with_torch
 from benchmarks.gpu.questions.asking import Answer
 
 #: In the order in which they are asked: what is cold first, what hurts last.
 QUESTIONS: Final[tuple[Callable[..., Answer], ...]] = (
     machine.imports, machine.context, machine.kernels, machine.nvml, machine.host_memory,
-    copies.page_locks, copies.calls, copies.allocations, copies.bandwidth,
+    copies.page_locks, locking.locking, copies.calls, copies.allocations, copies.bandwidth,
     threads.waits, threads.full_queue, threads.lock, handles.own_handle, handles.handles,
     handles.bad_handle, threads.captures, with_torch.torch_facts, with_torch.torch_loop,
 )  # fmt: skip

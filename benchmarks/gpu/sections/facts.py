@@ -84,6 +84,17 @@ def _of_page_locks(answer: dict[str, Any]) -> Iterator[str]:
         yield f"Locking a segment of 16 MiB takes {lock_ms:.1f} ms: copies of a new one are slow for so long"
 
 
+def _of_locking(answer: dict[str, Any]) -> Iterator[str]:
+    small, huge = answer["small pages, mapped before"], answer["huge pages, mapped before"]
+    if small["longest call beside it, ms"] > 1:
+        yield f"While 256 MiB are locked, a call waits {small['longest call beside it, ms']:.1f} ms"
+    if isinstance(huge, dict) and huge["lock_ms"] < small["lock_ms"] / 2:
+        yield f"256 MiB are locked in {small['lock_ms']:.1f} ms, with huge pages in {huge['lock_ms']:.1f} ms"
+    meanwhile = answer["copies from what is being locked"]
+    if meanwhile["codes"] != [0] or not meanwhile["are right"]:
+        yield f"Memory cannot be copied while it is being locked: {meanwhile}"
+
+
 def _of_bandwidth(answer: dict[str, Any]) -> Iterator[str]:
     for way in ("to the device", "to the host"):
         ratio = answer[f"256 MiB {way}, memfd, locked"] / answer[f"256 MiB {way}, hostAlloc"]
@@ -156,6 +167,7 @@ def _of_torch_loop(answer: dict[str, Any]) -> Iterator[str]:
 _NOTES: Final[dict[str, Callable[[dict[str, Any]], Iterator[str]]]] = {
     "nvml": _of_nvml,
     "page_locks": _of_page_locks,
+    "locking": _of_locking,
     "bandwidth": _of_bandwidth,
     "calls": _of_calls,
     "handles": _of_handles,
