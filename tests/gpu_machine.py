@@ -16,7 +16,18 @@ import pytest
 from cuda_stand_in.cuda_simulation import machine as simulated
 from cuda_stand_in.cuda_simulation.machine import VARIABLE, Gpu, Machine, Mig
 
-__all__ = ["COSTS", "GPU_0", "GPU_1", "REAL", "Gpu", "GpuMachine", "Machine", "Mig", "RealMachine", "real_gpu"]
+__all__ = [
+    "COSTS",
+    "GPU_0",
+    "GPU_1",
+    "REAL",
+    "Gpu",
+    "GpuMachine",
+    "Machine",
+    "Mig",
+    "RealMachine",
+    "real_gpu",
+]
 
 #: Set to 1: the tests use the GPU of this machine and the libraries that are installed.
 REAL: Final = "GPUSERVE_TEST_REAL_GPU"

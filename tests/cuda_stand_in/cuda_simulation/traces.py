@@ -1,6 +1,6 @@
 """What a process that uses CUDA has besides memory of the device, as anyone sees who looks at it: descriptors
-of the driver's nodes, which are open until it ends, and a file in /dev/shm for what it shares with others,
-which is there for ever where it is killed. Names are the driver's.
+of the driver's nodes, which are open until it ends, and a file in /dev/shm, which is there for ever where the
+process is killed. Names are the driver's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _open(node: Path) -> int:
 
 
 @cache
-def share_memory() -> None:
+def open_shared() -> None:
     """Have a file in /dev/shm, which goes with a process that comes to its end."""
     path = SHM / f"cuda.shm.{os.getuid():x}.{os.getpid():x}.1"
     path.write_bytes(bytes(4096))
