@@ -14,9 +14,11 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from site import getsitepackages
 from typing import Any
 
 import pytest
+from gpu_machine import GpuMachine
 from processes import descendants, wait_ended, wait_until
 
 from benchmarks.gpu.catalog import FACTS, PART_BUDGET_S, PARTS, SECTIONS, stretched
@@ -318,6 +320,27 @@ def test_an_environment_has_the_server_and_the_packages_of_an_interpreter(tmp_pa
     command = [str(python.with_name("gpuserve")), "version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith("gpuserve ")
+
+
+@pytest.mark.thorough
+def test_the_libraries_of_cuda_that_an_interpreter_has_are_found_in_the_environment(tmp_path: Path) -> None:
+    """``cuda.pathfinder`` looks into the folders of ``site`` alone, those of the new environment."""
+    base = tmp_path / "base"
+    venv.EnvBuilder(symlinks=True).create(base)
+    (packages,) = base.glob("lib/python3*/site-packages")
+    lines = [f"import site; site.addsitedir({one!r})" for one in getsitepackages()]
+    (packages / "all.pth").write_text("\n".join(lines))
+    for library in ("libnvrtc.so.13", "libcublas.so.13"):
+        (packages / "nvidia/cu13/lib").mkdir(parents=True, exist_ok=True)
+        (packages / "nvidia/cu13/lib" / library).touch()
+    command = [str(base / "bin/python"), "-m", "benchmarks.gpu.running.environment", str(tmp_path / "made")]
+    made = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60)
+    machine = GpuMachine(tmp_path / "gpus", libraries_looked_up=True)
+    program = [made.stdout.strip(), str(REPOSITORY / "tests/programs/cuda_unkindness.py"), "compiles"]
+    done = subprocess.run(
+        program, env=os.environ | machine.environ, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(done.stdout) == {"copied": [0.0] * 4, "kernel": "", "product": ""}
 
 
 def test_a_folder_without_wheels_is_told(tmp_path: Path) -> None:

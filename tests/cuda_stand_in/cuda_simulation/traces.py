@@ -18,14 +18,21 @@ def open_nodes(directory: Path, number: int) -> None:
     """Have the nodes of the driver and of one GPU open, until the process ends. They are files of the
     simulated machine: /dev is that of the real one.
     """
-    for name in ("nvidiactl", "nvidia-uvm", f"nvidia{number}"):
-        _open(directory / "dev" / name)
+    _keep(directory, "nvidiactl")
+    _keep(directory, "nvidia-uvm")
+    _keep(directory, f"nvidia{number}")
+
+
+def nodes(directory: Path, *names: str) -> tuple[int, ...]:
+    """New descriptors of nodes of the driver."""
+    (directory / "dev").mkdir(exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    return tuple(os.open(directory / "dev" / name, flags) for name in names)
 
 
 @cache
-def _open(node: Path) -> int:
-    node.parent.mkdir(exist_ok=True)
-    return os.open(node, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+def _keep(directory: Path, name: str) -> None:
+    nodes(directory, name)
 
 
 @cache
