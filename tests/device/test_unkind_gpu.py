@@ -20,7 +20,7 @@ from gpu_machine import COSTS, GPU_0, GPU_1, GpuMachine, real_gpu
 from processes import wait_ended, wait_until
 from serving import Addresses
 from tritonclient.utils import InferenceServerException
-from watched_gpus import Watched, watched
+from watched_gpus import HELD_NBYTES, Watched, watched
 
 pytestmark = pytest.mark.thorough
 
@@ -167,12 +167,13 @@ def test_a_worker_that_is_killed_leaves_what_is_the_drivers_alone(
         (pid,) = server.workers
         left = Path(f"/dev/shm/cuda.shm.{os.getuid():x}.{pid:x}.1")
         assert left.exists()
-        used = server.metric("nv_gpu_memory_used_bytes")
+        one_process = GPU_0.context_memory + HELD_NBYTES
         os.kill(pid, signal.SIGKILL)
         assert not wait_ended([pid], 5.0)
         server.wait_model_ready("m")
         assert server.infer("m", 1.0).output("y") == [2.0]
-        wait_until(lambda: server.metric("nv_gpu_memory_used_bytes") == used, "the memory is given back")
+        used = lambda: server.metric("nv_gpu_memory_used_bytes")  # noqa: E731
+        wait_until(lambda: used() == one_process, "what the dead one had is given back")
     names = {one.name for one in Path("/dev/shm").glob("cuda.shm.*") if one.name.split(".")[3] == f"{pid:x}"}
     left.unlink()
     assert names == {left.name}
