@@ -16,10 +16,25 @@ import pytest
 from cuda_stand_in.cuda_simulation import machine as simulated
 from cuda_stand_in.cuda_simulation.machine import VARIABLE, Gpu, Machine, Mig
 
-__all__ = ["GPU_0", "GPU_1", "REAL", "Gpu", "GpuMachine", "Machine", "Mig", "RealMachine", "real_gpu"]
+__all__ = [
+    "COSTS",
+    "GPU_0",
+    "GPU_1",
+    "REAL",
+    "Gpu",
+    "GpuMachine",
+    "Machine",
+    "Mig",
+    "RealMachine",
+    "real_gpu",
+]
 
 #: Set to 1: the tests use the GPU of this machine and the libraries that are installed.
 REAL: Final = "GPUSERVE_TEST_REAL_GPU"
+#: Set to 1: all calls of the stand-in cost what they do on a GPU, about, where a test says nothing else.
+WITH_COSTS: Final = f"{VARIABLE}_COSTS"
+#: What they cost there: fields of ``Machine``.
+COSTS: Final = {"page_lock_bytes_per_s": 1.5e9, "ipc_open_s": 0.0005, "malloc_s": 0.0002}
 _STAND_IN: Final = Path(__file__).parent / "cuda_stand_in"
 
 GPU_0: Final = Gpu("GPU-00000000-0000-4000-8000-00000000000a", pci_bus_id="00000000:17:00.0")
@@ -37,7 +52,8 @@ class GpuMachine:
     def __init__(self, directory: Path, gpus: Sequence[Gpu] = (GPU_0,), **machine: Any) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        simulated.write(directory, Machine(tuple(gpus), **machine))
+        costs = COSTS if os.environ.get(WITH_COSTS) == "1" else {}
+        simulated.write(directory, Machine(tuple(gpus), **{**costs, **machine}))
 
     @property
     def environ(self) -> dict[str, str]:

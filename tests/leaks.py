@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import secrets
 import stat
 import sys
@@ -23,8 +24,10 @@ MARK = "LEAK_CHECK_MARK"
 _OF_TESTS = "gpuserve-test-"
 PATIENCE_S = 3.0
 _SHM = Path("/dev/shm")
-#: CUDA's own, which it leaves there for a process that was killed.
-_OF_CUDA = "cuda.shm."
+#: CUDA's own, which it leaves there for a process that was killed: by whose user and by which process.
+_OF_CUDA = re.compile(r"cuda\.shm\.[0-9a-f]+\.[0-9a-f]+\.[0-9]+")
+#: Nodes of NVIDIA's driver, or of a simulated machine. Whoever has used CUDA has them open to its end.
+_OF_DRIVER = re.compile(r".*/dev/nvidia(ctl|-uvm(-tools)?|-modeset|-caps/.+|[0-9]+)( \(deleted\))?")
 #: grpc's own pollers, made at the first call of a process and kept; ours are told by other tests.
 _POLLERS = frozenset({"anon_inode:[eventpoll]", "anon_inode:[eventfd]"})
 
@@ -74,7 +77,7 @@ def _leaked_files(before: Census) -> list[str]:
     descriptors = [f"descriptor {fd}: {target}" for fd, target in sorted(_descriptors() - before.descriptors)]
     shared = {one for one in os.listdir(_SHM) if not _is_anothers(one, before.mark)} - before.shared_memory
     mapped = _mapped_elsewhere() if shared else ""
-    ours = [name for name in sorted(shared) if name not in mapped and not name.startswith(_OF_CUDA)]
+    ours = [name for name in sorted(shared) if name not in mapped and not _OF_CUDA.fullmatch(name)]
     memory = [f"shared memory /dev/shm/{name}" for name in ours]
     sockets = [path for path in sorted(_sockets() - before.sockets) if not _is_anothers(path, before.mark)]
     return descriptors + memory + [f"socket file {path}" for path in sockets]
@@ -91,7 +94,8 @@ def _descriptors() -> frozenset[tuple[int, str]]:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:  # the descriptor of this very listing
             continue
-        if not (target in _POLLERS and "grpc._cython.cygrpc" in sys.modules):
+        is_poller = target in _POLLERS and "grpc._cython.cygrpc" in sys.modules
+        if not is_poller and not _OF_DRIVER.fullmatch(target):
             found.add((fd, target))
     return frozenset(found)
 

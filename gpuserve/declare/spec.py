@@ -339,7 +339,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class Instances:
+class DeclaredInstances:
     """Worker processes of a model on one device, as a file declares them."""
 
     device: str = option(

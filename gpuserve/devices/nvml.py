@@ -155,12 +155,13 @@ class Nvml:
             self._nvml = load()
         except ImportError:
             raise NvmlAbsent("nvidia-ml-py is not installed") from None
+        self._initialise()
         try:
-            self._nvml.nvmlInit()
             for number in range(self._nvml.nvmlDeviceGetCount()):
                 self._find(number)
         except self._nvml.NVMLError as error:
-            raise (NvmlAbsent if _code(error) in _ABSENT else NvmlSilent)(str(error)) from None
+            self.close()  # NVML counts: initialised once more, it would never look anew
+            raise NvmlSilent(str(error)) from None
         self._listen()
 
     def close(self) -> None:
@@ -189,6 +190,12 @@ class Nvml:
             raise NvmlSilent(str(error)) from None
 
     # ---- finding --------------------------------------------------------------------------
+
+    def _initialise(self) -> None:
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
+            raise (NvmlAbsent if _code(error) in _ABSENT else NvmlSilent)(str(error)) from None
 
     def _find(self, number: int) -> None:
         """Note how to ask one GPU, or its MIG instances. One that does not answer is not noted: it is lost,

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import Final
 
-from gpuserve_worker.calling.failure import INTERNAL, DeviceFailure, log_text
+from gpuserve_worker.calling.failure import INTERNAL, DeviceFailure, client_text, log_text
 from gpuserve_worker.cuda.copies.staging import device_inputs
 from gpuserve_worker.cuda.device.device import CudaDevice
 from gpuserve_worker.protocol import wire
@@ -39,6 +39,17 @@ _TEXTS: Final = (
     "ALLOC_FAILED",
     "ALLOCATION_FAILED",
 )
+#: What cupy raises where it finds a library of CUDA's neither among the packages nor elsewhere: that of
+#: cuda-pathfinder from cupy 14 on, and the words of those before.
+_NOT_FOUND: Final = ("cuda", "DynamicLibNotFoundError")
+_NOT_LOADED: Final = "CuPy failed to load"
+
+
+def is_without_library(error: BaseException) -> bool:
+    """Whether an exception says that cupy has not all of CUDA's libraries, as its compiler."""
+    if _NOT_FOUND in _names(error):
+        return True
+    return isinstance(error, RuntimeError | ImportError) and _NOT_LOADED in str(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -54,10 +65,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _says_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, DeviceFailure):
         return error.is_out_of_memory
-    names = {(one.__module__.partition(".")[0], one.__name__) for one in type(error).__mro__}
-    if names & _OUT_OF_MEMORY:
+    if _names(error) & _OUT_OF_MEMORY:
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+
+
+def _names(error: BaseException) -> set[tuple[str, str]]:
+    """(package, class) of an exception and of what it is derived from."""
+    return {(one.__module__.partition(".")[0], one.__name__) for one in type(error).__mro__}
 
 
 def free_memory(device: CudaDevice) -> None:
@@ -137,6 +152,12 @@ class CudaRecovery:
         return parts
 
     def failure(self, error: BaseException, run: Run) -> WireFailure | None:
+        if is_without_library(error):
+            said = client_text(error).rstrip(":")
+            text = f"Model {self._model.name!r} needs a library of CUDA that is not there ({said})"
+            text += ": expected gpuserve[cuda12] or gpuserve[cuda13] installed"
+            self._reporter.error(f"{text}: {log_text(error)}")
+            return WireFailure(INTERNAL, text)
         if not is_out_of_memory(error):
             return None
         rows = _rows(run)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gpu_machine import GpuMachine, RealMachine
+from gpu_machine import GPU_0, GpuMachine, RealMachine
 from worker_process import WorkerProcess, floats, loaded, model, output, values
 
 from gpuserve_worker.protocol import wire
@@ -101,6 +102,18 @@ def test_inputs_for_which_a_library_keeps_the_memory_are_taken_in_again(
             array = np.full((1, width), width, np.float32)
             worker.start([worker.in_arena("x", "FP32", array.shape, array.tobytes())], batch_id=width)
             assert outcomes(worker, last_word(worker)) == [width]
+
+
+def test_inputs_that_make_room_for_themselves_disturb_no_answer_on_its_way(tmp_path: Path) -> None:
+    """The second batch's do not fit beside the first's, which nobody reads any more by then."""
+    mib = 1 << 20
+    gpu = replace(GPU_0, memory=GPU_0.context_memory + 36 * mib)
+    with on_gpu(GpuMachine(tmp_path / "gpus", [gpu], copy_bytes_per_s=100e6, wake_s=0.05), "heads") as worker:
+        for number, nbytes in enumerate([12 * mib, 24 * mib]):
+            array = np.full((1, nbytes // 4), number, np.float32)
+            worker.start([worker.in_arena("x", "FP32", array.shape, array.tobytes())], batch_id=number)
+        done = [last_word(worker) for _ in range(2)]
+        assert [set(output(worker, one)[0]) for one in done] == [{0.0}, {2.0}]
 
 
 def test_a_half_that_fails_again_fails_and_the_other_is_answered(shared_gpu_machine: Machine) -> None:

@@ -47,6 +47,22 @@ def test_nvml_that_answers_again(shared_server: Watched, shared_machine: GpuMach
     assert not any("is lost" in text for _, text in shared_server.said()[lines:])
 
 
+def test_a_gpu_comes_back_though_nvml_could_not_be_opened_for_a_while(
+    server: Watched, two_gpus: GpuMachine
+) -> None:
+    """NVML looks anew only after it was shut down as often as it was initialised."""
+    two_gpus.lose(GPU_0.uuid)
+    server.wait_state(GPU_0.uuid, "LOST")
+    two_gpus.change(failures={"nvmlDeviceGetCount": 999})
+    server.wait_log("GPUs cannot be watched now: NVML says: Unknown Error")
+    wait_until(lambda: server.get("/v2/gpus")["stale"], "nothing is heard")
+    two_gpus.change(failures={})
+    wait_until(lambda: not server.get("/v2/gpus")["stale"], "GPUs are watched again")
+    two_gpus.change_gpu(GPU_0.uuid, lost=False)
+    server.wait_state(GPU_0.uuid, "HEALTHY")
+    wait_until(lambda: len(server.up()) == 2, "both workers are up")
+
+
 def test_a_gpu_that_tells_little_is_healthy(
     two_gpus: GpuMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -320,3 +320,4 @@ def test_a_body_comes_back_to_a_client_that_stopped_sending(server: Addresses) -
     with socket.create_connection((host, int(port))) as peer:
         peer.sendall(head + text.encode() + bytes(1 << 20))
         wait_until(lambda: blocks(server), "memory for the input")
+    wait_until(lambda: not blocks(server), "it is given back")

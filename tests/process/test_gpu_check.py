@@ -9,12 +9,16 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from site import getsitepackages
 from typing import Any
 
 import pytest
+from gpu_machine import GpuMachine
 from processes import descendants, wait_ended, wait_until
 
 from benchmarks.gpu.catalog import FACTS, PART_BUDGET_S, PARTS, SECTIONS, stretched
@@ -318,10 +322,63 @@ def test_an_environment_has_the_server_and_the_packages_of_an_interpreter(tmp_pa
     assert done.stdout.startswith("gpuserve ")
 
 
+@pytest.mark.thorough
+def test_the_libraries_of_cuda_that_an_interpreter_has_are_found_in_the_environment(tmp_path: Path) -> None:
+    """``cuda.pathfinder`` looks into the folders of ``site`` alone, those of the new environment."""
+    base = tmp_path / "base"
+    venv.EnvBuilder(symlinks=True).create(base)
+    (packages,) = base.glob("lib/python3*/site-packages")
+    lines = [f"import site; site.addsitedir({one!r})" for one in getsitepackages()]
+    (packages / "all.pth").write_text("\n".join(lines))
+    for library in ("libnvrtc.so.13", "libcublas.so.13"):
+        (packages / "nvidia/cu13/lib").mkdir(parents=True, exist_ok=True)
+        (packages / "nvidia/cu13/lib" / library).touch()
+    command = [str(base / "bin/python"), "-m", "benchmarks.gpu.running.environment", str(tmp_path / "made")]
+    made = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60)
+    machine = GpuMachine(tmp_path / "gpus", libraries_looked_up=True)
+    program = [made.stdout.strip(), str(REPOSITORY / "tests/programs/cuda_unkindness.py"), "compiles"]
+    done = subprocess.run(
+        program, env=os.environ | machine.environ, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(done.stdout) == {"copied": [0.0] * 4, "kernel": "", "product": ""}
+
+
 def test_a_folder_without_wheels_is_told(tmp_path: Path) -> None:
     made = _environment(str(tmp_path / "made"), str(tmp_path))
     assert made.returncode == 1
     assert made.stderr == f"scripts/gpu_check: there are no wheels in {tmp_path}\n"
+
+
+def _wheel(folder: Path, name: str, tag: str, version: str) -> None:
+    """A package of one module that tells its version."""
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-{tag}.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", f"told = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.mark.thorough
+def test_an_environment_takes_the_machines_own_packages_and_those_wheels_that_fit(tmp_path: Path) -> None:
+    """The interpreter of an environment that sees its system's packages, and no network."""
+    own, wheels = tmp_path / "own", tmp_path / "wheels"
+    venv.EnvBuilder(system_site_packages=True, with_pip=True, symlinks=True).create(own)
+    packages = next(own.glob("lib/python3*/site-packages"))
+    (packages / "the_machine.pth").write_text(
+        f"{next(path for path in sys.path if 'site-packages' in path)}\n"
+    )
+    (packages / "of_the_machine.py").write_text("told = 'its own'\n")
+    wheels.mkdir()
+    _wheel(wheels, "brought", "py3-none-any", "1.5")
+    _wheel(wheels, "brought", "cp27-none-any", "2.0")
+    command = [own / "bin/python", "-m", "benchmarks.gpu.running.environment", tmp_path / "made", wheels]
+    made = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=100)
+    assert made.returncode == 0, made.stderr
+    look = "import brought, of_the_machine, gpuserve, numpy; print(brought.told, of_the_machine.told)"
+    done = subprocess.run([made.stdout.strip(), "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout == "1.5 its own\n"
+    assert not list(packages.glob("brought*"))
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -87,6 +87,7 @@ def test_another_protocol_is_told_so(server: OperatedServer) -> None:
         assert (answer.code, "same version of gpuserve" in answer.text) == ("UNIMPLEMENTED", True)
 
 
+@pytest.mark.thorough
 def test_a_client_that_says_nothing_is_let_go(server: OperatedServer) -> None:
     with connected(server) as sock:
         sock.settimeout(ASK_TIMEOUT_S + 10.0)
@@ -120,6 +121,7 @@ def test_what_a_client_asked_for_goes_on_without_it(server: OperatedServer) -> N
     assert ask(at, "scale", counts={"m": 1}).code == ""
 
 
+@pytest.mark.thorough
 def test_a_client_that_waits_is_told_that_the_server_is_alive(server: OperatedServer, orders: Orders) -> None:
     at = server.addresses["HTTP"]
     orders.shut()

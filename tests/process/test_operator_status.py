@@ -101,10 +101,12 @@ def test_what_waits_and_runs_is_counted(tmp_path: Path, orders: Orders) -> None:
 def test_a_worker_that_died_is_told(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders), host="127.0.0.1")) as server:
         server.wait_ready()
-        os.kill(server.workers[0], signal.SIGKILL)
+        (dead,) = server.workers
+        os.kill(dead, signal.SIGKILL)
         at = server.addresses["HTTP"]
         wait_until(lambda: row(at, "m")["instances"][0]["restarts"] == 1, "the restart is counted")
         wait_until(lambda: row(at, "m")["state"] == "READY", "it is back")
+        assert server.infer("m", 1.0).output("pid") == server.workers != [dead]
 
 
 def test_a_server_whose_models_load(tmp_path: Path, orders: Orders) -> None:

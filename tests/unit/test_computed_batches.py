@@ -17,7 +17,7 @@ from scheduled import Model
 from test_batcher_properties import SchedulerMachine
 
 from gpuserve.front.batching.rate_limited import RateLimits
-from gpuserve.front.batching.rate_limiter import RateLimiter
+from gpuserve.front.batching.rate_limiter import SharedResources
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.v2.types import InferResponse
 from gpuserve_worker.protocol import wire
@@ -99,7 +99,7 @@ def test_a_computed_batch_that_may_not_run_again_is_lost_with_its_worker() -> No
 
 
 def test_a_computed_batch_keeps_its_resources_until_it_has_ended() -> None:
-    limiter = RateLimiter(())
+    limiter = SharedResources(())
     model = Model(max_batch_size=1, prefetch=1, instances=0)
     limited = RateLimits(model.scheduler, ONE.instances, limiter, lambda: None)
     model.scheduler.instance_up(ONE.instances[0].name)

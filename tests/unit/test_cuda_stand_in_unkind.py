@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from gpu_machine import GPU_0, GpuMachine
 
+pytestmark = pytest.mark.thorough
+
 PROGRAM = Path(__file__).parents[1] / "programs" / "cuda_unkindness.py"
 TIMEOUT_S = 60.0
 SHM = Path("/dev/shm")

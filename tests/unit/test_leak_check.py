@@ -86,6 +86,30 @@ def test_a_descriptor_whose_number_is_used_for_something_else(before: leaks.Cens
     assert [line.split(":")[0] for line in found] == [f"descriptor {fd}"]
 
 
+@pytest.mark.parametrize(("name", "is_ours"), [("nvidia0", False), ("nvidiactl", False), ("nvidia-x", True)])
+def test_nodes_of_nvidias_driver_are_open_to_the_end_of_whoever_used_cuda(
+    before: leaks.Census, tmp_path: Path, name: str, is_ours: bool
+) -> None:
+    (tmp_path / "dev").mkdir()
+    fd = os.open(tmp_path / "dev" / name, os.O_RDWR | os.O_CREAT)
+    found = found_since(before)
+    os.close(fd)
+    assert bool(found) == is_ours
+
+
+@pytest.mark.parametrize(
+    ("name", "is_ours"), [("cuda.shm.0.{:x}.1", False), ("cuda.shm.gpuserve-{:x}", True)]
+)
+def test_shared_memory_that_cuda_leaves_for_the_killed_is_told_from_ours(
+    before: leaks.Census, name: str, is_ours: bool
+) -> None:
+    path = Path("/dev/shm", name.format(os.getpid()))
+    path.touch()
+    found = found_since(before)
+    path.unlink()
+    assert found == ([f"shared memory {path}"] if is_ours else [])
+
+
 def test_shared_memory_that_is_left(before: leaks.Census) -> None:
     path = Path("/dev/shm", leaks.own_name())
     path.touch()

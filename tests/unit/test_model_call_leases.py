@@ -10,7 +10,7 @@ from gpuserve.declare.spec import InstanceSpec, ModelSpec
 from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.observe.metrics import ModelMetrics
-from gpuserve.front.process.model_calls import _Caller
+from gpuserve.front.process.model_calls import _CallingWorker
 from gpuserve.front.v2.types import InferResponse
 from gpuserve_worker.protocol.tensor import TensorSpec
 
@@ -26,7 +26,7 @@ def test_what_one_front_lent_is_not_taken_for_what_the_next_one_lends() -> None:
         alive, life = os.pipe()
         link = WorkerLink("cpu#0", 1, ours, alive, epoch, lambda *_: False, lambda *_: None)
         driver = ModelDriver(SPEC, 1 << 20, ModelMetrics("m", "1", dict))
-        caller = _Caller(link, driver)
+        caller = _CallingWorker(link, driver)
         lent = {caller.lend(InferResponse("m", "1", "", {}, [])) for _ in range(10)}
         caller.close()
         link.close()

@@ -201,6 +201,30 @@ def test_an_array_over_memory_keeps_it_open_and_the_device_is_waited_for(regions
     assert library.calls.index("streamSynchronize") < library.calls.index("cuIpcCloseMemHandle")
 
 
+def test_the_driver_is_given_the_handle_by_value() -> None:
+    """By a function of C, of which ctypes knows as little as of the driver's."""
+
+    class Handle(ctypes.Structure):
+        _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+    seen: list[tuple[bytes, int]] = []
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), Handle, ctypes.c_uint)
+
+    @kind
+    def opened(address: Any, handle: Any, flags: int) -> int:
+        seen.append((bytes(handle), flags))
+        address[0] = 1 << 47
+        return 0
+
+    library = Library()
+    at = ctypes.cast(opened, ctypes.c_void_p).value
+    assert at is not None
+    library.cuIpcOpenMemHandle_v2 = ctypes.CFUNCTYPE(ctypes.c_int)(at)  # type: ignore[method-assign]
+    given = bytes(range(192, 256))
+    assert Runtime(library, library).open_memory(given) == 1 << 47
+    assert seen == [(given, 1)]
+
+
 @pytest.mark.parametrize("function", ["cuIpcOpenMemHandle_v2", "cuMemGetAddressRange_v2"])
 @pytest.mark.parametrize("status", [INVALID_VALUE, OWN_PROCESS])
 def test_whatever_cuda_refuses_leaves_nothing_open(regions: Regions, function: str, status: int) -> None:

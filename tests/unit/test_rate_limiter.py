@@ -25,7 +25,7 @@ from gpuserve.declare.spec import (
 from gpuserve.errors import ConfigError, StartupError
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.rate_limited import RateLimits
-from gpuserve.front.batching.rate_limiter import InstanceRate, RateLimiter
+from gpuserve.front.batching.rate_limiter import InstanceRate, SharedResources
 from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.settings.server import ResourceLimit, ServerSettings
 
@@ -43,7 +43,7 @@ class Limited:
     """Instances by name, and which of them have been woken."""
 
     def __init__(self, limits: list[str], **rates: Rate) -> None:
-        self.limiter = RateLimiter(ResourceLimit.parse(one) for one in limits)
+        self.limiter = SharedResources(ResourceLimit.parse(one) for one in limits)
         self.woken: list[str] = []
         self.instances: dict[str, InstanceRate] = {}
         for name, one in rates.items():
@@ -128,7 +128,7 @@ def test_a_model_that_is_gone_waits_no_more() -> None:
 
 
 def test_resources_are_there_once_a_device_or_once_for_all() -> None:
-    limiter = RateLimiter([ResourceLimit("D", 1, "cuda:1")])
+    limiter = SharedResources([ResourceLimit("D", 1, "cuda:1")])
     shared = Rate((Resource("S", 1, shared=True),))
     cpu = limiter.add(spec("cpu", rate(D=1), shared).instances, print)
     gpu = limiter.add(spec("gpu", rate(D=1), shared, device="cuda:1").instances, print)
@@ -182,7 +182,7 @@ def _needs(one: Rate) -> list[tuple[str, int]]:
 class Model:
     """A model with its requests, below a limiter that it shares."""
 
-    def __init__(self, limiter: RateLimiter, name: str, *rates: Rate, delay_us: int = 0) -> None:
+    def __init__(self, limiter: SharedResources, name: str, *rates: Rate, delay_us: int = 0) -> None:
         self.woken = 0
         self.scheduler = ModelScheduler(
             model_spec(
@@ -207,7 +207,7 @@ class Model:
 
 
 def test_a_model_waits_for_another_and_is_woken() -> None:
-    limiter = RateLimiter([])
+    limiter = SharedResources([])
     first, second = Model(limiter, "a", rate(R=1)), Model(limiter, "b", rate(R=1))
     first.submit()
     second.submit()
@@ -221,7 +221,7 @@ def test_a_model_waits_for_another_and_is_woken() -> None:
 
 
 def test_instances_run_one_after_the_other_and_batches_are_formed_late() -> None:
-    model = Model(RateLimiter([]), "a", rate(R=1), rate(R=1))
+    model = Model(SharedResources([]), "a", rate(R=1), rate(R=1))
     model.submit()
     batch = model.batches.next_batch(0.0)
     assert batch is not None
@@ -235,7 +235,7 @@ def test_instances_run_one_after_the_other_and_batches_are_formed_late() -> None
 
 
 def test_a_model_that_waits_for_its_delay_holds_nothing() -> None:
-    limiter = RateLimiter([])
+    limiter = SharedResources([])
     patient, other = Model(limiter, "a", rate(R=1), delay_us=100), Model(limiter, "b", rate(R=1))
     patient.submit()
     assert patient.batches.next_batch(0.0) is None
@@ -245,7 +245,7 @@ def test_a_model_that_waits_for_its_delay_holds_nothing() -> None:
 
 
 def test_a_dead_instance_gives_back_what_it_had() -> None:
-    limiter = RateLimiter([])
+    limiter = SharedResources([])
     first, second = Model(limiter, "a", rate(R=1)), Model(limiter, "b", rate(R=1))
     first.submit()
     second.submit()

@@ -17,10 +17,10 @@ from test_device_scheduler_properties import DEVICES, DeviceMachine
 from test_sequences_properties import SequenceMachine
 
 from gpuserve.declare.spec import BatchingSpec, InstanceSpec, QueueSpec, Resource
-from gpuserve.declare.spec import RateLimiter as Rate
+from gpuserve.declare.spec import SharedResources as Rate
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.rate_limited import RateLimits
-from gpuserve.front.batching.rate_limiter import RateLimiter
+from gpuserve.front.batching.rate_limiter import SharedResources
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest
 from gpuserve.settings.server import ResourceLimit
@@ -233,7 +233,7 @@ def test_an_idle_sequence_keeps_a_retired_instance_for_its_idle_time_only() -> N
 
 def limited(
     count: int, limits: list[str]
-) -> tuple[ModelScheduler, RateLimits, RateLimiter, list[InstanceSpec]]:
+) -> tuple[ModelScheduler, RateLimits, SharedResources, list[InstanceSpec]]:
     rate = Rate((Resource("R", 1),))
     instances = [InstanceSpec(f"cpu#{number}", "cpu", {}, rate) for number in range(count)]
     scheduler = ModelScheduler(
@@ -245,7 +245,7 @@ def limited(
             retry_on_worker_death=True,
         )
     )
-    limiter = RateLimiter(ResourceLimit.parse(one) for one in limits)
+    limiter = SharedResources(ResourceLimit.parse(one) for one in limits)
     made = RateLimits(scheduler, instances[:1], limiter, lambda: None)
     scheduler.instance_up(instances[0].name)
     return scheduler, made, limiter, instances

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpuserve_worker.calling.outputs import BatchAnswers, CheckedOutput
 from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.cuda.device.runtime import CudaError
-from gpuserve_worker.cuda.recovery import is_out_of_memory
+from gpuserve_worker.cuda.recovery import is_out_of_memory, is_without_library
 from gpuserve_worker.protocol.wire import Run, WireFailure, WireRequest
 from gpuserve_worker.running.batch_inputs import BatchInputs
 from gpuserve_worker.running.splitting import BatchPart, join_answers, split_batch, split_position
@@ -120,6 +120,21 @@ def test_what_means_that_the_memory_of_a_device_did_not_suffice(error: Exception
     wrapped = ValueError("the model failed")
     wrapped.__cause__ = error
     assert is_out_of_memory(wrapped) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (error_of("cuda.pathfinder._dynamic_libs", "DynamicLibNotFoundError", "Failure finding"), True),
+        (RuntimeError("CuPy failed to load libnvrtc.so.12: OSError: libnvrtc.so.12"), True),
+        (error_of("models", "DynamicLibNotFoundError", "not of CUDA"), False),
+        (RuntimeError("a model failed to load"), False),
+        (CudaError(999, "unknown error"), False),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_what_means_that_cupy_lacks_a_library(error: Exception, expected: bool) -> None:
+    assert is_without_library(error) is expected
 
 
 def test_a_circle_of_causes_is_looked_at_once() -> None:

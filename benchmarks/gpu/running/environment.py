@@ -43,7 +43,7 @@ def make(folder: Path, wheels: Path | None) -> Path:
     """
     venv.EnvBuilder(with_pip=False, symlinks=True, clear=True).create(folder)
     places = [_install(wheels, folder / "wheels")] if wheels is not None else []
-    places += [*map(Path, site.getsitepackages()), ROOT]
+    places += [*map(Path, site.getsitepackages()), *_of_the_user(), ROOT]
     names = {"base": str(folder), "platbase": str(folder)}
     own = Path(sysconfig.get_path("purelib", scheme="venv", vars=names))
     # cuda-pathfinder looks for CUDA's libraries in the places of ``site`` alone, not in all of ``sys.path``.
@@ -63,14 +63,21 @@ def make(folder: Path, wheels: Path | None) -> Path:
 
 
 def _install(wheels: Path, target: Path) -> Path:
-    files = sorted(map(str, wheels.glob("*.whl")))
-    if not files:
+    """Each package once, as the wheel that fits: the folder may have those of several Pythons."""
+    names = sorted({file.name.partition("-")[0] for file in wheels.glob("*.whl")})
+    if not names:
         raise EnvironmentMissing(f"there are no wheels in {wheels}")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
-    done = subprocess.run([*pip, str(target), *files], capture_output=True, text=True, check=False)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    places = ["--find-links", str(wheels), "--target", str(target)]
+    done = subprocess.run([*pip, *places, *names], capture_output=True, text=True, check=False)
     if done.returncode:
         raise EnvironmentMissing(f"the wheels cannot be installed: {done.stderr.strip()[-500:]}")
     return target
+
+
+def _of_the_user() -> list[Path]:
+    """Where the packages of ``pip install --user`` are, if the interpreter sees them."""
+    return [Path(site.getusersitepackages())] if site.ENABLE_USER_SITE else []
 
 
 def _tell_version(own: Path, version: str) -> None:

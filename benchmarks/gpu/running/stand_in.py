@@ -17,9 +17,11 @@ _TESTS: Final = ROOT / "tests"
 
 @contextmanager
 def simulated() -> Iterator[Mapping[str, str]]:
-    """What processes need in their environment to see a machine with one GPU, while the context lasts."""
+    """What processes need in their environment to see a machine with one GPU, while the context lasts. Calls
+    cost there about what they do on a GPU.
+    """
     sys.path.insert(0, str(_TESTS))
     gpus = importlib.import_module("gpu_machine")
 
     with tempfile.TemporaryDirectory(prefix="gpu-stand-in-") as folder:
-        yield gpus.GpuMachine(Path(folder), [gpus.GPU_0]).environ
+        yield gpus.GpuMachine(Path(folder), [gpus.GPU_0], **gpus.COSTS).environ

@@ -20,7 +20,9 @@ _BAD: Final = ("00" * 64, "ff" * 64, "55" * 64, bytes(range(64)).hex())
 _UNTOLD: Final = frozenset({0, 2, 3, 4, 6, 13, 21, 25, 26})
 _TAIL: Final = 600
 #: The stand-in has neither torch nor speed.
-_FOR_THE_STAND_IN: Final = frozenset({"context", "nvml", "handles", "lock", "bad_handle"})
+_FOR_THE_STAND_IN: Final = frozenset(
+    {"imports", "context", "kernels", "nvml", "own_handle", "handles", "lock", "bad_handle", "captures"}
+)
 
 
 def run(site: Site, findings: Findings) -> None:
@@ -82,6 +84,17 @@ def _of_page_locks(answer: dict[str, Any]) -> Iterator[str]:
         yield f"Locking a segment of 16 MiB takes {lock_ms:.1f} ms: copies of a new one are slow for so long"
 
 
+def _of_locking(answer: dict[str, Any]) -> Iterator[str]:
+    small, huge = answer["small pages, mapped before"], answer["huge pages, mapped before"]
+    if small["longest call beside it, ms"] > 1:
+        yield f"While 256 MiB are locked, a call waits {small['longest call beside it, ms']:.1f} ms"
+    if isinstance(huge, dict) and huge["lock_ms"] < small["lock_ms"] / 2:
+        yield f"256 MiB are locked in {small['lock_ms']:.1f} ms, with huge pages in {huge['lock_ms']:.1f} ms"
+    meanwhile = answer["copies from what is being locked"]
+    if meanwhile["codes"] != [0] or not meanwhile["are right"]:
+        yield f"Memory cannot be copied while it is being locked: {meanwhile}"
+
+
 def _of_bandwidth(answer: dict[str, Any]) -> Iterator[str]:
     for way in ("to the device", "to the host"):
         ratio = answer[f"256 MiB {way}, memfd, locked"] / answer[f"256 MiB {way}, hostAlloc"]
@@ -112,6 +125,12 @@ def _of_lock(answer: dict[str, Any]) -> Iterator[str]:
         longest_ms = found["without_a_turn_ms"]
         if longest_ms > max(1, found["took_ms"] / 2):
             yield f"The driver itself keeps other threads' calls for {longest_ms:.1f} ms to {what} a handle"
+
+
+def _of_waits(answer: dict[str, Any]) -> Iterator[str]:
+    for name, seen in answer.items():
+        if seen["without_a_turn_ms"] > max(2, seen["took_ms"] / 2):
+            yield f"{name} keeps other threads from running for {seen['without_a_turn_ms']:.1f} ms"
 
 
 def _of_full_queue(answer: dict[str, Any]) -> Iterator[str]:
@@ -148,10 +167,12 @@ def _of_torch_loop(answer: dict[str, Any]) -> Iterator[str]:
 _NOTES: Final[dict[str, Callable[[dict[str, Any]], Iterator[str]]]] = {
     "nvml": _of_nvml,
     "page_locks": _of_page_locks,
+    "locking": _of_locking,
     "bandwidth": _of_bandwidth,
     "calls": _of_calls,
     "handles": _of_handles,
     "lock": _of_lock,
+    "waits": _of_waits,
     "full_queue": _of_full_queue,
     "bad_handle": _of_bad_handle,
     "captures": _of_captures,

@@ -133,7 +133,7 @@ def _halves(_site: Site, one: RunningServer, caller: Caller) -> str:
     answers = [answer_array(future.result(), "y", "float32") for future in futures]
     if not all(np.array_equal(answer, x) for answer in answers):
         raise SectionFailed("an answer of a batch that was run in halves is wrong")
-    if not (splits := _metric(one, f'gpuserve_oom_splits_total{{model="{_HUNGRY}"')):
+    if not (splits := _metric(one, "gpuserve_oom_splits_total", _HUNGRY)):
         raise SectionFailed("no batch was run in halves: the requests were too far apart")
     return f"{splits:.0f} batches were run in halves, every request was answered"
 
@@ -202,11 +202,12 @@ def _await_successor(caller: Caller, before: int) -> int:
     raise SectionFailed(f"process {before} had no successor that answers after {_SUCCESSOR_S:.0f} s")
 
 
-def _metric(one: RunningServer, start: str) -> float:
-    """The sum of the lines of the metrics page that begin so."""
+def _metric(one: RunningServer, name: str, model: str) -> float:
+    """A counter of a model, on the metrics page."""
     with urllib.request.urlopen(f"http://127.0.0.1:{one.ports.metrics}/metrics", timeout=10) as page:
         lines = page.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
+    of_model = (line for line in lines if line.startswith(f"{name}{{") and f'model="{model}"' in line)
+    return sum(float(line.rpartition(" ")[2]) for line in of_model)
 
 
 def _fate(future: Any) -> str:

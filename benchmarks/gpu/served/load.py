@@ -144,5 +144,5 @@ def _together(seen: Sequence[dict[str, Any]], cpus: float) -> Loaded:
         sum(one["answers_per_s"] for one in seen),
         median(latency_s for one in seen for latency_s in one["latencies_s"]),
         max(one["busy"] for one in seen),
-        cpus / (os.cpu_count() or 1),
+        min(1.0, cpus / (os.cpu_count() or 1)),
     )

@@ -18,7 +18,7 @@ from gpuserve.config.entries.fields import (
 )
 from gpuserve.config.entries.kinds import Arguments, ListOf, OrNull, Text
 from gpuserve.declare.model import ModelWarmup, Tensor
-from gpuserve.declare.spec import Instances, ModelSpec, SequenceBatching, StepSpec
+from gpuserve.declare.spec import DeclaredInstances, ModelSpec, SequenceBatching, StepSpec
 
 
 class StepEntry(Entry):
@@ -67,7 +67,7 @@ class OutputEntry(Entry):
 class InstancesEntry(Entry):
     """Worker processes of a model on one device."""
 
-    keys: ClassVar = keys_of(Instances)
+    keys: ClassVar = keys_of(DeclaredInstances)
 
 
 class WarmupEntry(Entry):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from gpuserve.front.batching.slots import Batch, Places
-from gpuserve.front.queueing.queue import Admission, QueuedRequest
+from gpuserve.front.queueing.queue import QueuedRequest, WaitingRoom
 
 
 class SchedulerStatistics(NamedTuple):
@@ -59,7 +59,7 @@ class RequestCounts:
     lost: int = 0
 
 
-def statistics_of(queue: Admission, counts: RequestCounts, slots: Places[Any]) -> SchedulerStatistics:
+def statistics_of(queue: WaitingRoom, counts: RequestCounts, slots: Places[Any]) -> SchedulerStatistics:
     """The statistics of a scheduler, from what waits, what has been, and what runs."""
     running = slots.running
     computing = [batch for batch in running if batch.slots]

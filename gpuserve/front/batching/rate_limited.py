@@ -1,5 +1,5 @@
 """The batches of a model whose instances need resources to run: its scheduler is asked for a batch only for
-an instance that the ``RateLimiter`` lets run. Pure.
+an instance that the ``SharedResources`` lets run. Pure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from gpuserve.declare.spec import InstanceSpec
 from gpuserve.front.batching.interface import Scheduler
-from gpuserve.front.batching.rate_limiter import RateLimiter
+from gpuserve.front.batching.rate_limiter import SharedResources
 from gpuserve.front.batching.slots import Batch
 from gpuserve.front.queueing.queue import QueuedRequest
 
@@ -21,7 +21,7 @@ class RateLimits:
         self,
         scheduler: Scheduler,
         instances: Sequence[InstanceSpec],
-        limiter: RateLimiter,
+        limiter: SharedResources,
         wake: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler

@@ -38,7 +38,7 @@ class InstanceRate:
         return self.executions * self.priority
 
 
-class RateLimiter:
+class SharedResources:
     """The resources of a server and who has them; without a limit there is as much as the largest need."""
 
     def __init__(self, limits: Iterable[ResourceLimit]) -> None:

@@ -39,7 +39,7 @@ from gpuserve.front.batching.sequence_slots import SequenceInstance, SequenceSlo
 from gpuserve.front.batching.sequence_state import ActiveSequence, SequenceState
 from gpuserve.front.batching.sequence_strategies import strategy_of
 from gpuserve.front.batching.slots import Batch
-from gpuserve.front.queueing.queue import Admission, QueuedRequest, RemovalReason, RequestState, advance
+from gpuserve.front.queueing.queue import QueuedRequest, RemovalReason, RequestState, WaitingRoom, advance
 
 #: So many sequences that were lost are remembered, the latest.
 MAX_LOST: Final = 1 << 14
@@ -105,7 +105,7 @@ class SequenceScheduler(Scheduler):
         self._spec = spec
         max_idle_s = spec.sequence.max_sequence_idle_us / 1e6
         self._strategy = strategy_of(spec.sequence, spec.batching, spec.max_batch_size)
-        self._queue = Admission(spec.queue)
+        self._queue = WaitingRoom(spec.queue)
         self._slots: SequenceSlots = SequenceSlots(spec.sequence.seats(spec.max_batch_size))
         self._sequences: dict[int | str, ActiveSequence] = {}
         self._idle = IdleSequences(max_idle_s)

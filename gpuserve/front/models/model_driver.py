@@ -12,7 +12,7 @@ from gpuserve.errors import RequestError
 from gpuserve.front.batching import refusals
 from gpuserve.front.batching.interface import SchedulerStatistics
 from gpuserve.front.batching.rate_limited import RateLimits
-from gpuserve.front.batching.rate_limiter import RateLimiter
+from gpuserve.front.batching.rate_limiter import SharedResources
 from gpuserve.front.batching.scheduler_factory import scheduler_of
 from gpuserve.front.links.worker_link import WorkerLink, no_such_message
 from gpuserve.front.memory.batch_messages import BatchMessages
@@ -48,7 +48,7 @@ class ModelDriver(Driver):
         metrics: ModelMetrics,
         cache: ResponseCache | None = None,
         regions: RegionTable | None = None,
-        limiter: RateLimiter | None = None,
+        limiter: SharedResources | None = None,
         on_other: Callable[[WorkerLink, wire.Message], None] = no_such_message,
         front_lost_at: float = -math.inf,
     ) -> None:

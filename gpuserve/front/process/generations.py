@@ -19,7 +19,7 @@ from typing import Final
 from gpuserve.control import messages
 from gpuserve.declare.rates import resource_limits
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.front.batching.rate_limiter import RateLimiter
+from gpuserve.front.batching.rate_limiter import SharedResources
 from gpuserve.front.batching.saturation import saturation
 from gpuserve.front.links.worker_link import DeviceLinks, WorkerLink, no_such_message
 from gpuserve.front.models.ensembles.driver import EnsembleDriver
@@ -56,7 +56,7 @@ class Generations:
 
     def __init__(self, parts: ModelParts, say: Say, spawn: Spawn) -> None:
         limits = resource_limits(parts.settings)
-        self._limiter = None if limits is None else RateLimiter(limits)
+        self._limiter = None if limits is None else SharedResources(limits)
         #: About when the front before this one died; its clients do not know of it.
         self._front_lost_at = time.monotonic() if parts.epoch > 1 else -math.inf
         self._parts = parts

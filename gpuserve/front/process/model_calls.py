@@ -28,7 +28,7 @@ from gpuserve_worker.protocol import wire
 _LEASES_OF_A_FRONT: Final = 1 << 32
 
 
-class _Caller:
+class _CallingWorker:
     """One worker: its calls under way, and answers lent to it, by lease. It waits for its ``stuck`` calls."""
 
     def __init__(self, link: WorkerLink, driver: ModelDriver) -> None:
@@ -59,11 +59,11 @@ class ModelCalls:
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service
-        self._callers: dict[WorkerLink, _Caller] = {}
+        self._callers: dict[WorkerLink, _CallingWorker] = {}
 
     def add(self, link: WorkerLink, driver: ModelDriver) -> None:
         """Answer the calls of a worker of a model until its link is closed."""
-        self._callers[link] = _Caller(link, driver)
+        self._callers[link] = _CallingWorker(link, driver)
         link.on_close.append(self._forget)
 
     def take(self, link: WorkerLink, message: wire.Call | wire.CallOff | wire.Return) -> None:
@@ -82,7 +82,7 @@ class ModelCalls:
     def _forget(self, link: WorkerLink) -> None:
         self._callers.pop(link).close()
 
-    def _ask(self, caller: _Caller, call: wire.Call) -> None:
+    def _ask(self, caller: _CallingWorker, call: wire.Call) -> None:
         request = _request(caller.link, call)
         # What a model accepted before a drain is finished and may ask; not so a thread that only goes on.
         request.depth = int(caller.driver.unfinished > 0)
@@ -99,7 +99,7 @@ class ModelCalls:
         caller.pending[call.call_id] = pending
         pending.answer.add_done_callback(lambda _: self._answered(caller, call, pending))
 
-    def _is_of_itself(self, caller: _Caller, call: wire.Call) -> bool:
+    def _is_of_itself(self, caller: _CallingWorker, call: wire.Call) -> bool:
         if call.model != caller.driver.spec.name:
             return False
         try:
@@ -107,7 +107,7 @@ class ModelCalls:
         except RequestError:  # it will be told so
             return False
 
-    def _check_not_stuck(self, caller: _Caller, call: wire.Call, request: InferRequest) -> None:
+    def _check_not_stuck(self, caller: _CallingWorker, call: wire.Call, request: InferRequest) -> None:
         """Raise Unavailable for a request of a model to itself that no instance is left to answer."""
         caller.stuck.add(call.call_id)
         instances = self._in_rotation(caller.driver)
@@ -132,11 +132,11 @@ class ModelCalls:
                 caller.stuck.discard(call_id)
                 _end(caller.link, call_id, _all_stuck(driver.spec.name, len(callers)))
 
-    def _in_rotation(self, driver: ModelDriver) -> list[_Caller]:
+    def _in_rotation(self, driver: ModelDriver) -> list[_CallingWorker]:
         names = driver.workers.instances.in_rotation()
         return [one for one in self._callers.values() if one.driver is driver and one.link.instance in names]
 
-    def _call_off(self, caller: _Caller, call_id: int) -> None:
+    def _call_off(self, caller: _CallingWorker, call_id: int) -> None:
         pending = caller.pending.pop(call_id, None)
         caller.stuck.discard(call_id)
         if pending is not None:
@@ -144,7 +144,7 @@ class ModelCalls:
             # The thread that waited for it may still be waiting for a message.
             _end(caller.link, call_id)
 
-    def _answered(self, caller: _Caller, call: wire.Call, pending: PendingRequest) -> None:
+    def _answered(self, caller: _CallingWorker, call: wire.Call, pending: PendingRequest) -> None:
         caller.stuck.discard(call.call_id)
         if caller.pending.pop(call.call_id, None) is None:  # called off, or its worker is gone
             is_there = not pending.answer.cancelled() and pending.answer.exception() is None
@@ -174,7 +174,9 @@ def _end(link: WorkerLink, call_id: int, error: RequestError | None = None) -> N
     link.send(wire.Answer(call_id, 0, None, {}, failure, True))
 
 
-def _answer(caller: _Caller, call_id: int, response: InferResponse, *, final: bool, held: bool) -> None:
+def _answer(
+    caller: _CallingWorker, call_id: int, response: InferResponse, *, final: bool, held: bool
+) -> None:
     tensors, lends = _tensors(caller.link, response)
     lease = caller.lend(response) if lends or held else 0
     caller.link.send(wire.Answer(call_id, lease, tensors, dict(response.parameters), None, final))

@@ -201,7 +201,7 @@ class WaitingRequests(Sized, Iterable[QueuedRequest], Protocol):
         """Put requests back that were taken off, the last of them first."""
 
 
-class Admission:
+class WaitingRoom:
     """What waits for one model, counted and within limits, wherever it waits. ``requests``, ``rows`` and
     ``nbytes`` count all of it; ``accepted`` counts every request there ever was. Before the time
     ``due_from``, no request's time is over: a look at it saves most calls of ``first_due``.
@@ -292,7 +292,7 @@ class Admission:
         return rows
 
 
-class RequestQueue(Admission):
+class RequestQueue(WaitingRoom):
     """What waits for one model, in its order. ``retried`` holds those whose worker died, oldest first, and
     comes before ``waiting``; both may hold places of requests that were taken out. ``BatchFormer`` takes
     requests off ``waiting`` before it is known whether they go: they count until ``dispatched`` is told.

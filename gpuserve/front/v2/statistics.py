@@ -108,7 +108,7 @@ class ResponseFate(enum.Enum):
     CANCEL = "cancel"
 
 
-class Responses:
+class ResponsesOfIndex:
     """The responses of one index over all requests: times since the one before, and until the door."""
 
     __slots__ = ("_fates", "_infer_s", "_output_s")
@@ -144,7 +144,7 @@ class ModelStatistics:
         self.cache_hits = 0
         self.cache_misses = 0
         #: By index.
-        self.responses: list[Responses] = []
+        self.responses: list[ResponsesOfIndex] = []
         #: When the latest request was answered, in seconds since 1970; 0 before the first.
         self.last_answer_at = 0.0
         self._fail_s = 0.0
@@ -179,7 +179,7 @@ class ModelStatistics:
         """A request of a decoupled model was given something at this index."""
         index = min(index, MAX_RESPONSE_INDEX)
         while len(self.responses) <= index:
-            self.responses.append(Responses())
+            self.responses.append(ResponsesOfIndex())
         self.responses[index].add(fate, infer_s, output_s)
 
     # ---- what has happened ----------------------------------------------------------------

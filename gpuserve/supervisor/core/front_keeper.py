@@ -68,8 +68,6 @@ class FrontKeeper:
         self._started_at = 0.0
         self._ending = False
         self._killed_young = False
-        #: Settings that clients have changed, by their kind.
-        self._changed: dict[str, dict[str, Any]] = {}
 
     @property
     def process(self) -> Child | None:
@@ -103,7 +101,7 @@ class FrontKeeper:
         wire = self._settings.now.to_wire()
         self.send(messages.Adjust({name: wire[name] for name in changes}))
         if "log_level" in changes:
-            time_format = self._changed.get(LOG, {}).get("log_format", DEFAULT)
+            time_format = self._settings.changed.get(LOG, {}).get("log_format", DEFAULT)
             log = LogSettings.of_level(changes["log_level"], time_format)._asdict()
             self._settings_changed(LOG, log)
             self.send(messages.Changed(LOG, log))
@@ -153,7 +151,7 @@ class FrontKeeper:
         roles = tuple(self._listeners.sockets)
         fds = [self._listeners.sockets[role].fileno() for role in roles]
         self.send(messages.Setup(self._epoch, self._settings.now.to_wire(), roles), fds)
-        for kind, settings in self._changed.items():
+        for kind, settings in self._settings.changed.items():
             self.send(messages.Changed(kind, settings))
         self._events.front_started()
 
@@ -180,7 +178,7 @@ class FrontKeeper:
 
     def _settings_changed(self, kind: str, settings: dict[str, Any]) -> None:
         """Remember changed settings for the next front; those of the log hold here as well."""
-        self._changed[kind] = settings
+        self._settings.changed[kind] = settings
         if kind == LOG:
             logs.adjust(LogSettings(**settings))
 

@@ -61,10 +61,13 @@ class ServerLife:
 
 
 class SettingsInForce:
-    """The settings of a server as they are: some of them change while it runs."""
+    """The settings of a server as they are: some of them change while it runs. ``changed`` has those of the
+    log and of traces that clients have changed, by their kind.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self.now = settings
+        self.changed: dict[str, dict[str, Any]] = {}
 
     def adjust(self, changes: dict[str, Any]) -> None:
         self.now = dataclasses.replace(self.now, **changes)

@@ -149,6 +149,8 @@ class Context:
         if gpu.context_memory:
             self.files.reserve(self.device, gpu.context_memory, gpu.foreign_memory)
         traces.open_nodes(self.view.directory, [one.uuid for one in self.view.now.gpus].index(gpu.uuid))
+        if self.view.now.files_in_shm:
+            traces.open_shared()
         self._used_devices.add(self.device)
 
     def _known(self, uuid: str) -> Device:

@@ -17,6 +17,7 @@ from cuda_simulation.misuse import undefined
 from cuda_simulation.scheduler import Operation
 from cuda_simulation.visible import Device
 
+BLOCKING_SYNC: Final = 1
 DISABLE_TIMING: Final = 2
 INTERPROCESS: Final = 4
 _HANDLES: Final = 0x0052_0000_0000

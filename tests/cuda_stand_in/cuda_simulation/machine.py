@@ -109,9 +109,11 @@ class Machine:
     handles_held: bool = False
     #: How long it takes to allocate memory of the device, and to free it.
     malloc_s: float = 0.0
+    #: How long a thread that sleeps until an event comes takes to wake up then.
+    wake_s: float = 0.0
     #: Whether CUDA's compiler and cuBLAS are looked for, as ``cuda.pathfinder`` does; False: they are there.
     libraries_looked_up: bool = False
-    #: Whether processes that share memory have a file in /dev/shm, which stays when they are killed.
+    #: Whether processes that use a GPU have a file in /dev/shm, which stays when they are killed.
     files_in_shm: bool = False
     seed: int = 0
 

@@ -14,5 +14,6 @@ def undefined(what: str) -> NoReturn:
     """End this process, which does what is not defined."""
     sys.stderr.write(f"stand-in for CUDA: undefined behaviour: {what}\n")
     sys.stderr.flush()
-    faulthandler.dump_traceback(all_threads=False)
+    if not faulthandler.is_enabled():  # else it does so by itself
+        faulthandler.dump_traceback(all_threads=False)
     os.abort()

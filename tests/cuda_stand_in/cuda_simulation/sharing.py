@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from cuda_simulation import errors, handles, traces
+from cuda_simulation import errors, handles
 from cuda_simulation.context import Context
 from cuda_simulation.errors import CUDARuntimeError
 from cuda_simulation.handles import Kind
@@ -21,7 +21,6 @@ def memory_handle(context: Context, address: int) -> bytes:
     found = context.addresses.around(address)
     if found is None or found.origin is not Origin.MALLOC:
         raise CUDARuntimeError(errors.INVALID_VALUE)
-    _leave_trace(context)
     return handles.handle(Kind.MEMORY, found.block.name, found.offset)
 
 
@@ -32,7 +31,6 @@ def open_memory(context: Context, handle: bytes, flags: int) -> int:
     name, offset = handles.parse(Kind.MEMORY, handle)
     if flags != LAZY_PEER_ACCESS:
         raise CUDARuntimeError(errors.INVALID_VALUE)
-    _leave_trace(context)
     _take_time(context)
     return context.imports.open(name, offset, lambda device: _check_reach(context, device))
 
@@ -48,7 +46,6 @@ def event_handle(context: Context, event: int) -> bytes:
     name = context.events.get(event).name
     if name is None:
         raise CUDARuntimeError(errors.INVALID_RESOURCE_HANDLE)
-    _leave_trace(context)
     return handles.handle(Kind.EVENT, name)
 
 
@@ -76,8 +73,3 @@ def _check_reach(context: Context, device: Device) -> None:
     if not context.can_reach(context.device, device):
         raise CUDARuntimeError(errors.PEER_ACCESS_UNSUPPORTED)
     context.peers.add((context.device, device))
-
-
-def _leave_trace(context: Context) -> None:
-    if context.view.now.files_in_shm:
-        traces.share_memory()

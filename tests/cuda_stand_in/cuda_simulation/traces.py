@@ -1,6 +1,6 @@
 """What a process that uses CUDA has besides memory of the device, as anyone sees who looks at it: descriptors
-of the driver's nodes, which are open until it ends, and a file in /dev/shm for what it shares with others,
-which is there for ever where it is killed. Names are the driver's.
+of the driver's nodes, which are open until it ends, and a file in /dev/shm, which is there for ever where the
+process is killed. Names are the driver's.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ def open_nodes(directory: Path, number: int) -> None:
     """Have the nodes of the driver and of one GPU open, until the process ends. They are files of the
     simulated machine: /dev is that of the real one.
     """
-    for name in ("nvidiactl", "nvidia-uvm", f"nvidia{number}"):
-        _open(directory / "dev" / name)
+    _keep(directory, "nvidiactl")
+    _keep(directory, "nvidia-uvm")
+    _keep(directory, f"nvidia{number}")
+
+
+def nodes(directory: Path, *names: str) -> tuple[int, ...]:
+    """New descriptors of nodes of the driver."""
+    (directory / "dev").mkdir(exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    return tuple(os.open(directory / "dev" / name, flags) for name in names)
 
 
 @cache
-def _open(node: Path) -> int:
-    node.parent.mkdir(exist_ok=True)
-    return os.open(node, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+def _keep(directory: Path, name: str) -> None:
+    nodes(directory, name)
 
 
 @cache
-def share_memory() -> None:
+def open_shared() -> None:
     """Have a file in /dev/shm, which goes with a process that comes to its end."""
     path = SHM / f"cuda.shm.{os.getuid():x}.{os.getpid():x}.1"
     path.write_bytes(bytes(4096))

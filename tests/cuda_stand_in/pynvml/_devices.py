@@ -22,7 +22,7 @@ def gpu_of(handle: Any) -> Gpu:
     """The GPU of a handle, or of its MIG instance. Raises NVMLError: it is lost, or this is no handle."""
     if not isinstance(handle, c_nvmlDevice_t):
         raise NVMLError(CODES["NVML_ERROR_INVALID_ARGUMENT"])
-    gpu = library.view.gpu(handle._uuid)
+    gpu = library.gpu(handle._uuid)
     if gpu.lost:
         raise NVMLError(CODES["NVML_ERROR_GPU_IS_LOST"])
     return gpu
@@ -71,12 +71,12 @@ def nvmlSystemGetNVMLVersion() -> str:
 
 @entry
 def nvmlDeviceGetCount() -> int:
-    return len(library.view.now.gpus)
+    return len(library.gpus())
 
 
 @entry
 def nvmlDeviceGetHandleByIndex(index: int) -> c_nvmlDevice_t:
-    gpus = _in_bus_order()
+    gpus = library.gpus()
     if not 0 <= index < len(gpus):
         raise refused("INVALID_ARGUMENT")
     return _handle(gpus[index])
@@ -85,7 +85,7 @@ def nvmlDeviceGetHandleByIndex(index: int) -> c_nvmlDevice_t:
 @entry
 def nvmlDeviceGetHandleByUUID(uuid: str | bytes) -> c_nvmlDevice_t:
     wanted = uuid.decode() if isinstance(uuid, bytes) else uuid
-    for gpu in library.view.now.gpus:
+    for gpu in library.gpus():
         if wanted == gpu.uuid or any(wanted == one.uuid for one in gpu.mig):
             gpu_of(c_nvmlDevice_t(wanted))
             return c_nvmlDevice_t(wanted)
@@ -95,7 +95,7 @@ def nvmlDeviceGetHandleByUUID(uuid: str | bytes) -> c_nvmlDevice_t:
 @entry
 def nvmlDeviceGetHandleByPciBusId(pciBusId: str | bytes) -> c_nvmlDevice_t:
     wanted = pciBusId.decode() if isinstance(pciBusId, bytes) else pciBusId
-    for gpu in library.view.now.gpus:
+    for gpu in library.gpus():
         if _pci(gpu.pci_bus_id) == _pci(wanted):
             return _handle(gpu)
     raise refused("NOT_FOUND")
@@ -103,12 +103,12 @@ def nvmlDeviceGetHandleByPciBusId(pciBusId: str | bytes) -> c_nvmlDevice_t:
 
 @entry
 def nvmlDeviceGetIndex(handle: Any) -> int:
-    return [gpu.uuid for gpu in _in_bus_order()].index(gpu_of(handle).uuid)
+    return [gpu.uuid for gpu in library.gpus()].index(gpu_of(handle).uuid)
 
 
 @entry
 def nvmlDeviceGetMinorNumber(handle: Any) -> int:
-    return [gpu.uuid for gpu in _in_bus_order()].index(gpu_of(handle).uuid)
+    return [gpu.uuid for gpu in library.gpus()].index(gpu_of(handle).uuid)
 
 
 @entry
@@ -213,10 +213,6 @@ def _instance(handle: Any) -> Mig:
     if found is None:
         raise refused("NOT_SUPPORTED")
     return found
-
-
-def _in_bus_order() -> list[Gpu]:
-    return sorted(library.view.now.gpus, key=lambda gpu: gpu.pci_bus_id)
 
 
 def _handle(gpu: Gpu) -> c_nvmlDevice_t:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar, ParamSpec, TypeVar
 
-from cuda_simulation.machine import MachineView, view_from_environment
+from cuda_simulation import traces
+from cuda_simulation.machine import Gpu, MachineView, view_from_environment
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,11 +83,16 @@ NVMLError._classes.update({made.value: made for made in CLASSES.values()})
 
 
 class Library:
-    """NVML in this process."""
+    """NVML in this process. From its first initialisation to its last shutdown it lists the GPUs that there
+    were then, and one that was lost meanwhile stays so.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._initialised = 0
+        self._listed: tuple[str, ...] = ()
+        self._lost: set[str] = set()
+        self._nodes: tuple[int, ...] = ()
 
     @functools.cached_property
     def view(self) -> MachineView:
@@ -100,10 +108,30 @@ class Library:
             raise NVMLError(CODES["NVML_ERROR_DRIVER_NOT_LOADED"])
         with self._lock:
             self._initialised += 1
+            if self._initialised == 1:
+                in_order = sorted(machine.gpus, key=lambda gpu: gpu.pci_bus_id)
+                self._listed = tuple(gpu.uuid for gpu in in_order)
+                self._nodes = traces.nodes(self.view.directory, "nvidiactl", "nvidia0")
 
     def shut_down(self) -> None:
         with self._lock:
             self._initialised -= 1
+            if not self._initialised:
+                self._lost.clear()
+                for node in self._nodes:
+                    os.close(node)
+                self._nodes = ()
+
+    def gpus(self) -> list[Gpu]:
+        """Those that are listed, as they are now, in the order of the bus."""
+        return [self.gpu(uuid) for uuid in self._listed]
+
+    def gpu(self, uuid: str) -> Gpu:
+        """The GPU of that UUID, or of the MIG instance of that UUID."""
+        found = self.view.gpu(uuid)
+        if found.lost:
+            self._lost.add(found.uuid)
+        return replace(found, lost=found.uuid in self._lost)
 
     def check(self, name: str) -> None:
         """What every call finds first. Raises NVMLError."""

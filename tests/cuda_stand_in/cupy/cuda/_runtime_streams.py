@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -120,6 +121,8 @@ def eventSynchronize(event: int) -> None:
         place = events.hold(waited, context.device.gpu_uuid)
         context.scheduler.submit(place)
     context.scheduler.wait([place] if place else [])
+    if waited.flags & events.BLOCKING_SYNC and context.view.now.wake_s:
+        time.sleep(context.view.now.wake_s)
 
 
 @entry(keeps_lock=True)
