@@ -33,13 +33,14 @@ def run(site: Site, findings: Findings) -> None:
     with load_clients(findings) as clients:
         shown = {name: _profiled(site, clients, name, nbytes) for name in _PICTURES}
     for name, found in shown.items():
-        title = f"{_PICTURES[name][2]} of {nbytes >> 10} KiB each way"
+        where = "Stand-in, not a GPU: " if site.stand_in else ""
+        title = f"{where}{_PICTURES[name][2]} of {nbytes >> 10} KiB each way"
         (site.folder / name).write_text(svg(found, title))
         share = overlapped(found)
         findings.add(Figure(_PICTURES[name][2], "part of the compute with a copy beside it", (share,)))
     findings.keep(timeline={name: [_line(one) for one in found] for name, found in shown.items()})
     findings.note(f"The pictures are {' and '.join(shown)}, with {_PAGE} around them")
-    (site.folder / _PAGE).write_text(_page(shown, nbytes))
+    (site.folder / _PAGE).write_text(_page(shown, nbytes, site.stand_in))
 
 
 def _profiled(site: Site, clients: LoadClients, name: str, nbytes: int) -> list[Span]:
@@ -65,10 +66,10 @@ def _line(one: Span) -> dict[str, int | str]:
     return {"kind": one.kind, "start_ns": one.start_ns, "end_ns": one.end_ns, "nbytes": one.nbytes}
 
 
-def _page(shown: dict[str, list[Span]], nbytes: int) -> str:
+def _page(shown: dict[str, list[Span]], nbytes: int, stand_in: bool) -> str:
     """The page of the documentation."""
     blocks = [
-        "# Streams and copies of a request",
+        "# Streams and copies of a request" + (" (stand-in for CUDA, not a GPU)" if stand_in else ""),
         f"Made by `scripts/gpu_check` from a profile: a model whose kernel takes {_COMPUTE_S * 1e3:g} ms, "
         f"tensors of {nbytes / (1 << 20):g} MiB each way in the client's shared memory. Times are those of "
         "CUDA events around each copy and each call, on the clock of the device; the events themselves slow "
