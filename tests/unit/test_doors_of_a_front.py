@@ -21,7 +21,7 @@ from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Sink
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.keeper.doors import Doors
-from gpuserve.front.passage.messages import Setup
+from gpuserve.front.passage.messages import DoorSetup
 from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.service.service import inference_service
 from gpuserve.settings.server import ServerSettings
@@ -50,7 +50,7 @@ def accept(exchange: Exchange) -> Sink:
 
 @contextlib.asynccontextmanager
 async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> AsyncIterator[Doors]:
-    setup = Setup(ServerSettings(doors=n).to_wire(), 0, ())
+    setup = DoorSetup(ServerSettings(doors=n).to_wire(), 0, ())
     serve = partial(ServedDoor, inference_service(ServerSettings()), accept)
     doors = Doors({os.dup(listener.fileno()): False}, serve, AwaitedRequests(), admission, setup, None)
     await doors.start()

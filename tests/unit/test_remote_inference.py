@@ -67,7 +67,7 @@ class Doors:
     def _take(self, end: str) -> Callable[[Any, list[int]], None]:
         def take(message: Any, fds: list[int]) -> None:
             if fds:
-                {"front": self.requests.attach, "door": self.door.attach}[end](message, fds)
+                {"front": self.requests.loans.attach, "door": self.door.attach}[end](message, fds)
             else:
                 self._obey[end][type(message)](message)
 
@@ -261,11 +261,11 @@ def test_a_large_tensor_is_lent_both_ways_and_comes_back() -> None:
             (output,) = answer.outputs
             assert isinstance(output.data, memoryview)
             assert bytes(output.data) == b"\x08" * LARGE
-            assert there.requests.n_leased == 1
+            assert there.requests.loans.n_leased == 1
             output.data.release()
             answer.close()
             await there.settle()
-            assert there.requests.n_leased == 0
+            assert there.requests.loans.n_leased == 0
             worker.arena.close()
 
     asyncio.run(talk())
@@ -284,11 +284,11 @@ def test_responses_of_a_stream_come_one_by_one_until_its_end() -> None:
                 await there.settle()
                 assert len(came) == n + 1
             assert there.answers == []
-            assert there.requests.n_leased == 3, "nobody has written a response yet"
+            assert there.requests.loans.n_leased == 3, "nobody has written a response yet"
             for one in came:
                 one.close()
             await there.settle()
-            assert there.requests.n_leased == 0
+            assert there.requests.loans.n_leased == 0
             worker.end()
             await there.settle()
             assert there.answers == [None]

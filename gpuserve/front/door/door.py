@@ -72,7 +72,7 @@ class Door:
         self._on_lost = on_lost
         self._settings = ServerSettings()
         self._parts: DoorParts | None = None
-        self._obeyed_by: Mapping[type, Callable[[Any], None]] = {messages.Setup: self._set_up}
+        self._obeyed_by: Mapping[type, Callable[[Any], None]] = {messages.DoorSetup: self._set_up}
         #: How many notices the front has given.
         self._notice = 0
         #: The addresses of connections that have ended in this turn.
@@ -103,7 +103,7 @@ class Door:
     def _hear(self, message: Any, fds: list[int]) -> None:
         if type(message) is messages.Connect:
             assert self._parts is not None
-            self._passage.post(messages.Taken(1))  # which leaves before anything of it is read
+            self._passage.post(messages.TakenConnections(1))  # which leaves before anything of it is read
             self._parts.reception.take(message, fds)
         elif fds:
             assert self._parts is not None
@@ -111,7 +111,7 @@ class Door:
         else:
             self._obeyed_by[type(message)](message)
 
-    def _set_up(self, setup: messages.Setup) -> None:
+    def _set_up(self, setup: messages.DoorSetup) -> None:
         self._settings = ServerSettings.from_wire(setup.settings)
         settings = part_of_door(self._settings)
         self._on_setup(settings)
@@ -134,14 +134,14 @@ class Door:
     def _dispatch_table(self, parts: DoorParts) -> Mapping[type, Callable[[Any], None]]:
         """Who obeys which message about connections; ``Connect`` has a descriptor, and is not in it."""
         return {
-            messages.Adjust: lambda message: self._adjust(parts, message),
-            messages.Log: lambda message: logs.adjust(LogSettings(**message.settings)),
+            messages.AdjustDoor: lambda message: self._adjust(parts, message),
+            messages.DoorLog: lambda message: logs.adjust(LogSettings(**message.settings)),
             messages.Announce: lambda message: self._announce(parts, message),
             messages.Renew: lambda _: self._renew(parts),
-            messages.Stop: lambda _: self._quit.set(),
+            messages.StopDoor: lambda _: self._quit.set(),
         }
 
-    def _adjust(self, parts: DoorParts, message: messages.Adjust) -> None:
+    def _adjust(self, parts: DoorParts, message: messages.AdjustDoor) -> None:
         self._settings = adjusted(self._settings, message.settings)
         settings = part_of_door(self._settings)
         parts.admission.adjust(limits_of(settings))

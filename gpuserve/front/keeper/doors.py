@@ -46,14 +46,14 @@ class Doors(Transport):
         serve: Callable[[Passage], ServedDoor],
         requests: AwaitedRequests,
         admission: Admission,
-        setup: messages.Setup,
+        setup: messages.DoorSetup,
         tls: TlsFiles | None,
     ) -> None:
         self._listeners = listeners
         self._requests = requests
         self._admission = admission
         self._setup = setup
-        self._log = messages.Log(LogSettings.of_level(setup.settings["log_level"])._asdict())
+        self._log = messages.DoorLog(LogSettings.of_level(setup.settings["log_level"])._asdict())
         self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._doors = [
@@ -108,14 +108,14 @@ class Doors(Transport):
     def adjust(self, changes: Mapping[str, Any]) -> None:
         self._setup = self._setup._replace(settings={**self._setup.settings, **changes})
         for door in self._doors:
-            door.tell(messages.Adjust(dict(changes)))
+            door.tell(messages.AdjustDoor(dict(changes)))
 
     def limit_age(self, max_age_s: float) -> None:
         self.adjust({"max_connection_age_s": max_age_s})
 
     def log_as(self, settings: LogSettings) -> None:
         """Have the doors log so from now on."""
-        self._log = messages.Log(settings._asdict())
+        self._log = messages.DoorLog(settings._asdict())
         for door in self._doors:
             door.tell(self._log)
 

@@ -77,7 +77,7 @@ class Running:
         #: Those that it has not taken yet, which another can have if it dies.
         self.on_their_way: deque[Newcomer] = deque()
 
-    def take(self, taken: messages.Taken) -> None:
+    def take(self, taken: messages.TakenConnections) -> None:
         for _ in range(taken.n):
             self.on_their_way.popleft().accepted.close()
 
@@ -136,7 +136,7 @@ class KeptDoor:
         running.obeyed_by = {
             **running.served.obey,
             messages.Status: self._take_status,
-            messages.Taken: running.take,
+            messages.TakenConnections: running.take,
             messages.Left: self._take_left,
         }
         passage.open()
@@ -164,7 +164,7 @@ class KeptDoor:
 
     def stop(self) -> None:
         """Have it close its connections and end; it is not started again."""
-        self.tell(messages.Stop())
+        self.tell(messages.StopDoor())
         self._become(DoorState.ENDED if self._running is None else DoorState.ENDING)
 
     def kill(self) -> None:

@@ -18,17 +18,17 @@ from gpuserve.front.exchange.exchange import Accept, AnswerHead, Ends, Head, Hea
 from gpuserve.front.exchange.limits import source_of
 from gpuserve.front.passage.messages import (
     Abandoned,
-    Answer,
+    AnswerPart,
     Body,
     Consumed,
     DropUnsent,
     Finish,
     Opened,
-    Part,
     Reset,
     Send,
     Sent,
     Start,
+    WholeAnswer,
 )
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.passage.pieces import WINDOW_NBYTES, pieces
@@ -87,7 +87,7 @@ class ForwardedExchanges:
 
     @property
     def n_open(self) -> int:
-        """How many are not over."""
+        """How many requests are not over."""
         return len(self._open)
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class ForwardedExchange:
         self._uncredited_nbytes = 0
         #: What of the response has not gone, and the message with which it ends.
         self._unsent: deque[Piece] = deque()
-        self._last: Answer | Start | Send | Finish | None = None
+        self._last: WholeAnswer | Start | Send | Finish | None = None
         self._unsent_nbytes = 0
         self._on_way_nbytes = 0
         self._release: Release | None = None
@@ -215,7 +215,7 @@ class ForwardedExchange:
         *parts, last = pieces(body, nbytes)
         self._release = release
         self._queue(parts)
-        self._end(Answer(self._number, head.status, head.headers, head.trailers, bytes(last)))
+        self._end(WholeAnswer(self._number, head.status, head.headers, head.trailers, bytes(last)))
 
     def start(self, status: int, headers: Iterable[Header], end: bool = False) -> None:
         if self.ended:
@@ -280,7 +280,7 @@ class ForwardedExchange:
             self._unsent.append(part)
             self._unsent_nbytes += len(part)
 
-    def _end(self, last: Answer | Start | Send | Finish) -> None:
+    def _end(self, last: WholeAnswer | Start | Send | Finish) -> None:
         """All of it is known: who answers is told if the body is not of interest any more."""
         self._move(Progress.ENDING)
         self._last = last
@@ -291,12 +291,12 @@ class ForwardedExchange:
 
     def _push(self) -> None:
         """Have as much go as may be on its way."""
-        is_whole = isinstance(self._last, Answer)
+        is_whole = isinstance(self._last, WholeAnswer)
         while self._unsent and self._on_way_nbytes < WINDOW_NBYTES:
             part = bytes(self._unsent.popleft())
             self._unsent_nbytes -= len(part)
             self._on_way_nbytes += len(part)
-            self._all.post(Part(self._number, part) if is_whole else Send(self._number, part, False))
+            self._all.post(AnswerPart(self._number, part) if is_whole else Send(self._number, part, False))
         if self._last is not None and not self._unsent:
             self._all.post(self._last)
             self._let_go()

@@ -17,17 +17,17 @@ from gpuserve.front.doors.access.users import depends_on_user, user_of
 from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Piece, Sink
 from gpuserve.front.passage.messages import (
     Abandoned,
-    Answer,
+    AnswerPart,
     Body,
     Consumed,
     DropUnsent,
     Finish,
     Opened,
-    Part,
     Reset,
     Send,
     Sent,
     Start,
+    WholeAnswer,
 )
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.passage.pieces import CREDIT_NBYTES, pieces
@@ -49,8 +49,8 @@ class Forwarding:
         self.obey: Mapping[type, Callable[[Any], None]] = {
             message: partial(self._obey, act)
             for message, act in (
-                (Part, PassedOn.add),
-                (Answer, PassedOn.answer),
+                (AnswerPart, PassedOn.add),
+                (WholeAnswer, PassedOn.answer),
                 (Start, PassedOn.start),
                 (Send, PassedOn.send),
                 (DropUnsent, PassedOn.drop_unsent),
@@ -135,11 +135,11 @@ class PassedOn:
 
     # ---- the front's side -----------------------------------------------------------------
 
-    def add(self, message: Part) -> None:
+    def add(self, message: AnswerPart) -> None:
         self._parts.append(message.data)
         self._forwarding.post(Sent(self._number, len(message.data)))
 
-    def answer(self, message: Answer) -> None:
+    def answer(self, message: WholeAnswer) -> None:
         body, self._parts = (*self._parts, message.body), []
         head = self._forwarding.answer_head(message.status, message.headers, message.trailers)
         self._forwarding.forget(self._number)

@@ -2,12 +2,14 @@
 
 ::
 
-    front -> door   Setup, Connect, Adjust, Log, Announce, Renew, Stop,
-                    Part, Answer, Start, Send, DropUnsent, Finish, Reset, Consumed,
-                    Served, Stage, Outputs, Result, Refused, Ended, Lend, Unlend, Freed
-    door -> front   Status, Taken, Left,
+    front -> door   DoorSetup, Connect, AdjustDoor, DoorLog, Announce, Renew, StopDoor,
+                    AnswerPart, WholeAnswer, Start, Send, DropUnsent, Finish, Reset, Consumed,
+                    Served, FrontStage, Outputs, Result, RefusedRequest, StreamEnded,
+                    LendSegment, UnlendSegment, Freed
+    door -> front   Status, TakenConnections, Left,
                     Opened, Body, Abandoned, Sent,
-                    Template, Alike, ForgetTemplates, Infer, TakenBack, Closed, Segment, DropSegment
+                    RequestTemplate, Alike, ForgetTemplates, Infer, TakenBack,
+                    Closed, DoorSegment, DropDoorSegment
 
 An *exchange* is one request at its connection, by a number that its door gives it and never uses again. What
 a door does not answer itself it passes on as it came, and the front answers it as if it had come there.
@@ -29,7 +31,7 @@ from gpuserve_worker.protocol.wire import Vocabulary
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 
-class Setup(NamedTuple):
+class DoorSetup(NamedTuple):
     """The first message: the settings of the server, and which of its doors this one is, from 0 on.
     ``idle_paths`` are how paths begin whose requests may be open while there is nothing to do.
     """
@@ -51,7 +53,7 @@ class Connect(NamedTuple):
     tls: bool
 
 
-class Taken(NamedTuple):
+class TakenConnections(NamedTuple):
     """So many more of the connections that were handed over are the door's, in their order. It is said before
     anything is read of them: if the door dies before, they are another's.
     """
@@ -65,13 +67,13 @@ class Left(NamedTuple):
     addresses: tuple[str | None, ...]
 
 
-class Adjust(NamedTuple):
+class AdjustDoor(NamedTuple):
     """Settings of the server that are others from now on, by name, as ``ServerSettings.to_wire`` has them."""
 
     settings: dict[str, Any]
 
 
-class Log(NamedTuple):
+class DoorLog(NamedTuple):
     """What is logged from now on, by the fields of ``LogSettings``."""
 
     settings: dict[str, Any]
@@ -87,7 +89,7 @@ class Renew(NamedTuple):
     """Use the files of TLS anew."""
 
 
-class Stop(NamedTuple):
+class StopDoor(NamedTuple):
     """Close every connection once it is answered, and end."""
 
 
@@ -148,14 +150,14 @@ class Abandoned(NamedTuple):
     exchange: int
 
 
-class Part(NamedTuple):
-    """The next part of the body of the ``Answer`` to come; ``Sent`` follows."""
+class AnswerPart(NamedTuple):
+    """The next part of the body of the ``WholeAnswer`` to come; ``Sent`` follows."""
 
     exchange: int
     data: bytes
 
 
-class Answer(NamedTuple):
+class WholeAnswer(NamedTuple):
     """``Exchange.answer``: the whole response, whose body are the parts before and this one."""
 
     exchange: int
@@ -166,7 +168,7 @@ class Answer(NamedTuple):
 
 
 class Start(NamedTuple):
-    """``Exchange.start``."""
+    """``Exchange.start``: the response begins."""
 
     exchange: int
     status: int
@@ -183,7 +185,7 @@ class Send(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """So many bytes of what ``Part`` and ``Send`` brought have left, or wait without being too many. Of
+    """So many bytes of what ``AnswerPart`` and ``Send`` brought have left, or wait without being too many. Of
     few bytes it is not said until there are more.
     """
 
@@ -198,14 +200,14 @@ class DropUnsent(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """``Exchange.finish``."""
+    """``Exchange.finish``: the response ends."""
 
     exchange: int
     trailers: Headers
 
 
 class Reset(NamedTuple):
-    """``Exchange.reset``."""
+    """``Exchange.reset``: the response breaks off."""
 
     exchange: int
 
@@ -231,7 +233,7 @@ class Served(NamedTuple):
     states: tuple[tuple[int, str, str], ...]
 
 
-class Stage(NamedTuple):
+class FrontStage(NamedTuple):
     """What the front takes now: nothing new where it is ``draining``, and nothing is answered any more once
     it has ``ended``. ``tracing``: requests may be traced.
     """
@@ -267,7 +269,7 @@ class Infer(NamedTuple):
     stream: bool
 
 
-class Template(NamedTuple):
+class RequestTemplate(NamedTuple):
     """What many requests have in common: the model, the outputs asked for, and of each input the name, the
     datatype and the shape. Of the other fields of ``Infer`` they have none, but maybe ``timeout_s``.
     """
@@ -280,8 +282,8 @@ class Template(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """Requests like a ``Template``: of each the ticket, the template, ``timeout_s``, and the data of each
-    input as in ``Infer``. Those that a batch was made of are answered together by ``Outputs``.
+    """Requests like a ``RequestTemplate``: of each the ticket, the template, ``timeout_s``, and the data of
+    each input as in ``Infer``. Those that a batch was made of are answered together by ``Outputs``.
     """
 
     requests: tuple[tuple[Any, ...], ...]
@@ -323,7 +325,7 @@ class Result(NamedTuple):
     final: bool
 
 
-class Refused(NamedTuple):
+class RefusedRequest(NamedTuple):
     """What became of a request is an error. ``untried``: it was refused, and is not known to the front."""
 
     ticket: int
@@ -332,7 +334,7 @@ class Refused(NamedTuple):
     untried: bool
 
 
-class Ended(NamedTuple):
+class StreamEnded(NamedTuple):
     """The stream of this request is at its end."""
 
     ticket: int
@@ -344,14 +346,14 @@ class Closed(NamedTuple):
     leases: tuple[int, ...]
 
 
-class Segment(NamedTuple):
+class DoorSegment(NamedTuple):
     """The door's arena has a new segment; its memfd rides beside this message."""
 
     segment: int
     nbytes: int
 
 
-class DropSegment(NamedTuple):
+class DropDoorSegment(NamedTuple):
     """The door's arena gave a segment up; nothing will refer to it again."""
 
     segment: int
@@ -363,14 +365,14 @@ class Freed(NamedTuple):
     blocks: tuple[tuple[int, int], ...]
 
 
-class Lend(NamedTuple):
+class LendSegment(NamedTuple):
     """A segment of a worker's arena, by a number of the front's; its memfd rides beside it."""
 
     segment: int
     nbytes: int
 
 
-class Unlend(NamedTuple):
+class UnlendSegment(NamedTuple):
     """No response will name this lent segment any more."""
 
     segment: int
@@ -378,9 +380,10 @@ class Unlend(NamedTuple):
 
 # fmt: off
 PASSAGE: Final = Vocabulary(dict(enumerate((
-    Setup, Connect, Taken, Left, Adjust, Log, Announce, Renew, Stop, Status, Opened, Body, Abandoned, Part,
-    Answer, Start, Send, Sent, DropUnsent, Finish, Reset, Consumed, Served, Stage, Template, Alike,
-    ForgetTemplates, Infer, TakenBack, Outputs, Result, Refused, Ended, Closed, Segment, DropSegment, Freed,
-    Lend, Unlend,
+    DoorSetup, Connect, TakenConnections, Left, AdjustDoor, DoorLog, Announce, Renew, StopDoor, Status,
+    Opened, Body, Abandoned, AnswerPart, WholeAnswer, Start, Send, Sent, DropUnsent, Finish, Reset,
+    Consumed, Served, FrontStage, RequestTemplate, Alike, ForgetTemplates, Infer, TakenBack, Outputs,
+    Result, RefusedRequest, StreamEnded, Closed, DoorSegment, DropDoorSegment, Freed, LendSegment,
+    UnlendSegment,
 ), start=1)))
 # fmt: on

@@ -15,7 +15,7 @@ from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission, OpenStreams
 from gpuserve.front.exchange.transport import Transport
 from gpuserve.front.keeper.doors import Doors
-from gpuserve.front.passage.messages import Setup
+from gpuserve.front.passage.messages import DoorSetup
 from gpuserve.front.remote.served_door import ServedDoor
 from gpuserve.front.server.connections import Connections
 from gpuserve.front.server.transport import NativeTransport
@@ -65,7 +65,7 @@ def _doors(
     http, grpc = both_doors(service, settings, requests, admission)
     tls = tls_files(settings)
     speak_tls = {fd: tls is not None and role in settings.tls_ports for role, fd in fds.items()}
-    setup = Setup(settings.to_wire(), 0, _NO_WORK)
+    setup = DoorSetup(settings.to_wire(), 0, _NO_WORK)
     serve = partial(ServedDoor, service, FrontDoor(grpc, http).accept)
     doors = Doors(speak_tls, serve, requests, admission, setup, tls)
     service.control.log.follow(doors.log_as)

@@ -20,23 +20,16 @@ from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.pending import OnAnswer, OnResponse, PendingRequest
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
-from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor, RegionSlice
+from gpuserve.front.remote.alike import AlikeRequests
+from gpuserve.front.remote.door_memory import DoorMemory, place_of
+from gpuserve.front.v2.types import InferRequest, InferResponse, OutputTensor
 from gpuserve.front.v2.validation import CheckedRequest
-from gpuserve_worker.memory import arena
-from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
-from gpuserve_worker.protocol.wire import INLINE_NBYTES
 
 if TYPE_CHECKING:
     from gpuserve.front.models.model_tracer import ModelTracer
 
 #: What a trace is found by.
-#: As many shapes of requests are remembered; then all are forgotten.
-_MOST_TEMPLATES: Final = 1024
-#: So much of requests is told of in one message.
-_ALIKE_NBYTES: Final = 64 << 10
 _TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
-
-
 #: The front checks what it is told.
 _UNCHECKED: Final = CheckedRequest(1, None, 0)
 
@@ -56,28 +49,19 @@ class RemoteRequests:
         self._passage = passage
         self._tickets = itertools.count(1)
         self._pending: dict[int, RemoteRequest] = {}
-        #: The numbers of templates that the front knows, and what is to be said by them.
-        self._templates: dict[Any, int] = {}
-        self._numbers = itertools.count(1)
-        self._alike: list[tuple[Any, ...]] = []
-        self._alike_nbytes = 0
-        self._blocks: dict[tuple[int, int], Block] = {}
-        self._lent = arena.Mapping()
-        #: Leases of responses that were closed in this turn of the loop.
-        self._closed: list[int] = []
+        self._alike = AlikeRequests(passage)
+        self.memory = DoorMemory(passage, max_arena_nbytes)
         self.tracing = False
         #: The front takes nothing new.
         self.draining = False
         #: The headers that a model tells its clients apart by, "" for their addresses; none: no model does.
         self.fair_by: frozenset[bytes] = frozenset()
-        self.arena = Arena(max_arena_nbytes, self._on_segment, self._on_drop)
         self.obey: Mapping[type, Callable[[Any], None]] = {
             messages.Outputs: self._on_outputs,
             messages.Result: self._on_result,
-            messages.Refused: self._on_refused,
-            messages.Ended: self._on_ended,
-            messages.Freed: self._on_freed,
-            messages.Unlend: lambda message: self._lent.detach(message.segment),
+            messages.RefusedRequest: self._on_refused,
+            messages.StreamEnded: self._on_ended,
+            **self.memory.obey,
         }
 
     # ---- to the front ---------------------------------------------------------------------
@@ -98,44 +82,13 @@ class RemoteRequests:
         ):
             self._post(pending, request)
         else:  # a template says all of it but its data
-            self._post_alike(ticket, request)
+            told = self.memory.told
+            self._alike.add(ticket, request, [told(one.data) for one in request.inputs])
         request.inputs.clear()
 
-    def _post_alike(self, ticket: int, request: InferRequest) -> None:
-        inputs = request.inputs
-        told = tuple([(one.name, one.datatype, one.shape) for one in inputs])
-        key = request.model_name, request.model_version, request.outputs, told
-        template = self._templates.get(key)
-        if template is None:
-            if len(self._templates) >= _MOST_TEMPLATES:
-                self._forget_templates()
-            template = self._templates[key] = next(self._numbers)
-            self._say_alike()
-            self._passage.post(messages.Template(template, *key))
-        parts = [
-            one.data if type(one.data) is bytes and len(one.data) <= INLINE_NBYTES else self._told(one.data)
-            for one in inputs
-        ]
-        if not self._alike:
-            self._passage.call_at_end(self._say_alike)
-        self._alike.append((ticket, template, request.timeout_s, *parts))
-        self._alike_nbytes += sum([len(one) for one in parts])
-        if self._alike_nbytes > _ALIKE_NBYTES:
-            self._say_alike()
-
-    def _say_alike(self) -> None:
-        if self._alike:
-            alike, self._alike, self._alike_nbytes = self._alike, [], 0
-            self._passage.post(messages.Alike(tuple(alike)))
-
-    def _forget_templates(self) -> None:
-        """Begin anew, with other numbers: shapes are as many as clients like."""
-        self._say_alike()
-        self._passage.post(messages.ForgetTemplates())
-        self._templates.clear()
-
     def _post(self, pending: RemoteRequest, request: InferRequest) -> None:
-        inputs = tuple([(one.name, one.datatype, one.shape, self._told(one.data)) for one in request.inputs])
+        told = self.memory.told
+        inputs = tuple([(one.name, one.datatype, one.shape, told(one.data)) for one in request.inputs])
         self._passage.post(
             messages.Infer(
                 pending.ticket,
@@ -148,7 +101,7 @@ class RemoteRequests:
                 request.timeout_s,
                 request.priority,
                 request.empty_final,
-                tuple([(name, _place(one)) for name, one in request.placements.items()]),
+                tuple([(name, place_of(one)) for name, one in request.placements.items()]),
                 request.sequence,
                 self._client(request),
                 self._received(request) if self.tracing else None,
@@ -158,26 +111,8 @@ class RemoteRequests:
 
     def take_back(self, pending: RemoteRequest) -> None:
         if self._pending.pop(pending.ticket, None) is not None:
-            self._say_alike()
+            self._alike.say()
             self._passage.post(messages.TakenBack((pending.ticket,)))
-
-    def _told(self, data: Any) -> Any:
-        """Where the front finds a tensor. A large one that is not in the arena yet is copied there."""
-        if type(data) is bytes and len(data) <= INLINE_NBYTES:
-            return data
-        if isinstance(data, RegionSlice):
-            return _place(data)
-        if not isinstance(data, Block):
-            if len(data) <= INLINE_NBYTES:
-                return bytes(data)
-            try:
-                block = self.arena.allocate(len(data))
-            except OutOfMemory:
-                return bytes(data)
-            block.view[:] = data
-            data = block
-        self._blocks[data.segment, data.offset] = data
-        return data.segment, data.offset, data.nbytes
 
     def _client(self, request: InferRequest) -> tuple[str | bytes, messages.Headers] | None:
         """Whom a fair queue takes a request to be of; None where none asks."""
@@ -191,20 +126,15 @@ class RemoteRequests:
         headers = tuple([one for one in head.headers if one[0] in _TRACE_HEADERS])
         return time.monotonic_ns(), head.is_grpc, headers
 
-    def _on_segment(self, segment: int, fd: int, nbytes: int) -> None:
-        self._passage.send(messages.Segment(segment, nbytes), [fd])
-
-    def _on_drop(self, segment: int) -> None:
-        self._passage.post(messages.DropSegment(segment))
-
     # ---- from the front -------------------------------------------------------------------
 
     def _on_outputs(self, message: messages.Outputs) -> None:
         tickets, rows, version, told, lease = message
         waiting = [self._pending.pop(ticket, None) if ticket else None for ticket in tickets]
-        on_close = _Part(waiting, partial(self._close, lease)).close if lease else None
+        on_close = _SharedLease(waiting, partial(self.memory.close_lease, lease)).close if lease else None
         tensors = [
-            OutputTensor(name, datatype, shape, self._data(data)) for name, datatype, shape, data in told
+            OutputTensor(name, datatype, shape, self.memory.view(data))
+            for name, datatype, shape, data in told
         ]
         try:
             parts = [tensors] if len(rows) == 1 else cut(tensors, rows)
@@ -238,9 +168,6 @@ class RemoteRequests:
         if on_close is not None:
             on_close()
 
-    def _data(self, data: Any) -> bytes | memoryview:
-        return data if type(data) is bytes else self._lent.view(*data)
-
     def _give_nonsense(
         self, waiting: Sequence[RemoteRequest | None], on_close: Callable[[], None] | None
     ) -> None:
@@ -255,7 +182,7 @@ class RemoteRequests:
         pending = self._pending.get(ticket)
         if pending is None:  # taken back, and the message crossed ours
             if lease:
-                self._close(lease)
+                self.memory.close_lease(lease)
             return
         outputs = [
             OutputTensor(name, datatype, shape, data)
@@ -264,7 +191,7 @@ class RemoteRequests:
             for name, datatype, shape, data in told
         ]
         request = pending.request
-        on_close = partial(self._close, lease) if lease else None
+        on_close = partial(self.memory.close_lease, lease) if lease else None
         response = InferResponse(pending.spec.name, version, request.id, parameters, outputs, on_close)
         if final:
             del self._pending[ticket]
@@ -277,9 +204,9 @@ class RemoteRequests:
     def _output(self, name: str, datatype: str, shape: tuple[int, ...], place: Any) -> OutputTensor:
         if place is None:
             return OutputTensor(name, datatype, shape, b"", True)
-        return OutputTensor(name, datatype, shape, self._lent.view(*place))
+        return OutputTensor(name, datatype, shape, self.memory.view(place))
 
-    def _on_refused(self, message: messages.Refused) -> None:
+    def _on_refused(self, message: messages.RefusedRequest) -> None:
         pending = self._pending.pop(message.ticket, None)
         if pending is None:
             return
@@ -289,38 +216,20 @@ class RemoteRequests:
         error.untried = message.untried
         pending.give(error)
 
-    def _on_ended(self, message: messages.Ended) -> None:
+    def _on_ended(self, message: messages.StreamEnded) -> None:
         pending = self._pending.pop(message.ticket, None)
         if pending is not None:
             pending.give(None)
-
-    def _on_freed(self, message: messages.Freed) -> None:
-        for place in message.blocks:
-            self._blocks.pop(place).free()
-
-    def attach(self, message: messages.Lend, fds: list[int]) -> None:
-        """Map a segment that is lent; its descriptor stays the caller's."""
-        self._lent.attach(message.segment, fds[0], message.nbytes)
-
-    def _close(self, lease: int) -> None:
-        if not self._closed:
-            self._passage.call_at_end(self._say_closed)
-        self._closed.append(lease)
-
-    def _say_closed(self) -> None:
-        closed, self._closed = self._closed, []
-        self._passage.post(messages.Closed(tuple(closed)))
 
     def close(self) -> None:
         """The front is gone, or the door ends."""
         for pending in list(self._pending.values()):
             pending.give(Unavailable("the server is stopping"))
         self._pending.clear()
-        self._lent.close()
-        self.arena.close()
+        self.memory.close()
 
 
-class _Part:
+class _SharedLease:
     """The lease of a batch's outputs, as long as some of this door's responses are not closed."""
 
     __slots__ = ("_left", "_release")
@@ -342,7 +251,7 @@ class RemoteDriver(Driver):
 
     def __init__(self, spec: ModelSpec, was_ready: bool, requests: RemoteRequests) -> None:
         self.spec = spec
-        self.arena = requests.arena
+        self.arena = requests.memory.arena
         self._requests = requests
         self._was_ready = was_ready
 
@@ -360,7 +269,7 @@ class RemoteDriver(Driver):
 
     @tracer.setter
     def tracer(self, tracer: ModelTracer | None) -> None:
-        """The front traces."""
+        """The front traces, and a door tells it what it needs for that."""
 
     def statistics(self) -> SchedulerStatistics:
         raise NotImplementedError("the front has the counts of a model")
@@ -393,7 +302,3 @@ class Unpinned:
     def pin(self, request: InferRequest) -> None: ...
 
     def unpin(self, request: InferRequest) -> None: ...
-
-
-def _place(one: RegionSlice) -> tuple[str, int, int]:
-    return one.region, one.offset, one.nbytes

@@ -17,7 +17,7 @@ from gpuserve.front.service.health import ServerHealth
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.service.trace_control import TraceControl
 
-URGENT: Final = frozenset({messages.Served, messages.Stage})
+URGENT: Final = frozenset({messages.Served, messages.FrontStage})
 
 
 class ModelMirror:
@@ -31,7 +31,7 @@ class ModelMirror:
         self._health = health
         self._trace = trace
         self._told: dict[str, Sequence[Any]] = {}
-        self._stage: messages.Stage | None = None
+        self._stage: messages.FrontStage | None = None
         self._is_due = False
         self._unwatch: list[Callable[[], None]] = []
 
@@ -61,7 +61,7 @@ class ModelMirror:
                     self._told[name] = known
                 else:
                     del self._told[name]
-        stage = messages.Stage(self._health.draining, self._health.ended, self._trace.is_active)
+        stage = messages.FrontStage(self._health.draining, self._health.ended, self._trace.is_active)
         if stage != self._stage:
             self._stage = stage
             self._passage.post(stage)
@@ -94,7 +94,7 @@ class Mirrored:
         self._fair_by: dict[str, set[bytes]] = {}
         self.obey: Mapping[type, Callable[[Any], None]] = {
             messages.Served: self._on_served,
-            messages.Stage: self._on_stage,
+            messages.FrontStage: self._on_stage,
         }
 
     def _on_served(self, message: messages.Served) -> None:
@@ -107,7 +107,7 @@ class Mirrored:
         self._models.set_states(name, states)
         self._models.serve(name, drivers)
 
-    def _on_stage(self, message: messages.Stage) -> None:
+    def _on_stage(self, message: messages.FrontStage) -> None:
         draining, ended, self._requests.tracing = message
         self._requests.draining = draining
         if draining and not self._health.draining:

@@ -30,9 +30,9 @@ class ServedDoor:
         """Begin to tell the door of models, once it knows its settings."""
         self._mirror.open()
 
-    def attach(self, message: messages.Segment, fds: list[int]) -> None:
+    def attach(self, message: messages.DoorSegment, fds: list[int]) -> None:
         """Map a segment of the door's arena; its descriptor stays the caller's."""
-        self._requests.attach(message, fds)
+        self._requests.loans.attach(message, fds)
 
     def close(self) -> None:
         """The door is gone: what it has passed on is abandoned, and what it asked is taken back."""

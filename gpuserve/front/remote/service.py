@@ -32,16 +32,16 @@ class DoorService:
         mirrored = Mirrored(models, self.service.health, self._requests)
         self.obey: Mapping[type, Callable[[Any], None]] = {**self._requests.obey, **mirrored.obey}
 
-    def attach(self, message: messages.Lend, fds: list[int]) -> None:
+    def attach(self, message: messages.LendSegment, fds: list[int]) -> None:
         """Map a segment that the front lends; its descriptor stays the caller's."""
-        self._requests.attach(message, fds)
+        self._requests.memory.attach(message, fds)
 
     def shrink(self) -> None:
         """Called now and then: give back what a burst took of the arena."""
-        self._requests.arena.shrink()
+        self._requests.memory.arena.shrink()
 
     def arena_statistics(self) -> ArenaStatistics:
-        return self._requests.arena.statistics()
+        return self._requests.memory.arena.statistics()
 
     def close(self) -> None:
         self._requests.close()

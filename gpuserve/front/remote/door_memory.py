@@ -1,0 +1,89 @@
+"""The memory of a door as it shares it with the front: inputs in its own arena, and segments of workers'
+arenas that it was lent, where outputs lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpuserve.front.passage import messages
+from gpuserve.front.passage.passage import Passage
+from gpuserve.front.v2.types import RegionSlice
+from gpuserve_worker.memory import arena
+from gpuserve_worker.memory.arena import Arena, Block, OutOfMemory
+from gpuserve_worker.protocol.wire import INLINE_NBYTES
+
+
+class DoorMemory:
+    """What a door says of its tensors, and where it finds those of the front. ``obey`` says who takes which
+    message of the front.
+    """
+
+    def __init__(self, passage: Passage, max_arena_nbytes: int) -> None:
+        self._passage = passage
+        #: What the front has of the arena, by place.
+        self._blocks: dict[tuple[int, int], Block] = {}
+        self._lent = arena.Mapping()
+        #: Leases of responses that were closed in this turn of the loop.
+        self._closed: list[int] = []
+        self.arena = Arena(max_arena_nbytes, self._on_segment, self._on_drop)
+        self.obey: Mapping[type, Callable[[Any], None]] = {
+            messages.Freed: self._on_freed,
+            messages.UnlendSegment: lambda message: self._lent.detach(message.segment),
+        }
+
+    def told(self, data: Any) -> Any:
+        """A tensor as the front is told of it. A large one that is not in the arena yet is copied there."""
+        if type(data) is bytes and len(data) <= INLINE_NBYTES:
+            return data
+        if isinstance(data, RegionSlice):
+            return place_of(data)
+        if not isinstance(data, Block):
+            if len(data) <= INLINE_NBYTES:
+                return bytes(data)
+            try:
+                block = self.arena.allocate(len(data))
+            except OutOfMemory:
+                return bytes(data)
+            block.view[:] = data
+            data = block
+        self._blocks[data.segment, data.offset] = data
+        return data.segment, data.offset, data.nbytes
+
+    def view(self, told: Any) -> bytes | memoryview:
+        """The bytes of an output that the front tells of."""
+        return told if type(told) is bytes else self._lent.view(*told)
+
+    def attach(self, message: messages.LendSegment, fds: list[int]) -> None:
+        """Map a segment that is lent; its descriptor stays the caller's."""
+        self._lent.attach(message.segment, fds[0], message.nbytes)
+
+    def close_lease(self, lease: int) -> None:
+        """What a response referred to is not needed any more."""
+        if not self._closed:
+            self._passage.call_at_end(self._say_closed)
+        self._closed.append(lease)
+
+    def close(self) -> None:
+        self._lent.close()
+        self.arena.close()
+
+    def _say_closed(self) -> None:
+        closed, self._closed = self._closed, []
+        self._passage.post(messages.Closed(tuple(closed)))
+
+    def _on_freed(self, message: messages.Freed) -> None:
+        for place in message.blocks:
+            self._blocks.pop(place).free()
+
+    def _on_segment(self, segment: int, fd: int, nbytes: int) -> None:
+        self._passage.send(messages.DoorSegment(segment, nbytes), [fd])
+
+    def _on_drop(self, segment: int) -> None:
+        self._passage.post(messages.DropDoorSegment(segment))
+
+
+def place_of(one: RegionSlice) -> tuple[str, int, int]:
+    """A place in a client's region, as the front is told of it."""
+    return one.region, one.offset, one.nbytes
