@@ -18,8 +18,8 @@ from gpuserve.errors import ConfigError
 from gpuserve.front.door.reports import STATUS_S, Reports
 from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.exchange.transport import DoorRow
-from gpuserve.front.keeper.choice import SILENT_S, Patience, next_door
-from gpuserve.front.keeper.tally import Tally
+from gpuserve.front.keeper.choice import SILENT_S, RestartPatience, next_door
+from gpuserve.front.keeper.tally import DoorTally
 from gpuserve.front.observe.triton_metrics import page
 from gpuserve.front.passage.messages import Status
 from gpuserve.front.process.connection_metrics import connection_families
@@ -50,14 +50,14 @@ def test_a_door_that_is_silent_is_passed_over_while_another_is_not() -> None:
 
 
 def test_a_door_is_started_again_at_once_and_later_if_it_dies_young() -> None:
-    patience = Patience()
+    patience = RestartPatience()
     assert [patience.pause_s(0.5) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
     assert patience.pause_s(60.0) == 0
     assert patience.pause_s(0.5) == 1
 
 
 def test_what_a_dead_door_counted_stays_counted() -> None:
-    tally = Tally()
+    tally = DoorTally()
     assert (tally.counts.n_requests, tally.counts.n_held, tally.counts.late) == (0, 0, {})
     tally.note(SAID._replace(n_requests=7, cpu_s=1.5, n_held=3, late={"idle": 2}, intake_refused=1))
     tally.end()
@@ -70,7 +70,7 @@ def test_what_a_dead_door_counted_stays_counted() -> None:
 
 
 def test_a_door_that_does_not_know_the_notice_counts_with_all_its_connections() -> None:
-    tally = Tally()
+    tally = DoorTally()
     assert tally.n_unaware(0, 5) == 0
     assert tally.n_unaware(1, 5) == 5
     tally.note(SAID._replace(notice=1, n_unaware=2))
@@ -82,7 +82,7 @@ def test_the_metrics_are_sums() -> None:
     admission = Admission(n_descriptors=1 << 16)
     admission.admit("10.0.0.1", 5)
     admission.late["idle"] = 1
-    counts = Tally().counts._replace(
+    counts = DoorTally().counts._replace(
         n_requests=10, cpu_s=0.5, restarts=1, n_streams=2, unsent_nbytes=100, refused={"streams": 1}
     )
     doors = [DoorRow(n, 9, "UP", 4, counts._replace(late={"idle": 2, "head": n})) for n in range(2)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuserve.front.door.reception import Reception
+from gpuserve.front.door.reception import ConnectionReception
 from gpuserve.front.door.reports import Reports
 from gpuserve.front.doors.opening import both_doors
 from gpuserve.front.doors.passing_door import PassingDoor
@@ -33,7 +33,7 @@ from gpuserve_worker.protocol import datagram
 logger = logging.getLogger(__name__)
 
 
-class Requests:
+class CountedRequests:
     """Counts the requests that are accepted."""
 
     def __init__(self, accept: Accept) -> None:
@@ -51,8 +51,8 @@ class DoorParts:
 
     admission: Admission
     connections: Connections
-    requests: Requests
-    reception: Reception
+    requests: CountedRequests
+    reception: ConnectionReception
     reports: Reports
     inference: DoorService
     awaited: AwaitedRequests
@@ -121,8 +121,10 @@ class Door:
         awaited = AwaitedRequests(inference.service.intake)
         http, grpc = both_doors(inference.service, settings, awaited, admission)
         connections = Connections(admission, settings.max_connection_age_s, setup.idle_paths)
-        requests = Requests(PassingDoor(grpc, http, forwarding.accept).accept)
-        reception = Reception(connections, requests.accept, admission, tls_files(settings), self._leave)
+        requests = CountedRequests(PassingDoor(grpc, http, forwarding.accept).accept)
+        reception = ConnectionReception(
+            connections, requests.accept, admission, tls_files(settings), self._leave
+        )
         reports = Reports(self._status, self._passage.post)
         parts = self._parts = DoorParts(
             admission, connections, requests, reception, reports, inference, awaited

@@ -15,7 +15,7 @@ from gpuserve.front.server.handshakes import Handshakes, tls_context
 from gpuserve.settings.tls import TlsFiles
 
 
-class Reception:
+class ConnectionReception:
     """Takes sockets that have their place. ``left`` is told the address of each that has ended, once."""
 
     def __init__(

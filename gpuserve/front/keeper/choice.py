@@ -35,7 +35,7 @@ def next_door(doors: Iterable[_Door], now: float) -> _Door | None:
     return min(turning or there, key=lambda one: one.n_open, default=None)
 
 
-class Patience:
+class RestartPatience:
     """How long is waited until a door that died is started again: not at all, but for one that dies young
     again and again.
     """

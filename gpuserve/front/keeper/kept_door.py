@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.keeper.choice import Patience
+from gpuserve.front.keeper.choice import RestartPatience
 from gpuserve.front.keeper.door_process import DoorProcess, start_door
-from gpuserve.front.keeper.tally import Tally
+from gpuserve.front.keeper.tally import DoorTally
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.served_door import ServedDoor
@@ -101,14 +101,14 @@ class KeptDoor:
         self.state = DoorState.DOWN
         self.n_open = 0
         self.heard_at = 0.0
-        self.tally = Tally()
+        self.tally = DoorTally()
         self._greeting = greeting
         self._serve = serve
         self._admission = admission
         self._on_change = on_change
         self._give_back = give_back
         self._running: Running | None = None
-        self._patience = Patience()
+        self._patience = RestartPatience()
         self._loop = asyncio.get_running_loop()
 
     @property

@@ -25,7 +25,7 @@ _NOTHING = Status(
 )
 
 
-class Tally:
+class DoorTally:
     """The account of one door over all of its processes."""
 
     def __init__(self) -> None:

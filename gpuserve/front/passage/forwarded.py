@@ -45,7 +45,7 @@ _UNSENT_NBYTES: Final = 256 << 10
 _UNCREDITED_NBYTES: Final = 8 << 10
 
 
-class Progress(enum.Enum):
+class ForwardedProgress(enum.Enum):
     """How far a response has gone to the door."""
 
     AWAITED = "nothing is known of it"
@@ -54,16 +54,20 @@ class Progress(enum.Enum):
     OVER = "all of it has gone, or nobody waits for it"
 
 
-_AWAITED: Final = Progress.AWAITED
-_OVER: Final = Progress.OVER
+_AWAITED: Final = ForwardedProgress.AWAITED
+_OVER: Final = ForwardedProgress.OVER
 
 _PROGRESS: Final = StepTable(
     "a forwarded response",
     {
-        Progress.AWAITED: {Progress.STARTED, Progress.ENDING, Progress.OVER},
-        Progress.STARTED: {Progress.ENDING, Progress.OVER},
-        Progress.ENDING: {Progress.OVER},
-        Progress.OVER: (),
+        ForwardedProgress.AWAITED: {
+            ForwardedProgress.STARTED,
+            ForwardedProgress.ENDING,
+            ForwardedProgress.OVER,
+        },
+        ForwardedProgress.STARTED: {ForwardedProgress.ENDING, ForwardedProgress.OVER},
+        ForwardedProgress.ENDING: {ForwardedProgress.OVER},
+        ForwardedProgress.OVER: (),
     },
 )
 
@@ -203,7 +207,7 @@ class ForwardedExchange:
 
     @property
     def ended(self) -> bool:
-        return self._progress is _OVER or self._progress is Progress.ENDING
+        return self._progress is _OVER or self._progress is ForwardedProgress.ENDING
 
     def answer(
         self, head: AnswerHead, body: Sequence[Piece], nbytes: int, release: Release | None = None
@@ -224,7 +228,7 @@ class ForwardedExchange:
         if end:
             self._end(message)
         else:
-            self._move(Progress.STARTED)
+            self._move(ForwardedProgress.STARTED)
             self._all.post(message)
 
     def send(self, data: bytes, end: bool = False) -> None:
@@ -282,7 +286,7 @@ class ForwardedExchange:
 
     def _end(self, last: WholeAnswer | Start | Send | Finish) -> None:
         """All of it is known: who answers is told if the body is not of interest any more."""
-        self._move(Progress.ENDING)
+        self._move(ForwardedProgress.ENDING)
         self._last = last
         sink, self._sink = self._sink, None
         self._push()
@@ -313,7 +317,7 @@ class ForwardedExchange:
         if release is not None:
             release()
 
-    def _move(self, progress: Progress) -> None:
+    def _move(self, progress: ForwardedProgress) -> None:
         self._progress = _PROGRESS.step(self._progress, progress)
 
     def _wake(self) -> None:
