@@ -161,7 +161,7 @@ def test_addresses_take_turns_and_have_so_many_at_once(
         assert begun == ["a"]
         await until(lambda: len(begun) == 8)
         assert begun == ["a", "b", "c", "a", "c", "a", "a", "a"]
-        await until(lambda: not one.listener._turn_due)
+        await until(lambda: not one.listener.handshakes._turn_due)
         assert len(begun) == 8
         one.listener.handshakes._waiting.clear()
 

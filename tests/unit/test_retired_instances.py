@@ -17,7 +17,7 @@ from test_device_scheduler_properties import DEVICES, DeviceMachine
 from test_sequences_properties import SequenceMachine
 
 from gpuserve.declare.spec import BatchingSpec, InstanceSpec, QueueSpec, Resource
-from gpuserve.declare.spec import SharedResources as Rate
+from gpuserve.declare.spec import RateLimiter as Rate
 from gpuserve.front.batching.model_scheduler import ModelScheduler
 from gpuserve.front.batching.rate_limited import RateLimits
 from gpuserve.front.batching.rate_limiter import SharedResources
