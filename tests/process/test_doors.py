@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import grpc
@@ -294,14 +295,13 @@ def kill_under_load(server: OperatedServer, times: int, n_clients: int) -> None:
         for victim in doors_of(server):
             load.wait_more(50)
             os.kill(victim, signal.SIGKILL)
-            back_s.append(
-                wait_until(lambda victim=victim: victim not in doors_of(server) != [], "another is there")
-            )
-            wait_until(lambda: all(row["state"] == "UP" for row in rows_of(server)), "all are up")
+            back_s.append(wait_until(lambda victim=victim: are_up(server, victim), "another is up"))
             load.wait_more()
     load.stop()
     n_killed = times * N_DOORS
-    measured(f"{n_killed} doors killed: {dict(load.outcomes)}, another process after {max(back_s):.3f} s")
+    took = f"another up after {median(back_s):.3f} s, {max(back_s):.3f} at most"
+    measured(f"{n_killed} doors killed: {dict(load.outcomes)}, {took}")
+    assert median(back_s) < 1.0
     lost = [int(found[1]) for found in map(_LOST.search, server.log) if found is not None]
     assert len(lost) == n_killed
     assert 0 < load.outcomes["http broke"] + load.outcomes["grpc broke"] <= sum(lost)
@@ -310,6 +310,12 @@ def kill_under_load(server: OperatedServer, times: int, n_clients: int) -> None:
     wait_until(lambda: n_files(server.front) <= before, "nothing is left open in the front")
     assert server.metric("gpuserve_running_requests", model="m") == 0
     assert server.metric("gpuserve_arena_blocks", model="m") == 0
+
+
+def are_up(server: OperatedServer, victim: int) -> bool:
+    """Whether all doors take connections, of which none is this process."""
+    rows = rows_of(server)
+    return all(row["state"] == "UP" and row["pid"] != victim for row in rows)
 
 
 def rows_of(server: OperatedServer) -> list[dict[str, Any]]:
@@ -325,5 +331,5 @@ def test_a_door_is_killed_under_load(tmp_path: Path, orders: Orders) -> None:
 @pytest.mark.thorough
 def test_each_door_is_killed_again_and_again_under_load(tmp_path: Path, orders: Orders) -> None:
     with operated(tmp_path, orders) as server:
-        kill_under_load(server, 10, 4)
+        kill_under_load(server, 50, 4)
         assert server.end() == 0

@@ -51,9 +51,10 @@ def test_a_door_that_is_silent_is_passed_over_while_another_is_not() -> None:
 
 def test_a_door_is_started_again_at_once_and_later_if_it_dies_young() -> None:
     patience = RestartPatience()
-    assert [patience.pause_s(0.5) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
-    assert patience.pause_s(60.0) == 0
-    assert patience.pause_s(0.5) == 1
+    assert [patience.pause_s(0.5, came_up=False) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert patience.pause_s(60.0, came_up=True) == 0
+    assert [patience.pause_s(0.5, came_up=True) for _ in range(3)] == [0.25, 0.25, 0.25]
+    assert [patience.pause_s(0.5, came_up=False) for _ in range(2)] == [0.25, 1]
 
 
 def test_what_a_dead_door_counted_stays_counted() -> None:

@@ -11,6 +11,8 @@ SILENT_S: Final = 2.0
 #: A door that lived so long died of something else than its start.
 _YOUNG_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 30.0
+#: Where a door comes up and dies young, clients wait for it: it is back within a second.
+_SERVED_PAUSE_S: Final = 0.25
 
 
 class Candidate(Protocol):
@@ -37,14 +39,18 @@ def next_door(doors: Iterable[_Door], now: float) -> _Door | None:
 
 class RestartPatience:
     """How long is waited until a door that died is started again: not at all, but for one that dies young
-    again and again.
+    again and again, and longer and longer for one that does not even come up.
     """
 
     def __init__(self) -> None:
         self._pause_s = 0.0
 
-    def pause_s(self, lived_s: float) -> float:
+    def pause_s(self, lived_s: float, *, came_up: bool) -> float:
         if lived_s >= _YOUNG_S:
             self._pause_s = 0.0
-        pause_s, self._pause_s = self._pause_s, min(_LONGEST_PAUSE_S, max(1.0, 2 * self._pause_s))
+        pause_s = self._pause_s
+        if came_up:
+            self._pause_s = _SERVED_PAUSE_S
+            return min(pause_s, _SERVED_PAUSE_S)
+        self._pause_s = min(_LONGEST_PAUSE_S, max(1.0, 2 * pause_s))
         return pause_s

@@ -221,7 +221,7 @@ class KeptDoor:
         self._give_back(running.on_their_way)
 
     def _die(self, reason: str, lived_s: float) -> None:
-        pause_s = self._patience.pause_s(lived_s)
+        pause_s = self._patience.pause_s(lived_s, came_up=self.state is DoorState.UP)
         when = f"in {pause_s:g} s" if pause_s else "at once"
         logger.error("door %d ended (%s); it is started again %s", self.number, reason, when)
         self.tally.restarted()
