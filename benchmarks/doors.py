@@ -1,6 +1,5 @@
 """``scripts/bench --doors 1,2,4``: this server with so many doors, side by side. Each row is loaded by
-several generators at once, since one of them fills no more than a core; nghttpd, which has no model, shows
-what they come to by themselves.
+several generators at once, since one of them fills no more than a core.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from benchmarks.rounds import Sample, Samples
 from benchmarks.rows import Measure, Row
 from benchmarks.sections import Plan
 from benchmarks.servers import Api, Option, RunningServer, Server
-from benchmarks.servers.floors import Nghttpd
 from benchmarks.servers.ours import GpuServe
 from benchmarks.tables import table
 
@@ -119,8 +117,8 @@ NAMES: Final = tuple(one.name for one in rows(1))
 
 
 def servers(cache: PeerCache, counts: Sequence[int]) -> list[Server]:
-    """This server with each number of doors, and the floor."""
-    return [*(GpuServeDoors(cache, n) for n in counts), Nghttpd(cache)]
+    """This server with each number of doors."""
+    return [GpuServeDoors(cache, n) for n in counts]
 
 
 def measure(plan: Plan, generators: int) -> DoorsPart:

@@ -15,7 +15,6 @@ from gpuserve.front.door.reports import Reports
 from gpuserve.front.doors.opening import both_doors
 from gpuserve.front.doors.passing_door import PassingDoor
 from gpuserve.front.exchange.awaited import AwaitedRequests
-from gpuserve.front.exchange.exchange import Accept, Exchange, Sink
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.memory.trimming import keep_trim
 from gpuserve.front.passage import messages
@@ -33,25 +32,13 @@ from gpuserve_worker.protocol import datagram
 logger = logging.getLogger(__name__)
 
 
-class CountedRequests:
-    """Counts the requests that are accepted."""
-
-    def __init__(self, accept: Accept) -> None:
-        self._accept = accept
-        self.n = 0
-
-    def accept(self, exchange: Exchange) -> Sink:
-        self.n += 1
-        return self._accept(exchange)
-
-
 @dataclass(frozen=True, slots=True)
 class DoorParts:
     """What a door is made of, from the first message of the front on."""
 
     admission: Admission
     connections: Connections
-    requests: CountedRequests
+    entrance: PassingDoor
     reception: ConnectionReception
     reports: Reports
     inference: DoorService
@@ -121,13 +108,13 @@ class Door:
         awaited = AwaitedRequests(inference.service.intake)
         http, grpc = both_doors(inference.service, settings, awaited, admission)
         connections = Connections(admission, settings.max_connection_age_s, setup.idle_paths)
-        requests = CountedRequests(PassingDoor(grpc, http, forwarding.accept).accept)
+        entrance = PassingDoor(grpc, http, forwarding.accept)
         reception = ConnectionReception(
-            connections, requests.accept, admission, tls_files(settings), self._leave
+            connections, entrance.accept, admission, tls_files(settings), self._leave
         )
         reports = Reports(self._status, self._passage.post)
         parts = self._parts = DoorParts(
-            admission, connections, requests, reception, reports, inference, awaited
+            admission, connections, entrance, reception, reports, inference, awaited
         )
         self._obeyed_by = {**forwarding.obey, **inference.obey, **self._dispatch_table(parts)}
         connections.open()
@@ -188,7 +175,7 @@ class Door:
             notice=self._notice,
             n_unaware=connections.n_unaware if self._notice else 0,
             n_held=connections.n_held if self._notice else 0,
-            n_requests=self._parts.requests.n,
+            n_requests=self._parts.entrance.n_requests,
             cpu_s=time.process_time(),
             n_streams=admission.streams.n_open,
             unsent_nbytes=sum(admission.unsent_nbytes.values()),

@@ -19,15 +19,19 @@ _ENDPOINTS: Final = frozenset({Endpoint.MODEL_INFER, Endpoint.MODEL_GENERATE, En
 
 
 class PassingDoor:
-    """Both doors, as far as inference goes. ``pass_on`` takes every other request."""
+    """Both doors, as far as inference goes. ``pass_on`` takes every other request; ``n_requests`` counts
+    all of them.
+    """
 
     def __init__(self, grpc: GrpcDoor, http: HttpDoor, pass_on: Accept) -> None:
         self._grpc = grpc.accept
         self._http = http.accept
         self._pass_on = pass_on
+        self.n_requests = 0
 
     def accept(self, exchange: Exchange) -> Sink:
         """The sink of a request. Where it goes is worked out once for all heads that are equal."""
+        self.n_requests += 1
         head = exchange.head
         if head.memo is PASSED_ON:
             return self._pass_on(exchange)

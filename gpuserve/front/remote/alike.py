@@ -36,7 +36,7 @@ class AlikeRequests:
         if not self._unsaid:
             self._passage.call_at_end(self.say)
         self._unsaid.append((ticket, template, request.timeout_s, *data))
-        self._nbytes += sum([len(one) for one in data])
+        self._nbytes += len(data[0]) if len(data) == 1 else sum([len(one) for one in data])
         if self._nbytes > _TOGETHER_NBYTES:
             self.say()
 
