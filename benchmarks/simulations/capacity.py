@@ -212,7 +212,8 @@ def node_lines(costs: Iterable[Cost], feeds: Service) -> Iterator[str]:
 
 def doors_lines(costs: Iterable[DoorsCost]) -> Iterator[str]:
     """The lines for a front with so many doors, and what limits it."""
-    heads = ("load", "front alone", "scheduler", "door", *(f"{doors} doors" for doors in DOORS))
+    counts = (f"{doors} door{'s' * (doors > 1)}" for doors in DOORS)
+    heads = ("load", "front alone", "scheduler", "door", *counts)
     yield f"| {' | '.join(heads)} |"
     yield f"| --- {'| ---: ' * (len(heads) - 1)}|"
     for cost in costs:
