@@ -40,6 +40,12 @@ def test_it_is_one_class_under_two_names() -> None:
     assert UnrecoverableError is SameError
 
 
+def last_of(server: OperatedServer) -> tuple[str, str]:
+    """What the server has logged last, as far as that was read."""
+    last = server.messages()[-1]
+    return last["level"], last["msg"]
+
+
 def test_the_client_gets_the_text_and_the_server_ends_with_6(tmp_path: Path, orders: Orders) -> None:
     with OperatedServer(config(tmp_path, model("m", orders, callable=CALLABLE))) as server:
         server.wait_ready()
@@ -52,8 +58,8 @@ def test_the_client_gets_the_text_and_the_server_ends_with_6(tmp_path: Path, ord
         took_s = time.monotonic() - started
         measured(f"from the answer to the exit: {took_s:.3f} s")
         assert took_s < 1.0 * SLACK
-        last = server.messages()[-1]
-        assert (last["level"], last["msg"]) == ("error", f"model 'm' cannot go on: {TEXT}")
+        told = ("error", f"model 'm' cannot go on: {TEXT}")
+        wait_until(lambda: last_of(server) == told, "the last line is read", TIMEOUT_S)
 
 
 def test_other_models_finish_and_its_own_queue_is_refused_at_once(tmp_path: Path, orders: Orders) -> None:
