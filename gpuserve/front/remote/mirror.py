@@ -102,7 +102,10 @@ class Mirrored:
         specs = [(ModelSpec.from_wire(spec), was_ready) for spec, was_ready in versions]
         drivers = [RemoteDriver(spec, was_ready, self._requests) for spec, was_ready in specs]
         fair = {one.queue.fairness_header.encode() for one, _ in specs if one.queue.fairness == CLIENT}
-        self._fair_by[name] = fair
+        if fair:
+            self._fair_by[name] = fair
+        else:  # names come and go
+            self._fair_by.pop(name, None)
         self._requests.fair_by = frozenset().union(*self._fair_by.values())
         self._models.set_states(name, states)
         self._models.serve(name, drivers)
