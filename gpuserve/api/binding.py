@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuserve.api.pickling import described, pickled_source
@@ -11,17 +11,18 @@ from gpuserve.declare.rules import check_sequences, told_as_config
 from gpuserve.declare.spec import SHUTDOWN, InstanceSpec, ModelSpec, RateLimiter, check_model_name
 from gpuserve.declare.tensors import array_kind, device_problem
 from gpuserve.declare.written import batching_of, plain_options, rate_of, sequence_of, whole_model
+from gpuserve.describe.declaration import declaration
 from gpuserve.devices.names import CPU, check_device_name
 from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
 from gpuserve.options import checked, rows
-from gpuserve_worker.calling.callable import YIELDING, kind_of
+from gpuserve_worker.calling.callable import YIELDING, LoadError, kind_of
 
 
 def model_spec(
     model_name: str,
     infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor] | None,
+    outputs: Sequence[Tensor] | None,
     model_version: int,
     config: ModelConfig | None,
     strict: bool,
@@ -34,8 +35,8 @@ def model_spec(
     check_model_name(model_name)
     if config is not None and not isinstance(config, ModelConfig):
         raise BadModelConfig(f"config must be a ModelConfig, got an object of type {type(config).__name__}")
-    config = config or ModelConfig()
     _check_isolation(isolation)
+    inputs, outputs, config = _completed(infer_func, inputs, outputs, config)
     options = plain_options(config) | _arguments(
         version=model_version, strict=bool(strict), concurrency=concurrency, on_unrecoverable=on_unrecoverable
     )
@@ -80,6 +81,42 @@ def check_new(spec: ModelSpec, bound: Iterable[ModelSpec], *, one_version: bool 
                 continue
             known += f", as version {one.version}, and an attached program serves one version of a name"
         raise DuplicateModel(f"Cannot add model with the same name twice: {known}")
+
+
+def _completed(
+    infer_func: Any,
+    inputs: Sequence[Tensor] | None,
+    outputs: Sequence[Tensor] | None,
+    config: ModelConfig | None,
+) -> tuple[Sequence[Tensor], Sequence[Tensor], ModelConfig]:
+    """The tensors and the config, where they are left out as the (first) callable says of itself."""
+    if inputs is not None and outputs is not None:
+        return inputs, outputs, config or ModelConfig()
+    target = _callables(infer_func)[0]
+    try:
+        said = declaration(target, getattr(target, "__qualname__", type(target).__qualname__), {})
+    except LoadError as error:
+        raise BindError(str(error)) from None
+    given = {"inputs": inputs, "outputs": outputs}
+    tensors = [_said_tensors(key, said, target) if one is None else one for key, one in given.items()]
+    return tensors[0], tensors[1], config or _said_config(said)
+
+
+def _said_tensors(key: str, said: Mapping[str, Any], target: Callable[..., Any]) -> list[Tensor]:
+    if key not in said:
+        raise BindError(
+            f"the {key} of {described(target)} are not known: say {key}=[Tensor(…)], or give the callable an "
+            f"attribute {key} = [Tensor(…)]"
+        )
+    return [Tensor(**one) for one in said[key]]
+
+
+def _said_config(said: Mapping[str, Any]) -> ModelConfig:
+    options = {key: said[key] for key in ("array", "decoupled") if key in said}
+    size = said.get("max_batch_size")
+    if size is not None:
+        options |= {"batching": size > 0, "max_batch_size": size or ModelConfig.max_batch_size}
+    return ModelConfig(**options)
 
 
 def _check_isolation(isolation: object) -> None:

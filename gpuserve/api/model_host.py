@@ -77,8 +77,8 @@ class ModelHost(abc.ABC):
         self,
         model_name: str,
         infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
         model_version: int = 1,
         config: ModelConfig | None = None,
         strict: bool = False,
@@ -93,7 +93,8 @@ class ModelHost(abc.ABC):
         Args:
             model_version: several versions of a name may be bound; requests without one go to the highest.
             infer_func: a callable, or several: one instance each, requests go to whichever has room.
-            inputs, outputs: without the batch axis where the model batches.
+            inputs, outputs: without the batch axis where the model batches; None: as the callable says of
+                itself, by its attributes. Without a config so are batches, arrays and generators.
             strict: answers that do not fit ``outputs`` in name, dtype or shape are errors.
             device: "cpu", "cuda:0", …, "cuda:*" for one instance on every GPU, or the UUID of a GPU or MIG
                 instance. A list gives each of several callables its own, or one callable an instance on each.

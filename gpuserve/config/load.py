@@ -1,52 +1,28 @@
 """A whole configuration: read, overridden, checked and converted, with all its mistakes told at once. The
-only file of this package that reads files. Devices and imports are not looked at: what a machine has, and
-what a callable does, is for ``cli/console/preflight.py`` and for the workers.
+only file of this package that reads files. Callables are asked only where they have to say what the file
+leaves out (``described.py``); devices are not looked at, they are for ``cli/console/preflight.py``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpuserve.config import models, positions, precedence, rules, schema
+from gpuserve.config.described import described, undescribed
 from gpuserve.config.entries.fields import split_callable
 from gpuserve.config.entries.kinds import MISSING, Mistake
-from gpuserve.config.messages import ConfigProblems, Origin, Problem, dotted, sentence, without_token
-from gpuserve.config.positions import Document, Path
+from gpuserve.config.messages import ConfigProblems, Origin, Problem, sentence, without_token
 from gpuserve.config.precedence import Override
+from gpuserve.config.sources import SECRET, Sources
 from gpuserve.declare.rules import mapping
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.options import declared
 from gpuserve.settings.server import ServerSettings
 from gpuserve.settings.tls import TlsFileError, check_files, tls_files, with_whole_paths
-
-#: What is given there is not for a terminal or a log.
-_SECRET: tuple[Path, ...] = (("server", "access_token"), ("server", "access_rules"))
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Where each value came from, to say so of a mistake. No ``document``: there is no file."""
-
-    name: str
-    document: Document | None
-    overrides: tuple[Override, ...] = ()
-
-    def problem(self, path: Path, text: str, *, at_key: bool = False) -> Problem:
-        """A mistake at a path, told where the value was given. ``at_key``: the key itself is wrong."""
-        override = precedence.override_of(path, self.overrides)
-        if override is not None:
-            if override.path == path:  # the label says where it is
-                text = text.removeprefix(f"{dotted(path)}: ")
-            return Problem(override.label, text, override.origin)
-        if self.document is None:
-            return Problem(self.name, text, Origin.ATTRIBUTE)
-        span = self.document.span_of_key(path) if at_key else self.document.span_of_value(path)
-        # A rule that is written wrongly may have its token anywhere.
-        line = "" if path[:2] == _SECRET[1] else without_token(self.document.line(span.line))
-        return Problem(self.name, text, Origin.FILE, span, line)
 
 
 @dataclass(frozen=True)
@@ -58,6 +34,8 @@ class Configuration:
     entries: schema.ConfigFile
     sources: Sources
     base_dir: str
+    #: The positions of the models whose callables said some of it.
+    described: frozenset[int] = frozenset()
 
 
 def load_file(
@@ -105,38 +83,49 @@ def _resolve(
     if data is None:
         data = {}
     from_variables, unknown = precedence.from_environment(environ, _model_names(data))
-    overrides = (*from_variables, *flags)
-    sources = Sources(sources.name, sources.document, overrides)
-    merged = precedence.apply(data, overrides)
-    problems = problems + unknown
+    sources = Sources(sources.name, sources.document, (*from_variables, *flags))
+    merged = precedence.apply(data, sources.overrides)
+    entries, found = _checked(merged, base_dir, sources)
+    problems = problems + unknown + found
+    asked = [] if problems else undescribed(entries.models)
+    if asked:
+        told = described(entries.models, asked, merged, base_dir, sources)
+        sources = dataclasses.replace(sources, overrides=(*told, *sources.overrides))
+        merged = precedence.apply(data, sources.overrides)
+        entries, problems = _checked(merged, base_dir, sources)
+    if problems:
+        raise ConfigProblems(sorted(problems, key=_reading_order))
+
+    def folder_of(key: str) -> str:  # a path of the file is one from its folder, others are from here
+        return base_dir if precedence.override_of(("server", key), sources.overrides) is None else os.getcwd()
+
+    settings = with_whole_paths(declared(ServerSettings, entries.server.plain()), folder_of)
+    specs = tuple(models.model_spec(entry, base_dir) for entry in entries.models)
+    configuration = Configuration(settings, specs, entries, sources, base_dir, frozenset(asked))
+    if problems := _bad_together(configuration, served_here=served_here):
+        raise ConfigProblems(sorted(problems, key=_reading_order))
+    return configuration
+
+
+def _checked(data: Any, base_dir: str, sources: Sources) -> tuple[schema.ConfigFile, list[Problem]]:
+    """The entries of the whole configuration, and what is wrong with them by themselves."""
     mistakes: list[Mistake] = []
-    entries = schema.ConfigFile.read(merged, (), mistakes)
-    problems += [_schema_problem(one, sources) for one in mistakes]
-    problems += [sources.problem(path, text) for path, text in rules.violations(merged)]
-    problems += _missing_files(merged, base_dir, sources)
+    entries: schema.ConfigFile = schema.ConfigFile.read(data, (), mistakes)
+    problems = [_schema_problem(one, sources) for one in mistakes]
+    problems += [sources.problem(path, text) for path, text in rules.violations(data)]
+    problems += _missing_files(data, base_dir, sources)
     if not problems:
         problems += [
             sources.problem(path, text)
             for index, entry in enumerate(entries.models)
             for path, text in models.violations(entry, base_dir, ("models", index))
         ]
-    if problems:
-        raise ConfigProblems(sorted(problems, key=_reading_order))
-
-    def folder_of(key: str) -> str:  # a path of the file is one from its folder, others are from here
-        return base_dir if precedence.override_of(("server", key), overrides) is None else os.getcwd()
-
-    settings = with_whole_paths(declared(ServerSettings, entries.server.plain()), folder_of)
-    specs = tuple(models.model_spec(entry, base_dir) for entry in entries.models)
-    configuration = Configuration(settings, specs, entries, sources, base_dir)
-    if problems := _bad_together(configuration, served_here=served_here):
-        raise ConfigProblems(sorted(problems, key=_reading_order))
-    return configuration
+    return entries, problems
 
 
 def _schema_problem(mistake: Mistake, sources: Sources) -> Problem:
     path, text = mistake.path, sentence(mistake)
-    if path[:2] in _SECRET:
+    if path[:2] in SECRET:
         text = text.partition(", given ")[0]
     if mistake.kind == MISSING:
         return sources.problem(path[:-1], text)

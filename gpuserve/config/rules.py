@@ -67,6 +67,9 @@ def _ensemble_keys(model: dict[str, Any], path: Path) -> Iterator[Violation]:
         if model.get("callable") is None:
             yield Violation(path, f"missing key 'callable', or 'ensemble', in models[{path[-1]}]")
         return
+    for key in ("inputs", "outputs"):
+        if key not in model:
+            yield Violation(path, f"missing key {key!r} in models[{path[-1]}]")
     for key, value in model.items():
         if key not in _ENSEMBLE_KEYS and value is not None:
             text = f"{key} does not go with ensemble: it is for the models of the steps"

@@ -37,6 +37,10 @@ def predict(requests):
     return requests
 
 
+def bare(requests):
+    return requests
+
+
 predict.inputs = [Tensor(name="x", dtype="float32", shape=(-1,)), Tensor((1,), bytes, optional=True)]
 predict.outputs = [Tensor(name="y", dtype="float32", shape=(-1,))]
 predict.max_batch_size = 8
@@ -167,7 +171,7 @@ def test_help_of_serve_has_every_default_and_variable(
         ["serve", "config.yaml", "--http-port", "abc"],
         ["serve", "config.yaml", "--http-port", "70000"],
         ["serve", "config.yaml", "--log-format", "xml"],
-        ["serve", "model.py:Linear"],
+        ["serve", "model.py:bare"],
         ["serve", "model.py:predict", "--input", "x:float32"],
         ["serve", "model.py:predict", "--instances", "0"],
         ["serve", "model.py:predict", "--instances", "many"],

@@ -35,9 +35,9 @@ BESIDE_NUMPY = frozenset(
 ALLOWED = {
     "gpuserve": "gpuserve/api gpuserve/cli gpuserve/declare gpuserve/settings gpuserve_worker/calling",
     "gpuserve/api":
-        "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options "
-        "gpuserve/placement gpuserve/settings gpuserve/supervisor gpuserve/supervisor/attach "
-        "gpuserve/supervisor/core gpuserve_worker/calling",
+        "gpuserve/control gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
+        "gpuserve/options gpuserve/placement gpuserve/settings gpuserve/supervisor "
+        "gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve_worker/calling",
     "gpuserve/bench": "gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server",
     "gpuserve/bench/calls": "gpuserve/bench/plan",
     "gpuserve/bench/plan": "gpuserve/errors",
@@ -49,7 +49,7 @@ ALLOWED = {
     "gpuserve/cli/console":
         "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
         "gpuserve/placement gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
-        "gpuserve/supervisor/models gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve/supervisor/models gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
         "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/config "
@@ -66,14 +66,15 @@ ALLOWED = {
         "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/compat/pytriton/proxy": "gpuserve/compat/pytriton gpuserve_worker/calling",
     "gpuserve/config":
-        "gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options "
-        "gpuserve/settings gpuserve_worker/protocol",
+        "gpuserve/config/entries gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
+        "gpuserve/options gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/config/entries":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve_worker/protocol",
     "gpuserve/control": "gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/declare":
         "gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/decorators": "gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve/describe": "gpuserve/declare gpuserve/errors gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/devices": "gpuserve/errors",
     "gpuserve/errors": "gpuserve_worker/calling",
     "gpuserve/export":

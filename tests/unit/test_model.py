@@ -131,7 +131,7 @@ def test_shapes_are_any_sequence_of_integers() -> None:
         ),
         pytest.param(Tensor((1,), "FP32"), "inputs must be a list of Tensor, got Tensor(", id="no-list"),
         pytest.param(["FP32"], "inputs must be a list of Tensor, got ['FP32']", id="no-tensor"),
-        pytest.param(None, "inputs must be a list of Tensor, got None", id="none"),
+        pytest.param(None, "the inputs of the callable 'infer' are not known: say inputs=[", id="none"),
         pytest.param("", "inputs must be a list of Tensor, got ''", id="string"),
     ],
 )

@@ -1,5 +1,5 @@
 """``gpuserve serve model.py:callable``: a configuration without a file. The tensors come from flags, or from
-the callable's attributes, which a child process reads: nothing is imported here.
+the callable itself, which a child process asks: nothing is imported here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuserve.cli.console.preflight import inspect_callable
+from gpuserve.config.described import TENSOR_FORM
 from gpuserve.config.entries.fields import split_callable
 from gpuserve.config.load import Configuration, load_data
 from gpuserve.config.messages import ConfigProblems, Origin, Problem
@@ -17,7 +17,6 @@ from gpuserve.config.positions import Path
 from gpuserve.config.precedence import Override
 
 _MODEL: Path = ("models", 0)
-_TENSOR_FORM = "name:dtype:shape, such as x:float32:-1 or image:uint8:224,224,3"
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,11 @@ def load_callable(
     target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
 ) -> Configuration:
     """Make the configuration of one callable, with paths from the current directory. ConfigProblems: a flag
-    is wrong, or no tensors are known; ConfigError: the callable cannot be imported.
+    is wrong, no tensors are known, or the callable cannot be imported.
     """
     base_dir = os.getcwd()
     overrides = _overrides(flags)
     model: dict[str, Any] = {"name": split_callable(target)[1].rpartition(".")[2], "callable": target}
-    if not (flags.inputs and flags.outputs):
-        declared = inspect_callable(target, base_dir)
-        model |= {key: value for key, value in declared.items() if value is not None}
-        _require_tensors(target, {*model, *(override.path[2] for override in overrides)})
     return load_data({"models": [model]}, target, base_dir, environ, [*overrides, *server])
 
 
@@ -101,7 +96,7 @@ def _tensor(text: str, flag: str) -> dict[str, Any]:
         name, dtype, dims = parts
         shape = [int(dim) for dim in dims.split(",")] if dims else []
     except ValueError:
-        problem = Problem(flag, f"expected {_TENSOR_FORM}, given {text!r}", Origin.FLAG)
+        problem = Problem(flag, f"expected {TENSOR_FORM}, given {text!r}", Origin.FLAG)
         raise ConfigProblems([problem]) from None
     return {"name": name, "dtype": dtype, "shape": shape}
 
@@ -117,18 +112,3 @@ def _instances(flags: CallableFlags) -> list[Override]:
             for index in range(len(devices))
         ]
     return overrides
-
-
-def _require_tensors(target: str, known: set[str | int]) -> None:
-    problems = [
-        Problem(
-            target,
-            f"its {key} are not known: give the callable an attribute {key} = [Tensor(…)], "
-            f"or use {flag} {_TENSOR_FORM}",
-            Origin.FLAG,
-        )
-        for key, flag in (("inputs", "--input"), ("outputs", "--output"))
-        if key not in known
-    ]
-    if problems:
-        raise ConfigProblems(problems)

@@ -1,16 +1,13 @@
 """What can be checked of a configuration before anything is served: its devices and its imports. Each
-callable is imported in a child process, so that neither side effects nor a crash reach the caller.
+callable is imported in a child process (``gpuserve/describe``), so that no crash reaches the caller.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import signal
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpuserve.config import described
 from gpuserve.errors import ConfigError, DeviceError
 from gpuserve.placement.libraries import missing_library
 from gpuserve.settings.checks import missing
@@ -72,47 +69,14 @@ def require_trace_output(configuration: Configuration) -> None:
 
 
 def import_problems(configuration: Configuration) -> list[Problem]:
-    """Find the callables that cannot be imported, do not take their ``kwargs``, or answer otherwise."""
-    problems = []
-    for index, model in enumerate(configuration.entries.models):
-        if model.callable is None:
-            continue
-        try:
-            inspect_callable(model.callable, configuration.base_dir, model.kwargs, model.decoupled)
-        except ConfigError as error:
-            path = ("models", index, "callable")
-            problems.append(configuration.sources.problem(path, f"model {model.name!r}: {error}"))
-    return problems
-
-
-def inspect_callable(
-    path: str, base_dir: str, kwargs: dict[str, Any] | None = None, decoupled: bool | None = None
-) -> dict[str, Any]:
-    """What a callable says about itself: "inputs", "outputs", "max_batch_size" (or None), and whether it is
-    "decoupled", a generator. The user's prints go to stderr; ConfigError: it is not callable as the model
-    wants.
+    """Find the callables that cannot be imported, do not take their ``kwargs``, or answer otherwise. Those
+    that were asked for what the file leaves out are known to be right.
     """
-    question = json.dumps({"path": path, "base_dir": base_dir, "kwargs": kwargs, "decoupled": decoupled})
-    child = subprocess.run(
-        [sys.executable, "-P", "-m", "gpuserve.cli.console.inspect_callable"],
-        input=question,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    try:
-        answer: dict[str, Any] = json.loads(child.stdout)
-    except ValueError:
-        raise ConfigError(f"importing {path!r} ended the process {_manner(child.returncode)}") from None
-    if "error" in answer:
-        raise ConfigError(answer["error"])
-    return answer
-
-
-def _manner(returncode: int) -> str:
-    if returncode >= 0:
-        return f"with exit status {returncode}"
-    try:
-        return f"by {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"by signal {-returncode}"
+    entries = configuration.entries.models
+    others = [
+        index
+        for index, one in enumerate(entries)
+        if one.callable is not None and index not in configuration.described
+    ]
+    answers = described.answered(entries, others, configuration.base_dir)
+    return list(described.import_problems(entries, others, answers, configuration.sources))

@@ -103,8 +103,16 @@ class ModelEntry(Entry):
             "Where the model runs: one worker process each.",
             make=lambda: [InstancesEntry({})],
         ),
-        "inputs": Key(ListOf(EntryOf(InputEntry)), "Tensors of a request; may be empty."),
-        "outputs": Key(ListOf(EntryOf(OutputEntry)), "Tensors of a response; may be empty."),
+        "inputs": Key(
+            ListOf(EntryOf(InputEntry)),
+            "Tensors of a request; may be empty. Left out: as the callable says.",
+            make=list,
+        ),
+        "outputs": Key(
+            ListOf(EntryOf(OutputEntry)),
+            "Tensors of a response; may be empty. Left out: as the callable says.",
+            make=list,
+        ),
         "sequence_batching": Key(
             OrNull(EntryOf(SequenceBatchingEntry)),
             "The requests belong to sequences; null: they do not.",

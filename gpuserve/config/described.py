@@ -1,0 +1,92 @@
+"""What an entry of a model leaves out and its callable says of itself: values under those of the file, key by
+key. Who says all of its tensors is not asked. What a callable says comes from ``gpuserve/describe``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from gpuserve.config.messages import ConfigProblems, Origin, Problem
+from gpuserve.config.positions import Path
+from gpuserve.config.precedence import Override
+from gpuserve.declare.rules import mapping
+
+if TYPE_CHECKING:
+    from gpuserve.config.entries.model import ModelEntry
+    from gpuserve.config.sources import Sources
+    from gpuserve.describe.asking import Answer
+
+_TENSORS: Final = {"inputs": "--input", "outputs": "--output"}
+TENSOR_FORM: Final = "name:dtype:shape, such as x:float32:-1 or image:uint8:224,224,3"
+
+
+def undescribed(models: Sequence[ModelEntry]) -> list[int]:
+    """The positions of the models that leave tensors to their callables."""
+    return [index for index, one in enumerate(models) if _leaves_tensors(one)]
+
+
+def _leaves_tensors(entry: ModelEntry) -> bool:
+    return entry.callable is not None and not entry.given.issuperset(_TENSORS)
+
+
+def described(
+    models: Sequence[ModelEntry], indices: Sequence[int], data: Any, base_dir: str, sources: Sources
+) -> list[Override]:
+    """What the callables of these models say beyond the ``data`` of the configuration. Raises ConfigProblems:
+    a callable cannot be asked, or does not say what is needed.
+    """
+    answers = answered(models, indices, base_dir)
+    problems = list(import_problems(models, indices, answers, sources))
+    values: list[Override] = []
+    for index, answer in zip(indices, answers, strict=True):
+        entry = data["models"][index]
+        if answer.problem is None:
+            problems += _unknown(index, models[index], {*entry, *answer.declared}, sources)
+        label = str(models[index].callable)
+        values += _missing(answer.declared, entry, ("models", index), label)
+    if problems:
+        raise ConfigProblems(problems)
+    return values
+
+
+def answered(models: Sequence[ModelEntry], indices: Iterable[int], base_dir: str) -> list[Answer]:
+    """What the callables of these models answer when they are asked about themselves, side by side."""
+    from gpuserve.describe.asking import Question, ask  # most configurations have nothing to ask
+
+    def question(entry: ModelEntry) -> Question:
+        decides = _leaves_tensors(entry) and "decoupled" not in entry.given
+        return Question(str(entry.callable), base_dir, entry.kwargs, None if decides else entry.decoupled)
+
+    return ask(question(models[index]) for index in indices)
+
+
+def import_problems(
+    models: Sequence[ModelEntry], indices: Iterable[int], answers: Iterable[Answer], sources: Sources
+) -> Iterator[Problem]:
+    for index, answer in zip(indices, answers, strict=True):
+        if answer.problem is not None:
+            text = answer.problem
+            if sources.document is not None:
+                text = f"model {models[index].name!r}: {text}"
+            yield sources.problem(("models", index, "callable"), text)
+
+
+def _missing(said: Mapping[str, Any], given: Any, path: Path, label: str) -> Iterator[Override]:
+    """The values that are not given; of a mapping that is given in part, its other keys."""
+    for key, value in said.items():
+        if key not in mapping(given):
+            yield Override((*path, key), value, label, Origin.ATTRIBUTE)
+        elif isinstance(value, Mapping) and isinstance(given[key], Mapping):
+            yield from _missing(value, given[key], (*path, key), label)
+
+
+def _unknown(index: int, entry: ModelEntry, known: Collection[Any], sources: Sources) -> Iterator[Problem]:
+    for key, flag in _TENSORS.items():
+        if key in known:
+            continue
+        text = f"its {key} are not known: give the callable an attribute {key} = [Tensor(…)], or "
+        if sources.document is None:
+            yield Problem(sources.name, f"{text}use {flag} {TENSOR_FORM}", Origin.FLAG)
+        else:
+            yield sources.problem(("models", index), f"model {entry.name!r}: {text}write {key} here")

@@ -1,0 +1,93 @@
+"""Questions about callables, each answered by a child process of its own, several of which run side by side.
+No user code runs in the process that asks: a callable that crashes is an answer as well.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+
+#: Children that run at once: each may load a whole framework.
+_MAX_CHILDREN: Final = max(2, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A callable by its path, and what is known of the model that it is for.
+
+    ``decoupled`` None: the callable decides itself in how many responses it answers.
+    """
+
+    path: str
+    base_dir: str
+    kwargs: Mapping[str, Any]
+    decoupled: bool | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a callable says of itself, in the form of a config file's entry, or the ``problem`` with it."""
+
+    declared: Mapping[str, Any]
+    problem: str | None = None
+
+
+def ask(questions: Iterable[Question]) -> list[Answer]:
+    """Answer every question, in their order. What user code prints goes to stderr."""
+    answers: list[Answer] = []
+    running: deque[tuple[Question, subprocess.Popen[bytes]]] = deque()
+    try:
+        for question in questions:
+            if len(running) == _MAX_CHILDREN:
+                answers.append(_answer(*running.popleft()))
+            running.append((question, _start(question)))
+        while running:
+            answers.append(_answer(*running.popleft()))
+    finally:
+        for _, child in running:
+            child.kill()
+            child.communicate()
+    return answers
+
+
+def _start(question: Question) -> subprocess.Popen[bytes]:
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "gpuserve.describe.child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdin is not None
+    try:
+        child.stdin.write(msgpack.packb(vars(question)))
+        child.stdin.close()
+    except BrokenPipeError:  # it is gone already; its answer says so
+        pass
+    child.stdin = None  # said all: ``communicate`` is not to close it once more
+    return child
+
+
+def _answer(question: Question, child: subprocess.Popen[bytes]) -> Answer:
+    output, _ = child.communicate()
+    try:
+        answer = msgpack.unpackb(output)
+    except ValueError:
+        manner = _manner(child.returncode)
+        return Answer({}, f"importing {question.path!r} ended the process {manner}")
+    return Answer(answer.get("declared", {}), answer.get("error"))
+
+
+def _manner(returncode: int) -> str:
+    if returncode >= 0:
+        return f"with exit status {returncode}"
+    try:
+        return f"by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"by signal {-returncode}"

@@ -1,0 +1,193 @@
+"""What callables say of themselves, and configurations that leave it to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from gpuserve.api.binding import model_spec
+from gpuserve.config.load import Configuration, load_file
+from gpuserve.config.messages import ConfigProblems
+from gpuserve.declare.model import ModelConfig, Tensor
+from gpuserve.describe.asking import Question, ask
+from gpuserve.describe.declaration import declaration
+from gpuserve.errors import BindError
+from gpuserve_worker.calling.callable import LoadError
+from gpuserve_worker.protocol.tensor import TensorSpec
+
+MODELS = """\
+import os
+from gpuserve import Tensor
+
+class Scaled:
+    def __init__(self, width, factor=1.0):
+        raise RuntimeError("describing makes no model")
+
+    def __call__(self, requests):
+        return requests
+
+    @classmethod
+    def declare(cls, width, factor=1.0):
+        print("printed by user code")
+        x = {"name": "x", "dtype": "float32", "shape": (width,)}
+        return {
+            "inputs": [x],
+            "outputs": [Tensor((width,), "FP32", name="y", labels=["a", "b"])],
+            "max_batch_size": 8,
+            "batching": {"max_queue_delay_us": 100, "preferred_batch_sizes": [4]},
+        }
+
+class Half(Scaled):
+    @classmethod
+    def declare(cls, width):
+        return {"inputs": [{"name": "x", "dtype": "floot32", "shape": [1]}], "outputs": []}
+
+class Raising(Scaled):
+    @classmethod
+    def declare(cls, width):
+        raise FileNotFoundError("no weights there")
+
+def stream(requests):
+    yield requests
+
+stream.inputs = stream.outputs = [Tensor((1,), "FP32")]
+
+def silent(requests):
+    return requests
+
+if os.environ.get("DIE"):
+    os._exit(7)
+"""
+
+
+def loaded(folder: Path, *models: str, environ: Mapping[str, str] | None = None) -> Configuration:
+    (folder / "models.py").write_text(MODELS)
+    (folder / "config.yaml").write_text("models:\n" + "".join(f"  - {{{one}}}\n" for one in models))
+    return load_file(str(folder / "config.yaml"), environ or {})
+
+
+def test_a_file_may_leave_the_tensors_to_the_callable(tmp_path: Path) -> None:
+    told = loaded(tmp_path, "name: s, callable: 'models.py:Scaled', kwargs: {width: 3}")
+    (spec,) = told.models
+    assert spec.inputs == (TensorSpec("x", "FP32", (3,)),)
+    assert spec.outputs == (TensorSpec("y", "FP32", (3,)),)
+    assert spec.labels[0].labels == ("a", "b")
+    assert (spec.max_batch_size, spec.batching.max_queue_delay_us) == (8, 100)
+    assert told.described == {0}
+
+
+def test_what_the_file_and_the_environment_say_wins_key_by_key(tmp_path: Path) -> None:
+    environ = {"GPUSERVE_MODELS__S__MAX_BATCH_SIZE": "16"}
+    entry = (
+        "name: s, callable: 'models.py:Scaled', kwargs: {width: 3}, batching: {max_queue_delay_us: 5}, "
+        "outputs: [{name: z, dtype: int8, shape: [1]}]"
+    )
+    (spec,) = loaded(tmp_path, entry, environ=environ).models
+    assert spec.inputs == (TensorSpec("x", "FP32", (3,)),)
+    assert spec.outputs == (TensorSpec("z", "INT8", (1,)),)
+    assert (spec.max_batch_size, spec.batching.max_queue_delay_us) == (16, 5)
+    assert spec.batching.preferred_batch_sizes == (4,)
+
+
+def test_nothing_is_asked_where_nothing_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIE", "1")
+    tensors = "inputs: [{name: x, dtype: FP32, shape: []}], outputs: []"
+    told = loaded(tmp_path, f"name: s, callable: 'models.py:Scaled', {tensors}")
+    assert (told.described, told.models[0].max_batch_size) == (frozenset(), 0)
+
+
+def test_a_generator_is_decoupled_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    (spec,) = loaded(tmp_path, "name: s, callable: 'models.py:stream'").models
+    assert spec.decoupled
+    with pytest.raises(ConfigProblems, match="give the model `decoupled: true`"):
+        loaded(tmp_path, "name: s, callable: 'models.py:stream', decoupled: false")
+
+
+def test_every_callable_that_says_too_little_is_told(tmp_path: Path) -> None:
+    entries = [
+        ("silent", "", "its outputs are not known: give the callable an attribute outputs = [Tensor(…)]"),
+        ("absent", "", "has no attribute 'absent'"),
+        ("Scaled", "", "cannot be made with these kwargs: missing a required argument: 'width'"),
+        ("Raising", "width: 1", "declare() raised FileNotFoundError: no weights there"),
+    ]
+    lines = [
+        f"name: m{number}, callable: 'models.py:{name}', kwargs: {{{kwargs}}}"
+        for number, (name, kwargs, _) in enumerate(entries)
+    ]
+    with pytest.raises(ConfigProblems) as caught:
+        loaded(tmp_path, *lines)
+    told = [str(one).splitlines()[0] for one in caught.value.problems]
+    assert len(told) == len(entries) + 1  # inputs of the first are told as well
+    for position, (_, _, text) in enumerate(entries):
+        assert any(f"config.yaml:{position + 2}:" in one and text in one for one in told), text
+
+
+def test_a_mistake_in_what_a_callable_says_is_told_of_the_callable(tmp_path: Path) -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        loaded(tmp_path, "name: h, callable: 'models.py:Half', kwargs: {width: 1}")
+    (problem,) = caught.value.problems
+    assert str(problem).startswith("models.py:Half: models[0].inputs[0].dtype: expected a dtype such as")
+    assert "given 'floot32'" in str(problem)
+
+
+def test_children_answer_in_order_and_a_crash_is_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models.py").write_text(MODELS)
+    (tmp_path / "dies.py").write_text("import os\nos._exit(7)\n")
+    paths = ["models.py:stream", "dies.py:x", "models.py:Scaled"]
+    first, second, third = ask(Question(one, str(tmp_path), {"width": 2}) for one in paths)
+    assert first.declared["decoupled"] is True
+    assert second.problem == "importing 'dies.py:x' ended the process with exit status 7"
+    assert third.declared["max_batch_size"] == 8
+
+
+class Instance:
+    inputs: ClassVar = (Tensor((2,), np.float32, name="x", optional=True),)
+    outputs: ClassVar = [Tensor((1,), bytes)]
+    max_batch_size = 16
+
+    def __call__(self, requests: Any) -> Any:
+        return requests
+
+
+def test_bind_takes_what_the_object_says() -> None:
+    spec = model_spec("m", Instance(), None, None, 1, None, False, "thread")
+    assert spec.inputs == (TensorSpec("x", "FP32", (2,), True),)
+    assert spec.outputs == (TensorSpec("OUTPUT_1", "BYTES", (1,)),)
+    assert spec.max_batch_size == 16
+    given = ModelConfig(batching=False)
+    spec = model_spec("m", Instance(), None, [Tensor((1,), "FP32")], 1, given, False, "thread")
+    assert (spec.max_batch_size, spec.outputs[0].datatype) == (0, "FP32")
+    with pytest.raises(BindError, match=r"the inputs of the callable 'test_bind_takes.*are not known"):
+        model_spec("m", lambda requests: requests, None, [], 1, None, False, "thread")
+
+
+class Wrong:
+    answer: Any = None
+
+    @classmethod
+    def declare(cls) -> Any:
+        return cls.answer
+
+    def __call__(self, requests: Any) -> Any:
+        return requests
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (["x"], "must return a mapping such as {'inputs': […], 'outputs': […]}, it returned list"),
+        ({"inputs": [3]}, "inputs must be a list of Tensor"),
+        ({"inputs": [Tensor((1,), "floot")]}, "floot"),
+    ],
+)
+def test_what_declare_returns_is_looked_at(answer: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Wrong, "answer", answer)
+    with pytest.raises(LoadError) as caught:
+        declaration(Wrong, "m.py:Wrong", {})
+    assert told in str(caught.value)
