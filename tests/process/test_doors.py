@@ -22,7 +22,7 @@ from operated import TIMEOUT_S, InBackground, OperatedServer, Orders, config, mo
 from processes import children, command_line, measured, wait_ended, wait_until
 from steady_load import message
 
-from gpuserve.front.keeper.choice import SILENT_S
+from gpuserve.front.keeper.choice import HUNG_S, SILENT_S
 
 CALL = "/inference.GRPCInferenceService/"
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
@@ -41,10 +41,16 @@ def operated(tmp_path: Path, orders: Orders, **settings: Any) -> OperatedServer:
 
 
 def doors_of(server: OperatedServer) -> list[int]:
-    """The processes of the doors, in the order of their numbers; empty where one is missing."""
-    front = server.front
-    found = [pid for pid in children(front) if "gpuserve.front.door" in command_line(pid)] if front else []
-    return sorted(found) if len(found) == N_DOORS else []
+    """The processes of the doors that are up, in the order of their numbers; empty where one is missing."""
+    found = [row["pid"] for row in rows_of(server) if row["state"] == "UP"]
+    return found if len(found) == N_DOORS else []
+
+
+def spares_of(server: OperatedServer) -> list[int]:
+    """The processes that wait until a door dies."""
+    doors = [row["pid"] for row in rows_of(server)]
+    front = children(server.front) if server.front else []
+    return [pid for pid in front if "gpuserve.front.door" in command_line(pid) and pid not in doors]
 
 
 def metrics(server: OperatedServer) -> http.client.HTTPConnection:
@@ -99,7 +105,7 @@ def test_connections_are_balanced_and_counted(tmp_path: Path, orders: Orders) ->
             assert all(cpu_s > 0 for cpu_s in of_doors(server, "cpu_seconds_total"))
             rows = status(server.addresses["HTTP"])["server"]["doors"]
             assert [row["connections"] for row in rows] == [5, 5]
-            assert sorted(row["pid"] for row in rows) == doors_of(server)
+            assert [row["pid"] for row in rows] == doors_of(server)
         wait_until(lambda: of_doors(server, "connections") == [0, 0], "they have left")
         assert server.infer("m", 3.0).output("y") == [6.0]
         with grpc.insecure_channel(server.addresses["gRPC"]) as channel:
@@ -122,6 +128,34 @@ def test_a_door_that_is_killed_takes_its_connections_and_nothing_else(tmp_path: 
         assert sum(of_doors(server, "restarts_total")) == 1
         (line,) = [one["msg"] for one in server.messages() if "it is started again" in one["msg"]]
         assert "ended (signal SIGKILL, with 4 connections)" in line
+        assert server.end() == 0
+
+
+def test_a_process_that_waits_takes_the_place_of_a_door_that_dies(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        wait_until(lambda: spares_of(server), "one waits")
+        first = spares_of(server)
+        os.kill(first[0], signal.SIGKILL)  # nobody needs it, and it is replaced
+        wait_until(lambda: spares_of(server) not in ([], first), "another waits")
+        (waiting,) = spares_of(server)
+        victim = doors_of(server)[1]
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: waiting in doors_of(server), "it is the door")
+        assert victim not in doors_of(server)
+        assert server.infer("m", 3.0).output("y") == [6.0]
+        wait_until(lambda: spares_of(server), "the next one waits")
+        assert server.end() == 0
+
+
+@pytest.mark.thorough
+def test_a_door_that_hangs_is_replaced(tmp_path: Path, orders: Orders) -> None:
+    with operated(tmp_path, orders) as server:
+        server.wait_ready()
+        hanging = doors_of(server)[0]
+        os.kill(hanging, signal.SIGSTOP)
+        wait_until(lambda: are_up(server, hanging), "it is replaced", timeout_s=HUNG_S + TIMEOUT_S)
+        server.wait_log("has said nothing for 30 s, and is killed")
         assert server.end() == 0
 
 

@@ -18,7 +18,7 @@ from gpuserve.errors import ConfigError
 from gpuserve.front.door.reports import STATUS_S, Reports
 from gpuserve.front.exchange.limits import Admission, Limits
 from gpuserve.front.exchange.transport import DoorRow
-from gpuserve.front.keeper.choice import SILENT_S, RestartPatience, next_door
+from gpuserve.front.keeper.choice import HUNG_S, LOOK_S, SILENT_S, RestartPatience, Silence, next_door
 from gpuserve.front.keeper.tally import DoorTally
 from gpuserve.front.observe.triton_metrics import page
 from gpuserve.front.passage.messages import Status
@@ -47,6 +47,15 @@ def test_a_door_that_is_silent_is_passed_over_while_another_is_not() -> None:
     silent, busy = Candidate(0, 0.0), Candidate(9, SILENT_S)
     assert next_door([silent, busy], SILENT_S) is busy
     assert next_door([silent, busy], 9 * SILENT_S) is silent
+
+
+def test_a_door_hangs_that_is_silent_look_after_look() -> None:
+    silence = Silence()
+    n = round(HUNG_S / LOOK_S)
+    assert [silence.is_too_long(7.0) for _ in range(n + 1)] == [False] * n + [True]
+    assert not silence.is_too_long(8.0)
+    assert not silence.is_too_long(1e9)  # the machine slept
+    assert [silence.is_too_long(1e9) for _ in range(n)] == [False] * (n - 1) + [True]
 
 
 def test_a_door_is_started_again_at_once_and_later_if_it_dies_young() -> None:

@@ -1,4 +1,4 @@
-"""Which door gets the next connection, and when one that died is started again. Pure."""
+"""Which door gets the next connection, which one hangs, and when one that died is started again. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Final, Protocol, TypeVar
 #: A door that has said nothing for so long gets no connection while another does. It says something four
 #: times a second.
 SILENT_S: Final = 2.0
+#: A door that has said nothing for so long hangs: its clients are better off with another.
+HUNG_S: Final = 30.0
+#: How often a door is looked at for that.
+LOOK_S: Final = 1.0
 #: A door that lived so long died of something else than its start.
 _YOUNG_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 30.0
@@ -35,6 +39,21 @@ def next_door(doors: Iterable[_Door], now: float) -> _Door | None:
     there = list(doors)
     turning = [one for one in there if now - one.heard_at < SILENT_S]
     return min(turning or there, key=lambda one: one.n_open, default=None)
+
+
+class Silence:
+    """How often in a row a process was found to have said nothing since it was looked at before. Not by the
+    clock: a machine that slept has put everybody to silence.
+    """
+
+    def __init__(self) -> None:
+        self._heard_at = -1.0
+        self._looks = 0
+
+    def is_too_long(self, heard_at: float) -> bool:
+        self._looks = self._looks + 1 if heard_at == self._heard_at else 0
+        self._heard_at = heard_at
+        return self._looks * LOOK_S >= HUNG_S
 
 
 class RestartPatience:

@@ -16,8 +16,9 @@ from typing import Any, Final
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
-from gpuserve.front.keeper.choice import next_door
+from gpuserve.front.keeper.choice import LOOK_S, next_door
 from gpuserve.front.keeper.kept_door import DoorState, KeptDoor, Newcomer
+from gpuserve.front.keeper.spare import SpareDoor
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.served_door import ServedDoor
@@ -56,13 +57,16 @@ class Doors(Transport):
         self._log = messages.DoorLog(LogSettings.of_level(setup.settings["log_level"])._asdict())
         self._tls = tls
         self._loop = asyncio.get_running_loop()
+        self._spare = SpareDoor()
+        take = self._spare.take
         self._doors = [
-            KeptDoor(number, self._greeting, serve, admission, self._on_change, self._have_back)
+            KeptDoor(number, self._greeting, serve, admission, take, self._on_change, self._have_back)
             for number in range(setup.settings["doors"])
         ]
         self._acceptors: list[Acceptor] = []
         self._waiting: deque[Newcomer] = deque()
         self._expiry: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -77,8 +81,13 @@ class Doors(Transport):
             acceptor = Acceptor(own_listener(fd), partial(self._take, tls))
             self._acceptors.append(acceptor)
             acceptor.open()
+        self._spare.keep()
+        self._look()
 
     async def stop(self) -> None:
+        self._spare.close()
+        if self._next_look is not None:
+            self._next_look.cancel()
         await asyncio.sleep(0)  # who has connected meanwhile is accepted: closing would reset the connection
         while self._acceptors:
             self._acceptors.pop().close()
@@ -184,6 +193,11 @@ class Doors(Transport):
     def _on_change(self) -> None:
         self._changed.set()
         self._hand_out()
+
+    def _look(self) -> None:
+        for door in self._doors:
+            door.look()
+        self._next_look = self._loop.call_later(LOOK_S, self._look)
 
     def _count(self, state: DoorState) -> int:
         return sum(door.state is state for door in self._doors)

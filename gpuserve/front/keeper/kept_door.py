@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from gpuserve.front.exchange.limits import Admission
-from gpuserve.front.keeper.choice import RestartPatience
-from gpuserve.front.keeper.door_process import DoorProcess, start_door
+from gpuserve.front.keeper.choice import HUNG_S, RestartPatience, Silence
+from gpuserve.front.keeper.door_process import DoorProcess
 from gpuserve.front.keeper.tally import DoorTally
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
@@ -76,6 +76,7 @@ class Running:
         self.addresses: Counter[str | None] = Counter()
         #: Those that it has not taken yet, which another can have if it dies.
         self.on_their_way: deque[Newcomer] = deque()
+        self.silence = Silence()
 
     def take(self, taken: messages.TakenConnections) -> None:
         for _ in range(taken.n):
@@ -84,8 +85,9 @@ class Running:
 
 class KeptDoor:
     """The door of this number, kept up from ``start`` to ``stop``. ``greeting`` is what it is told first,
-    ``serve`` makes what answers it, and its connections have places of ``admission``. ``on_change`` is
-    called when its state is another; ``give_back`` gets connections that a dead one had not taken.
+    ``serve`` makes what answers it, and its connections have places of ``admission``. ``start_process`` gives
+    a process that waits for that, and our end of its passage. ``on_change`` is called when its state is
+    another; ``give_back`` gets connections that a dead one had not taken.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class KeptDoor:
         greeting: Callable[[int], Iterable[Any]],
         serve: Callable[[Passage], ServedDoor],
         admission: Admission,
+        start_process: Callable[[], tuple[DoorProcess, socket.socket]],
         on_change: Callable[[], None],
         give_back: Callable[[Iterable[Newcomer]], None],
     ) -> None:
@@ -105,6 +108,7 @@ class KeptDoor:
         self._greeting = greeting
         self._serve = serve
         self._admission = admission
+        self._start_process = start_process
         self._on_change = on_change
         self._give_back = give_back
         self._running: Running | None = None
@@ -127,7 +131,7 @@ class KeptDoor:
             return
         self._become(DoorState.STARTING)
         try:
-            process, sock = start_door()
+            process, sock = self._start_process()
         except OSError as error:
             self._die(f"it cannot be started: {error.strerror}", 0.0)
             return
@@ -170,6 +174,12 @@ class KeptDoor:
     def kill(self) -> None:
         if self._running is not None:
             self._running.process.kill()
+
+    def look(self) -> None:
+        """Kill it if it hangs: called so often as ``choice.LOOK_S`` says."""
+        if self._running is not None and self._running.silence.is_too_long(self.heard_at):
+            logger.error("door %d has said nothing for %g s, and is killed", self.number, HUNG_S)
+            self.kill()
 
     # ---- what is heard ------------------------------------------------------------------------
 
