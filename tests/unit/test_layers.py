@@ -168,6 +168,7 @@ ALLOWED = {
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
+    "gpuserve/runtimes": "gpuserve/decorators gpuserve/errors gpuserve_worker/calling",
     "gpuserve/settings": "gpuserve/errors gpuserve/options",
     "gpuserve/supervisor":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "

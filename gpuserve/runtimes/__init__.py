@@ -1,0 +1,1 @@
+"""Model files that are served without code, one class for each kind of file."""
