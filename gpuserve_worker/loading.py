@@ -11,6 +11,7 @@ from gpuserve_worker.calling.callable import CallableKind, LoadError, build, kin
 from gpuserve_worker.calling.calls import OutgoingCalls
 from gpuserve_worker.calling.context import ModelContext, enter_model
 from gpuserve_worker.calling.failure import log_text, log_traceback
+from gpuserve_worker.calling.metrics import MetricRegistry
 from gpuserve_worker.calling.warmup import batches, warmups
 from gpuserve_worker.devices import open_path
 from gpuserve_worker.protocol.link import Link
@@ -78,4 +79,5 @@ def _context(init: Init) -> ModelContext:
         init.decoupled,
         OutgoingCalls(),
         init.array,
+        MetricRegistry(),
     )

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, Unpack
 
 from gpuserve_worker.calling.calls import CallOptions, OutgoingCalls, call_request, outputs_of
+from gpuserve_worker.calling.metrics import MetricRegistry
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class ModelContext(NamedTuple):
     decoupled: bool
     calls: OutgoingCalls = OutgoingCalls()
     array: str = "numpy"
+    metrics: MetricRegistry = MetricRegistry()
 
     @property
     def batching(self) -> bool:
@@ -112,3 +114,13 @@ def current_model() -> ModelContext:
     if context is None:
         raise LookupError("no model is served here: the inference callable was not called by a server")
     return context
+
+
+#: Where callables count that no server calls.
+_ALONE: Final = MetricRegistry()
+
+
+def current_metrics() -> MetricRegistry:
+    """The metrics of the model that is served here, or some that nobody is told of."""
+    context = _CURRENT.get()
+    return _ALONE if context is None else context.metrics

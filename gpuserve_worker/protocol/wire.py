@@ -17,6 +17,7 @@ Who says what::
                            StartExports, FreeExports, LendExport, UnlendExport
     worker -> front        Attached, Segment, DropSegment, Yield, Computed, Split, Done, Failed
                            Released, RegionOpened, Call, CallOff, Return, ExportSegment, ExportOpened
+                           Metrics
 
 A batch is answered by one ``Done`` or ``Failed``; that of a decoupled model by any number of ``Yield`` and
 then by one ``Done`` without outputs, or by ``Failed``.
@@ -31,6 +32,7 @@ dropped.
 # is a fiftieth of a worker's start.
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from gpuserve_worker.protocol.metrics import MetricChange
 from gpuserve_worker.protocol.payloads import (
     INLINE_NBYTES,
     DeviceLoan,
@@ -56,7 +58,7 @@ __all__ += ["Vocabulary", "WireError", "WireFailure", "WireRequest", "WireTensor
 __all__ += ["payload", "requests", "responses", "tensors"]
 
 #: Raised whenever a field of a message changes meaning, or a worker must know another message.
-PROTOCOL: Final = 8
+PROTOCOL: Final = 9
 
 #: So many ``Yield`` of one batch may be on their way to clients; then its worker waits for ``Credit``. The
 #: first travels alone: the front has let it out when it gives credit for the rest of the window.
@@ -212,6 +214,12 @@ class CallOff(NamedTuple):
     """Nobody waits for the answer to a call any more. If none was sent, an empty one is, as an echo."""
 
     call_id: int
+
+
+class Metrics(NamedTuple):
+    """What became of the callable's own metrics since this front was last told; ``MetricChange`` for each."""
+
+    changes: tuple[MetricChange, ...]
 
 
 class Yield(NamedTuple):
@@ -397,7 +405,7 @@ Message: TypeAlias = (
     Init | Stop | Phase | Ready | LoadFailed | Unrecoverable | Log | Segment | DropSegment | Attach |
     Run | Cancel | Credit | Free | Shrink | Region | CudaRegion | DropRegion | Lend | Unlend | Answer
     | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CallOff
-    | Return | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened | UnlendExport
+    | Return | Metrics | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened | UnlendExport
 )  # fmt: skip
 
 
@@ -435,6 +443,7 @@ WORKER: Final = Vocabulary(
         51: CallOff,
         52: Answer,
         53: Return,
+        54: Metrics,
         60: StartExports,
         61: ExportSegment,
         62: FreeExports,

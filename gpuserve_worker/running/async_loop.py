@@ -67,6 +67,7 @@ class AsyncLoop(LinkReceiver):
 
     def close(self) -> None:
         self._calls.close()
+        self._metrics.close()
         self.session.close()
         self._model.path.close()
 
@@ -159,6 +160,7 @@ class AsyncLoop(LinkReceiver):
         self.session.close()
         self._link.send(wire.Attached(epoch))
         self.session = self._new_session()
+        self._metrics.attached(self.session)
         self._answer(self._calls.attached)  # last: no question is left that was asked on the old session
 
     def _begin(self, run: wire.Run) -> None:

@@ -15,6 +15,7 @@ from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.wire import WireError
 from gpuserve_worker.running.call_port import LinkPort
+from gpuserve_worker.running.metric_port import MetricPort
 from gpuserve_worker.running.model import Model
 from gpuserve_worker.running.session import FrontSession
 
@@ -98,6 +99,7 @@ class LinkReceiver(ABC):
         self.session = self._new_session()
         self._thread = 0
         self._calls = LinkPort(model.context.calls, self)
+        self._metrics = MetricPort(model.context.metrics)
 
     def begin(self) -> None:
         self._thread = threading.get_ident()
@@ -209,6 +211,7 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
     def close(self) -> None:
         """Give up the memory shared with the front, after the end, in a process that goes on."""
         self._calls.close()
+        self._metrics.close()
         self._close_retired()
         self._backlog.settle()
         self.session.close()
@@ -241,6 +244,7 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
         self._link.send(wire.Attached(epoch))
         self.session = self._new_session()
         self._calls.attached()
+        self._metrics.attached(self.session)
 
     def _close_retired(self) -> None:
         self._backlog.settle()

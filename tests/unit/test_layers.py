@@ -135,7 +135,8 @@ ALLOWED = {
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/memory "
         "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/tracing gpuserve/front/v2 "
         "gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/front/observe": "gpuserve/declare gpuserve/errors gpuserve/front/v2",
+    "gpuserve/front/observe":
+        "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/front/observe/gpu_health": "gpuserve/devices gpuserve/front/observe gpuserve/states",
     "gpuserve/front/observe/tracing":
         "gpuserve/errors gpuserve/front/v2 gpuserve/settings gpuserve_worker/protocol",

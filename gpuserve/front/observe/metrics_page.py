@@ -112,7 +112,9 @@ class MetricsPage:
             yield
         for families_of in machine:
             yield
-            parts.append(triton_metrics.page(families_of()))
+            for listed in families_of():
+                parts.append(triton_metrics.page([listed]))
+                yield
         return b"".join(parts)
 
     def _of_server(self) -> Iterator[Family]:

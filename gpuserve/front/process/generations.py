@@ -26,6 +26,7 @@ from gpuserve.front.models.ensembles.driver import EnsembleDriver
 from gpuserve.front.models.interface import Driver
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.response_cache import ResponseCache
+from gpuserve.front.observe.callable_metrics import CallableMetrics, Owner
 from gpuserve.front.observe.metrics import LatencyWindow, ModelMetrics
 from gpuserve.front.process.model_calls import ModelCalls
 from gpuserve.front.process.ports import Spawn
@@ -64,6 +65,8 @@ class Generations:
         self._say = say
         self._spawn = spawn
         self._calls = ModelCalls(parts.service)
+        self._callable_metrics = CallableMetrics()
+        parts.service.metrics_page.add(self._callable_metrics.families)
         self._keeps_latencies = parts.settings.metrics_summaries
         self._drivers: dict[int, Driver] = {}
         #: Those of them that have workers, as all but ensembles do.
@@ -128,6 +131,9 @@ class Generations:
         self._served.get(driver.spec.name, set()).discard(message.generation)
         self._service.models.remove(driver)
         driver.close()
+        owner = _owner(driver.spec)
+        if all(_owner(one.spec) != owner for one in self._drivers.values()):
+            self._callable_metrics.forget(owner)
 
     def close(self) -> None:
         for driver in list(self._drivers.values()):
@@ -143,8 +149,9 @@ class Generations:
             logger.warning(
                 "model %s: its response_cache has no memory, because response_cache_nbytes is 0", spec.name
             )
+        on_other = partial(self._on_other, _owner(spec))
         driver = ModelDriver(
-            spec, most, metrics, cache, regions, self._limiter, self._on_other, self._front_lost_at
+            spec, most, metrics, cache, regions, self._limiter, on_other, self._front_lost_at
         )
         self._of_workers[generation] = driver
         return driver
@@ -235,7 +242,7 @@ class Generations:
         self._calls.refuse_stuck(driver)
         return idle
 
-    def _on_other(self, link: WorkerLink, message: wire.Message) -> None:
+    def _on_other(self, owner: Owner, link: WorkerLink, message: wire.Message) -> None:
         match message:
             case wire.RegionOpened(region, problem):
                 self._service.control.regions.opened(link, region, problem)
@@ -243,6 +250,8 @@ class Generations:
                 link.exports.take(message)
             case wire.Call() | wire.CallOff() | wire.Return():
                 self._calls.take(link, message)
+            case wire.Metrics(changes):
+                self._callable_metrics.take(owner, changes)
             case _:
                 no_such_message(link, message)
 
@@ -296,6 +305,10 @@ def _gauges(driver: Driver) -> dict[str, float]:
         "gpuserve_arena_bytes": arena.nbytes,
         "gpuserve_arena_blocks": arena.blocks,
     }
+
+
+def _owner(spec: ModelSpec) -> Owner:
+    return spec.name, spec.version
 
 
 def _is_another(driver: ModelDriver, instance: str, link: WorkerLink | None) -> bool:
