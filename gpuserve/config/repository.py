@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Final
 
 from gpuserve.config.load import Configuration, load_file
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.precedence import Override
+from gpuserve.config.stamps import file_stamp
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.settings.checks import missing
+
+#: What a change of the config itself is told under, which no model can be called.
+WHOLE: Final = ""
 
 
 class FileRepository:
@@ -24,6 +30,8 @@ class FileRepository:
         self._environ = dict(environ)
         self._flags = flags
         self._known = _names(start)
+        self._files = _files(start)
+        self.start_stamps = self.stamps()
 
     def names(self) -> Sequence[str]:
         return self._known
@@ -43,7 +51,29 @@ class FileRepository:
         if problem is not None:
             raise ConfigProblems([configuration.sources.problem(("server", "trace", "mode"), problem)])
         self._known = _names(configuration)
+        self._files = _files(configuration)
         return configuration
+
+    def stamps(self) -> Mapping[str, Hashable]:
+        """What tells that the config, or under a model's name a file that its callable or its arguments name,
+        has changed. From any thread.
+        """
+        return {
+            WHOLE: file_stamp(self.path),
+            **{model: tuple(map(file_stamp, paths)) for model, paths in self._files.items()},
+        }
+
+
+def _files(configuration: Configuration) -> dict[str, tuple[str, ...]]:
+    """The files that models' callables and their arguments name."""
+    found: dict[str, dict[str, None]] = {}
+    for entry in configuration.entries.models:
+        place = (entry.callable or "").partition(":")[0]
+        named = [place, *(one for one in entry.kwargs.values() if isinstance(one, str))]
+        paths = [os.path.join(configuration.base_dir, one) for one in named if one]
+        there = [one for one in paths if os.path.isfile(one)]
+        found.setdefault(entry.name, {}).update(dict.fromkeys(there))
+    return {name: tuple(paths) for name, paths in found.items()}
 
 
 def _names(configuration: Configuration) -> tuple[str, ...]:

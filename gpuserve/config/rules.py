@@ -17,7 +17,7 @@ from gpuserve.devices.names import CPU
 from gpuserve.settings.access import NO_TOKEN
 from gpuserve.settings.checks import NO_FILE, is_without_file
 from gpuserve.settings.doors import doors_problem
-from gpuserve.settings.server import ServerSettings, TraceSettings
+from gpuserve.settings.server import EXPLICIT, NO_CONTROL, ServerSettings, TraceSettings
 from gpuserve.settings.tls import FILE_KEYS, pairing_problem
 from gpuserve_worker.protocol.tensor import datatype_of
 
@@ -124,7 +124,7 @@ def _load_at_start(
     path, names = ("server", "load_at_start"), server.get("load_at_start")
     if not isinstance(names, list | tuple):
         return
-    if server.get("model_control", "none") == "none":
+    if server.get("model_control", NO_CONTROL) != EXPLICIT:
         yield Violation(path, "load_at_start needs model_control: explicit; without it every model is loaded")
     known = [entry.get("name") for _, entry in models]
     for name in names:

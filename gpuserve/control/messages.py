@@ -121,8 +121,16 @@ class InstanceDown(NamedTuple):
     restart_in_s: float
 
 
+#: Why a version is not there that somebody took out.
+UNLOADED: Final = "unloaded"
+
+
 class Serving(NamedTuple):
-    """Every model of the start is loaded: the server may say that it is ready."""
+    """Every model of the start is loaded, but those that are ``missing``: the server may say that it is ready
+    once these are there as well, or are not wanted any more.
+    """
+
+    missing: tuple[str, ...]
 
 
 class Drain(NamedTuple):

@@ -13,7 +13,7 @@ from gpuserve.errors import ConfigError
 from gpuserve.options import declared
 from gpuserve.settings.access import NO_TOKEN
 from gpuserve.settings.doors import doors_problem
-from gpuserve.settings.server import NO_CONTROL, TRITON, ServerSettings, TraceSettings
+from gpuserve.settings.server import EXPLICIT, POLL, TRITON, ServerSettings, TraceSettings
 from gpuserve.settings.tls import check_tls, with_whole_paths
 
 NO_FILE: Final = "a trace level needs a file to write to in mode 'triton': give file, or mode 'opentelemetry'"
@@ -34,7 +34,9 @@ def checked_settings(settings: ServerSettings) -> ServerSettings:
         raise ConfigError(str(error)) from None
     if made.restricted_endpoints and made.access_token is None:
         raise ConfigError(NO_TOKEN)
-    if made.model_control == NO_CONTROL and made.load_at_start is not None:
+    if made.model_control == POLL:
+        raise ConfigError("model_control='poll' follows the files of a server's models; a program has none")
+    if made.model_control != EXPLICIT and made.load_at_start is not None:
         raise ConfigError("load_at_start needs model_control='explicit'; without it every model is loaded")
     if problem := doors_problem(made.doors, made.transport):
         raise ConfigError(problem)

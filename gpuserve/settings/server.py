@@ -36,6 +36,7 @@ TLS_PORTS: Final = ("http", "grpc", "metrics")
 #: What ``model_control`` may say.
 NO_CONTROL: Final = "none"
 EXPLICIT: Final = "explicit"
+POLL: Final = "poll"
 _URL: Final = re.compile(r"https?://[^\s/]")
 #: What ``grpc_response_compression`` says where there is none.
 NO_COMPRESSION: Final = "none"
@@ -366,14 +367,26 @@ class ServerSettings:
     )
     model_control: str = option(
         NO_CONTROL,
-        "Whether clients may load and unload models (explicit).",
-        words=(NO_CONTROL, EXPLICIT),
-        live="requests from now on",
+        "Whether clients may load and unload models (explicit), or the server follows the files of its "
+        "models (poll).",
+        words=(NO_CONTROL, EXPLICIT, POLL),
+        live="requests and looks from now on",
+    )
+    repository_poll_s: float = option(
+        15.0,
+        "With model_control poll: seconds from one look at the files to the next; 0 never looks.",
+        least=0,
+        live="looks from now on",
     )
     load_at_start: tuple[str, ...] | None = option(
         None,
         "With model_control explicit: names of the models to load at the start; null is all.",
         live="models that come into the list, or go out of it, are loaded or unloaded",
+    )
+    exit_on_error: bool = option(
+        True,
+        "Whether the server ends where a model cannot be loaded at its start; else it serves the others, and "
+        "is ready only where min_ready_instances is 0.",
     )
     rate_limit: str = option(
         OFF,

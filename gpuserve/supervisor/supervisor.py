@@ -32,6 +32,7 @@ from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.control_socket import ControlSocket
 from gpuserve.supervisor.operator.verbs import OperatorVerbs
 from gpuserve.supervisor.reload.config_reload import ConfigReload
+from gpuserve.supervisor.reload.polling import FilePolling
 from gpuserve.supervisor.reload.run import ConfigWork
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
 from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
@@ -53,16 +54,23 @@ class _Parts:
     ) -> None:
         numbers = itertools.count(1)
         table = GenerationTable(repository, care, core.front, numbers)
+        self._core = core
         self.front = core.front
         self.gpus = GpuFences(core, care.lost_gpus, table.workers)
         self.models = models = ServedModels(core, table)
         self.attached = attached = AttachedModels(core, table.names, numbers)
         work = ConfigWork(models, attached, devices)
-        self.config = ConfigReload(source, core.life, work, core.front.adjust)
+        self.config = ConfigReload(source, core.life, work, self._adjust)
+        self.polling = FilePolling(source, core, self.config.touched)
         self.loads = LoadRequests(core.life, models, attached, devices, self.config.loaded)
         self.operator = OperatorVerbs(core, models, attached, self.loads, self.config)
         self.control = ControlSocket(core.reactor, self.operator.ask)
         self.ending = ServerEnding(core, models, attached, self.operator.quiescence)
+
+    def _adjust(self, changes: dict[str, Any]) -> None:
+        """Let changed settings hold, from the next look at the files on as well."""
+        self._core.front.adjust(changes)
+        self.polling.set_timer()
 
     def obey(self, message: Any) -> None:
         match message:
@@ -217,7 +225,10 @@ class Supervisor:
             return
         failure = self._parts.models.instance_lost(worker, reason)
         if failure is not None and self.state is ServerState.STARTING:
-            self._fail(failure)
+            if self._core.settings.now.exit_on_error:
+                self._fail(failure)
+            else:
+                self._parts.models.leave_out(worker, reason, failure)
         self._parts.gpus.look()
         self._check_started()  # it does not wait for a model that could not be bound
 
@@ -237,7 +248,7 @@ class Supervisor:
         parts.attached.announce()
         parts.operator.quiescence.announce()
         if self.state is ServerState.SERVING:
-            self._core.front.send(messages.Serving())
+            self._core.front.send(messages.Serving(tuple(parts.models.missing)))
 
     def front_ready(self) -> None:
         self._check_started()
@@ -268,10 +279,11 @@ class Supervisor:
             self._fail(failure)
             return
         core.life.move(ServerState.SERVING)
-        core.front.send(messages.Serving())
+        core.front.send(messages.Serving(tuple(parts.models.missing)))
         self._observer.server_ready(addresses)
         self.started.set_result(addresses)
         parts.config.started()
+        parts.polling.set_timer()
 
     def _add_model(self, spec: ModelSpec, loaded: Future[None]) -> None:
         if self.state not in {ServerState.STARTING, ServerState.SERVING}:

@@ -130,7 +130,11 @@ def test_only_some_models_are_loaded_at_the_start() -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="model_control must be 'none' or 'explicit', got 'yes'"):
+    with pytest.raises(
+        ConfigError, match="model_control must be one of 'none', 'explicit', 'poll', got 'yes'"
+    ):
         Server(model_control="yes")
+    with pytest.raises(ConfigError, match="model_control='poll' follows the files of a server's models"):
+        Server(model_control="poll")
     with pytest.raises(ConfigError, match="load_at_start needs model_control='explicit'"):
         Server(load_at_start=("a",))

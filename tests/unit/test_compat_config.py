@@ -13,8 +13,9 @@ from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
 from gpuserve.compat.pytriton.security import DEFAULT_PROTECTED_ENDPOINTS, TritonSecurityConfig
 from gpuserve.compat.pytriton.server_options import server_settings, without_effect
 from gpuserve.compat.pytriton.triton import Triton
-from gpuserve.compat.pytriton.triton_config import OptionMeaning, TritonConfig, meaning_of, merged
+from gpuserve.compat.pytriton.triton_config import TritonConfig, flag_of, merged
 from gpuserve.compat.pytriton.utils.workspace import Workspace, pytriton_home
+from gpuserve.compat.tritonserver.flags import Fate
 from gpuserve.settings.server import ServerSettings, TraceSettings
 
 OPEN = TritonSecurityConfig(restricted_endpoints=[])
@@ -107,27 +108,30 @@ REFUSED = {
 @pytest.mark.parametrize(("name", "value"), REFUSED.items())
 def test_options_that_would_change_more_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(
-        PyTritonValidationError, match=rf"TritonConfig\.{name} is not supported by gpuserve: \w"
+        PyTritonValidationError, match=rf"TritonConfig\.{name}: not supported by gpuserve: \w"
     ):
         settings(**{name: value})
 
 
 def test_every_option_has_a_meaning() -> None:
-    fates = {field.name: meaning_of(field.name).fate for field in dataclasses.fields(TritonConfig)}
-    assert {name for name, fate in fates.items() if fate is OptionMeaning.REFUSED} == set(REFUSED)
-    named = [meaning_of(name).text for name, fate in fates.items() if fate is OptionMeaning.SETTING]
+    fates = {field.name: flag_of(field.name).fate for field in dataclasses.fields(TritonConfig)}
+    assert {name for name, fate in fates.items() if fate is Fate.REFUSED} == set(REFUSED)
+    named = [flag_of(name).text for name, fate in fates.items() if fate is Fate.SETTING]
     assert set(named) <= {field.name for field in dataclasses.fields(ServerSettings)}
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"http_address": "127.0.0.1", "grpc_address": "0.0.0.0"}, r"must be the same.*0\.0\.0\.0 and 127"),
+        (
+            {"http_address": "127.0.0.1", "grpc_address": "0.0.0.0"},
+            r"http_address: must be the same as grpc_address and metrics_address.*0\.0\.0\.0 and 127",
+        ),
         ({"cache_config": ["redis,host=h"]}, "redis.*local,size="),
-        ({"grpc_use_ssl": True}, "need grpc_server_cert and grpc_server_key"),
+        ({"grpc_use_ssl": True}, "grpc_use_ssl: needs grpc_server_cert and grpc_server_key"),
         (
             {"grpc_use_ssl_mutual": True, "grpc_server_cert": "c", "grpc_server_key": "k"},
-            "need grpc_root_cert",
+            "grpc_use_ssl_mutual: needs grpc_root_cert",
         ),
         ({"trace_config": ["level=TIMESTAMPS"]}, "needs a file"),
         ({"trace_config": ["level=ALL", "triton,file=t"]}, "any of 'TIMESTAMPS', 'TENSORS'"),
@@ -247,6 +251,6 @@ def test_every_option_is_on_the_migration_page() -> None:
     told = {name.rstrip(","): text for name, text in told.items()}
     for field in dataclasses.fields(TritonConfig):
         text = told[field.name].strip()
-        fate = meaning_of(field.name).fate
-        assert text.startswith("refused") == (fate is OptionMeaning.REFUSED), field.name
-        assert (text == "no effect") == (fate is OptionMeaning.NO_EFFECT), field.name
+        fate = flag_of(field.name).fate
+        assert text.startswith("refused") == (fate is Fate.REFUSED), field.name
+        assert (text == "no effect") == (fate is Fate.NO_EFFECT), field.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import pytest
 from reloading import Work, config, ensemble, model
@@ -21,9 +21,14 @@ from gpuserve.supervisor.reload.changes import (
 from gpuserve.supervisor.reload.run import AppliedModels, ConfigReport, ConfigRun
 
 
-def found(before: ConfigModels, now: ConfigModels, served: Iterable[str] | None = None) -> dict[str, Action]:
+def found(
+    before: ConfigModels,
+    now: ConfigModels,
+    served: Iterable[str] | None = None,
+    touched: Collection[str] = (),
+) -> dict[str, Action]:
     names = before.wanted if served is None else set(served)
-    return actions(before, now, lambda name: name in names)
+    return actions(before, now, lambda name: name in names, touched)
 
 
 # ---- what has to be done -----------------------------------------------------------------------
@@ -45,6 +50,15 @@ def test_each_change_has_its_action() -> None:
         "grows": Action.SCALE,
         "comes": Action.LOAD,
     }
+
+
+def test_a_model_whose_files_were_touched_is_loaded_anew() -> None:
+    same = config(model("a"), model("b"), wanted=["a"])
+    assert found(same, same, touched=["a", "b", "none"]) == {"a": Action.RELOAD}
+    assert found(same, same, served=[], touched=["a", "b"]) == {"a": Action.LOAD}
+    two = config(model("a", devices=("cpu", "cpu")), model("b"), wanted=["a"])
+    assert found(same, two, touched=["a"]) == {"a": Action.RELOAD}
+    assert found(same, config(model("b"), wanted=[]), touched=["a"]) == {"a": Action.UNLOAD}
 
 
 def test_another_device_or_another_version_is_another_load() -> None:

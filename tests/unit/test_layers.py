@@ -59,12 +59,14 @@ ALLOWED = {
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":
         "gpuserve/api gpuserve/client gpuserve/compat/pytriton/client gpuserve/compat/pytriton/utils "
-        "gpuserve/declare gpuserve/decorators gpuserve/errors gpuserve/settings gpuserve_worker/calling",
+        "gpuserve/compat/tritonserver gpuserve/declare gpuserve/decorators gpuserve/errors gpuserve/settings "
+        "gpuserve_worker/calling",
     "gpuserve/compat/pytriton/client": "gpuserve/client",
     "gpuserve/compat/pytriton/model_config":
         "gpuserve/client gpuserve/compat/pytriton gpuserve/declare gpuserve/errors gpuserve/front/v2 "
         "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/compat/pytriton/proxy": "gpuserve/compat/pytriton gpuserve_worker/calling",
+    "gpuserve/compat/tritonserver": "gpuserve/options gpuserve/settings",
     "gpuserve/config":
         "gpuserve/config/entries gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
         "gpuserve/options gpuserve/settings gpuserve_worker/protocol",

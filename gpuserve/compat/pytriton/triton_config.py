@@ -1,11 +1,10 @@
-"""``TritonConfig``: PyTriton's options, and beside each what becomes of it here. An option is a setting of
-ours, part of one (``server_options.py`` puts those together), without effect, or refused. Where it is read
-from, keyword arguments, a dictionary or the environment, its values mean the same.
+"""``TritonConfig``: PyTriton's options, which are flags of Triton's server; what becomes of each is in the
+table of those. Where it is read from, keyword arguments, a dictionary or the environment, its values mean the
+same.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 import logging
 import os
@@ -14,9 +13,10 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final, Self
 
 from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
+from gpuserve.compat.tritonserver.flags import BY_NAME, Fate, Flag, Kind
 
 logger = logging.getLogger(__name__)
 
@@ -26,38 +26,23 @@ _TRUE: Final = frozenset({"true", "1", "yes", "on"})
 _FALSE: Final = frozenset({"false", "0", "no", "off", ""})
 
 
-class OptionMeaning(enum.Enum):
-    """What gpuserve does with an option of Triton's server."""
-
-    SETTING = "is a setting of gpuserve"
-    PART = "is part of a setting of gpuserve"
-    NO_EFFECT = "has no effect"
-    REFUSED = "is refused"
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """One option here. ``text`` is the name of our setting, or what to use instead."""
-
-    fate: OptionMeaning
-    text: str = ""
-
-
-_PART: Final = Meaning(OptionMeaning.PART)
-_NO_EFFECT: Final = Meaning(OptionMeaning.NO_EFFECT)
-
-
-def _setting(name: str) -> Meaning:
-    return Meaning(OptionMeaning.SETTING, name)
-
-
-def _refused(instead: str) -> Meaning:
-    return Meaning(OptionMeaning.REFUSED, instead)
-
-
 _RESTRICT: Final = "use Triton(security_config=TritonSecurityConfig(access_token=…, restricted_endpoints=…))"
-_PLATFORM: Final = "route its requests to the HTTP port by a proxy"
-_REPOSITORY: Final = "models are bound, and no repository is read or written; leave it out"
+#: What options are here that mean something else to a server that reads a repository.
+_OWN: Final = {
+    flag.name: flag
+    for flag in (
+        Flag(
+            "model-repository",
+            Kind.TEXT,
+            Fate.REFUSED,
+            "models are bound, and no repository is read or written; leave it out",
+        ),
+        Flag("log-file", Kind.TEXT, Fate.REFUSED, "the log goes to stderr; redirect that"),
+        Flag("http-restricted-api", Kind.TEXT, Fate.REFUSED, _RESTRICT),
+        Flag("grpc-restricted-protocol", Kind.TEXT, Fate.REFUSED, _RESTRICT),
+        Flag("exit-on-error", Kind.BOOLEAN, Fate.NO_EFFECT, "run() raises what keeps a model from loading"),
+    )
+}
 
 
 @dataclass(kw_only=True)
@@ -69,56 +54,56 @@ class TritonConfig:
         PyTritonValidationError: neither HTTP nor gRPC is allowed.
     """
 
-    model_repository: Annotated[Path | None, _refused(_REPOSITORY)] = None
-    id: Annotated[str | None, _setting("name")] = None
-    log_verbose: Annotated[int | None, _PART] = None
-    log_file: Annotated[Path | None, _refused("the log goes to stderr; redirect that")] = None
-    exit_timeout_secs: Annotated[int | None, _setting("drain_timeout_s")] = None
-    exit_on_error: Annotated[bool | None, _NO_EFFECT] = None
-    strict_readiness: Annotated[bool | None, _NO_EFFECT] = None
-    allow_http: Annotated[bool | None, _PART] = None
-    http_address: Annotated[str | None, _PART] = None
-    http_port: Annotated[int | None, _PART] = None
-    http_header_forward_pattern: Annotated[str | None, _setting("http_header_forward_pattern")] = None
-    http_thread_count: Annotated[int | None, _NO_EFFECT] = None
-    http_restricted_api: Annotated[str | None, _refused(_RESTRICT)] = None
-    allow_grpc: Annotated[bool | None, _PART] = None
-    grpc_address: Annotated[str | None, _PART] = None
-    grpc_port: Annotated[int | None, _PART] = None
-    grpc_header_forward_pattern: Annotated[str | None, _setting("grpc_header_forward_pattern")] = None
-    grpc_infer_allocation_pool_size: Annotated[int | None, _NO_EFFECT] = None
-    grpc_use_ssl: Annotated[bool | None, _PART] = None
-    grpc_use_ssl_mutual: Annotated[bool | None, _PART] = None
-    grpc_server_cert: Annotated[Path | None, _PART] = None
-    grpc_server_key: Annotated[Path | None, _PART] = None
-    grpc_root_cert: Annotated[Path | None, _PART] = None
-    grpc_infer_response_compression_level: Annotated[str | None, _NO_EFFECT] = None
-    grpc_keepalive_time: Annotated[int | None, _NO_EFFECT] = None
-    grpc_keepalive_timeout: Annotated[int | None, _NO_EFFECT] = None
-    grpc_keepalive_permit_without_calls: Annotated[bool | None, _NO_EFFECT] = None
-    grpc_http2_max_pings_without_data: Annotated[int | None, _NO_EFFECT] = None
-    grpc_http2_min_recv_ping_interval_without_data: Annotated[int | None, _NO_EFFECT] = None
-    grpc_http2_max_ping_strikes: Annotated[int | None, _NO_EFFECT] = None
-    grpc_restricted_protocol: Annotated[str | None, _refused(_RESTRICT)] = None
-    allow_metrics: Annotated[bool | None, _PART] = None
-    allow_gpu_metrics: Annotated[bool | None, _NO_EFFECT] = None
-    allow_cpu_metrics: Annotated[bool | None, _NO_EFFECT] = None
-    metrics_interval_ms: Annotated[int | None, _NO_EFFECT] = None
-    metrics_port: Annotated[int | None, _PART] = None
-    metrics_address: Annotated[str | None, _PART] = None
-    metrics_config: Annotated[list[str] | None, _NO_EFFECT] = None
-    allow_sagemaker: Annotated[bool | None, _refused(_PLATFORM)] = None
-    sagemaker_port: Annotated[int | None, _refused(_PLATFORM)] = None
-    sagemaker_safe_port_range: Annotated[str | None, _refused(_PLATFORM)] = None
-    sagemaker_thread_count: Annotated[int | None, _NO_EFFECT] = None
-    allow_vertex_ai: Annotated[bool | None, _refused(_PLATFORM)] = None
-    vertex_ai_port: Annotated[int | None, _refused(_PLATFORM)] = None
-    vertex_ai_thread_count: Annotated[int | None, _NO_EFFECT] = None
-    vertex_ai_default_model: Annotated[str | None, _refused(_PLATFORM)] = None
-    trace_config: Annotated[list[str] | None, _PART] = None
-    cache_config: Annotated[list[str] | None, _PART] = None
-    cache_directory: Annotated[str | None, _NO_EFFECT] = None
-    buffer_manager_thread_count: Annotated[int | None, _NO_EFFECT] = None
+    model_repository: Path | None = None
+    id: str | None = None
+    log_verbose: int | None = None
+    log_file: Path | None = None
+    exit_timeout_secs: int | None = None
+    exit_on_error: bool | None = None
+    strict_readiness: bool | None = None
+    allow_http: bool | None = None
+    http_address: str | None = None
+    http_port: int | None = None
+    http_header_forward_pattern: str | None = None
+    http_thread_count: int | None = None
+    http_restricted_api: str | None = None
+    allow_grpc: bool | None = None
+    grpc_address: str | None = None
+    grpc_port: int | None = None
+    grpc_header_forward_pattern: str | None = None
+    grpc_infer_allocation_pool_size: int | None = None
+    grpc_use_ssl: bool | None = None
+    grpc_use_ssl_mutual: bool | None = None
+    grpc_server_cert: Path | None = None
+    grpc_server_key: Path | None = None
+    grpc_root_cert: Path | None = None
+    grpc_infer_response_compression_level: str | None = None
+    grpc_keepalive_time: int | None = None
+    grpc_keepalive_timeout: int | None = None
+    grpc_keepalive_permit_without_calls: bool | None = None
+    grpc_http2_max_pings_without_data: int | None = None
+    grpc_http2_min_recv_ping_interval_without_data: int | None = None
+    grpc_http2_max_ping_strikes: int | None = None
+    grpc_restricted_protocol: str | None = None
+    allow_metrics: bool | None = None
+    allow_gpu_metrics: bool | None = None
+    allow_cpu_metrics: bool | None = None
+    metrics_interval_ms: int | None = None
+    metrics_port: int | None = None
+    metrics_address: str | None = None
+    metrics_config: list[str] | None = None
+    allow_sagemaker: bool | None = None
+    sagemaker_port: int | None = None
+    sagemaker_safe_port_range: str | None = None
+    sagemaker_thread_count: int | None = None
+    allow_vertex_ai: bool | None = None
+    vertex_ai_port: int | None = None
+    vertex_ai_thread_count: int | None = None
+    vertex_ai_default_model: str | None = None
+    trace_config: list[str] | None = None
+    cache_config: list[str] | None = None
+    cache_directory: str | None = None
+    buffer_manager_thread_count: int | None = None
 
     def __post_init__(self) -> None:
         if self.allow_http is False and self.allow_grpc is False:
@@ -135,7 +120,7 @@ class TritonConfig:
         unknown = [name for name in config if name not in known]
         if unknown:
             logger.warning("No such option of TritonConfig: %s. Known: %s.", _listed(unknown), _listed(known))
-        return cls(**{name: _read(name, known[name][0], config[name]) for name in config if name in known})
+        return cls(**{name: _read(name, known[name], config[name]) for name in config if name in known})
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -153,9 +138,10 @@ class TritonConfig:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
-def meaning_of(name: str) -> Meaning:
-    """What gpuserve does with the option of this name."""
-    return _options()[name][1]
+def flag_of(name: str) -> Flag:
+    """The flag of Triton's server that an option is, with what gpuserve does with it."""
+    flag = name.replace("_", "-")
+    return _OWN.get(flag) or BY_NAME[flag]
 
 
 def merged(*configs: TritonConfig | None) -> TritonConfig:
@@ -168,13 +154,9 @@ def merged(*configs: TritonConfig | None) -> TritonConfig:
 
 
 @functools.cache
-def _options() -> dict[str, tuple[Any, Meaning]]:
-    """The type and the meaning of each option."""
-    options = {}
-    for name, hint in typing.get_type_hints(TritonConfig, include_extras=True).items():
-        optional, meaning = typing.get_args(hint)
-        options[name] = (typing.get_args(optional)[0], meaning)
-    return options
+def _options() -> dict[str, Any]:
+    """The type of each option."""
+    return {name: typing.get_args(hint)[0] for name, hint in typing.get_type_hints(TritonConfig).items()}
 
 
 def _by_name(variables: Mapping[str, str]) -> dict[str, Any]:
@@ -193,8 +175,8 @@ def _by_name(variables: Mapping[str, str]) -> dict[str, Any]:
     return found | {name: [texts[one] for one in sorted(texts)] for name, texts in items.items()}
 
 
-def _is_list(known: Mapping[str, tuple[Any, Meaning]], name: str) -> bool:
-    return name in known and known[name][0] == list[str]
+def _is_list(known: Mapping[str, Any], name: str) -> bool:
+    return name in known and known[name] == list[str]
 
 
 def _read(name: str, kind: Any, value: Any) -> Any:

@@ -147,7 +147,7 @@ class Front:
                     doors=tuple(one[:4] + one.counts[:3] for one in parts.ports.doors())
                 )
             ),
-            messages.Serving: lambda _: health.serving(),
+            messages.Serving: lambda message: health.serving(message.missing),
             messages.Drain: parts.draining.drain,
             messages.Quit: lambda _: self._quit.set(),
         }

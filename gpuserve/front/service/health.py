@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from gpuserve.control.messages import UNLOADED
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import NotFound, Unavailable
 from gpuserve.front.models.interface import Driver
@@ -24,7 +25,9 @@ class ServerHealth:
         self._min_healthy_devices = 0
         self._min_ready_instances = 1
         self._leaving = False
-        #: Every model of the start was loaded once.
+        #: Models that the start could not load.
+        self._missing: tuple[str, ...] = ()
+        #: Every other model of the start was loaded once.
         self.started = False
         #: Nothing new is taken, because the server stops.
         self.draining = False
@@ -50,7 +53,16 @@ class ServerHealth:
         own = [driver for driver in self._models.own() if driver.spec.instances]
         gpus = {one.placement.gpu_uuid for driver in own for one in driver.spec.instances} - {""}
         usable = self._gpus.are_enough(gpus, self._min_healthy_devices)
-        return self.started and not self._leaving and usable and all(map(self._has_enough, own))
+        whole = (
+            self.started and all(map(self._has_enough, own)) and not any(map(self._is_missing, self._missing))
+        )
+        return whole and usable and not self._leaving
+
+    def _is_missing(self, model: str) -> bool:
+        """Whether a model has not been loaded since the start, and nobody has taken it out since then."""
+        if not self._min_ready_instances or self._models.of(model):
+            return False
+        return any(reason not in {"", UNLOADED} for _, _, reason in self._models.states_of(model))
 
     def _has_enough(self, driver: Driver) -> bool:
         """Whether so many instances of a model are up that the server may be ready."""
@@ -90,8 +102,10 @@ class ServerHealth:
 
     # ---- what changes it ------------------------------------------------------------------
 
-    def serving(self) -> None:
+    def serving(self, missing: Sequence[str] = ()) -> None:
+        """Note that the start is over; these models it could not load."""
         self.started = True
+        self._missing = tuple(missing)
         self._watchers.changed()
 
     def cuda_state(self, works: bool) -> None:

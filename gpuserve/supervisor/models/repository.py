@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from gpuserve.declare.spec import ModelSpec
@@ -45,6 +45,15 @@ class ConfigSource(Protocol):
     @property
     def start(self) -> ServerDeclaration:
         """What it said when the server started."""
+
+    @property
+    def start_stamps(self) -> Mapping[str, Hashable]:
+        """What ``stamps`` were when the server started."""
+
+    def stamps(self) -> Mapping[str, Hashable]:
+        """Return for each model something that differs once any of its files has changed, and under "" for
+        what is of all. Quick, and from any thread. Raises OSError: nothing can be said at this moment.
+        """
 
     def read_all(self) -> ServerDeclaration:
         """What it says now. Raises GpuserveError: it cannot be read, or any of it is wrong. The text has

@@ -46,6 +46,8 @@ class ServedModels:
 
     def __init__(self, core: ServerCore, table: GenerationTable) -> None:
         self.table = table
+        #: The models of the start of which a version could not be loaded.
+        self.missing: list[str] = []
         self._core = core
         self._operations = Operations()
         self._loads = _Loads(core, table, self)
@@ -164,6 +166,17 @@ class ServedModels:
         if generation is not None:
             self._resizes.retired(generation, instance, hurried=hurried)
 
+    def leave_out(self, worker: WorkerKeeper, reason: str, error: GpuserveError) -> None:
+        """Serve without a version of the start that cannot be loaded, for that reason."""
+        generation = self.table.get(worker.generation)
+        assert generation is not None, "it has just been lost"
+        spec, generation.served = generation.spec, False
+        self.missing.append(spec.name)
+        self.table.drop([generation])
+        self.table.index.unavailable(spec.name, spec.version, reason)
+        self.serve(spec.name, ())
+        logger.error("%s", error)
+
     # ---- ending ---------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -219,7 +232,7 @@ class ServedModels:
         self.table.remove(generation)
         name, version = generation.spec.name, generation.spec.version
         if all(one.spec.version != version for one in self.table.of(name)):
-            self.table.index.unavailable(name, version, "unloaded")
+            self.table.index.unavailable(name, version, messages.UNLOADED)
             logger.info("version %d of model %s is unloaded", version, name)
         self.table.tell_states(name)
         running = self._operations.running(name)

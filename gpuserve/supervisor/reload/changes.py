@@ -39,15 +39,20 @@ def by_name(specs: Iterable[ModelSpec]) -> dict[str, tuple[ModelSpec, ...]]:
     return found
 
 
-def actions(before: ConfigModels, now: ConfigModels, is_served: Callable[[str], bool]) -> dict[str, Action]:
+def actions(
+    before: ConfigModels,
+    now: ConfigModels,
+    is_served: Callable[[str], bool],
+    touched: Collection[str] = (),
+) -> dict[str, Action]:
     """Return what has to be done, by model: what has changed, and no more. A model that is declared as it was
-    is not touched, whatever clients or operators have made of it. One that is declared otherwise is loaded
-    anew where it is served; one that was unloaded by hand stays unloaded, but for an ensemble that is loaded
-    and needs it.
+    is not touched, whatever clients or operators have made of it, unless its files are ``touched``. One that
+    is declared otherwise is loaded anew where it is served; one that was unloaded by hand, or could not
+    be loaded, stays so until its files are touched, or for an ensemble that is loaded and needs it.
     """
     found: dict[str, Action] = {}
     for name in dict.fromkeys([*now.declared, *before.declared]):
-        action = _action(name, before, now, is_served(name))
+        action = _action(name, before, now, is_served(name), is_touched=name in touched)
         if action is not None:
             found[name] = action
     loads = [name for name, action in found.items() if action in (Action.LOAD, Action.RELOAD)]
@@ -57,9 +62,11 @@ def actions(before: ConfigModels, now: ConfigModels, is_served: Callable[[str], 
     return found
 
 
-def _action(name: str, before: ConfigModels, now: ConfigModels, served: bool) -> Action | None:
+def _action(
+    name: str, before: ConfigModels, now: ConfigModels, served: bool, *, is_touched: bool
+) -> Action | None:
     old, new = before.declared.get(name), now.declared.get(name)
-    is_new = name in now.wanted and name not in before.wanted
+    is_new = name in now.wanted and (name not in before.wanted or is_touched)
     is_left_out = name in before.wanted and name not in now.wanted
     if served and (new is None or is_left_out):
         return Action.UNLOAD
@@ -67,6 +74,8 @@ def _action(name: str, before: ConfigModels, now: ConfigModels, served: bool) ->
         return None
     if not served:
         return Action.LOAD
+    if is_touched:
+        return Action.RELOAD
     if old == new:
         return None
     return Action.SCALE if _differ_in_counts(old or (), new) else Action.RELOAD

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
@@ -47,6 +47,8 @@ class ConfigReload:
         self._run: ConfigRun | None = None
         #: Those who are answered by the next reload.
         self._asked: list[tuple[AnswerOutcome, Tell]] = []
+        #: The models whose files have changed since the last one began.
+        self._touched: set[str] = set()
         self._is_remembered = False
 
     @property
@@ -79,6 +81,11 @@ class ConfigReload:
         else:
             self.begin(_log_refusal, lambda _: None)
 
+    def touched(self, models: Collection[str]) -> None:
+        """Reload because files have changed, those of these models; only the log says how it went."""
+        self._touched.update(models)
+        self.begin(lambda _: None, lambda _: None)
+
     def started(self) -> None:
         """Reload, now that the server serves, if a signal came while it started."""
         if self._is_remembered:
@@ -94,6 +101,7 @@ class ConfigReload:
     def _begin_next(self) -> None:
         assert self._source is not None
         asked, self._asked = self._asked, []
+        touched, self._touched = self._touched, set()
 
         def tell(line: str) -> None:
             for _, one in asked:
@@ -114,6 +122,7 @@ class ConfigReload:
             report,
             self._life.why_not_now,
             lambda: self._end(asked, report.outcome()),
+            touched,
         )
         self._run.begin()
 

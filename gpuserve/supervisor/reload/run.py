@@ -6,7 +6,7 @@ reload.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from gpuserve.control.operator import Tell, VerbOutcome
@@ -153,7 +153,8 @@ class AppliedModels:
 
 
 class ConfigRun:
-    """One reload of the models, to be begun once. ``why_not_now`` says why no model can be loaded any more,
+    """One reload of the models, to be begun once; ``touched`` are those whose files have changed, whatever is
+    declared of them. ``why_not_now`` says why no model can be loaded any more,
     because the server ends; ``on_end`` is called when nothing is left to be done.
     """
 
@@ -165,11 +166,13 @@ class ConfigRun:
         report: ConfigReport,
         why_not_now: Callable[[], GpuserveError | None],
         on_end: Callable[[], None],
+        touched: Collection[str] = (),
     ) -> None:
         self._work = work
         self._applied = applied
         self._now = now
         self._report = report
+        self._touched = touched
         self._why_not_now = why_not_now
         self._on_end = on_end
         self._actions: dict[str, Action] = {}
@@ -178,7 +181,7 @@ class ConfigRun:
 
     def begin(self) -> None:
         before = self._applied.snapshot()
-        found = actions(before, self._now, self._work.is_served)
+        found = actions(before, self._now, self._work.is_served, self._touched)
         self._actions = {name: self._feasible(name, action) for name, action in found.items()}
         for name in {*before.declared, *self._now.declared} - found.keys():
             self._applied.settled(name, self._now)

@@ -1,0 +1,110 @@
+"""What looks at models' files tell apart: what has changed, what still does, and what no change is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuserve.config.stamps import file_stamp, folder_stamp
+from gpuserve.supervisor.reload.looks import Look, Looks
+
+NOTHING = Look(frozenset(), False)
+
+
+def changed(*models: str) -> Look:
+    return Look(frozenset(models), False)
+
+
+def test_a_change_counts_once_it_is_seen_twice() -> None:
+    looks = Looks({"": 0, "m": 1, "n": 1})
+    assert looks.look({"": 0, "m": 1, "n": 1}) == NOTHING
+    assert looks.look({"": 0, "m": 2, "n": 1}) == Look(frozenset(), True)
+    assert looks.look({"": 0, "m": 3, "n": 1}) == Look(frozenset(), True)
+    assert looks.look({"": 0, "m": 3, "n": 1}) == changed("m")
+    assert looks.look({"": 0, "m": 3, "n": 1}) == NOTHING
+
+
+def test_one_model_does_not_wait_for_another_that_is_being_written() -> None:
+    looks = Looks({"m": 1, "n": 1})
+    assert looks.look({"m": 2, "n": 2}) == Look(frozenset(), True)
+    assert looks.look({"m": 2, "n": 3}) == Look(frozenset({"m"}), True)
+    assert looks.look({"m": 2, "n": 3}) == changed("n")
+
+
+def test_what_is_as_it_was_again_has_not_changed() -> None:
+    looks = Looks({"m": 1})
+    looks.look({"m": 2})
+    assert looks.look({"m": 1}) == Look(frozenset(), True)
+    assert looks.look({"m": 1}) == NOTHING
+
+
+def test_models_come_and_go() -> None:
+    looks = Looks({"m": 1})
+    assert looks.look({"n": 1}) == Look(frozenset(), True)
+    assert looks.look({"n": 1}) == changed("m", "n")
+    assert looks.look({"n": 1}) == NOTHING
+    looks.look({"m": 1, "n": 1})
+    assert looks.look({"m": 1, "n": 1}) == changed("m")
+
+
+def set_time(path: Path, seconds: int) -> None:
+    os.utime(path, (seconds, seconds))
+
+
+def test_the_stamp_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    assert file_stamp(str(path)) is None
+    path.write_text("a")
+    set_time(path, 1)
+    first = file_stamp(str(path))
+    assert first == file_stamp(str(path))
+    path.write_text("ab")
+    set_time(path, 1)
+    assert file_stamp(str(path)) not in {first, None}
+    path.write_text("b")
+    set_time(path, 2)
+    assert file_stamp(str(path)) not in {first, None}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model" / "1").mkdir(parents=True)
+    (tmp_path / "model" / "1" / "model.py").write_text("a")
+    return tmp_path / "model"
+
+
+def test_the_stamp_of_a_folder_is_that_of_all_in_it(folder: Path) -> None:
+    seen = [folder_stamp(str(folder))]
+    for change in (
+        lambda: (folder / "1" / "model.py").write_text("ab"),
+        lambda: (folder / "config.pbtxt").write_text(""),
+        (folder / "2").mkdir,
+        lambda: (folder / "1" / "model.py").rename(folder / "2" / "model.py"),
+    ):
+        assert folder_stamp(str(folder)) == seen[-1]
+        change()
+        assert folder_stamp(str(folder)) not in seen
+        seen.append(folder_stamp(str(folder)))
+
+
+def test_what_python_and_tools_leave_in_a_folder_is_no_change(folder: Path) -> None:
+    before = folder_stamp(str(folder))
+    (folder / "1" / "__pycache__").mkdir()
+    (folder / "1" / "__pycache__" / "model.pyc").write_text("")
+    (folder / ".git").mkdir()
+    (folder / "1" / ".model.py.swp").write_text("")
+    assert folder_stamp(str(folder)) == before
+
+
+def test_links_are_followed_and_circles_end(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "weights").write_text("a")
+    (folder / "2").symlink_to(other)
+    (other / "round").symlink_to(folder)
+    before = folder_stamp(str(folder))
+    (other / "weights").write_text("abc")
+    assert folder_stamp(str(folder)) != before
+    assert folder_stamp(str(tmp_path / "gone")) == ()
