@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from gpuserve.api.server import Server
     from gpuserve.declare.model import DynamicBatcher, ModelConfig, Step, Tensor
     from gpuserve.declare.spec import RateLimiter, Resource, SequenceBatching, SequenceControl
-    from gpuserve_worker.calling.calls import ModelCallError
     from gpuserve_worker.calling.context import current_model
     from gpuserve_worker.calling.failure import UnrecoverableError
+    from gpuserve_worker.calling.questions import ModelCallError
     from gpuserve_worker.calling.request import Request
     from gpuserve_worker.calling.response import Response
 
@@ -44,7 +44,7 @@ _HOMES = {
     "gpuserve.api.server": ("Server",),
     "gpuserve.declare.model": ("DynamicBatcher", "ModelConfig", "Step", "Tensor"),
     "gpuserve.declare.spec": ("RateLimiter", "Resource", "SequenceBatching", "SequenceControl"),
-    "gpuserve_worker.calling.calls": ("ModelCallError",),
+    "gpuserve_worker.calling.questions": ("ModelCallError",),
     "gpuserve_worker.calling.context": ("current_model",),
     "gpuserve_worker.calling.failure": ("UnrecoverableError",),
     "gpuserve_worker.calling.request": ("Request",),

@@ -31,7 +31,7 @@ def load_model(init: Init, reporter: Reporter) -> Model:
     """Load what ``init`` names; the supervisor is told of each phase, but of no ``LoadError``."""
     if init.protocol != PROTOCOL:
         raise LoadError(f"the supervisor speaks protocol {init.protocol}, this worker protocol {PROTOCOL}")
-    context = _context(init)
+    context = _context(init, reporter)
     enter_model(context)
     path = open_path(init, reporter)
     reporter.phase("importing")
@@ -66,7 +66,7 @@ def warm_up(init: Init, model: Model, loop: WorkerLoop, reporter: Reporter) -> N
             reporter.warning(what, log_traceback(error))
 
 
-def _context(init: Init) -> ModelContext:
+def _context(init: Init, reporter: Reporter) -> ModelContext:
     return ModelContext(
         init.model,
         init.version,
@@ -80,4 +80,5 @@ def _context(init: Init) -> ModelContext:
         OutgoingCalls(),
         init.array,
         MetricRegistry(),
+        reporter.log,
     )

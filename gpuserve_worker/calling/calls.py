@@ -1,4 +1,4 @@
-"""What an inference callable asks other models of its server, and the answers that come. A callable asks
+"""What an inference callable asks its server (``questions.py``), and the answers that come. A callable asks
 through ``ModelContext``. Which messages go where, and who receives, is the loop's business (``CallPort``);
 here is which answer belongs to which question, and how a thread or a task waits for it.
 """
@@ -6,61 +6,18 @@ here is which answer belongs to which question, and how a thread or a task waits
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from gpuserve_worker.calling.failure import INTERNAL
-from gpuserve_worker.calling.response import PARAMETER, is_parameter
+from gpuserve_worker.calling.questions import CallRequest, ModelCallError, Question
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Of a value that is wrong, so much is told.
-_SHOWN: Final = 64
 _NO_SERVER: Final = "no other model can be asked before a server calls this callable"
-
-
-class _Code(NamedTuple):
-    value: str
-
-
-class ModelCallError(Exception):
-    """Another model could not answer. ``code`` is one of ``errors.Code``: a callable that lets the exception
-    pass fails its own request with it.
-    """
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = _Code(code)
-
-
-class CallOptions(TypedDict, total=False):
-    """What may be said of a call besides the model and its inputs.
-
-    ``version`` of the model, the newest by default; ``requested_outputs``, all by default; ``parameters`` of
-    the request; ``timeout_s``, a limit of the call's own, none by default.
-    """
-
-    version: str | int
-    requested_outputs: Sequence[str]
-    parameters: Mapping[str, Any] | None
-    timeout_s: float | None
-
-
-class CallRequest(NamedTuple):
-    """What is asked of a model. ``blocks``: the thread that asks does nothing else meanwhile."""
-
-    model: str
-    version: str
-    inputs: Mapping[str, Any]
-    requested_outputs: tuple[str, ...]
-    parameters: Mapping[str, Any]
-    timeout_s: float
-    stream: bool
-    blocks: bool
 
 
 class CallReply(NamedTuple):
@@ -78,7 +35,7 @@ class CallReply(NamedTuple):
 class CallPort(Protocol):
     """What a loop does for the calls of its callable."""
 
-    def ask(self, call_id: int, call_request: CallRequest) -> None:
+    def ask(self, call_id: int, question: Question) -> None:
         """Send a question; ``ModelCallError``: its inputs are no tensors, or there is no memory for them."""
 
     def call_off(self, call_id: int) -> None:
@@ -166,7 +123,7 @@ class OutgoingCalls:
             self._port, self._refusal = None, text
         self.fail_all(text)
 
-    def ask(self, call_request: CallRequest) -> ModelCall:
+    def ask(self, question: Question) -> ModelCall:
         with self._lock:
             port = self._port
             if port is None:
@@ -174,7 +131,7 @@ class OutgoingCalls:
             call = ModelCall(next(self._numbers), port)
             self._calls[call.call_id] = call
         try:
-            port.ask(call.call_id, call_request)
+            port.ask(call.call_id, question)
         except BaseException:
             self.forget(call)
             raise
@@ -206,39 +163,6 @@ def outputs_of(reply: CallReply, request: CallRequest) -> dict[str, NDArray[Any]
     if reply.outputs is None:
         raise ModelCallError(INTERNAL, f"model {request.model!r} gave no response")
     return reply.outputs
-
-
-def call_request(
-    model: str,
-    inputs: Mapping[str, Any],
-    *,
-    stream: bool,
-    blocks: bool,
-    version: str | int = "",
-    requested_outputs: Sequence[str] = (),
-    parameters: Mapping[str, Any] | None = None,
-    timeout_s: float | None = None,
-) -> CallRequest:
-    """A call in the form that it travels in. Raises ``ModelCallError`` where it cannot travel."""
-    _check(isinstance(model, str), "the name of a model that is called", "a str", model)
-    _check(isinstance(inputs, Mapping), f"the inputs of a call to model {model!r}", "arrays by name", inputs)
-    asked = tuple(requested_outputs) if not isinstance(requested_outputs, str) else (requested_outputs,)
-    for name in asked:
-        _check(isinstance(name, str), f"an output asked of model {model!r}", "a str", name)
-    given = dict(parameters or {})
-    for name, value in given.items():
-        what = f"parameter {name!r} of a call to model {model!r}"
-        _check(isinstance(name, str) and is_parameter(name) and is_parameter(value), what, PARAMETER, value)
-    limit_s = 0.0 if timeout_s is None else timeout_s
-    is_limit = timeout_s is None or (isinstance(limit_s, int | float) and 0 < limit_s < math.inf)
-    _check(is_limit, f"timeout_s of a call to model {model!r}", "a positive number", timeout_s)
-    return CallRequest(model, str(version), inputs, asked, given, float(limit_s), stream, blocks)
-
-
-def _check(fits: bool, what: str, expected: str, given: Any) -> None:
-    if not fits:
-        shown = repr(given)[:_SHOWN]
-        raise ModelCallError("INVALID_ARGUMENT", f"{what}: expected {expected}, got {shown}")
 
 
 def _nothing() -> None: ...

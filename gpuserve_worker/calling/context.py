@@ -6,18 +6,33 @@ here to ``calls.py``. Nothing of requests is in here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, Unpack
 
-from gpuserve_worker.calling.calls import CallOptions, OutgoingCalls, call_request, outputs_of
+from gpuserve_worker.calling.calls import CallReply, OutgoingCalls, outputs_of
 from gpuserve_worker.calling.metrics import MetricRegistry
+from gpuserve_worker.calling.questions import (
+    LOAD,
+    READY,
+    UNLOAD,
+    CallOptions,
+    ModelCommand,
+    call_request,
+    command,
+)
 from gpuserve_worker.protocol.tensor import TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+
+def _print(level: int, text: str) -> None:
+    """Where log lines go without a server."""
+    sys.stderr.write(f"{text}\n")
 
 
 class ModelContext(NamedTuple):
@@ -37,6 +52,8 @@ class ModelContext(NamedTuple):
     calls: OutgoingCalls = OutgoingCalls()
     array: str = "numpy"
     metrics: MetricRegistry = MetricRegistry()
+    #: Adds a line to the server's log, at a level of ``logging``.
+    log: Callable[[int, str], None] = _print
 
     @property
     def batching(self) -> bool:
@@ -92,6 +109,41 @@ class ModelContext(NamedTuple):
         try:
             while (reply := await call.take_async()).outputs is not None or reply.error is not None:
                 yield outputs_of(reply, asked)
+        finally:
+            self.calls.forget(call)
+
+    def load_model(self, model: str, *, config: str = "") -> None:
+        """Load a model of the server, or load it anew, until it is served; ``config``, as JSON, changes its
+        declaration. A model can do that only where clients can: with ``model_control: explicit``.
+
+        Raises:
+            ModelCallError: it was not loaded.
+        """
+        self._command(command(LOAD, model, **({"config": config} if config else {})))
+
+    def unload_model(self, model: str, *, unload_dependents: bool = False) -> None:
+        """Unload a model of the server, until its workers have ended; those of the model itself end later.
+
+        Raises:
+            ModelCallError: it was not unloaded.
+        """
+        self._command(command(UNLOAD, model, unload_dependents=unload_dependents))
+
+    def is_model_ready(self, model: str, *, version: str | int = "") -> bool:
+        """Whether a model takes requests; of no version, the newest.
+
+        Raises:
+            ModelCallError: a version is a number above 0.
+        """
+        return bool(self._command(command(READY, model, version=str(version))).parameters.get(READY))
+
+    def _command(self, asked: ModelCommand) -> CallReply:
+        call = self.calls.ask(asked)
+        try:
+            reply = call.take()
+            if reply.error is not None:
+                raise reply.error
+            return reply
         finally:
             self.calls.forget(call)
 

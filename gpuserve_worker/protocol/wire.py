@@ -17,7 +17,7 @@ Who says what::
                            StartExports, FreeExports, LendExport, UnlendExport
     worker -> front        Attached, Segment, DropSegment, Yield, Computed, Split, Done, Failed
                            Released, RegionOpened, Call, CallOff, Return, ExportSegment, ExportOpened
-                           Metrics
+                           Metrics, Command
 
 A batch is answered by one ``Done`` or ``Failed``; that of a decoupled model by any number of ``Yield`` and
 then by one ``Done`` without outputs, or by ``Failed``.
@@ -195,8 +195,9 @@ class Attached(NamedTuple):
 
 class Call(NamedTuple):
     """The callable asks another model of this server. Inputs lie in this message or in the worker's arena,
-    whose blocks come back by ``Free`` as those of outputs do. ``timeout_s`` 0 is no limit. ``stream``: any
-    number of responses may come. ``waits``: the worker runs nothing else before it is answered.
+    whose blocks come back by ``Free`` as those of outputs do. ``timeout_s`` 0 is no limit. ``sequence`` is
+    its id, and whether it starts and ends. ``stream``: any number of responses may come. ``waits``: the
+    worker runs nothing else before it is answered.
     """
 
     call_id: int
@@ -208,6 +209,19 @@ class Call(NamedTuple):
     timeout_s: float
     stream: bool
     waits: bool
+    request_id: str = ""
+    sequence: tuple[int | str, bool, bool] | None = None
+
+
+class Command(NamedTuple):
+    """The callable asks for a model to be loaded ("load") or unloaded ("unload"), or whether it is "ready".
+    What becomes of it is told by an ``Answer`` without outputs.
+    """
+
+    call_id: int
+    verb: str
+    model: str
+    parameters: dict[str, Any]
 
 
 class CallOff(NamedTuple):
@@ -405,7 +419,8 @@ Message: TypeAlias = (
     Init | Stop | Phase | Ready | LoadFailed | Unrecoverable | Log | Segment | DropSegment | Attach |
     Run | Cancel | Credit | Free | Shrink | Region | CudaRegion | DropRegion | Lend | Unlend | Answer
     | Attached | Yield | Computed | Split | Done | Failed | Released | RegionOpened | Call | CallOff
-    | Return | Metrics | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened | UnlendExport
+    | Return | Metrics | Command | StartExports | ExportSegment | FreeExports | LendExport | ExportOpened
+    | UnlendExport
 )  # fmt: skip
 
 
@@ -444,6 +459,7 @@ WORKER: Final = Vocabulary(
         52: Answer,
         53: Return,
         54: Metrics,
+        55: Command,
         60: StartExports,
         61: ExportSegment,
         62: FreeExports,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from gpuserve_worker.calling.calls import CallReply, CallRequest, ModelCallError, OutgoingCalls
+from gpuserve_worker.calling.calls import CallReply, OutgoingCalls
 from gpuserve_worker.calling.failure import client_text
 from gpuserve_worker.calling.outputs import CheckedOutput, DeviceReader, is_on_device
+from gpuserve_worker.calling.questions import CallRequest, ModelCallError, Question
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.protocol import wire
 from gpuserve_worker.protocol.tensor import BYTES, datatype_of, encode_bytes
@@ -39,7 +40,17 @@ class LinkPort:
     def close(self) -> None:
         self._calls.close(_ENDED)
 
-    def ask(self, call_id: int, request: CallRequest) -> None:
+    def ask(self, call_id: int, question: Question) -> None:
+        message: wire.Message
+        if isinstance(question, CallRequest):
+            message = self._call(call_id, question)
+        else:
+            verb, model, parameters = question
+            message = wire.Command(call_id, verb, model, dict(parameters))
+        if not self._receiver.session.send(message):
+            raise ModelCallError("UNAVAILABLE", _REPLACED)
+
+    def _call(self, call_id: int, request: CallRequest) -> wire.Call:
         waits = request.blocks and self._receiver.is_own_thread()
         session = self._receiver.session
         reader = None if session.device is None else session.device.reader
@@ -49,7 +60,7 @@ class LinkPort:
         except OutOfMemory:
             text = f"There is no memory for the inputs of a call to model {request.model!r}"
             raise ModelCallError("RESOURCE_EXHAUSTED", text) from None
-        call = wire.Call(
+        return wire.Call(
             call_id,
             request.model,
             request.version,
@@ -59,9 +70,9 @@ class LinkPort:
             request.timeout_s,
             request.stream,
             waits,
+            request.request_id,
+            request.sequence,
         )
-        if not session.send(call):
-            raise ModelCallError("UNAVAILABLE", _REPLACED)
 
     def call_off(self, call_id: int) -> None:
         self._receiver.session.send_if_there(wire.CallOff(call_id))

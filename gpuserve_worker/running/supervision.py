@@ -32,6 +32,9 @@ class Reporter:
 
     # A log record is dropped rather than let inference wait for the log.
 
+    def log(self, level: int, text: str) -> None:
+        self._boot.try_send(Log(level, text, ""))
+
     def error(self, text: str, traceback: str = "") -> None:
         self._boot.try_send(Log(_ERROR, text, traceback))
 
@@ -39,7 +42,7 @@ class Reporter:
         self._boot.try_send(Log(_WARNING, text, traceback))
 
     def info(self, text: str) -> None:
-        self._boot.try_send(Log(_INFO, text, ""))
+        self.log(_INFO, text)
 
     def unrecoverable(self, text: str) -> None:
         """Say that no further inference is possible here. Raises ``OSError`` where the supervisor is gone."""

@@ -49,6 +49,8 @@ MESSAGES: list[wire.Message] = [
     wire.Lend(9, 1 << 24),
     wire.Unlend(9),
     wire.Call(1, "m", "", (TENSOR,), ("y",), {"k": 1}, 0.5, False, True),
+    wire.Call(1, "m", "", (), (), {}, 0.5, False, True, "id", ("s", True, False)),
+    wire.Command(1, "load", "m", {"config": "{}"}),
     wire.CallOff(1),
     wire.Answer(1, 5, (BORROWED, PLACED), {}, None, True),
     wire.Return((1, 2)),

@@ -11,15 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuserve_worker.calling.calls import (
-    CallReply,
-    CallRequest,
-    ModelCall,
-    ModelCallError,
-    OutgoingCalls,
-    call_request,
-)
+from gpuserve_worker.calling.calls import CallReply, ModelCall, OutgoingCalls
 from gpuserve_worker.calling.context import ModelContext
+from gpuserve_worker.calling.questions import CallRequest, ModelCallError, Question, call_request
 
 TIMEOUT_S = 10.0
 FAILED = ModelCallError("INTERNAL", "it failed")
@@ -29,7 +23,7 @@ class Line:
     """A port whose other end is the test."""
 
     def __init__(self) -> None:
-        self.asked: dict[int, CallRequest] = {}
+        self.asked: dict[int, Question] = {}
         self.called_off: list[int] = []
         self.given_back: list[int] = []
         self.changed = threading.Condition()
@@ -38,7 +32,7 @@ class Line:
         self.answers: list[CallReply] = []
         self.reply: Callable[[int, CallReply], bool] | None = None
 
-    def ask(self, call_id: int, question: CallRequest) -> None:
+    def ask(self, call_id: int, question: Question) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.asked[call_id] = question

@@ -151,7 +151,7 @@ ALLOWED = {
         "gpuserve/front/memory gpuserve/front/models gpuserve/front/models/ensembles gpuserve/front/observe "
         "gpuserve/front/observe/gpu_health gpuserve/front/passage gpuserve/front/remote "
         "gpuserve/front/server gpuserve/front/service gpuserve/front/v2 gpuserve/settings "
-        "gpuserve_worker/protocol",
+        "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/front/queueing": "gpuserve/declare gpuserve/errors gpuserve/front/v2 gpuserve/states",
     "gpuserve/front/remote":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/exchange "

@@ -64,7 +64,7 @@ class Generations:
         self._service = parts.service
         self._say = say
         self._spawn = spawn
-        self._calls = ModelCalls(parts.service)
+        self._calls = ModelCalls(parts.service, spawn)
         self._callable_metrics = CallableMetrics()
         parts.service.metrics_page.add(self._callable_metrics.families)
         self._keeps_latencies = parts.settings.metrics_summaries
@@ -248,7 +248,7 @@ class Generations:
                 self._service.control.regions.opened(link, region, problem)
             case wire.ExportSegment() | wire.ExportOpened():
                 link.exports.take(message)
-            case wire.Call() | wire.CallOff() | wire.Return():
+            case wire.Call() | wire.CallOff() | wire.Return() | wire.Command():
                 self._calls.take(link, message)
             case wire.Metrics(changes):
                 self._callable_metrics.take(owner, changes)

@@ -14,7 +14,10 @@ from gpuserve.front.links.worker_link import WorkerLink
 from gpuserve.front.memory.blocks import free_body
 from gpuserve.front.models.model_driver import ModelDriver
 from gpuserve.front.models.pending import PendingRequest
+from gpuserve.front.process.model_commands import ModelCommands, end_call
+from gpuserve.front.process.ports import Spawn
 from gpuserve.front.service.service import InferenceService
+from gpuserve.front.v2.sequence_parameters import sequence_of
 from gpuserve.front.v2.types import (
     Data,
     InferRequest,
@@ -57,8 +60,9 @@ class _CallingWorker:
 class ModelCalls:
     """Answers the calls of all workers of one front."""
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: InferenceService, spawn: Spawn) -> None:
         self._service = service
+        self._commands = ModelCommands(service, spawn)
         self._callers: dict[WorkerLink, _CallingWorker] = {}
 
     def add(self, link: WorkerLink, driver: ModelDriver) -> None:
@@ -66,14 +70,18 @@ class ModelCalls:
         self._callers[link] = _CallingWorker(link, driver)
         link.on_close.append(self._forget)
 
-    def take(self, link: WorkerLink, message: wire.Call | wire.CallOff | wire.Return) -> None:
-        """Answer, call off, or take back, as a worker says; WireError, ValueError, TypeError: it may not."""
+    def take(self, link: WorkerLink, message: wire.Call | wire.CallOff | wire.Return | wire.Command) -> None:
+        """Answer, call off, take back, or obey, as a worker says; WireError, ValueError, TypeError: it may
+        not.
+        """
         caller = self._callers[link]
         match message:
             case wire.Call():
                 self._ask(caller, message)
             case wire.CallOff(call_id):
                 self._call_off(caller, call_id)
+            case wire.Command():
+                self._commands.take(link, caller.driver.spec.name, message)
             case wire.Return(leases):
                 for lease in leases:
                     if (response := caller.lent.pop(lease, None)) is not None:
@@ -83,7 +91,11 @@ class ModelCalls:
         self._callers.pop(link).close()
 
     def _ask(self, caller: _CallingWorker, call: wire.Call) -> None:
-        request = _request(caller.link, call)
+        try:
+            request = _request(caller.link, call)
+        except RequestError as error:
+            end_call(caller.link, call.call_id, error)
+            return
         # What a model accepted before a drain is finished and may ask; not so a thread that only goes on.
         request.depth = int(caller.driver.unfinished > 0)
         # Responses of a stream are held to the end of their leases, so that streams have credit.
@@ -94,7 +106,7 @@ class ModelCalls:
             pending = self._service.inference.submit(request, pass_on)
         except RequestError as error:
             caller.stuck.discard(call.call_id)
-            _end(caller.link, call.call_id, error)
+            end_call(caller.link, call.call_id, error)
             return
         caller.pending[call.call_id] = pending
         pending.answer.add_done_callback(lambda _: self._answered(caller, call, pending))
@@ -130,7 +142,7 @@ class ModelCalls:
                 if (pending := caller.pending.pop(call_id, None)) is not None:
                     pending.take_back()
                 caller.stuck.discard(call_id)
-                _end(caller.link, call_id, _all_stuck(driver.spec.name, len(callers)))
+                end_call(caller.link, call_id, _all_stuck(driver.spec.name, len(callers)))
 
     def _in_rotation(self, driver: ModelDriver) -> list[_CallingWorker]:
         names = driver.workers.instances.in_rotation()
@@ -142,7 +154,7 @@ class ModelCalls:
         if pending is not None:
             pending.take_back()
             # The thread that waited for it may still be waiting for a message.
-            _end(caller.link, call_id)
+            end_call(caller.link, call_id)
 
     def _answered(self, caller: _CallingWorker, call: wire.Call, pending: PendingRequest) -> None:
         caller.stuck.discard(call.call_id)
@@ -153,11 +165,11 @@ class ModelCalls:
             return
         error = pending.answer.exception()
         if isinstance(error, RequestError):
-            _end(caller.link, call.call_id, error)
+            end_call(caller.link, call.call_id, error)
         elif error is not None:
             raise error
         elif (response := pending.answer.result()) is None:
-            _end(caller.link, call.call_id)
+            end_call(caller.link, call.call_id)
         else:
             _answer(caller, call.call_id, response, final=True, held=False)
 
@@ -167,11 +179,6 @@ def _all_stuck(model: str, count: int) -> Unavailable:
         f"model {model!r} asks itself, but all of its instances ({count}) wait for such an answer: expected "
         "one that is free"
     )
-
-
-def _end(link: WorkerLink, call_id: int, error: RequestError | None = None) -> None:
-    failure = None if error is None else wire.WireFailure(error.code.value, str(error))
-    link.send(wire.Answer(call_id, 0, None, {}, failure, True))
 
 
 def _answer(
@@ -204,13 +211,26 @@ def _payload(borrower: WorkerLink, response: InferResponse, output: OutputTensor
 
 
 def _request(link: WorkerLink, call: wire.Call) -> InferRequest:
+    sequence = (
+        sequence_of(call.sequence[0], start=call.sequence[1], end=call.sequence[2]) if call.sequence else None
+    )
     inputs = [
         InputTensor(name, datatype, tuple(shape), _data(link, payload))
         for name, datatype, shape, payload in wire.tensors(call.inputs)
     ]
     parameters: dict[str, Any] = dict(call.parameters)
     outputs = tuple(call.requested_outputs)
-    return InferRequest(call.model, call.version, "", parameters, inputs, outputs, call.timeout_s or None)
+    timeout_s = call.timeout_s or None
+    return InferRequest(
+        call.model,
+        call.version,
+        call.request_id,
+        parameters,
+        inputs,
+        outputs,
+        timeout_s,
+        sequence=sequence,
+    )
 
 
 def _data(link: WorkerLink, payload: wire.Payload) -> Data:

@@ -119,9 +119,12 @@ class RepositoryControl:
                 raise InvalidArgument(
                     "invalid value type for 'unload_dependents' parameter, expected bool_param."
                 )
-        models = [model, *(self._members(model) if parameters.get("unload_dependents") else ())]
-        for one in models:
+        for one in self.unloaded_with(model, parameters):
             await self._ask(messages.UnloadModel, one)
+
+    def unloaded_with(self, model: str, parameters: Mapping[str, Any]) -> list[str]:
+        """The models that an unload with these parameters is of."""
+        return [model, *(self._members(model) if parameters.get("unload_dependents") else ())]
 
     def _members(self, model: str) -> list[str]:
         """The models of an ensemble's steps, and those of steps that are ensembles."""
