@@ -252,3 +252,21 @@ def test_what_is_posted_leaves_with_others_in_as_few_datagrams_as_fit() -> None:
         assert heard == together
 
     with_worker(scenario)
+
+
+def test_what_is_posted_soon_leaves_with_the_next_message_or_at_the_end_of_the_turn() -> None:
+    async def scenario(worker: Worker) -> None:
+        freed = [wire.Free(((0, n),)) for n in range(3)]
+        worker.link.post_soon(freed[0])
+        worker.link.post(wire.Shrink())
+        worker.link.flush()
+        worker.link.post_soon(freed[1])
+        worker.link.post_soon(freed[2])
+        await asyncio.sleep(0)
+        heard = []
+        for _ in range(3):
+            data, _ = datagram.receive(worker.end, datagram.receive_buffer())
+            heard.append(wire.WORKER.decode_all(data))
+        assert heard == [[wire.Attach(7)], [freed[0], wire.Shrink()], [freed[1], freed[2]]]
+
+    with_worker(scenario)

@@ -68,6 +68,7 @@ class WorkerLink:
         #: Messages for the next datagram.
         self._posted: list[bytes] = []
         self._posted_nbytes = 0
+        self._is_due = False
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._buffer = datagram.receive_buffer()
         self._loop = asyncio.get_running_loop()
@@ -102,6 +103,17 @@ class WorkerLink:
             nbytes = len(data)
         self._posted.append(data)
         self._posted_nbytes = nbytes
+
+    def post_soon(self, message: wire.Message) -> None:
+        """Send with others in one datagram, at the end of this turn of the loop at the latest."""
+        self.post(message)
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._is_due = False
+        self.flush()
 
     def flush(self, fds: Sequence[int] = ()) -> None:
         """Send what is posted; descriptors are of its only message."""

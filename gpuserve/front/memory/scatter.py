@@ -49,7 +49,7 @@ class _MessageLease:
         if self._left:
             return
         if self._blocks:
-            self._link.send(wire.Free(self._blocks))
+            self._link.post_soon(wire.Free(self._blocks))
         if self._exported:
             self._link.send(wire.FreeExports(self._exported))
             self._link.exports.owed -= 1

@@ -19,6 +19,8 @@ from gpuserve_worker.protocol.vocabulary import joined
 _BURST: Final = 16
 #: Without a descriptor for a large message it is tried again so soon.
 _RETRY_S: Final = 0.05
+#: So long something waits for company that is of no hurry.
+_SOON_S: Final = 0.001
 
 
 class Passage:
@@ -41,6 +43,7 @@ class Passage:
         #: Who has something to post then, and whether that is due.
         self._at_end: list[Callable[[], None]] = []
         self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
         #: What was read ahead of its turn.
         self._put_off: deque[Any] = deque()
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
@@ -77,6 +80,12 @@ class Passage:
             self._is_due = True
             self._loop.call_soon(self.flush)
 
+    def call_at_next(self, callback: Callable[[], None]) -> None:
+        """Have somebody post what there is to say when something else is sent, but soon in any case, once."""
+        self._at_end.append(callback)
+        if not self._is_due and self._timer is None:
+            self._timer = self._loop.call_later(_SOON_S, self._on_time)
+
     def send(self, message: Any, fds: Sequence[int]) -> None:
         """Send after what was posted, with descriptors, which stay the caller's."""
         self.flush()
@@ -89,6 +98,10 @@ class Passage:
                 callback()
         self._is_due = False
         self._leave_posted()
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self.flush()
 
     def look_ahead(self, urgent: Collection[type]) -> None:
         """Take those messages at once, of all that have come by now; the others wait for their turn."""
@@ -114,6 +127,8 @@ class Passage:
         if self._closed:
             return
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         for _, fds in self._outbox:

@@ -62,7 +62,7 @@ class DoorMemory:
     def close_lease(self, lease: int) -> None:
         """What a response referred to is not needed any more."""
         if not self._closed:
-            self._passage.call_at_end(self._say_closed)
+            self._passage.call_at_next(self._say_closed)
         self._closed.append(lease)
 
     def close(self) -> None:
