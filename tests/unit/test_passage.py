@@ -10,7 +10,7 @@ from gpuserve.front.passage.passage import Passage
 
 
 async def leaves_in_this_turn(*, with_another: bool) -> bool:
-    """Whether what is of no hurry leaves at the end of the turn in which it is known. Later it does anyway."""
+    """Whether what is of no hurry leaves in the turn in which it is known. Later it does anyway."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.setblocking(False)
     end = Passage(ours, lambda message, fds: None, lambda: None)

@@ -12,7 +12,7 @@ from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import RequestError
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.response_cache import CacheKey
-from gpuserve.front.queueing.queue import QueuedRequest
+from gpuserve.front.queueing.queue import QueuedRequest, RequestState
 from gpuserve.front.v2 import types
 from gpuserve.front.v2.types import InferRequest, InferResponse
 from gpuserve.front.v2.validation import CheckedRequest
@@ -40,6 +40,7 @@ class AnswerState(enum.Enum):
 
 
 # Compared once a request: a look-up on an Enum class costs ten times one of a global.
+_NEW: Final = RequestState.NEW
 _WAITING: Final = AnswerState.WAITING
 _ANSWERED: Final = AnswerState.ANSWERED
 
@@ -73,15 +74,16 @@ class PendingRequest(QueuedRequest):
         on_response: OnResponse | None = None,
         on_answer: OnAnswer | None = None,
     ) -> None:
-        super().__init__(
-            checked.rows,
-            checked.nbytes,
-            checked.merge_key,
-            None,
-            retriable,
-            request.priority,
-            request.timeout_s,
-        )
+        # As ``QueuedRequest`` would, without a call more for each request.
+        self.rows, self.merge_key, self.nbytes = checked
+        self.deadline = None
+        self.retriable = retriable
+        self.priority = request.priority
+        self.timeout_s = request.timeout_s
+        self.sequence = -1
+        self.attempts = 0
+        self.cancelled = False
+        self.state = _NEW
         self._driver = driver
         self._state = _WAITING
         self.request = request
