@@ -324,6 +324,7 @@ def kill_under_load(server: OperatedServer, times: int, n_clients: int) -> None:
     server.wait_ready()
     load = Load(server, n_clients)
     load.wait_more()
+    wait_until(lambda: spares_of(server), "one waits")
     before, back_s = n_files(server.front), []
     for _ in range(times):
         for victim in doors_of(server):

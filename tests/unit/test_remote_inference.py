@@ -264,6 +264,7 @@ def test_a_large_tensor_is_lent_both_ways_and_comes_back() -> None:
             assert there.requests.loans.n_leased == 1
             output.data.release()
             answer.close()
+            there.at_door.flush()  # it would wait a moment for something else to say
             await there.settle()
             assert there.requests.loans.n_leased == 0
             worker.arena.close()
