@@ -85,6 +85,7 @@ class Doors:
     async def settle(self) -> None:
         for _ in range(20):
             await self.scene.settle()
+            self.at_door.flush()  # what is of no hurry as well
 
     def let_workers_die(self) -> None:
         while self.scene.workers:
@@ -264,7 +265,6 @@ def test_a_large_tensor_is_lent_both_ways_and_comes_back() -> None:
             assert there.requests.loans.n_leased == 1
             output.data.release()
             answer.close()
-            there.at_door.flush()  # it would wait a moment for something else to say
             await there.settle()
             assert there.requests.loans.n_leased == 0
             worker.arena.close()
