@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuserve.config.messages import ConfigProblems, Origin, Problem
+from gpuserve.config.models import callable_of
 from gpuserve.config.positions import Path
 from gpuserve.config.precedence import Override
 from gpuserve.declare.rules import mapping
@@ -56,7 +57,8 @@ def answered(models: Sequence[ModelEntry], indices: Iterable[int], base_dir: str
 
     def question(entry: ModelEntry) -> Question:
         decides = _leaves_tensors(entry) and "decoupled" not in entry.given
-        return Question(str(entry.callable), base_dir, entry.kwargs, None if decides else entry.decoupled)
+        path, kwargs = callable_of(entry, base_dir)
+        return Question(path, base_dir, kwargs, None if decides else entry.decoupled)
 
     return ask(question(models[index]) for index in indices)
 

@@ -21,6 +21,7 @@ from gpuserve.config.sources import SECRET, Sources
 from gpuserve.declare.rules import mapping
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.options import declared
+from gpuserve.runtimes.table import is_model_path, path_problem
 from gpuserve.settings.server import ServerSettings
 from gpuserve.settings.tls import TlsFileError, check_files, tls_files, with_whole_paths
 
@@ -149,14 +150,23 @@ def _missing_files(data: Any, base_dir: str, sources: Sources) -> list[Problem]:
     problems = []
     for index, model in rules.entries(mapping(data).get("models")):
         path = model.get("callable")
-        try:
-            place, _ = split_callable(path) if isinstance(path, str) else ("", "")
-        except ValueError:
-            continue
-        if place.endswith(".py") and not os.path.isfile(os.path.join(base_dir, place)):
-            text = f"models[{index}].callable: there is no file {place!r} in {base_dir}"
+        text = _missing_file(path, base_dir) if isinstance(path, str) else None
+        if text is not None:
+            text = f"models[{index}].callable: {text}"
             problems.append(sources.problem(("models", index, "callable"), text))
     return problems
+
+
+def _missing_file(path: str, base_dir: str) -> str | None:
+    if is_model_path(path):
+        return path_problem(path, base_dir)
+    try:
+        place, _ = split_callable(path)
+    except ValueError:  # told as a mistake
+        return None
+    if place.endswith(".py") and not os.path.isfile(os.path.join(base_dir, place)):
+        return f"there is no file {place!r} in {base_dir}"
+    return None
 
 
 def _model_names(data: Any) -> list[str]:

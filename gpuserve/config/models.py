@@ -30,6 +30,7 @@ from gpuserve.declare.warmups import faults as warmup_faults
 from gpuserve.declare.written import sequence_of, whole_model
 from gpuserve.errors import BadModelConfig, StartupError
 from gpuserve.options import checked, declared, rows
+from gpuserve.runtimes.table import source_of
 from gpuserve.settings.server import ServerSettings
 
 
@@ -54,17 +55,25 @@ def model_spec(entry: ModelEntry, base_dir: str) -> ModelSpec:
 
 def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
     """One a process, numbered per device: ``cuda:0#0``, ``cuda:0#1``, ``cpu#0``."""
+    if entry.ensemble is not None:
+        return ()
+    path, kwargs = callable_of(entry, base_dir)
     numbers: Counter[str] = Counter()
     instances: list[InstanceSpec] = []
-    for group in entry.instances if entry.ensemble is None else ():
+    for group in entry.instances:
         limiter = group.rate_limiter
         rate = NO_RATE if limiter is None else declared(RateLimiter, limiter.plain())
         for _ in range(group.count):
-            source = {"path": entry.callable, "base_dir": base_dir, "kwargs": entry.kwargs}
+            source = {"path": path, "base_dir": base_dir, "kwargs": kwargs}
             name = f"{group.device}#{numbers[group.device]}"
             instances.append(InstanceSpec(name, group.device, source, rate))
             numbers[group.device] += 1
     return tuple(instances)
+
+
+def callable_of(entry: ModelEntry, base_dir: str) -> tuple[str, dict[str, Any]]:
+    """The import path of what an entry has as its callable, and the arguments of that."""
+    return source_of(entry.callable, entry.kwargs, base_dir, sum(one.count for one in entry.instances))
 
 
 def _tensors(entries: Sequence[InputEntry | OutputEntry]) -> list[Tensor]:

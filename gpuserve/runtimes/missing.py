@@ -8,8 +8,10 @@ import importlib
 import os
 from typing import Any
 
+from gpuserve_worker.calling.callable import LoadError
 
-class ModelFileError(Exception):
+
+class ModelFileError(LoadError):
     """A model file cannot be served as it is. The text is one sentence for the operator."""
 
 

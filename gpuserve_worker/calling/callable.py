@@ -139,6 +139,8 @@ def _make(target: Callable[..., Any], name: str, kwargs: dict[str, Any], device:
         kwargs.setdefault("device", device)
     try:
         return target(**kwargs)
+    except LoadError:  # one of ours, which says it in a sentence
+        raise
     except (Exception, SystemExit) as error:  # user code may raise anything; none of it is ours
         raise LoadError(f"{name} raised {log_text(error)}", log_traceback(error)) from None
 

@@ -217,7 +217,7 @@ def test_a_bad_file_is_shown_with_a_caret(capsys: pytest.CaptureFixture[str]) ->
 def test_check_imports_in_another_process(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["check", "config.yaml"]) == ExitCode.OK
     out, err = capfd.readouterr()
-    assert out == "linear: cpu#0\nconfig.yaml is valid\n"
+    assert out == "linear: cpu#0\n  in   x: FP32 [-1]\n  out  y: FP32 [-1]\nconfig.yaml is valid\n"
     assert "printed by user code" in err
     assert "model" not in sys.modules
 

@@ -116,8 +116,8 @@ def test_every_mistake_is_told_at_once_in_reading_order(tmp_path: Path) -> None:
     assert heads == [
         "1:21: server.http_port: expected an integer, given the string '80'",
         "1:38: port 8002 is already that of metrics_port (its default); give grpc_port another",
-        "4:15: models[0].callable: expected 'file.py:attribute' or 'package.module:attribute', "
-        "given 'linear'",
+        "4:15: models[0].callable: expected 'file.py:attribute', 'package.module:attribute' or a model file "
+        "such as 'model.onnx', given 'linear'",
         "5:31: models[0].inputs[0].dtype: expected a dtype such as 'float32', 'FP32' or 'bytes', "
         "given 'float3'; did you mean 'float32'?",
         "5:47: models[0].inputs[0].shape[0]: expected a number of at least -1, given the number -2",

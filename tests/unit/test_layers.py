@@ -48,13 +48,13 @@ ALLOWED = {
         "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
         "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
-        "gpuserve/placement gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
+        "gpuserve/placement gpuserve/runtimes gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
         "gpuserve/supervisor/models gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
         "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/config "
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/export gpuserve/export/sizing "
-        "gpuserve/placement gpuserve/settings gpuserve/tune",
+        "gpuserve/placement gpuserve/settings gpuserve/tune gpuserve_worker/protocol",
     "gpuserve/client": "gpuserve/declare gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":
@@ -69,9 +69,10 @@ ALLOWED = {
     "gpuserve/compat/tritonserver": "gpuserve/options gpuserve/settings",
     "gpuserve/config":
         "gpuserve/config/entries gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
-        "gpuserve/options gpuserve/settings gpuserve_worker/protocol",
+        "gpuserve/options gpuserve/runtimes gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/config/entries":
-        "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve_worker/protocol",
+        "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/runtimes "
+        "gpuserve_worker/protocol",
     "gpuserve/control": "gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/declare":
         "gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings gpuserve_worker/protocol",
@@ -88,8 +89,8 @@ ALLOWED = {
     "gpuserve/export/manifests":
         "gpuserve/config gpuserve/export/sizing gpuserve/export/templates gpuserve/settings",
     "gpuserve/export/sizing":
-        "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/settings "
-        "gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/runtimes "
+        "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/export/templates": "gpuserve/export/sizing",
     "gpuserve/front": "gpuserve/front/exchange gpuserve/front/process gpuserve/settings",
     "gpuserve/front/batching":
@@ -171,7 +172,8 @@ ALLOWED = {
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
-    "gpuserve/runtimes": "gpuserve/decorators gpuserve/errors gpuserve_worker/calling",
+    "gpuserve/runtimes":
+        "gpuserve/decorators gpuserve/errors gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/settings": "gpuserve/errors gpuserve/options",
     "gpuserve/supervisor":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "

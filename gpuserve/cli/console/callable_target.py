@@ -15,6 +15,7 @@ from gpuserve.config.load import Configuration, load_data
 from gpuserve.config.messages import ConfigProblems, Origin, Problem
 from gpuserve.config.positions import Path
 from gpuserve.config.precedence import Override
+from gpuserve.runtimes.table import is_model_path, name_of, runtime_of
 
 _MODEL: Path = ("models", 0)
 
@@ -43,12 +44,18 @@ class CallableFlags:
 
 
 def is_callable_path(target: str) -> bool:
-    """Whether a target names a callable and not a file."""
+    """Whether a target names a callable, or a model file, and not a config."""
+    if is_model_file(target):
+        return True
     try:
         split_callable(target)
     except ValueError:
         return False
     return not os.path.exists(target)
+
+
+def is_model_file(target: str) -> bool:
+    return is_model_path(target) and (not os.path.isdir(target) or runtime_of(target) is not None)
 
 
 def load_callable(
@@ -59,7 +66,8 @@ def load_callable(
     """
     base_dir = os.getcwd()
     overrides = _overrides(flags)
-    model: dict[str, Any] = {"name": split_callable(target)[1].rpartition(".")[2], "callable": target}
+    name = name_of(target) if is_model_file(target) else split_callable(target)[1].rpartition(".")[2]
+    model: dict[str, Any] = {"name": name, "callable": target}
     return load_data({"models": [model]}, target, base_dir, environ, [*overrides, *server])
 
 

@@ -44,6 +44,15 @@ def serve_target(
     return serve_configuration(configuration, repository, early)
 
 
+def load_target(target: str) -> Configuration:
+    """What a target would serve, without flags. GpuserveError: the configuration is wrong."""
+    if is_callable_path(target):
+        return load_callable(target, CallableFlags(), (), os.environ)
+    from gpuserve.config.load import load_file
+
+    return load_file(target, os.environ)
+
+
 def serve_configuration(
     configuration: Configuration, repository: FileRepository | None, early: EarlyFront | None = None
 ) -> int:

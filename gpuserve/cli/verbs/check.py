@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,32 +11,36 @@ import typer
 from gpuserve.cli.console.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gpuserve.config.messages import Problem
     from gpuserve.declare.spec import ModelSpec
+    from gpuserve_worker.protocol.tensor import TensorSpec
 
 
 def check(
-    config: Annotated[str, typer.Argument(metavar="TARGET", help="The config file.")],
+    config: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A config file, a model file, or a callable.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as a JSON object.")] = False,
 ) -> None:
-    """Validate a config file without serving it.
+    """Validate a config file, or what ``serve`` takes in its place, and print what would be served.
 
     The file and the GPUSERVE_ variables are checked first; then every callable is imported, in a
     process of its own, and every device looked for. All problems are shown at once.
 
     Examples:
       gpuserve check config.yaml
+      gpuserve check model.onnx
       gpuserve check config.yaml --json
     """
     from gpuserve.cli.console.preflight import device_problems, import_problems, trace_problems
-    from gpuserve.config.load import load_file
+    from gpuserve.cli.console.serving import load_target
     from gpuserve.config.messages import ConfigProblems
     from gpuserve.placement.server_devices import ServerDevices
 
     try:
-        configuration = load_file(config, os.environ)
+        configuration = load_target(config)
     except ConfigProblems as error:
         _report(as_json, config, error.problems, [])
         raise typer.Exit(ExitCode.BAD_CONFIG) from None
@@ -63,9 +66,24 @@ def _report(as_json: bool, config: str, problems: Sequence[Problem], models: lis
     if problems:
         return
     for model in models:
-        of = [f"ensemble of {', '.join(model['steps'])}"] if model["steps"] else model["instances"]
-        sys.stdout.write(f"{model['name']}: {', '.join(of)}\n")
+        sys.stdout.write("".join(f"{line}\n" for line in _lines(model)))
     sys.stdout.write(f"{config} is valid\n")
+
+
+def _lines(model: dict[str, Any]) -> Iterator[str]:
+    of = [f"ensemble of {', '.join(model['steps'])}"] if model["steps"] else model["instances"]
+    if model["max_batch_size"]:
+        of = [*of, f"batches of up to {model['max_batch_size']}"]
+    yield f"{model['name']}: {', '.join(of)}"
+    for key, title in (("inputs", "in "), ("outputs", "out")):
+        for one in model[key]:
+            optional = ", optional" if one.get("optional") else ""
+            yield f"  {title}  {one['name']}: {one['datatype']} {one['shape']}{optional}"
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    tensor = {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+    return tensor | ({"optional": True} if spec.optional else {})
 
 
 def _summary(model: ModelSpec) -> dict[str, Any]:
@@ -74,6 +92,9 @@ def _summary(model: ModelSpec) -> dict[str, Any]:
         "instances": [instance.name for instance in model.instances],
         "steps": [step.model for step in model.steps],
         "max_batch_size": model.max_batch_size,
+        "decoupled": model.decoupled,
+        "inputs": [_tensor(one) for one in model.inputs],
+        "outputs": [_tensor(one) for one in model.outputs],
     }
 
 

@@ -31,7 +31,8 @@ def serve(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET", help="A config file, or a callable: file.py:name or package.module:name."
+            metavar="TARGET",
+            help="A config file, a model file, or a callable: file.py:name or package.module:name.",
         ),
     ],
     name: Annotated[str | None, option(_PANEL, "Name of the model; default the callable's.")] = None,
@@ -48,7 +49,7 @@ def serve(
     instances: Annotated[int | None, option(_PANEL, "Processes on each device. Default 1.")] = None,
     **flags: str | None,
 ) -> None:
-    """Serve the models of a config file, or one callable, until SIGTERM or Ctrl-C.
+    """Serve the models of a config file, a model file or one callable, until SIGTERM or Ctrl-C.
 
     A flag takes precedence over its environment variable, that over the file, that over the default.
     Variables name models as well: GPUSERVE_MODELS__LINEAR__MAX_BATCH_SIZE=32.
@@ -56,9 +57,10 @@ def serve(
     Examples:
       gpuserve serve config.yaml --http-port 9000 --log-format json
       gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
+      gpuserve serve model.onnx
       gpuserve serve model.py:predict --device cuda:0 --device cuda:1 --instances 2
 
-    The callable of the third form may bring its own inputs, outputs, max_batch_size and array, as attributes:
+    A callable may bring its own inputs, outputs, max_batch_size and array, as attributes:
       predict.inputs = [Tensor(name="x", dtype="float32", shape=(-1,))]
 
     SIGTERM or Ctrl-C finishes what is queued, a second one ends at once; SIGHUP reloads the config file.
@@ -72,7 +74,7 @@ def _check(target: str, model_flags: CallableFlags) -> None:
     """Raise what typer tells as a wrong command line."""
     if not is_target(target):
         raise typer.BadParameter(
-            f"expected a config file or a callable such as model.py:predict, given {target!r}",
+            f"expected a config file, a model file or a callable such as model.py:predict, given {target!r}",
             param_hint="TARGET",
         )
     if model_flags.given() and not is_callable_path(target):

@@ -33,6 +33,7 @@ from gpuserve.declare.spec import check_model_name
 from gpuserve.devices.names import check_device_name, meant
 from gpuserve.errors import BindError
 from gpuserve.options import REQUIRED, Option, Row, element, key_and_value, nearest, rows
+from gpuserve.runtimes.table import is_model_path
 from gpuserve_worker.protocol.tensor import ITEMSIZE, datatype_of
 
 _CALLABLE = re.compile(
@@ -60,6 +61,18 @@ def split_callable(path: str) -> tuple[str, str]:
     if found is None:
         raise ValueError(f"expected 'file.py:attribute' or 'package.module:attribute', given {path!r}")
     return found["place"], found["name"]
+
+
+def callable_path(path: str) -> str:
+    """What ``callable`` may say: the path of an attribute, or of a model file. Raises ValueError: neither."""
+    if is_model_path(path):
+        return path
+    if ":" not in path:
+        raise ValueError(
+            "expected 'file.py:attribute', 'package.module:attribute' or a model file such as 'model.onnx', "
+            f"given {path!r}"
+        )
+    return ":".join(split_callable(path))
 
 
 def _device(device: str) -> str:

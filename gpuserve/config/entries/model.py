@@ -11,10 +11,10 @@ from gpuserve.config.entries.fields import (
     Entry,
     EntryOf,
     Key,
+    callable_path,
     keys_of,
     model_name,
     spellings_of,
-    split_callable,
 )
 from gpuserve.config.entries.kinds import Arguments, ListOf, OrNull, Text
 from gpuserve.declare.model import ModelWarmup, Tensor
@@ -86,11 +86,11 @@ class ModelEntry(Entry):
             "Name in requests: letters, digits, dots, underscores and dashes, at most 128.",
         ),
         "callable": Key(
-            OrNull(Text(reads=lambda path: ":".join(split_callable(path)))),
-            "Inference callable: file.py:attribute, beside this file, or package.module:attribute. "
-            "Not for an ensemble.",
+            OrNull(Text(reads=callable_path)),
+            "Inference callable: file.py:attribute, beside this file, or package.module:attribute; or a "
+            "model file, such as model.onnx. Not for an ensemble.",
             default=None,
-            examples=("linear.py:Linear",),
+            examples=("linear.py:Linear", "model.onnx"),
         ),
         "ensemble": Key(
             OrNull(EntryOf(EnsembleEntry)),

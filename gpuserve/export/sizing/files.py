@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gpuserve.config.entries.fields import split_callable
 from gpuserve.config.messages import ConfigProblems, Problem, dotted
 from gpuserve.export.sizing.values import readable
+from gpuserve.runtimes.table import is_model_path
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
@@ -65,9 +66,7 @@ def _named_files(configuration: Configuration) -> Iterator[tuple[Path, str]]:
     """Every file that a model names, with the key that names it."""
     for index, model in enumerate(configuration.entries.models):
         if model.callable is not None:
-            place, _ = split_callable(model.callable)
-            of_module = _module_files(configuration.base_dir, place)
-            for file in [place] if place.endswith(".py") else of_module:
+            for file in _callable_files(model.callable, configuration.base_dir):
                 yield ("models", index, "callable"), file
         for position, output in enumerate(model.outputs):
             if output.label_filename:
@@ -76,6 +75,11 @@ def _named_files(configuration: Configuration) -> Iterator[tuple[Path, str]]:
             for name, entry in warmup.inputs.items():
                 if entry.file:
                     yield ("models", index, "warmup", position, "inputs", name, "file"), entry.file
+
+
+def _callable_files(path: str, base_dir: str) -> Iterator[str]:
+    place = path if is_model_path(path) else split_callable(path)[0]
+    return iter([place]) if place == path or place.endswith(".py") else _module_files(base_dir, place)
 
 
 def _add(found: Bundle, configuration: Configuration, path: Path, relative: str) -> None:

@@ -1,0 +1,138 @@
+"""Which class serves a model file, and what is said of a file that cannot be served."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from onnx_models import identity, mlp
+
+from gpuserve.cli.app import run
+from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.config.load import load_file
+from gpuserve.config.messages import ConfigProblems
+from gpuserve.runtimes.onnx import OnnxModel, has_batch_axis
+from gpuserve.runtimes.served import threads_of
+from gpuserve.runtimes.table import is_model_path, name_of, source_of
+from gpuserve_worker.calling.callable import LoadError
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [one for one in os.environ if one.startswith("GPUSERVE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("model.onnx", True),
+        ("a/MODEL.ONNX", True),
+        ("folders/bert", True),
+        ("model.py:f", False),
+        ("package.module:f", False),
+        ("config.yaml", False),
+        ("linear", False),
+    ],
+)
+def test_what_is_a_path_of_a_model(text: str, known: bool) -> None:
+    assert is_model_path(text) is known
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("a/ResNet 50.onnx", "ResNet_50"), (".onnx", "model"), ("x/bert/", "bert")]
+)
+def test_a_model_has_the_name_of_its_file(path: str, name: str) -> None:
+    assert name_of(path) == name
+
+
+def test_a_file_stands_for_a_class_and_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").touch()
+    file = str(tmp_path / "m.onnx")
+    found = source_of("m.onnx", {"providers": ["CPUExecutionProvider"]}, str(tmp_path), instances=2)
+    assert found == (
+        "gpuserve.runtimes.onnx:OnnxModel",
+        {"file": file, "instances": 2, "providers": ["CPUExecutionProvider"]},
+    )
+    assert source_of("m.py:f", {"a": 1}, str(tmp_path)) == ("m.py:f", {"a": 1})
+
+
+def test_check_prints_what_would_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.onnx").write_bytes(mlp(8, 4))
+    assert run(["check", "net.onnx"]) == ExitCode.OK
+    assert capsys.readouterr().out == (
+        "net: cpu#0, batches of up to 32\n  in   x: FP32 [8]\n  out  y: FP32 [4]\nnet.onnx is valid\n"
+    )
+
+
+def test_a_wrong_file_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    assert run(["serve", "bad.onnx"]) == ExitCode.BAD_CONFIG
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert told[0].startswith("bad.onnx: bad.onnx is no ONNX model that onnxruntime can load: ")
+    assert run(["serve", "absent.onnx"]) == ExitCode.BAD_CONFIG
+    assert "there is no file 'absent.onnx' in" in capfd.readouterr().err
+
+
+def test_a_folder_that_nothing_serves_is_told_in_its_place(tmp_path: Path) -> None:
+    (tmp_path / "models" / "empty").mkdir(parents=True)
+    (tmp_path / "config.yaml").write_text("models:\n  - {name: m, callable: models/empty}\n")
+    with pytest.raises(ConfigProblems) as caught:
+        load_file("config.yaml", {})
+    (problem,) = caught.value.problems
+    assert (
+        "'models/empty' is no model that is known by its look, expected an ONNX model (.onnx or .ort), a "
+        in str(problem)
+    )
+    assert problem.span is not None
+
+
+def test_a_wrong_option_is_told_before_anything_is_served(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(identity("FP32"))
+    for kwargs, text in (
+        ("intra_op_num_threadz: 1", "no session option 'intra_op_num_threadz', expected one of"),
+        ("execution_mode: fast", "execution_mode must be 'sequential' or 'parallel', got 'fast'"),
+        ("intra_op_num_threads: many", "intra_op_num_threads must be of type int, got 'many'"),
+    ):
+        (tmp_path / "config.yaml").write_text(
+            f"models:\n  - {{name: m, callable: net.onnx, kwargs: {{{kwargs}}}}}\n"
+        )
+        with pytest.raises(ConfigProblems, match=text):
+            load_file("config.yaml", {})
+
+
+def test_a_missing_library_comes_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(LoadError) as caught:
+        OnnxModel.declare("folder/net.onnx")
+    assert str(caught.value) == (
+        "the Python package 'onnxruntime' is not installed; pip install 'gpuserve[onnx]' brings it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "batches"),
+    [
+        ([["N", 3]], [["N"]], True),
+        ([["N", 3], [None]], [["unk__4", 2]], True),
+        ([["N", 3], ["M", 3]], [["N"]], False),
+        ([["N"]], [[4]], False),
+        ([["N"]], [[]], False),
+        ([[1, 3]], [["N"]], False),
+        ([], [["N"]], False),
+    ],
+)
+def test_a_first_axis_that_is_free_everywhere_is_the_batch(
+    inputs: list, outputs: list, batches: bool
+) -> None:  # type: ignore[type-arg]
+    assert has_batch_axis(inputs, outputs) is batches
+
+
+def test_instances_share_the_processors() -> None:
+    available = len(os.sched_getaffinity(0))
+    assert threads_of(1) == available
+    assert threads_of(1000) == 1
