@@ -174,6 +174,7 @@ ALLOWED = {
     "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
     "gpuserve/runtimes":
         "gpuserve/decorators gpuserve/errors gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/runtimes",
     "gpuserve/settings": "gpuserve/errors gpuserve/options",
     "gpuserve/supervisor":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "

@@ -1,0 +1,121 @@
+"""What a folder of Hugging Face is taken for, by its config.json, and its keyword arguments. No torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuserve.runtimes.huggingface import HuggingFaceModel
+from gpuserve.runtimes.huggingface.folders import (
+    config_of,
+    hidden_size_of,
+    labels_of,
+    sentence_pooling,
+    task_of,
+)
+from gpuserve.runtimes.huggingface.settings import settings_of
+from gpuserve_worker.calling.callable import LoadError
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("DistilBertForSequenceClassification", "text-classification"),
+        ("BertForTokenClassification", "token-classification"),
+        ("MPNetModel", "feature-extraction"),
+        ("GPT2LMHeadModel", "text-generation"),
+        ("Qwen2ForCausalLM", "text-generation"),
+        ("ViTForImageClassification", "image-classification"),
+        ("Wav2Vec2ForCTC", "automatic-speech-recognition"),
+        ("WhisperForConditionalGeneration", "automatic-speech-recognition"),
+    ],
+)
+def test_the_task_follows_from_the_architecture(architecture: str, task: str) -> None:
+    assert task_of({"architectures": [architecture]}, None, "m") == task
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "said"),
+    [
+        ({"architectures": ["T5ForConditionalGeneration"]}, None, "'m' is a T5ForConditionalGeneration"),
+        ({}, None, "'m' does not say its architecture"),
+        (
+            {"architectures": ["ViTModel"], "image_size": 224},
+            None,
+            "is a ViTModel, for which no task is known",
+        ),
+        (
+            {"architectures": ["Wav2Vec2ForSequenceClassification"], "conv_stride": [5]},
+            None,
+            "no task is known",
+        ),
+        ({}, "summarization", "task 'summarization' is not served; expected one of image-classification"),
+    ],
+)
+def test_a_task_that_is_not_served_is_refused(config: dict[str, Any], given: str | None, said: str) -> None:
+    with pytest.raises(LoadError) as refused:
+        task_of(config, given, "m")
+    assert said in str(refused.value)
+    assert "text-generation" in str(refused.value)
+
+
+def test_a_task_that_is_given_wins() -> None:
+    assert task_of({"architectures": ["XModel"]}, "text-classification", "m") == "text-classification"
+
+
+def test_labels_are_in_the_order_of_the_scores() -> None:
+    assert labels_of({"id2label": {"10": "c", "2": "b", "0": "a"}}) == ["a", "b", "c"]
+    assert labels_of({}) == ["LABEL_0", "LABEL_1"]
+
+
+@pytest.mark.parametrize(
+    ("config", "size"), [({"n_embd": 7}, 7), ({"dim": 5}, 5), ({"hidden_size": 3, "dim": 5}, 3), ({}, -1)]
+)
+def test_the_size_of_a_vector_has_several_names(config: dict[str, Any], size: int) -> None:
+    assert hidden_size_of(config) == size
+
+
+def test_a_folder_of_sentence_transformers_says_how_it_pools(tmp_path: Path) -> None:
+    assert sentence_pooling(str(tmp_path)) is None
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    assert sentence_pooling(str(tmp_path)) == ("cls", True)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "has no config.json"), ("{", "cannot be read"), ("[]", "is no mapping")]
+)
+def test_a_folder_without_a_config_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(LoadError, match=said):
+        config_of(str(tmp_path))
+
+
+def test_a_folder_that_is_not_there_may_have_been_meant_as_a_name() -> None:
+    with pytest.raises(
+        LoadError, match=r"there is no folder 'org/name'; a name on the hub is written hf:NAME"
+    ):
+        HuggingFaceModel.declare(file="org/name")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"file": "f", "max_tokens": 3}, "has no key 'max_tokens' here; expected some of file, device, task"),
+        ({}, "needs file"),
+        ({"file": "f", "pooling": "max"}, "pooling is one of mean, cls, none, got 'max'"),
+        ({"file": "f", "batches": 0}, "batches is a number of at least 1, got 0"),
+        ({"file": "f", "options": [1]}, "options is a mapping of arguments of the pipeline"),
+    ],
+)
+def test_keyword_arguments_are_checked(kwargs: dict[str, Any], said: str) -> None:
+    with pytest.raises(LoadError) as refused:
+        settings_of(kwargs)
+    assert said in str(refused.value)

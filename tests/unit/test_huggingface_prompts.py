@@ -1,0 +1,119 @@
+"""Prompts and the text of tokens, without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.errors import InvalidArgument
+from gpuserve.runtimes.huggingface.batching import Row, RowStreamer
+from gpuserve.runtimes.huggingface.prompts import (
+    Piece,
+    Prompt,
+    Sampling,
+    TextOfTokens,
+    prompt_of,
+    read_parameters,
+)
+
+
+def decode(tokens: list[int]) -> str:
+    """Each token is a byte of UTF-8."""
+    return bytes(tokens).decode(errors="replace")
+
+
+@given(st.text())
+def test_pieces_joined_are_the_text(text: str) -> None:
+    tokens = TextOfTokens(decode)
+    pieces = [tokens.push(byte) for byte in text.encode()]
+    assert "".join(pieces) + tokens.rest() == text
+
+
+def test_a_character_is_held_back_until_it_is_whole() -> None:
+    tokens = TextOfTokens(decode)
+    assert [tokens.push(byte) for byte in "aé".encode()] == ["a", "", "é"]
+    assert tokens.rest() == ""
+    assert [tokens.push(byte) for byte in "€".encode()[:2]] == ["", ""]
+    assert tokens.rest() == "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"max_new_tokens": 0}, "Parameter 'max_new_tokens' must be an int of at least 1, but is 0"),
+        ({"max_new_tokens": 1.5}, "must be an int"),
+        ({"temperature": -1}, "must be a number from 0 to 100, but is -1"),
+        ({"temperature": float("nan")}, "must be a number"),
+        ({"top_p": "0.5"}, "Parameter 'top_p' must be a number from 0 to 1, but is '0.5'"),
+        ({"top_k": True}, "must be an int"),
+    ],
+)
+def test_parameters_are_checked(parameters: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        read_parameters(parameters)
+    assert said in str(refused.value)
+
+
+def test_parameters_that_are_not_known_are_left_alone() -> None:
+    assert read_parameters({"trace": "x", "temperature": 1}) == {"temperature": 1.0}
+
+
+def test_a_prompt_leaves_as_much_room_as_there_is() -> None:
+    default = Sampling(temperature=0.5)
+    made = prompt_of([1] * 30, {"max_new_tokens": 10, "seed": 3}, default, 256, 32)
+    assert made == Prompt([1] * 30, 2, Sampling(temperature=0.5, seed=3))
+    assert prompt_of([1], {}, default, 256, None).max_new_tokens == 256
+    with pytest.raises(InvalidArgument, match="has 32 tokens, and the model takes 32"):
+        prompt_of([1] * 32, {}, default, 256, 32)
+    with pytest.raises(InvalidArgument, match="no token"):
+        prompt_of([], {}, default, 256, 32)
+
+
+def row(told: list[Any], limit: int = 9) -> Row:
+    return Row(Prompt([1], limit, Sampling()), told.append, TextOfTokens(decode), frozenset({0}))
+
+
+class Tokens:
+    """As much of a tensor as a streamer looks at."""
+
+    def __init__(self, *tokens: int) -> None:
+        self._tokens = list(tokens)
+
+    def flatten(self) -> Tokens:
+        return self
+
+    def tolist(self) -> list[int]:
+        return self._tokens
+
+
+def test_rows_of_a_batch_end_by_themselves() -> None:
+    short: list[Any] = []
+    long: list[Any] = []
+    left: list[Any] = []
+    rows = [row(short, 2), row(long), row(left)]
+    streamer = RowStreamer(rows)
+    streamer.put(Tokens(1, 1, 1))  # the prompts
+    streamer.put(Tokens(*b"abc"))
+    rows[2].cancel()
+    streamer.put(Tokens(*b"abc"))
+    assert [one.over for one in rows] == [True, False, True]
+    streamer.put(Tokens(*b"x", 0, *b"x"))
+    streamer.end()
+    assert short == [Piece("a", 1), Piece("a", 1, "length")]
+    assert long == [Piece("b", 1), Piece("b", 1), Piece("", 1, "stop")]
+    assert left == [Piece("c", 1)]
+
+
+def test_a_batch_that_fails_tells_the_rows_that_are_not_over() -> None:
+    over: list[Any] = []
+    open_: list[Any] = []
+    rows = [row(over, 1), row(open_)]
+    rows[0].take(ord("a"))
+    error = RuntimeError("no memory")
+    for one in rows:
+        one.fail(error)
+    assert over == [Piece("a", 1, "length")]
+    assert open_ == [error]
