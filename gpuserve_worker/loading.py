@@ -23,6 +23,8 @@ from gpuserve_worker.running.supervision import Reporter
 if TYPE_CHECKING:
     from gpuserve_worker.running.device_path import WorkerLoop
 
+#: The method of a callable that is told of the end of its worker.
+_HOOK: Final = "close"
 #: Batches that a callable which awaits or yields has under way at once, where nothing else is said.
 DEFAULT_CONCURRENCY: Final = 16
 
@@ -64,6 +66,20 @@ def warm_up(init: Init, model: Model, loop: WorkerLoop, reporter: Reporter) -> N
         except Exception as error:  # the user's code may raise anything
             what = f"warm-up {warmup.name!r} of model {model.name!r} failed: {log_text(error)}"
             reporter.warning(what, log_traceback(error))
+
+
+def close_model(model: Model, reporter: Reporter) -> None:
+    """Tell a callable that has a method ``close`` that its worker ends; no batch is under way. What it raises
+    is logged.
+    """
+    close = getattr(model.call, _HOOK, None)
+    if not callable(close):
+        return
+    try:
+        close()
+    except Exception as error:  # the user's code may raise anything
+        text = f"{_HOOK} of the inference callable of model {model.name!r} raised {log_text(error)}"
+        reporter.error(text, log_traceback(error))
 
 
 def _context(init: Init, reporter: Reporter) -> ModelContext:

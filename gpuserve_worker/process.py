@@ -11,7 +11,7 @@ import time
 
 from gpuserve_worker.calling.callable import LoadError
 from gpuserve_worker.devices import is_unusable
-from gpuserve_worker.loading import load_model, new_loop, warm_up
+from gpuserve_worker.loading import close_model, load_model, new_loop, warm_up
 from gpuserve_worker.protocol.link import Link
 from gpuserve_worker.protocol.wire import Init, LoadFailed, Ready
 from gpuserve_worker.running import lifecycle
@@ -50,7 +50,10 @@ def _serve(init: Init, boot: Link, link: Link) -> int:
     gc.freeze()  # what was loaded stays; collections need not walk it again
     supervision.on_stop = loop.stop
     boot.send(Ready(time.monotonic() - started_s, model.slots))
-    loop.run()
+    try:
+        loop.run()
+    finally:
+        close_model(model, reporter)
     if loop.device_is_lost:
         lifecycle.leave(lifecycle.EXIT_DEVICE)
     return lifecycle.EXIT_STOPPED

@@ -393,6 +393,11 @@ class ModelOptions:
         nullable=True,
     )
     read_only_inputs: bool = option(False, "Whether the callable never writes to its inputs.")
+    request_details: bool = option(
+        False,
+        "Whether the callable is told the id, the priority and the timeout of each request (``details`` of a "
+        "Request).",
+    )
     retry_on_worker_death: bool = option(
         True,
         "Whether a batch runs once more when the worker that had it died; never where decoupled or in "

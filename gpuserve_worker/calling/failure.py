@@ -16,6 +16,7 @@ INTERNAL: Final = "INTERNAL"
 #: The values of ``errors.Code``, which a callable may answer a request with.
 CODES: Final = frozenset(
     {
+        "ALREADY_EXISTS",
         "CANCELLED",
         "DEADLINE_EXCEEDED",
         "INTERNAL",

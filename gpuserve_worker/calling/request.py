@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 _MARK: Final = "_gpuserve_accepts_batch"
+_NO_DETAILS: Final = payloads.RequestDetails()
 
 
 def accept_batch(function: Callable[..., Any]) -> None:
@@ -54,9 +55,10 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
     the request's own parameters; ``requested_output_names`` what the client asked for (every output
     when it named none). ``cancelled`` becomes True when the client has gone away. ``sequence`` says which
     sequence the request belongs to, if any: its ``id``, and whether it is its ``start`` or its ``end``.
+    ``details`` are its ``id``, ``priority`` and ``timeout_s``, where the model sets ``request_details``.
     """
 
-    __slots__ = ("cancelled", "data", "parameters", "requested_output_names", "sequence")
+    __slots__ = ("cancelled", "data", "details", "parameters", "requested_output_names", "sequence")
 
     #: Callables written for PyTriton may look for one; requests are not traced here.
     span: ClassVar[None] = None
@@ -73,6 +75,7 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
         self.requested_output_names = requested_output_names
         self.cancelled = False
         self.sequence: payloads.Sequence | None = None
+        self.details = _NO_DETAILS
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.data[name]
@@ -112,6 +115,7 @@ class _Changed(Request):
         self.parameters = origin.parameters
         self.requested_output_names = origin.requested_output_names
         self.sequence = origin.sequence
+        self.details = origin.details
         self.origin = origin
 
     @property
@@ -164,10 +168,18 @@ class Batch:
             if self.batching:
                 data = {name: array[start:stop] for name, array in data.items()}
             request = Request(data, dict(parameters), None, list(requested or self.output_names))
-            if len(more) > 1 and more[1] is not None:
-                request.sequence = payloads.Sequence(*more[1])
+            if len(more) > 1:
+                _add_told(request, *more)
             yield request
             start = stop
+
+
+def _add_told(request: Request, placements: Any, sequence: Any, kept: Any = (), details: Any = None) -> None:
+    """What only some requests have, out of the fields of a ``WireRequest``."""
+    if sequence is not None:
+        request.sequence = payloads.Sequence(*sequence)
+    if details is not None:
+        request.details = payloads.RequestDetails(*details)
 
 
 class BatchedOutputs(Sequence["Arrays"]):

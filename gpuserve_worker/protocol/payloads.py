@@ -101,12 +101,23 @@ class Sequence(NamedTuple):
     end: bool
 
 
+class RequestDetails(NamedTuple):
+    """What a client said of its request besides what it asks: its ``id`` ("": none), its ``priority`` (0:
+    that of the model) and its time limit (0: none).
+    """
+
+    id: str = ""
+    priority: int = 0
+    timeout_s: float = 0.0
+
+
 class WireRequest(NamedTuple):
     """What a batch knows of one of its requests besides its rows of the tensors. One without parameters, and
     of which nothing else is said, travels as the number of its rows. ``placements`` are the outputs that are
     to be written into a client's region, by name: a response then has them with a ``Place`` of as many bytes
     as were written. ``sequence`` is (id, start, end) of a request that belongs to a sequence. ``kept`` are
-    the outputs that other workers read, and may stay on the device.
+    the outputs that other workers read, and may stay on the device. ``details`` are ``RequestDetails``, for
+    models that want them.
     """
 
     rows: int
@@ -115,6 +126,7 @@ class WireRequest(NamedTuple):
     placements: tuple[tuple[str, Place], ...] = ()
     sequence: tuple[int | str, bool, bool] | None = None
     kept: tuple[str, ...] = ()
+    details: tuple[str, int, float] | None = None
 
 
 class WireFailure(NamedTuple):

@@ -172,6 +172,8 @@ ALLOWED = {
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
+    "gpuserve/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve/python_backend/importable": "gpuserve/python_backend",
     "gpuserve/runtimes":
         "gpuserve/decorators gpuserve/errors gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/runtimes",

@@ -49,6 +49,8 @@ class BatchMessages:
         read_only = self._spec.read_only_inputs
         gathered = gather(requests, sum(rows), self._batched, nbytes, self._arena, link, read_only, to_device)
         run = run_message(batch.batch_id, rows, requests, gathered, may_wait=batch.may_wait)
+        if self._spec.request_details:
+            run = _detailed(run, requests)
         return gathered, run if self._sequences is None else self._sequences.told(run, batch, members)
 
     def uncut(self, link: WorkerLink, batch: Batch, message: wire.Done, readers: int) -> WholeOutputs | None:
@@ -108,6 +110,19 @@ def _told(rows: int, one: InferRequest) -> tuple[Any, ...]:
     places = one.placements.items()
     placements = tuple([(name, wire.Place(at.number, at.offset, at.nbytes)) for name, at in places])
     return tuple(wire.WireRequest(rows, one.parameters, one.outputs, placements, one.sequence, one.kept))
+
+
+def _detailed(run: wire.Run, requests: Sequence[InferRequest]) -> wire.Run:
+    """The message with what clients said of their requests, where they said anything."""
+    told: list[Any] = []
+    for one, request in zip(run.requests, requests, strict=True):
+        details = request.id, request.priority, request.timeout_s or 0.0
+        if any(details):
+            fields: Any = (one, request.parameters, ()) if isinstance(one, int) else one
+            told.append(tuple(wire.WireRequest(*fields)._replace(details=details)))
+        else:
+            told.append(one)
+    return run._replace(requests=tuple(told))
 
 
 def region_numbers(requests: Iterable[InferRequest]) -> set[int]:
