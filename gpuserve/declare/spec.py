@@ -395,7 +395,7 @@ class ModelOptions:
     read_only_inputs: bool = option(False, "Whether the callable never writes to its inputs.")
     request_details: bool = option(
         False,
-        "Whether the callable is told the id, the priority and the timeout of each request (``details`` of a "
+        "Whether the callable is told the id, the priority and the timeout of each request (details of a "
         "Request).",
     )
     retry_on_worker_death: bool = option(
