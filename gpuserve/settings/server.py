@@ -160,7 +160,7 @@ class ServerSettings:
     doors: int = option(
         1,
         "Processes that have the connections of HTTP and gRPC; 1: the front has them itself. auto: one for "
-        "every four processors, 8 at most.",
+        "every four processors that the server may use, 8 at most.",
         least=1,
         words=(AUTO,),
         read=read_doors,

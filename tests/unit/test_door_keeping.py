@@ -24,7 +24,7 @@ from gpuserve.front.observe.triton_metrics import page
 from gpuserve.front.passage.messages import Status
 from gpuserve.front.process.connection_metrics import connection_families
 from gpuserve.front.server.limits import part_of_door
-from gpuserve.settings.doors import AUTO, DESCRIPTORS_OF_DOOR, doors_problem, read_doors
+from gpuserve.settings.doors import AUTO, DESCRIPTORS_OF_DOOR, doors_problem, n_processors, read_doors
 from gpuserve.settings.live import change
 from gpuserve.settings.server import GRPCIO, ServerSettings
 
@@ -166,6 +166,28 @@ def test_auto_is_a_part_of_the_processors(tmp_path: Path, monkeypatch: pytest.Mo
         assert read_doors(AUTO) == doors
         assert configured(tmp_path, doors="auto").doors == doors
         assert Server(doors=AUTO)._settings.doors == doors
+
+
+@pytest.mark.parametrize(
+    ("files", "processors"),
+    [
+        ({"cpu.max": "250000 100000\n"}, 2.5),
+        ({"cpu.max": "max 100000\n"}, 16.0),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 16.0),
+        ({"cpu.max": "9900000 100000\n"}, 16.0),
+        ({}, 16.0),
+    ],
+)
+def test_a_container_has_the_processors_of_its_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], processors: float
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    for name, text in files.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert n_processors(str(tmp_path)) == processors
 
 
 def test_a_number_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from gpuserve.declare.rules import mapping
 from gpuserve.devices.names import CPU, EVERY_GPU, number_of
 from gpuserve.export.sizing.values import GIB, MIB, Reasoned, quantity, readable, up_to
+from gpuserve.settings.doors import AUTO, doors_of
 from gpuserve.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve_worker.memory.arena import RETAINED_NBYTES, SEGMENT_NBYTES
 from gpuserve_worker.protocol.tensor import ITEMSIZE
@@ -88,6 +90,8 @@ SERVER_NBYTES: Final = 256 * MIB
 CPU_PROCESS_NBYTES: Final = 512 * MIB
 #: With the libraries of CUDA and a framework; assumed, not measured.
 GPU_PROCESS_NBYTES: Final = 4 * GIB
+#: A door at rest has 37 MiB of its own (PSS); the rest is for connections, small bodies and answers.
+DOOR_NBYTES: Final = 128 * MIB
 #: A tensor below this size lies on the heap of the front, not in the arena.
 HEAP_REQUEST_NBYTES: Final = 64 << 10
 #: A batch of a model whose shapes are free, in a client's region: assumed.
@@ -147,7 +151,7 @@ def sizes(configuration: Configuration, options: ExportOptions) -> Sizes:
     gpus = _gpus(groups, options)
     return Sizes(
         gpus=gpus,
-        cpus=_cpus(groups),
+        cpus=_cpus(groups, _doors(configuration, groups)),
         memory=_memory(memory_nbytes, parts),
         memory_request=_memory_request(configuration, parts, memory_nbytes, bool(gpus.value)),
         ephemeral=_ephemeral(),
@@ -167,6 +171,9 @@ def memory_parts(configuration: Configuration, groups: Sequence[InstanceGroup]) 
     """The shares of a pod's memory. Files in /dev/shm and arenas count as the container's."""
     settings = configuration.settings
     parts = [MemoryShare("supervisor and front", SERVER_NBYTES, ("server",)), *map(_processes, groups)]
+    if doors := _doors(configuration, groups):
+        name = f"{doors} doors, and the process that waits to be one"
+        parts.append(MemoryShare(name, (doors + 1) * DOOR_NBYTES, ("server",)))
     intake = settings.max_intake_nbytes
     parts.append(MemoryShare("bodies of requests that come", intake, ("server", "max_intake_nbytes")))
     for index, model in enumerate(configuration.models):
@@ -244,12 +251,32 @@ def _gpus(groups: list[InstanceGroup], options: ExportOptions) -> Reasoned:
     return Reasoned(count, f"The models name cuda:0 to cuda:{count - 1}; GPUs count from 0 in every pod.")
 
 
-def _cpus(groups: Sequence[InstanceGroup]) -> Reasoned:
-    workers = sum(group.processes * group.resources.cpus for group in groups)
-    why = (
-        f"{FRONT_CPUS} for the front, one event loop, and {workers} for the instances (their resources.cpus)."
+def _doors(configuration: Configuration, groups: Sequence[InstanceGroup]) -> int:
+    """Doors that are processes of their own in a pod; ``auto`` is decided by its cores, not by those here."""
+    doors: int = configuration.settings.doors
+    if _written(configuration, "doors") == AUTO:
+        others, before = FRONT_CPUS + _worker_cpus(groups), 0
+        while (doors := doors_of(others + before)) > max(1, before):  # theirs count as well
+            before = doors
+    return doors if doors > 1 else 0
+
+
+def _written(configuration: Configuration, key: str) -> Any:
+    """A key of the server as the file has it, which is what the pod reads."""
+    document = configuration.sources.document
+    return None if document is None else mapping(mapping(document.data).get("server")).get(key)
+
+
+def _worker_cpus(groups: Sequence[InstanceGroup]) -> int:
+    return sum(group.processes * group.resources.cpus for group in groups)
+
+
+def _cpus(groups: Sequence[InstanceGroup], doors: int) -> Reasoned:
+    workers = _worker_cpus(groups)
+    front = f"{FRONT_CPUS} for the front, one event loop" + f", {doors} for its doors" * bool(doors)
+    return Reasoned(
+        FRONT_CPUS + doors + workers, f"{front}, and {workers} for the instances (their resources.cpus)."
     )
-    return Reasoned(FRONT_CPUS + workers, why)
 
 
 def _memory(nbytes: int, parts: Sequence[MemoryShare]) -> Reasoned:
