@@ -4,6 +4,7 @@ key. Who says all of its tensors is not asked. What a callable says comes from `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,7 +59,8 @@ def answered(models: Sequence[ModelEntry], indices: Iterable[int], base_dir: str
     def question(entry: ModelEntry) -> Question:
         decides = _leaves_tensors(entry) and "decoupled" not in entry.given
         path, kwargs = callable_of(entry, base_dir)
-        return Question(path, base_dir, kwargs, None if decides else entry.decoupled)
+        python = os.path.join(base_dir, entry.python) if entry.python else ""
+        return Question(path, base_dir, kwargs, None if decides else entry.decoupled, python)
 
     return ask(question(models[index]) for index in indices)
 

@@ -65,6 +65,8 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
         rate = NO_RATE if limiter is None else declared(RateLimiter, limiter.plain())
         for _ in range(group.count):
             source = {"path": path, "base_dir": base_dir, "kwargs": kwargs}
+            if entry.python:
+                source["python"] = os.path.join(base_dir, entry.python)
             name = f"{group.device}#{numbers[group.device]}"
             instances.append(InstanceSpec(name, group.device, source, rate))
             numbers[group.device] += 1

@@ -23,13 +23,15 @@ _MAX_CHILDREN: Final = max(2, os.cpu_count() or 1)
 class Question:
     """A callable by its path, and what is known of the model that it is for.
 
-    ``decoupled`` None: the callable decides itself in how many responses it answers.
+    ``decoupled`` None: the callable decides itself in how many responses it answers. ``python`` is the
+    environment that its workers run in, "" for the server's own.
     """
 
     path: str
     base_dir: str
     kwargs: Mapping[str, Any]
     decoupled: bool | None = None
+    python: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,17 @@ def ask(questions: Iterable[Question]) -> list[Answer]:
 
 
 def _start(question: Question) -> subprocess.Popen[bytes]:
+    said = vars(question).copy()
+    python = said.pop("python")
+    program = ["gpuserve.describe.elsewhere", python] if python else ["gpuserve.describe.child"]
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "gpuserve.describe.child"],
+        [sys.executable, "-P", "-m", *program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     assert child.stdin is not None
     try:
-        child.stdin.write(msgpack.packb(vars(question)))
+        child.stdin.write(msgpack.packb(said))
         child.stdin.close()
     except BrokenPipeError:  # it is gone already; its answer says so
         pass

@@ -77,8 +77,11 @@ ALLOWED = {
     "gpuserve/declare":
         "gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/decorators": "gpuserve_worker/calling gpuserve_worker/protocol",
-    "gpuserve/describe": "gpuserve/declare gpuserve/errors gpuserve_worker/calling gpuserve_worker/protocol",
+    "gpuserve/describe":
+        "gpuserve/declare gpuserve/environments gpuserve/errors gpuserve_worker/calling "
+        "gpuserve_worker/protocol",
     "gpuserve/devices": "gpuserve/errors",
+    "gpuserve/environments": "gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/errors": "gpuserve_worker/calling",
     "gpuserve/export":
         "gpuserve/config gpuserve/devices gpuserve/errors gpuserve/export/envoy gpuserve/export/manifests "

@@ -97,6 +97,13 @@ class ModelEntry(Entry):
             "In place of a callable: other models of this file, asked step by step.",
             default=None,
         ),
+        "python": Key(
+            OrNull(FILLED),
+            "Python environment of the workers: an interpreter, a folder with bin/python, or a .tar.gz of "
+            "one; beside this file. null: the server's own.",
+            default=None,
+            examples=("envs/torch/bin/python", "envs/torch.tar.gz"),
+        ),
         "kwargs": Key(Arguments(), "Arguments when the attribute is a class or a factory.", make=dict),
         "instances": Key(
             ListOf(EntryOf(InstancesEntry), some=True),

@@ -99,13 +99,14 @@ def spawn(
     module: str,
     channels: int,
     *,
+    arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     relay_output: bool,
 ) -> tuple[ChildProcess, list[socket.socket]]:
-    """Start ``python -m module FD…``, one descriptor for each channel; the child and our ends of them. ``-P``
-    keeps the current directory off its import path: a stray ``numpy.py`` of the user's must not break a
-    worker. With ``relay_output`` its stdout and stderr come to ``ChildProcess.output``. Raises StartupError:
-    the process could not be started; nothing stays open.
+    """Start ``python -m module ARGUMENT… FD…``, one descriptor for each channel; the child and our ends of
+    them. ``-P`` keeps the current directory off its import path: a stray ``numpy.py`` of the user's must not
+    break a worker. With ``relay_output`` its stdout and stderr come to ``ChildProcess.output``. Raises
+    StartupError: the process could not be started; nothing stays open.
     """
     try:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -119,7 +120,7 @@ def spawn(
                 theirs.callback(os.close, their_output)
                 os.set_blocking(output, False)
             fds = [their_end.fileno() for _, their_end in pairs]
-            command = [sys.executable, "-P", "-m", module, *map(str, fds)]
+            command = [sys.executable, "-P", "-m", module, *arguments, *map(str, fds)]
             process = _start(command, fds, their_output, environment)
             ours.pop_all()
     except OSError as error:

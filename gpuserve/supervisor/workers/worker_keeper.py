@@ -253,8 +253,15 @@ class WorkerKeeper:
 def _launch(name: str, instance: InstanceSpec, relay_output: bool) -> tuple[Child, list[socket.socket]]:
     if "object" in instance.source:
         return start_thread(name, instance.source)
-    environment = instance.placement.environment()
-    return spawn("gpuserve_worker", channels=2, environment=environment, relay_output=relay_output)
+    python = instance.source.get("python")
+    module = "gpuserve.environments.worker" if python else "gpuserve_worker"
+    return spawn(
+        module,
+        channels=2,
+        arguments=(python,) if python else (),
+        environment=instance.placement.environment(),
+        relay_output=relay_output,
+    )
 
 
 def _init(spec: ModelSpec, instance: InstanceSpec, lent_limit_nbytes: int) -> wire.Init:

@@ -1,0 +1,117 @@
+"""Which environments a worker can run in, what they are lent, and what is said of the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpuserve.environments.cache import made_once
+from gpuserve.environments.interpreter import interpreter_of
+from gpuserve.environments.lending import Found, check, environment_of, lent_path, probed
+from gpuserve.environments.problem import EnvironmentProblem
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def program(path: Path, text: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_path_stands_for_an_interpreter(tmp_path: Path) -> None:
+    python = program(tmp_path / "env/bin/python", "exit 0")
+    assert interpreter_of(str(tmp_path / "env")) == python
+    assert interpreter_of(python) == python
+
+
+def test_what_is_no_environment_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "no.tar.gz").write_text("text")
+    for name, said in [("nope", "does not exist"), ("empty", "no bin/python"), ("no.tar.gz", "be unpacked")]:
+        with pytest.raises(EnvironmentProblem, match=said):
+            interpreter_of(str(tmp_path / name))
+
+
+def test_an_interpreter_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="no Python that runs: it has broken"):
+        probed(program(tmp_path / "python", "echo it has broken >&2; exit 1"))
+    with pytest.raises(EnvironmentProblem, match="no Python that runs"):
+        probed(program(tmp_path / "true", "exit 0"))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Found((3, 10), "cpython-310", ()), "is Python 3.10, and workers need 3.11"),
+        (Found((3, 12), "cpython-312", ("msgpack",)), "-m pip install msgpack"),
+        (Found((3, 12), "cpython-312", ("numpy", "msgpack")), "no numpy and no msgpack"),
+        (Found((3, 12), "cpython-312", ()), ""),
+        (Found((3, 11), "cpython-311", ("numpy", "msgpack")), ""),
+    ],
+)
+def test_what_an_environment_lacks_is_lent_or_named(found: Found, said: str) -> None:
+    if not said:
+        check("/env/bin/python", found, "cpython-311")
+        return
+    with pytest.raises(EnvironmentProblem, match=said):
+        check("/env/bin/python", found, "cpython-311")
+
+
+def test_nothing_is_lent_but_what_is_needed() -> None:
+    lent = Path(lent_path(sys.executable))
+    assert {one.name for one in lent.iterdir()} == {"gpuserve", "gpuserve_worker"}
+    assert lent_path(sys.executable) == str(lent)
+    code = "import gpuserve_worker; print(gpuserve_worker.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=environment_of(sys.executable, str(lent)),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith(str(lent))
+
+
+def test_a_folder_is_made_once_whoever_comes() -> None:
+    made: list[Path] = []
+    gate = threading.Event()
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        gate.wait(10)
+        (folder / "done").touch()
+
+    threads = [threading.Thread(target=made_once, args=("kind", "one", make)) for _ in range(3)]
+    for one in threads:
+        one.start()
+    gate.set()
+    for one in threads:
+        one.join()
+    assert len(made) == 1
+    assert (made_once("kind", "one", make) / "done").exists()
+    assert made_once("kind", "other", lambda _: None) != made_once("kind", "one", make)
+
+
+def test_what_was_not_made_whole_is_not_there(cache: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").touch()
+        raise EnvironmentProblem("broken")
+
+    with pytest.raises(EnvironmentProblem, match="broken"):
+        made_once("kind", "one", fail)
+    assert [
+        one for one in os.listdir(cache / "gpuserve/environments/kind") if not one.endswith(".lock")
+    ] == []
+    made_once("kind", "one", lambda _: None)
