@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpuserve.config import models, positions, precedence, rules, schema
@@ -37,6 +37,10 @@ class Configuration:
     base_dir: str
     #: The positions of the models whose callables said some of it.
     described: frozenset[int] = frozenset()
+    #: Models that are declared and cannot be served, by name, and why.
+    broken: Mapping[str, ConfigProblems] = field(default_factory=dict)
+    #: What is declared and has no effect, a line each, for the log.
+    remarks: tuple[str, ...] = ()
 
 
 def load_file(
@@ -58,7 +62,7 @@ def load_file(
     ]
     base_dir = os.path.dirname(os.path.abspath(path))
     sources = Sources(path, document)
-    return _resolve(document.data, sources, base_dir, environ, flags, problems, served_here=served_here)
+    return resolve(document.data, sources, base_dir, environ, flags, problems, served_here=served_here)
 
 
 def load_data(
@@ -67,10 +71,10 @@ def load_data(
     """The configuration of plain data in the form of a file; ``name`` stands for it in messages. Raises
     ConfigProblems: all that is wrong with the data, the variables and the flags.
     """
-    return _resolve(data, Sources(name, None), base_dir, environ, flags, [])
+    return resolve(data, Sources(name, None), base_dir, environ, flags, [])
 
 
-def _resolve(
+def resolve(
     data: Any,
     sources: Sources,
     base_dir: str,
@@ -80,11 +84,13 @@ def _resolve(
     *,
     served_here: bool = True,
 ) -> Configuration:
-    """Precedence, then schema, then rules; ``problems`` are those that reading has met."""
+    """Precedence, then schema, then rules; ``problems`` are those that reading has met. Raises
+    ConfigProblems: those, and all that is wrong with the data, the variables and the flags.
+    """
     if data is None:
         data = {}
     from_variables, unknown = precedence.from_environment(environ, _model_names(data))
-    sources = Sources(sources.name, sources.document, (*from_variables, *flags))
+    sources = dataclasses.replace(sources, overrides=(*from_variables, *flags))
     merged = precedence.apply(data, sources.overrides)
     entries, found = _checked(merged, base_dir, sources)
     problems = problems + unknown + found

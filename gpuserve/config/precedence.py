@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,21 @@ def from_environment(
     return overrides, problems
 
 
+def without_models(
+    environ: Mapping[str, str], model_names: Sequence[str], left_out: Collection[str]
+) -> dict[str, str]:
+    """The environment without the variables of the models that are left out."""
+
+    def is_left_out(variable: str) -> bool:
+        section, _, key = variable.removeprefix(PREFIX).partition(_SEPARATOR)
+        if section != "MODELS" or not variable.startswith(PREFIX):
+            return False
+        meant = _models_meant(key, model_names)
+        return bool(meant) and all(model_names[index] in left_out for index in meant)
+
+    return {name: value for name, value in environ.items() if not is_left_out(name)}
+
+
 def apply(data: Any, overrides: Iterable[Override]) -> Any:
     """A copy of the data with every override in its place, the later ones on top."""
     whole = copy.deepcopy(data)
@@ -94,14 +109,11 @@ def _path_of(rest: str, model_names: Sequence[str]) -> list[Path] | str:
 
 
 def _model_paths(rest: str, model_names: Sequence[str]) -> list[Path] | str:
-    indices = [
-        index for index, name in enumerate(model_names) if rest.startswith(_capitals(name) + _SEPARATOR)
-    ]
-    if not indices:
+    meant = _models_meant(rest, model_names)
+    if not meant:
         known = ", ".join(map(_capitals, model_names)) or "none"
         return f"no model has this name; the models are {known}"
-    longest = max(len(model_names[index]) for index in indices)
-    meant = [index for index in indices if len(model_names[index]) == longest]
+    longest = len(model_names[meant[0]])
     if len({model_names[index] for index in meant}) > 1:
         return f"it could mean any of the models {', '.join(model_names[index] for index in meant)}"
     steps = rest[longest + len(_SEPARATOR) :].lower().split(_SEPARATOR)
@@ -113,6 +125,15 @@ def _model_paths(rest: str, model_names: Sequence[str]) -> list[Path] | str:
     unknown = str(path[len(parent)])
     hint = nearest(unknown, known_keys) or f"; known keys are {', '.join(known_keys) or 'none'}"
     return f"unknown key {unknown!r} of the model {model_names[meant[0]]!r}{hint}"
+
+
+def _models_meant(rest: str, model_names: Sequence[str]) -> list[int]:
+    """The positions of the models with the longest of the names that a variable begins with."""
+    indices = [
+        index for index, name in enumerate(model_names) if rest.startswith(_capitals(name) + _SEPARATOR)
+    ]
+    longest = max((len(model_names[index]) for index in indices), default=0)
+    return [index for index in indices if len(model_names[index]) == longest]
 
 
 def _capitals(model_name: str) -> str:

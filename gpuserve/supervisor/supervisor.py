@@ -126,6 +126,8 @@ class Supervisor:
         self._parts = _Parts(
             self._core, care, repository or self._declared, devices or ServerDevices(), config
         )
+        for name, reason in ({} if config is None else config.start.broken).items():
+            self._parts.models.table.index.undeclared(name, str(reason))
         for spec in loaded_at_start(models, settings.load_at_start):
             self._parts.models.table.add(spec, served=True)
 

@@ -48,8 +48,9 @@ ALLOWED = {
         "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
         "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
-        "gpuserve/placement gpuserve/runtimes gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
-        "gpuserve/supervisor/models gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve/placement gpuserve/repository gpuserve/runtimes gpuserve/settings gpuserve/supervisor "
+        "gpuserve/supervisor/core gpuserve/supervisor/models gpuserve_worker/protocol "
+        "gpuserve_worker/running",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
         "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/config "
@@ -177,6 +178,9 @@ ALLOWED = {
     "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
     "gpuserve/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/python_backend/importable": "gpuserve/python_backend",
+    "gpuserve/repository":
+        "gpuserve/config gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
+        "gpuserve/front/v2 gpuserve/options gpuserve/placement gpuserve/settings",
     "gpuserve/runtimes":
         "gpuserve/decorators gpuserve/errors gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/runtimes",

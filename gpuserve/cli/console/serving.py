@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
     from gpuserve.config.precedence import Override
     from gpuserve.config.repository import FileRepository
+    from gpuserve.repository.repository import TritonRepository
     from gpuserve.supervisor.core.processes import EarlyFront
 
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
@@ -36,6 +37,8 @@ def serve_target(
     """
     if is_callable_path(target):  # what is loaded later on comes from nowhere
         return serve_configuration(load_callable(target, model_flags, server, os.environ), None, early)
+    if os.path.isdir(target):
+        return serve_repositories([target], server, early)
     from gpuserve.config.load import load_file
     from gpuserve.config.repository import FileRepository
 
@@ -44,17 +47,33 @@ def serve_target(
     return serve_configuration(configuration, repository, early)
 
 
+def serve_repositories(
+    paths: Sequence[str], server: Sequence[Override], early: EarlyFront | None = None
+) -> int:
+    """Serve model repositories until a signal, and return the exit status, as ``serve_target``."""
+    from gpuserve.repository.repository import TritonRepository
+
+    repository = TritonRepository(paths, os.environ, server)
+    return serve_configuration(repository.start, repository, early)
+
+
 def load_target(target: str) -> Configuration:
     """What a target would serve, without flags. GpuserveError: the configuration is wrong."""
     if is_callable_path(target):
         return load_callable(target, CallableFlags(), (), os.environ)
+    if os.path.isdir(target):
+        from gpuserve.repository.load import load_repository
+
+        return load_repository([target], os.environ)
     from gpuserve.config.load import load_file
 
     return load_file(target, os.environ)
 
 
 def serve_configuration(
-    configuration: Configuration, repository: FileRepository | None, early: EarlyFront | None = None
+    configuration: Configuration,
+    repository: FileRepository | TritonRepository | None,
+    early: EarlyFront | None = None,
 ) -> int:
     """Run the supervisor here until a signal, and return the exit status; ``early`` is a front that already
     starts. DeviceError: no such device; StartupError: a model did not load, or a port is taken.
@@ -73,6 +92,7 @@ def serve_configuration(
     devices = ServerDevices(numa_affinity=settings.numa_affinity)
     configuration = with_devices(configuration, devices)
     require_trace_output(configuration)
+    _tell_of_repository(configuration)
     try:
         shown = loaded_at_start(configuration.models, settings.load_at_start)
         with startup_view(settings.log_format, shown, sys.stderr) as view:
@@ -95,3 +115,12 @@ def serve_configuration(
     except Exception:  # a fault of ours: it goes to the log, in the log's own format
         logging.getLogger(__name__).exception("the server failed")
         return ExitCode.RUNTIME_FAILURE
+
+
+def _tell_of_repository(configuration: Configuration) -> None:
+    """Log which models are not served, and which of their fields have no effect."""
+    logger = logging.getLogger(__name__)
+    for line in configuration.remarks:
+        logger.warning("%s", line)
+    for name, reason in configuration.broken.items():
+        logger.error("model %s is not served: %s", name, reason)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def check(
     config: Annotated[
-        str, typer.Argument(metavar="TARGET", help="A config file, a model file, or a callable.")
+        str, typer.Argument(metavar="TARGET", help="A config file, a model file, a callable or a repository.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as a JSON object.")] = False,
 ) -> None:
@@ -33,6 +33,7 @@ def check(
       gpuserve check config.yaml
       gpuserve check model.onnx
       gpuserve check config.yaml --json
+      gpuserve check models/
     """
     from gpuserve.cli.console.preflight import device_problems, import_problems, trace_problems
     from gpuserve.cli.console.serving import load_target
@@ -44,37 +45,52 @@ def check(
     except ConfigProblems as error:
         _report(as_json, config, error.problems, [])
         raise typer.Exit(ExitCode.BAD_CONFIG) from None
-    wrong = [*trace_problems(configuration), *import_problems(configuration)]
+    wrong = [one for error in configuration.broken.values() for one in error.problems]
+    wrong += [*trace_problems(configuration), *import_problems(configuration)]
     devices = ServerDevices()
     absent = device_problems(configuration, devices)
     models = configuration.models if absent else devices.place(configuration.models)
-    _report(as_json, config, [*wrong, *absent], [_summary(model) for model in models])
+    for line in configuration.remarks:
+        sys.stderr.write(f"{line}\n")
+    shown = [_summary(model) for model in models]
+    _report(as_json, config, [*wrong, *absent], shown, even_so=bool(configuration.broken))
     if wrong:
         raise typer.Exit(ExitCode.BAD_CONFIG)
     if absent:
         raise typer.Exit(ExitCode.NO_SUCH_DEVICE)
 
 
-def _report(as_json: bool, config: str, problems: Sequence[Problem], models: list[dict[str, Any]]) -> None:
-    """Write the result to stdout; problems go to stderr unless JSON was asked for."""
+def _report(
+    as_json: bool,
+    config: str,
+    problems: Sequence[Problem],
+    models: list[dict[str, Any]],
+    *,
+    even_so: bool = False,
+) -> None:
+    """Write the result to stdout; problems go to stderr unless JSON was asked for. ``even_so``: the models
+    are served whatever the problems are.
+    """
     if as_json:
         result = {"config": config, "ok": not problems, "problems": [one.as_json() for one in problems]}
         sys.stdout.write(json.dumps(result | {"models": models}, indent=2, ensure_ascii=False) + "\n")
         return
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
-    if problems:
+    if problems and not even_so:
         return
     for model in models:
         sys.stdout.write("".join(f"{line}\n" for line in _lines(model)))
-    sys.stdout.write(f"{config} is valid\n")
+    if not problems:
+        sys.stdout.write(f"{config} is valid\n")
 
 
 def _lines(model: dict[str, Any]) -> Iterator[str]:
     of = [f"ensemble of {', '.join(model['steps'])}"] if model["steps"] else model["instances"]
     if model["max_batch_size"]:
         of = [*of, f"batches of up to {model['max_batch_size']}"]
-    yield f"{model['name']}: {', '.join(of)}"
+    version = f" {model['version']}" if model["version"] != 1 else ""
+    yield f"{model['name']}{version}: {', '.join(of)}"
     for key, title in (("inputs", "in "), ("outputs", "out")):
         for one in model[key]:
             optional = ", optional" if one.get("optional") else ""
@@ -89,6 +105,7 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 def _summary(model: ModelSpec) -> dict[str, Any]:
     return {
         "name": model.name,
+        "version": model.version,
         "instances": [instance.name for instance in model.instances],
         "steps": [step.model for step in model.steps],
         "max_batch_size": model.max_batch_size,

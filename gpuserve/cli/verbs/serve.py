@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from gpuserve.cli.console import server_options
 from gpuserve.cli.console.callable_target import CallableFlags, is_callable_path
 from gpuserve.cli.console.options import option
 from gpuserve.cli.console.server_flags import overrides
-from gpuserve.cli.console.serving import is_target, serve_target
+from gpuserve.cli.console.serving import is_target, serve_repositories, serve_target
 
 _PANEL = "Model, when the target is a callable"
 
@@ -29,12 +30,22 @@ _Devices = Annotated[
 def serve(
     context: typer.Context,
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="TARGET",
-            help="A config file, a model file, or a callable: file.py:name or package.module:name.",
+            help="A config file, a model file, a callable (file.py:name or package.module:name), or a Triton "
+            "model repository.",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[REPOSITORY]...", help="More model repositories.", show_default=False),
+    ] = None,
+    repositories: Annotated[
+        list[str] | None,
+        typer.Option("--model-repository", metavar="DIR", help="A Triton model repository; repeatable."),
+    ] = None,
     name: Annotated[str | None, option(_PANEL, "Name of the model; default the callable's.")] = None,
     inputs: Annotated[
         list[str] | None,
@@ -49,7 +60,9 @@ def serve(
     instances: Annotated[int | None, option(_PANEL, "Processes on each device. Default 1.")] = None,
     **flags: str | None,
 ) -> None:
-    """Serve the models of a config file, a model file or one callable, until SIGTERM or Ctrl-C.
+    """Serve the models of a config file or of Triton model repositories, a model file or one callable.
+
+    Until SIGTERM or Ctrl-C.
 
     A flag takes precedence over its environment variable, that over the file, that over the default.
     Variables name models as well: GPUSERVE_MODELS__LINEAR__MAX_BATCH_SIZE=32.
@@ -59,6 +72,7 @@ def serve(
       gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
       gpuserve serve model.onnx
       gpuserve serve model.py:predict --device cuda:0 --device cuda:1 --instances 2
+      gpuserve serve models/
 
     A callable may bring its own inputs, outputs, max_batch_size and array, as attributes:
       predict.inputs = [Tensor(name="x", dtype="float32", shape=(-1,))]
@@ -66,20 +80,47 @@ def serve(
     SIGTERM or Ctrl-C finishes what is queued, a second one ends at once; SIGHUP reloads the config file.
     """
     model_flags = CallableFlags(name, inputs or (), outputs or (), max_batch_size, devices or (), instances)
-    _check(target, model_flags)
-    raise typer.Exit(serve_target(target, model_flags, overrides(flags), context.obj))
+    folders = [*(more or ()), *(repositories or ())]
+    if target is not None and not folders:
+        _check(target, model_flags)
+        raise typer.Exit(serve_target(target, model_flags, overrides(flags), context.obj))
+    folders = [*([] if target is None else [target]), *folders]
+    _check_folders(folders, model_flags)
+    raise typer.Exit(serve_repositories(folders, overrides(flags), context.obj))
+
+
+def _check_folders(folders: list[str], model_flags: CallableFlags) -> None:
+    """Raise what typer tells as a wrong command line with model repositories."""
+    if not folders:
+        raise typer.BadParameter(
+            "expected a config file, a callable such as model.py:predict, or a model repository",
+            param_hint="TARGET",
+        )
+    for one in folders:
+        if os.path.isfile(one) or is_callable_path(one):
+            raise typer.BadParameter(
+                f"expected model repositories, which are folders, given {one!r}; only those can be several",
+                param_hint="TARGET",
+            )
+    if model_flags.given():
+        raise typer.BadParameter(
+            f"{', '.join(model_flags.given())} can only be used with a callable such as model.py:predict; "
+            "models of repositories are described by their config.pbtxt",
+            param_hint="TARGET",
+        )
 
 
 def _check(target: str, model_flags: CallableFlags) -> None:
     """Raise what typer tells as a wrong command line."""
     if not is_target(target):
         raise typer.BadParameter(
-            f"expected a config file, a model file or a callable such as model.py:predict, given {target!r}",
+            "expected a config file, a model file, a callable such as model.py:predict or a repository of "
+            f"models, given {target!r}",
             param_hint="TARGET",
         )
     if model_flags.given() and not is_callable_path(target):
         raise typer.BadParameter(
             f"{', '.join(model_flags.given())} can only be used with a callable such as model.py:predict; "
-            f"the models of {target} are described in the file",
+            f"the models of {target} are described there",
             param_hint="TARGET",
         )

@@ -45,7 +45,8 @@ _INDEX_STATE: Final[dict[GenerationState, str]] = {
     GenerationState.READY: "READY",
 }
 #: What the index says of a model that was never loaded.
-_NEVER_LOADED: Final = ((0, "", ""),)
+_NO_VERSION: Final = 0
+_NEVER_LOADED: Final = ((_NO_VERSION, "", ""),)
 
 
 class Generation:
@@ -85,8 +86,13 @@ class ModelIndex:
         if model in self._repository.names():
             self._reasons.setdefault(model, {})[version] = reason
 
+    def undeclared(self, model: str, reason: str) -> None:
+        """Note that a model has a declaration by which it cannot be served, so its versions are not known."""
+        self._reasons[model] = {_NO_VERSION: reason}
+
     def forget(self, model: str, version: int) -> None:
-        self._reasons.get(model, {}).pop(version, None)
+        for one in (version, _NO_VERSION):
+            self._reasons.get(model, {}).pop(one, None)
 
     def states(self, model: str, generations: Iterable[Generation]) -> Sequence[tuple[int, str, str]]:
         """Return (version, state, reason) of each version of a model, for ``messages.ModelStates``."""

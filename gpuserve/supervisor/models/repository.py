@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Protocol
 
 from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import GpuserveError
 from gpuserve.settings.server import ServerSettings
 
 
@@ -32,7 +33,11 @@ class ServerDeclaration(Protocol):
 
     @property
     def models(self) -> Sequence[ModelSpec]:
-        """Every version of every model."""
+        """Every version of every model that can be served."""
+
+    @property
+    def broken(self) -> Mapping[str, GpuserveError]:
+        """The models that cannot be served as they are declared, and why."""
 
 
 class ConfigSource(Protocol):

@@ -118,13 +118,25 @@ class ConfigReload:
         self._run = ConfigRun(
             self._work,
             self._models,
-            _models(now, self._settings),
+            self._kept(now, report),
             report,
             self._life.why_not_now,
             lambda: self._end(asked, report.outcome()),
             touched,
         )
         self._run.begin()
+
+    def _kept(self, now: ServerDeclaration, report: ConfigReport) -> ConfigModels:
+        """What is to be served: a model that cannot be as it is declared now stays as it was."""
+        models, before = _models(now, self._settings), self._models.snapshot()
+        for name, reason in now.broken.items():
+            report.failed(name, str(reason))
+            self._work.undeclared(name, str(reason))
+        kept = {name: before.declared[name] for name in now.broken if name in before.declared}
+        return ConfigModels(
+            {**models.declared, **kept},
+            {*models.wanted, *(one for one in now.broken if one in before.wanted)},
+        )
 
     def _change_settings(self, now: ServerDeclaration, report: ConfigReport) -> None:
         change = live.change(self._settings, now.settings)

@@ -121,6 +121,12 @@ class ConfigWork:
         """Tell clients what may be loaded now, because the config has other models than before."""
         self._models.table.tell_states(*models)
 
+    def undeclared(self, model: str, reason: str) -> None:
+        """Note why a model that is not served cannot be."""
+        if not self.is_served(model):
+            self._models.table.index.undeclared(model, reason)
+            self._models.table.tell_states(model)
+
     def _placed(self, specs: Sequence[ModelSpec]) -> Sequence[ModelSpec]:
         """Put the versions on devices, by another look; ``InvalidArgument`` where one cannot be had."""
         try:

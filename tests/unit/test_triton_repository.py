@@ -1,0 +1,502 @@
+"""Model repositories of Triton come to the models of a configuration, or to sentences: where, and why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2 as pb
+
+from gpuserve.config.load import Configuration
+from gpuserve.config.messages import ConfigProblems, Origin
+from gpuserve.config.precedence import Override
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.repository.fields import TABLES, YES, Treatment, findings
+from gpuserve.repository.load import load_repository
+from gpuserve.repository.pbtxt import parse
+from gpuserve.repository.repository import TritonRepository
+
+TENSORS = """
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+MODEL = 'backend: "python"\nmax_batch_size: 8' + TENSORS
+
+
+def write(repository: Path, name: str, config: str | None, *versions: int, file: str = "model.py") -> Path:
+    folder = repository / name
+    for version in versions or (1,):
+        (folder / str(version)).mkdir(parents=True)
+        (folder / str(version) / file).touch()
+    if config is not None:
+        (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+def loaded(repository: Path, **environ: str) -> Configuration:
+    return load_repository([str(repository)], environ)
+
+
+def only(repository: Path) -> ModelSpec:
+    (spec,) = loaded(repository).models
+    return spec
+
+
+def problem(repository: Path, name: str = "m") -> str:
+    """What is wrong with the one model that cannot be served, from the place in its config.pbtxt on."""
+    with pytest.raises(ConfigProblems) as failure:
+        loaded(repository)
+    (first, *_) = failure.value.problems
+    assert first.label == str(repository / name / "config.pbtxt")
+    assert first.span is not None
+    return f"{first.span.line}:{first.span.column}: {first.message}"
+
+
+# ---- every field ---------------------------------------------------------------------------------
+
+
+def decided_messages() -> Iterator[Any]:
+    """``ModelConfig``, and every message in a field that is honoured."""
+    left, seen = [pb.ModelConfig.DESCRIPTOR], set()
+    for descriptor in left:
+        yield descriptor
+        table = TABLES[descriptor.full_name.removeprefix("inference.")]
+        for field in descriptor.fields:
+            inner = field.message_type
+            if inner is not None and inner.GetOptions().map_entry:
+                inner = inner.fields_by_name["value"].message_type
+            is_new = inner is not None and inner.full_name not in seen
+            if is_new and table.get(field.name) == YES:
+                seen.add(inner.full_name)
+                left.append(inner)
+
+
+def test_every_field_of_every_message_is_honoured_without_effect_or_refused() -> None:
+    fields = {
+        one.full_name.removeprefix("inference."): {field.name for field in one.fields}
+        for one in decided_messages()
+    }
+    assert fields == {name: set(table) for name, table in TABLES.items()}
+
+
+def test_what_is_not_honoured_says_why() -> None:
+    rules = [rule for table in TABLES.values() for rule in table.values()]
+    assert all(rule.text or rule.treatment is Treatment.HONOURED for rule in rules)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "treatment"),
+    [
+        ("input { is_shape_tensor: true }", ("input", 0, "is_shape_tensor"), Treatment.REFUSED),
+        ("sequence_batching { state { } }", ("sequence_batching", "state"), Treatment.REFUSED),
+        (
+            "optimization { eager_batching: true }",
+            ("optimization", "eager_batching"),
+            Treatment.WITHOUT_EFFECT,
+        ),
+        ("instance_group [ {}, { passive: true } ]", ("instance_group", 1, "passive"), Treatment.REFUSED),
+    ],
+)
+def test_a_field_that_is_not_honoured_is_found_where_it_stands(
+    text: str, place: tuple[str | int, ...], treatment: Treatment
+) -> None:
+    pbtxt = parse(text)
+    (found,) = findings(pbtxt.message)
+    assert (found.path, found.rule.treatment) == (place, treatment)
+    assert pbtxt.has(*place)
+
+
+# ---- places ----------------------------------------------------------------------------------------
+
+NAMES = st.text("abc'\" \\é", max_size=5)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Any:
+    tensors = st.builds(
+        lambda name, dims: pb.ModelInput(name=name, dims=dims, data_type=pb.TYPE_FP32),
+        NAMES,
+        st.lists(st.integers(-1, 9), max_size=3),
+    )
+    message = pb.ModelConfig(
+        name=draw(NAMES), max_batch_size=draw(st.integers(0, 9)), input=draw(st.lists(tensors, max_size=3))
+    )
+    for name in draw(st.lists(st.sampled_from("abcd"), max_size=3)):
+        message.parameters[name].string_value = draw(NAMES)
+    return message
+
+
+@settings(max_examples=100, deadline=None)
+@given(messages(), st.booleans())
+def test_every_value_is_found_where_protobuf_wrote_it(message: Any, as_one_line: bool) -> None:
+    text = text_format.MessageToString(message, as_one_line=as_one_line, use_short_repeated_primitives=True)
+    pbtxt = parse(text)
+    assert pbtxt.message == message
+    for number, tensor in enumerate(message.input):
+        for place, dim in enumerate(tensor.dims):
+            span = pbtxt.span(("input", number, "dims", place))
+            line = pbtxt.line(span.line)
+            assert line[span.column - 1 :][: span.length] == str(dim)
+    for name in message.parameters:
+        assert pbtxt.has("parameters", name)
+
+
+# ---- what a model comes to -----------------------------------------------------------------------------
+
+
+def test_a_python_model_is_the_callable_that_runs_model_py(tmp_path: Path) -> None:
+    folder = write(tmp_path, "echo", MODEL + 'parameters { key: "a" value: { string_value: "b" } }')
+    spec = only(tmp_path)
+    (instance,) = spec.instances
+    assert instance.source["path"] == "gpuserve.python_backend.model:TritonModel"
+    kwargs = instance.source["kwargs"]
+    config = json.loads(kwargs.pop("config"))
+    assert kwargs == {"model_dir": str(folder), "version": "1", "file": "model.py"}
+    assert (config["name"], config["backend"], config["max_batch_size"]) == ("echo", "python", 8)
+    assert config["parameters"] == {"a": {"string_value": "b"}}
+
+
+def test_without_a_scheduler_requests_are_not_merged(tmp_path: Path) -> None:
+    write(tmp_path, "m", MODEL)
+    assert not only(tmp_path).batching.merge
+
+
+def test_dynamic_batching_with_all_its_policies(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "m",
+        MODEL
+        + """dynamic_batching {
+          preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100
+          priority_levels: 3 default_priority_level: 2
+          default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 50 }
+          priority_queue_policy { key: 1 value { max_queue_size: 3 allow_timeout_override: true } }
+        }""",
+    )
+    spec = only(tmp_path)
+    assert spec.batching.merge
+    assert spec.batching.preferred_batch_sizes == (4, 8)
+    assert spec.batching.max_queue_delay_us == 100
+    assert (spec.queue.priority_levels, spec.queue.default_priority) == (3, 2)
+    assert (spec.queue.policy.timeout_action, spec.queue.policy.default_timeout_us) == ("delay", 50)
+    ((level, policy),) = spec.queue.policies
+    assert (level, policy.max_requests, policy.allow_timeout_override) == (1, 3, True)
+    assert policy.timeout_action == "reject"
+
+
+def test_answers_in_the_order_of_the_requests(tmp_path: Path) -> None:
+    write(tmp_path, "m", MODEL + "dynamic_batching { preserve_ordering: true }")
+    assert only(tmp_path).batching.preserve_ordering
+
+
+def test_sequences_with_direct_strategy(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "m",
+        MODEL
+        + """sequence_batching {
+          direct { max_queue_delay_microseconds: 5 minimum_slot_utilization: 0.1 }
+          max_sequence_idle_microseconds: 70
+          control_input [
+            { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] },
+            { name: "ID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_STRING } ] }
+          ] }""",
+    )
+    spec = only(tmp_path)
+    assert (spec.sequence.strategy, spec.sequence.max_sequence_idle_us) == ("direct", 70)
+    assert spec.sequence.minimum_slot_utilization == 0.1
+    assert spec.batching.max_queue_delay_us == 5
+    assert [(one.name, one.kind, one.dtype) for one in spec.sequence.controls] == [
+        ("READY", "ready", "INT32"),
+        ("ID", "corrid", "BYTES"),
+    ]
+
+
+def test_sequences_with_oldest_strategy(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "m",
+        MODEL
+        + """sequence_batching {
+          oldest { max_candidate_sequences: 3 preferred_batch_size: 2 preserve_ordering: true }
+          control_input { name: "S" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 0.5 ] } }
+        }""",
+    )
+    spec = only(tmp_path)
+    assert (spec.sequence.strategy, spec.sequence.max_candidate_sequences) == ("oldest", 3)
+    assert (spec.batching.preferred_batch_sizes, spec.batching.preserve_ordering) == ((2,), True)
+    assert spec.sequence.controls[0].false_true == (0, 0.5)
+
+
+def test_an_ensemble_of_two_models(tmp_path: Path) -> None:
+    write(tmp_path, "first", MODEL)
+    write(tmp_path, "second", MODEL)
+    folder = tmp_path / "both"
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text(
+        """platform: "ensemble" max_batch_size: 8
+        input { name: "a" data_type: TYPE_FP32 dims: -1 } output { name: "c" data_type: TYPE_FP32 dims: -1 }
+        ensemble_scheduling { step [
+          { model_name: "first" model_version: -1
+            input_map { key: "x" value: "a" } output_map { key: "y" value: "b" } },
+          { model_name: "second" model_version: 1
+            input_map { key: "x" value: "b" } output_map { key: "y" value: "c" } }
+        ] }"""
+    )
+    ensemble, *_ = loaded(tmp_path).models
+    assert [(one.model, one.version, one.inputs, one.outputs) for one in ensemble.steps] == [
+        ("first", 0, (("x", "a"),), (("y", "b"),)),
+        ("second", 1, (("x", "b"),), (("y", "c"),)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("groups", "devices"),
+    [
+        ("", ["cpu#0"]),
+        ("instance_group { count: 2 kind: KIND_CPU }", ["cpu#0", "cpu#1"]),
+        ("instance_group { count: 2 } instance_group { kind: KIND_MODEL }", ["cpu#0", "cpu#1", "cpu#2"]),
+    ],
+)
+def test_instance_groups_where_there_is_no_gpu(tmp_path: Path, groups: str, devices: list[str]) -> None:
+    write(tmp_path, "m", MODEL + groups)
+    assert [one.name for one in only(tmp_path).instances] == devices
+
+
+def test_a_rate_limiter_of_an_instance_group(tmp_path: Path) -> None:
+    resource = 'resources { name: "R" count: 3 global: true } resources { name: "S" }'
+    write(tmp_path, "m", MODEL + f"instance_group {{ rate_limiter {{ priority: 2 {resource} }} }}")
+    rate = only(tmp_path).instances[0].rate
+    assert (rate.priority, [(one.name, one.count, one.shared) for one in rate.resources]) == (
+        2,
+        [("R", 3, True), ("S", 1, False)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "versions"),
+    [
+        ("", [10]),
+        ("version_policy { latest { num_versions: 2 } }", [3, 10]),
+        ("version_policy { all { } }", [1, 3, 10]),
+        ("version_policy { specific { versions: [ 1, 3 ] } }", [1, 3]),
+        ("version_policy { specific { versions: [ 1, 77 ] } }", [1]),
+    ],
+)
+def test_version_policies(tmp_path: Path, policy: str, versions: list[int]) -> None:
+    folder = write(tmp_path, "m", MODEL + policy, 1, 3, 10)
+    for name in ("0", "02", "notes", ".git"):  # folders that are no versions
+        (folder / name).mkdir()
+    assert [one.version for one in loaded(tmp_path).models] == versions
+
+
+def test_labels_warm_ups_and_the_other_options_of_a_model(tmp_path: Path) -> None:
+    config = f"""{MODEL.replace('"y"', '"y" label_filename: "labels.txt"')}
+        model_transaction_policy {{ decoupled: true }} default_model_filename: "other.py"
+        model_warmup {{ name: "w" batch_size: 2 count: 3
+          inputs {{ key: "x" value {{ data_type: TYPE_FP32 dims: 4 zero_data: true }} }} }}"""
+    folder = write(tmp_path, "m", config, file="other.py")
+    (folder / "labels.txt").write_text("cat\ndog\n")
+    spec = only(tmp_path)
+    assert (spec.labels[0].labels, spec.labels[0].filename) == (("cat", "dog"), "labels.txt")
+    assert spec.decoupled
+    assert spec.warmup == (("w", 2, 3, (("x", "FP32", (4,), "zero", ""),)),)
+    assert spec.instances[0].source["kwargs"]["file"] == "other.py"
+
+
+def test_an_optional_input_and_a_response_cache(tmp_path: Path) -> None:
+    config = MODEL.replace("dims: [ -1 ] } ]\noutput", "dims: [ -1 ] optional: true } ]\noutput")
+    write(tmp_path, "m", config + "response_cache { enable: true }")
+    spec = only(tmp_path)
+    assert spec.inputs[0].optional
+    assert spec.response_cache
+
+
+def test_a_variable_says_something_else_than_the_file(tmp_path: Path) -> None:
+    write(tmp_path, "m", MODEL)
+    write(tmp_path, "broken", "nonsense")
+    variables = {"GPUSERVE_MODELS__M__MAX_BATCH_SIZE": "4", "GPUSERVE_MODELS__BROKEN__MAX_BATCH_SIZE": "4"}
+    configuration = loaded(tmp_path, **variables)
+    assert [one.max_batch_size for one in configuration.models] == [4]
+
+
+def test_what_has_no_effect_is_remarked_upon_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path, name, MODEL + 'metric_tags { key: "k" value: "v" }')
+    (remark,) = loaded(tmp_path).remarks
+    assert remark.startswith("metric_tags has no effect: ")
+    assert remark.endswith("(model a, b)")
+
+
+def test_several_repositories(tmp_path: Path) -> None:
+    write(tmp_path / "one", "a", MODEL)
+    write(tmp_path / "one", "twice", MODEL)
+    write(tmp_path / "two", "b", MODEL)
+    write(tmp_path / "two", "twice", MODEL)
+    configuration = load_repository([str(tmp_path / "one"), str(tmp_path / "two")], {})
+    assert [one.name for one in configuration.models] == ["a", "b"]
+    assert "expected it in one repository" in str(configuration.broken["twice"])
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("max_batch: 3", "1:1: ModelConfig has no field 'max_batch'; did you mean 'max_batch_size'?"),
+        ('max_batch_size: "8"', '1:17: couldn\'t parse integer: "8"'),
+        ('backend: "python', "1:10: string missing ending quote: '\"python'"),
+        ("input [ { }\n}", '2:1: expected ","'),
+        (
+            "input { data_type: TYPE_FLOAT }",
+            "1:20: there is no DataType TYPE_FLOAT; expected one of TYPE_INVA",
+        ),
+        (
+            MODEL + "dynamic_batching { } sequence_batching { }",
+            '5:22: field "sequence_batching" is specified al',
+        ),
+        (MODEL + 'name: "other"', "5:7: the model is called 'other', its folder 'm'; they must agree"),
+        (MODEL.replace("data_type: TYPE_FP32 ", "", 1), "3:9: tensor 'x' has no data_type; expected one"),
+        (MODEL.replace("dims: [ -1 ]", "", 1), "3:9: tensor 'x' has no dims; expected a list"),
+        (MODEL.replace("-1", "-2", 1), "3:50: input[0].dims[0]: expected a number of at least -1"),
+        (MODEL.replace("8", "-8", 1), "2:17: max_batch_size: expected a number of at least 0"),
+        (MODEL.replace('"y"', '"y" label_filename: "no.txt"'), "4:38: output 'y': the file cannot be read"),
+        (
+            MODEL + "dynamic_batching { preferred_batch_size: 9 }",
+            "5:42: expected a preferred batch size of at",
+        ),
+        (MODEL + "instance_group { kind: KIND_GPU }", "5:24: this machine has no device"),
+        (MODEL + "instance_group { kind: KIND_CPU gpus: 0 }", "5:39: gpus do not go with KIND_CPU"),
+        (
+            MODEL + "instance_group { count: -1 }",
+            "5:25: instance_group[0].count: expected a number of at least",
+        ),
+        (
+            MODEL + 'cc_model_filenames { key: "7.0" value: "m" }',
+            "5:1: cc_model_filenames cannot be honoured",
+        ),
+        (
+            MODEL + "version_policy { specific { versions: 7 } }",
+            "5:18: no version that version_policy names is",
+        ),
+        (MODEL + 'default_model_filename: "a.py"', "5:25: there is no a.py in "),
+        ('backend: "pyton"' + TENSORS, "1:10: there is no backend 'pyton'; did you mean 'python'?"),
+        ('platform: "tensorrt_plan"', "1:11: there is no backend 'tensorrt_plan' here"),
+        ('backend: "fil"', "1:10: there is no backend 'fil' here"),
+        (
+            MODEL + 'model_warmup { name: "w" inputs { key: "x" value { dims: 1 } } }',
+            "5:26: expected zero_data: t",
+        ),
+        (MODEL + 'model_warmup { name: "w" inputs { key: "z" value { zero_data: true } } }', "5:"),
+        (
+            'platform: "ensemble"'
+            + TENSORS
+            + 'ensemble_scheduling { step { model_name: "n" input_map { key: "x" value: "x" }'
+            ' output_map { key: "y" value: "y" } } }',
+            "4:42: there is no model 'n'",
+        ),
+        (
+            'platform: "ensemble"' + TENSORS + "ensemble_scheduling { }",
+            "4:1: ensemble_scheduling.step: expected at least one entry",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, config: str, said: str) -> None:
+    write(tmp_path, "m", config)
+    assert problem(tmp_path).startswith(said)
+
+
+def test_a_model_without_a_version_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text(MODEL)
+    expected = f"1:1: the model has no version folder: expected its file in {folder / '1'}"
+    assert problem(tmp_path) == expected
+
+
+def test_a_model_without_its_file(tmp_path: Path) -> None:
+    folder = write(tmp_path, "m", MODEL, file="other.py")
+    assert problem(tmp_path) == f"1:1: there is no model.py in {folder / '1'}, which has other.py"
+
+
+def test_a_broken_model_does_not_stop_the_others_but_the_ensembles_that_need_it(tmp_path: Path) -> None:
+    write(tmp_path, "good", MODEL)
+    write(tmp_path, "broken", MODEL + "nonsense: 1")
+    write(
+        tmp_path,
+        "ensemble",
+        'platform: "ensemble" max_batch_size: 8'
+        + TENSORS
+        + 'ensemble_scheduling { step { model_name: "broken" '
+        'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }',
+    )
+    configuration = loaded(tmp_path)
+    assert [one.name for one in configuration.models] == ["good"]
+    assert "has no field 'nonsense'" in str(configuration.broken["broken"])
+    assert "there is no model 'broken'" in str(configuration.broken["ensemble"])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_repository_with_nothing_to_serve_or_that_is_missing(tmp_path: Path, there: bool) -> None:
+    if there:
+        (tmp_path / "models").mkdir()
+    with pytest.raises(ConfigProblems) as failure:
+        loaded(tmp_path / "models")
+    wanted = (
+        "has no models: expected a folder for each" if there else "cannot be read: no such file or directory"
+    )
+    assert wanted in str(failure.value)
+
+
+def test_the_folder_of_one_model_is_no_repository(tmp_path: Path) -> None:
+    folder = write(tmp_path, "m", MODEL)
+    with pytest.raises(ConfigProblems, match="is the folder of one model"):
+        loaded(folder)
+
+
+def test_a_wrong_flag_stops_all(tmp_path: Path) -> None:
+    write(tmp_path, "m", MODEL)
+    flag = Override(("server", "http_port"), "x", "--http-port", Origin.FLAG)
+    with pytest.raises(ConfigProblems, match="--http-port"):
+        load_repository([str(tmp_path)], {}, [flag])
+
+
+# ---- read again --------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_read_again_from_its_folder(tmp_path: Path) -> None:
+    folder = write(tmp_path, "m", MODEL)
+    write(tmp_path, "other", MODEL)
+    repository = TritonRepository([str(tmp_path)], {}, [])
+    assert repository.names() == ("m", "other")
+    (before,) = repository.read("m")
+    assert repository.read("m") == [before]
+    (folder / "config.pbtxt").write_text(MODEL.replace("8", "4", 1))
+    write(tmp_path, "m", None, 2)
+    (after,) = repository.read("m")
+    assert (after.version, after.max_batch_size) == (2, 4)
+    (folder / "2" / "model.py").write_text("# changed")
+    (changed,) = repository.read("m")
+    assert changed != after
+
+
+def test_a_model_that_has_come_or_gone_or_broke(tmp_path: Path) -> None:
+    write(tmp_path, "m", MODEL)
+    repository = TritonRepository([str(tmp_path)], {}, [])
+    assert repository.read("new") == ()
+    write(tmp_path, "new", MODEL)
+    assert [one.name for one in repository.read("new")] == ["new"]
+    (tmp_path / "new" / "config.pbtxt").write_text("nonsense")
+    with pytest.raises(ConfigProblems, match="has no field 'nonsense'"):
+        repository.read("new")
+    configuration = repository.read_all()
+    assert [one.name for one in configuration.models] == ["m"]
+    assert list(configuration.broken) == ["new"]
+    assert repository.names() == ("m", "new")
