@@ -12,10 +12,10 @@ from typing import Any, Final
 from gpuserve.decorators import batch
 from gpuserve.errors import InvalidArgument
 from gpuserve.runtimes.missing import ModelFileError
+from gpuserve.runtimes.served import served_model
 from gpuserve.runtimes.sklearn_files import load_estimator
 from gpuserve.runtimes.sklearn_inputs import Columns, form_of
 from gpuserve.runtimes.sklearn_outputs import Output, methods_of, output_named, results, tried
-from gpuserve_worker.calling.context import current_model
 from gpuserve_worker.calling.request import Batch, accept_batch
 
 #: A row costs little, and a request of many rows is one that has to fit.
@@ -52,9 +52,9 @@ class SklearnModel:
             raise ModelFileError(f"scikit-learn computes on the CPU; the instance has device: {device}")
         self._estimator = load_estimator(file, trust=trust, trusted=trusted)
         self._form = form_of(self._estimator, columns, dtype)
-        names = _declared_names()
-        if names is None:
-            names = methods_of(self._estimator, methods)
+        model = served_model()
+        declared = [] if model is None else [one.name for one in model.outputs]
+        names = declared or methods_of(self._estimator, methods)
         self._outputs = [output_named(one) for one in names]
         # One array for all features is what was declared: names are not missing.
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
@@ -112,11 +112,3 @@ class SklearnModel:
 
 
 accept_batch(SklearnModel.__call__)
-
-
-def _declared_names() -> list[str] | None:
-    """The outputs that the served model declares; None where no server made this."""
-    try:
-        return [one.name for one in current_model().outputs]
-    except LookupError:
-        return None

@@ -1,5 +1,6 @@
 """Which class serves a model file, by its suffix, or a folder, by what lies in it. No library of a runtime is
-imported, and of a file no more is looked at than its name.
+imported, and of a file no more is looked at than its name. A name on the hub of Hugging Face, hf:NAME, is
+none of this machine, and stands for itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ class Runtime(NamedTuple):
     threads: bool = False
 
 
+def _is_huggingface(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, "config.json"))
+
+
 RUNTIMES: Final = (
     Runtime("an ONNX model", "gpuserve.runtimes.onnx:OnnxModel", (".onnx", ".ort"), threads=True),
     Runtime(
@@ -30,7 +35,15 @@ RUNTIMES: Final = (
         "gpuserve.runtimes.sklearn:SklearnModel",
         (".skops", ".joblib", ".pkl", ".pickle"),
     ),
+    Runtime(
+        "a folder of Hugging Face, with a config.json",
+        "gpuserve.runtimes.huggingface:HuggingFaceModel",
+        looks=_is_huggingface,
+        threads=True,
+    ),
 )
+#: In front of a name on the hub of Hugging Face.
+HUB: Final = "hf:"
 _SUFFIXES: Final = tuple(suffix for one in RUNTIMES for suffix in one.suffixes)
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -39,6 +52,8 @@ def is_model_path(text: str) -> bool:
     """Whether a text, by itself, names a model file or a folder, and no callable: it ends as such files do,
     or is a path without an ending.
     """
+    if text.startswith(HUB):
+        return True
     if ":" in text:
         return False
     return text.lower().endswith(_SUFFIXES) or (os.sep in text and "." not in os.path.basename(text))
@@ -46,6 +61,8 @@ def is_model_path(text: str) -> bool:
 
 def runtime_of(path: str) -> Runtime | None:
     """What serves this file or folder, if anything does."""
+    if path.startswith(HUB):
+        return next(one for one in RUNTIMES if one.looks is _is_huggingface)
     if os.path.isdir(path):
         return next((one for one in RUNTIMES if one.looks is not None and one.looks(path)), None)
     return next((one for one in RUNTIMES if path.lower().endswith(one.suffixes)), None)
@@ -53,8 +70,8 @@ def runtime_of(path: str) -> Runtime | None:
 
 def path_problem(text: str, base_dir: str) -> str | None:
     """What is wrong with a ``callable`` that is a path, as far as names tell; None for nothing."""
-    path = os.path.join(base_dir, text)
-    if not os.path.exists(path):
+    path = _located(text, base_dir)
+    if not text.startswith(HUB) and not os.path.exists(path):
         return f"there is no file {text!r} in {base_dir}"
     if runtime_of(path) is None:
         kinds = ", ".join(f"{one.title} ({_looks(one)})" for one in RUNTIMES)
@@ -68,17 +85,21 @@ def source_of(
     """The import path and the arguments that a ``callable`` stands for: its own, or those of a runtime's
     class. ``instances`` is how many of it share the processors.
     """
-    path = os.path.join(base_dir, text)
+    path = _located(text, base_dir)
     found = runtime_of(path) if is_model_path(text) else None
     if found is None:
         return text, dict(kwargs)
     shared = {"instances": instances} if found.threads and instances > 1 else {}
-    return found.path, {"file": os.path.normpath(path), **shared, **kwargs}
+    return found.path, {"file": path, **shared, **kwargs}
+
+
+def _located(text: str, base_dir: str) -> str:
+    return text if text.startswith(HUB) else os.path.normpath(os.path.join(base_dir, text))
 
 
 def name_of(path: str) -> str:
     """The name of a model that is only known by its file: without the suffix, and what no name may have."""
-    stem = os.path.basename(os.path.normpath(path))
+    stem = os.path.basename(os.path.normpath(path)).removeprefix(HUB)
     for suffix in _SUFFIXES:
         if stem.lower().endswith(suffix):
             stem = stem[: -len(suffix)]
@@ -87,4 +108,4 @@ def name_of(path: str) -> str:
 
 
 def _looks(runtime: Runtime) -> str:
-    return " or ".join(runtime.suffixes) or "a folder"
+    return " or ".join(runtime.suffixes) or "a folder, or hf:NAME"

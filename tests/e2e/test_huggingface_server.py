@@ -21,15 +21,6 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 TEXTS = ("a good day", "the bad night", "Anna lives in Bonn", "great great great day")
 
 
-def entry(folder: Path, **more: Any) -> dict[str, Any]:
-    return {
-        "name": folder.name,
-        "callable": "gpuserve.runtimes.huggingface:HuggingFaceModel",
-        "kwargs": {"file": str(folder)},
-        **more,
-    }
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("huggingface")
@@ -37,10 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Addresses]:
-    models = [
-        entry(tiny_models.text_classifier(folder / "mood")),
-        entry(tiny_models.writer(folder / "writer")),
-    ]
+    tiny_models.text_classifier(folder / "mood")
+    tiny_models.writer(folder / "writer")
+    models = [{"name": "mood", "callable": "./mood"}, {"name": "writer", "callable": "writer/"}]
     config = write_config(folder, models, host="127.0.0.1")
     with serving(GPUSERVE, "serve", str(config)) as addresses:
         yield addresses

@@ -15,18 +15,7 @@ from serving import GPUSERVE, Addresses, serving
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
-from gpuserve.runtimes.sklearn import SklearnModel
-
 FLOWERS = estimators.flowers()
-
-
-def entry(name: str, **kwargs: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "callable": "gpuserve.runtimes.sklearn:SklearnModel",
-        "kwargs": kwargs,
-        **SklearnModel.declare(**kwargs),
-    }
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +26,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     config = write_config(
         folder,
         [
-            entry("iris", file=str(folder / "iris.skops")),
-            entry("rents", file=str(folder / "rents.joblib"), trust=True),
+            {"name": "iris", "callable": "iris.skops"},
+            {"name": "rents", "callable": "rents.joblib", "kwargs": {"trust": True}},
         ],
         host="127.0.0.1",
     )

@@ -108,7 +108,10 @@ def test_a_folder_that_is_not_there_may_have_been_meant_as_a_name() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"file": "f", "max_tokens": 3}, "has no key 'max_tokens' here; expected some of file, device, task"),
+        (
+            {"file": "f", "max_tokens": 3},
+            "has no key 'max_tokens' here; expected some of file, device, instances",
+        ),
         ({}, "needs file"),
         ({"file": "f", "pooling": "max"}, "pooling is one of mean, cls, none, got 'max'"),
         ({"file": "f", "batches": 0}, "batches is a number of at least 1, got 0"),

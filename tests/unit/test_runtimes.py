@@ -32,6 +32,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("model.onnx", True),
         ("a/MODEL.ONNX", True),
         ("folders/bert", True),
+        ("hf:org/name-1.5", True),
         ("model.py:f", False),
         ("package.module:f", False),
         ("config.yaml", False),
@@ -43,7 +44,14 @@ def test_what_is_a_path_of_a_model(text: str, known: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "name"), [("a/ResNet 50.onnx", "ResNet_50"), (".onnx", "model"), ("x/bert/", "bert")]
+    ("path", "name"),
+    [
+        ("a/ResNet 50.onnx", "ResNet_50"),
+        (".onnx", "model"),
+        ("x/bert/", "bert"),
+        ("hf:gpt2", "gpt2"),
+        ("hf:org/name-1.5", "name-1.5"),
+    ],
 )
 def test_a_model_has_the_name_of_its_file(path: str, name: str) -> None:
     assert name_of(path) == name
@@ -58,6 +66,15 @@ def test_a_file_stands_for_a_class_and_its_arguments(tmp_path: Path) -> None:
         {"file": file, "instances": 2, "providers": ["CPUExecutionProvider"]},
     )
     assert source_of("m.py:f", {"a": 1}, str(tmp_path)) == ("m.py:f", {"a": 1})
+
+
+def test_a_folder_of_hugging_face_and_a_name_on_its_hub_stand_for_one_class(tmp_path: Path) -> None:
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").touch()
+    path = "gpuserve.runtimes.huggingface:HuggingFaceModel"
+    assert source_of("./bert", {}, str(tmp_path)) == (path, {"file": str(tmp_path / "bert")})
+    found = source_of("hf:org/name", {"task": "text-generation"}, str(tmp_path), instances=2)
+    assert found == (path, {"file": "hf:org/name", "instances": 2, "task": "text-generation"})
 
 
 def test_check_prints_what_would_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gpuserve.runtimes.missing import ModelFileError, library
+from gpuserve.runtimes.table import HUB
 
-#: In front of a name on the hub, where a path is expected otherwise.
-HUB: Final = "hf:"
 #: Ends of the names of classes in ``architectures``, the first that fits; "": known and not served.
 _BY_END: Final = (
     ("ForImageClassification", "image-classification"),

@@ -10,6 +10,7 @@ from typing import Any
 from gpuserve.runtimes.huggingface.folders import is_hub_name, model_name, shown
 from gpuserve.runtimes.huggingface.settings import Settings
 from gpuserve.runtimes.missing import ModelFileError, library
+from gpuserve.runtimes.served import threads_of
 
 EXTRA = "huggingface"
 
@@ -21,9 +22,11 @@ def load_pipeline(settings: Settings, task: str, **components: Any) -> Any:
         ModelFileError: a library is missing, or the folder cannot be loaded.
     """
     _before_import(settings)
-    library("torch", EXTRA)
+    torch = library("torch", EXTRA)
     transformers = library("transformers", EXTRA)
     _quiet(transformers)
+    if settings.device == "cpu":
+        torch.set_num_threads(threads_of(settings.instances))
     try:
         pipeline = transformers.pipeline(
             task,

@@ -22,14 +22,15 @@ _CHOICES: Final = {
 class Settings:
     """How a model is to be served.
 
-    ``file`` is a folder, or hf:NAME. ``pooling``, ``normalize`` are for feature-extraction, ``image`` and
-    ``audio`` for what their requests bring, ``stream``, ``prompts`` and ``batches`` for text-generation:
-    whether it answers token by token, how many prompts are in one batch, how many batches run at once.
-    ``options`` go to the pipeline.
+    ``file`` is a folder, or hf:NAME, ``instances`` how many workers share the processors. ``pooling`` and
+    ``normalize`` are for feature-extraction, ``image`` and ``audio`` for what requests bring, ``stream``,
+    ``prompts`` and ``batches`` for text-generation: whether it answers token by token, how many prompts are
+    in one batch, how many batches run at once. ``options`` go to the pipeline.
     """
 
     file: str
     device: str = "cpu"
+    instances: int = 1
     task: str | None = None
     dtype: str = "auto"
     trust_remote_code: bool = False
@@ -58,7 +59,7 @@ def settings_of(kwargs: Mapping[str, Any]) -> Settings:
     for key, choices in _CHOICES.items():
         if kwargs.get(key) is not None and kwargs[key] not in choices:
             raise ModelFileError(f"{key} is one of {', '.join(choices)}, got {kwargs[key]!r}")
-    for key in ("prompts", "batches"):
+    for key in ("instances", "prompts", "batches"):
         if key in kwargs and (type(kwargs[key]) is not int or kwargs[key] < 1):
             raise ModelFileError(f"{key} is a number of at least 1, got {kwargs[key]!r}")
     if not isinstance(kwargs.get("options", {}), Mapping):
