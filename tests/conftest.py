@@ -22,6 +22,8 @@ settings.load_profile("any machine")
 
 # OpenBLAS starts a thread a core with every numpy, and each spins before it sleeps: a fifth of a worker.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Without it onnxruntime keeps a database open in which it collects what it sends to its maker.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 doors.tell_commands()
 

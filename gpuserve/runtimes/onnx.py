@@ -14,14 +14,12 @@ import numpy as np
 
 from gpuserve.decorators import batch
 from gpuserve.runtimes.missing import ModelFileError, existing_file, library
-from gpuserve.runtimes.served import served_model, threads_of
+from gpuserve.runtimes.served import MAX_BATCH_SIZE, is_single, served_model, threads_of
 from gpuserve_worker.protocol.tensor import BF16, BYTES, numpy_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: The largest batch where the config says nothing.
-MAX_BATCH_SIZE: Final = 32
 _DATATYPES: Final = {
     "bool": "BOOL",
     **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
@@ -67,7 +65,7 @@ class OnnxModel:
         session_config: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        runtime = library("onnxruntime", "onnx")
+        runtime = _onnxruntime()
         given = {"intra_op_num_threads": threads_of(instances)} | options
         settings = _session_options(runtime, given, _NOT_SPINNING | dict(session_config or {}))
         self._session = _session(runtime, file, settings, _providers(runtime, device, providers))
@@ -77,7 +75,7 @@ class OnnxModel:
         self._outputs = _wanted_outputs(self._session, file)
         self._in_bfloat16 = BF16 in {*self._inputs.values(), *self._outputs.values()}
         self._has_strings = BYTES in self._inputs.values()
-        self._is_single = _is_single(self._session)
+        self._is_single = is_single({one.name: len(one.shape) for one in self._session.get_inputs()})
 
     @classmethod
     def declare(
@@ -90,7 +88,7 @@ class OnnxModel:
         **options: Any,
     ) -> dict[str, Any]:
         """The tensors of the file, and whether it batches, without a run and without the graph optimised."""
-        runtime = library("onnxruntime", "onnx")
+        runtime = _onnxruntime()
         _session_options(runtime, options, session_config or {})  # what is wrong with them is told at once
         settings = _session_options(
             runtime, {"graph_optimization_level": "disable", "intra_op_num_threads": 1}, _NOT_SPINNING
@@ -152,6 +150,12 @@ class OnnxModel:
         return [
             _DeviceArray(one) if one.device_name() == "cuda" else _array(one) for one in binding.get_outputs()
         ]
+
+
+def _onnxruntime() -> Any:
+    """The library, which from 1.29 on tells its maker of every session unless it is told not to."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read when it is imported
+    return library("onnxruntime", "onnx")
 
 
 # ---- the session --------------------------------------------------------------------------------
@@ -259,15 +263,6 @@ def _wanted_outputs(session: Any, file: str) -> dict[str, str]:
         known = ", ".join(one.name for one in session.get_outputs())
         raise ModelFileError(f"{os.path.basename(file)} has no output {sorted(missing)[0]!r}, only {known}")
     return {one.name: _datatype(one, file) for one in found}
-
-
-def _is_single(session: Any) -> bool:
-    """Whether the model is served without batches where the file has a batch axis: each request is a row."""
-    model = served_model()
-    if model is None or model.batching:
-        return False
-    ranks = {one.name: len(one.shape) for one in session.get_inputs()}
-    return bool(model.inputs) and all(len(one.shape) + 1 == ranks.get(one.name) for one in model.inputs)
 
 
 def _texts(array: NDArray[Any], name: str) -> NDArray[Any]:

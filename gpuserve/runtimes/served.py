@@ -5,8 +5,13 @@ of file is known here.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Final
 
 from gpuserve_worker.calling.context import ModelContext, current_model
+
+#: The largest batch of a file that batches, where the config says nothing.
+MAX_BATCH_SIZE: Final = 32
 
 
 def threads_of(instances: int) -> int:
@@ -20,3 +25,13 @@ def served_model() -> ModelContext | None:
         return current_model()
     except LookupError:
         return None
+
+
+def is_single(ranks: Mapping[str, int]) -> bool:
+    """Whether the model is served without batches where the file has a batch axis, so that each request is a
+    row. ``ranks`` are the numbers of axes of the file's inputs.
+    """
+    model = served_model()
+    if model is None or model.batching or not model.inputs:
+        return False
+    return all(len(one.shape) + 1 == ranks.get(one.name) for one in model.inputs)

@@ -31,6 +31,12 @@ def _is_huggingface(folder: str) -> bool:
 RUNTIMES: Final = (
     Runtime("an ONNX model", "gpuserve.runtimes.onnx:OnnxModel", (".onnx", ".ort"), threads=True),
     Runtime(
+        "a program of PyTorch",
+        "gpuserve.runtimes.pytorch:PytorchModel",
+        (".pt2", ".pt", ".pth", ".torchscript"),
+        threads=True,
+    ),
+    Runtime(
         "a model of scikit-learn",
         "gpuserve.runtimes.sklearn:SklearnModel",
         (".skops", ".joblib", ".pkl", ".pickle"),

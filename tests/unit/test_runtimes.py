@@ -13,10 +13,10 @@ from gpuserve.cli.app import run
 from gpuserve.cli.console.exit_codes import ExitCode
 from gpuserve.config.load import load_file
 from gpuserve.config.messages import ConfigProblems
+from gpuserve.runtimes.missing import ModelFileError
 from gpuserve.runtimes.onnx import OnnxModel, has_batch_axis
 from gpuserve.runtimes.served import threads_of
 from gpuserve.runtimes.table import is_model_path, name_of, source_of
-from gpuserve_worker.calling.callable import LoadError
 
 
 @pytest.fixture(autouse=True)
@@ -108,23 +108,21 @@ def test_a_folder_that_nothing_serves_is_told_in_its_place(tmp_path: Path) -> No
     assert problem.span is not None
 
 
-def test_a_wrong_option_is_told_before_anything_is_served(tmp_path: Path) -> None:
+def test_a_wrong_option_is_told_where_the_file_is_described(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(identity("FP32"))
     for kwargs, text in (
         ("intra_op_num_threadz: 1", "no session option 'intra_op_num_threadz', expected one of"),
         ("execution_mode: fast", "execution_mode must be 'sequential' or 'parallel', got 'fast'"),
         ("intra_op_num_threads: many", "intra_op_num_threads must be of type int, got 'many'"),
     ):
-        (tmp_path / "config.yaml").write_text(
-            f"models:\n  - {{name: m, callable: net.onnx, kwargs: {{{kwargs}}}}}\n"
-        )
-        with pytest.raises(ConfigProblems, match=text):
-            load_file("config.yaml", {})
+        (option, _, value) = kwargs.partition(": ")
+        with pytest.raises(ModelFileError, match=text):
+            OnnxModel.declare("net.onnx", **{option: int(value) if value.isdigit() else value})
 
 
 def test_a_missing_library_comes_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(LoadError) as caught:
+    with pytest.raises(ModelFileError) as caught:
         OnnxModel.declare("folder/net.onnx")
     assert str(caught.value) == (
         "the Python package 'onnxruntime' is not installed; pip install 'gpuserve[onnx]' brings it"

@@ -1,0 +1,264 @@
+"""Models of PyTorch without their code: programs of ``torch.export`` (.pt2), whose tensors are in the file,
+and TorchScript (.pt), which tells the names of its inputs alone. How such a file is called, with tensors in
+the order of its own arguments, is in ``_Program`` and ``_Script``; what names clients use is above.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from gpuserve.decorators import batch
+from gpuserve.runtimes.missing import ModelFileError, existing_file, library
+from gpuserve.runtimes.served import MAX_BATCH_SIZE, is_single, served_model, threads_of
+from gpuserve_worker.calling.torch_tensors import as_tensor
+
+_EXPORTED: Final = ".pt2"
+#: A name that stands for a position: Triton's INPUT__0 and OUTPUT__0.
+_BY_POSITION: Final = re.compile(r".*__(\d+)")
+_DATATYPES: Final = {
+    "bool": "BOOL",
+    **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+
+
+class PytorchModel:
+    """A model file of PyTorch.
+
+    Args:
+        file: its path.
+        device: "cpu" or "cuda:0".
+        instances: how many share the processors, by which threads are counted where nothing is said.
+        num_threads: how many threads an operator may have.
+
+    Raises:
+        ModelFileError: the file cannot be served, or has other tensors than the model declares.
+    """
+
+    def __init__(self, file: str, device: str = "cpu", instances: int = 1, num_threads: int = 0) -> None:
+        torch = library("torch", "pytorch")
+        torch.set_num_threads(num_threads or threads_of(instances))
+        self._torch = torch
+        self._device = torch.device(device)
+        self._loaded = _loaded(torch, file, device)
+        model = served_model()
+        inputs = self._loaded.inputs if model is None else [one.name for one in model.inputs]
+        outputs = self._loaded.outputs if model is None else [one.name for one in model.outputs]
+        self._order = _positions(inputs, self._loaded.inputs, os.path.basename(file))
+        self._outputs = outputs
+        self._is_single = is_single(self._loaded.ranks)
+
+    @classmethod
+    def declare(cls, file: str, **_options: Any) -> dict[str, Any]:
+        """The tensors of an exported program, and whether it batches. Raises ModelFileError: the file does
+        not tell them.
+        """
+        torch = library("torch", "pytorch")
+        return _loaded(torch, file, "cpu").declaration() | {"array": "torch"}
+
+    @batch
+    def __call__(self, /, **tensors: Any) -> dict[str, Any]:
+        with self._torch.inference_mode():
+            given = [self._placed(tensors.get(name)) for name in self._order]
+            while given and given[-1] is None:  # left out by the request
+                given.pop()
+            answers = _named(self._loaded(given), self._outputs)
+            return {name: one[0] for name, one in answers.items()} if self._is_single else answers
+
+    def _placed(self, tensor: Any) -> Any:
+        """An input as a tensor on the device."""
+        if tensor is None:
+            return None
+        placed = as_tensor(tensor).to(self._device, non_blocking=True)
+        return placed[None] if self._is_single else placed
+
+
+def _positions(declared: Sequence[str], known: Sequence[str], file: str) -> list[str]:
+    """The declared names of the inputs in the order of the file's arguments: by their own names, else by the
+    position in a name such as INPUT__0. Raises ModelFileError: neither.
+    """
+    if set(declared) <= set(known):
+        return [name for name in known if name in declared]
+    places = {int(found[1]): name for name in declared if (found := _BY_POSITION.fullmatch(name))}
+    if (
+        len(places) == len(declared)
+        and sorted(places) == list(range(len(declared)))
+        and len(places) <= len(known)
+    ):
+        return [places[place] for place in sorted(places)]
+    wrong = next(name for name in declared if name not in known)
+    raise ModelFileError(
+        f"{file} has no input {wrong!r}, expected {' and '.join(map(repr, known))}, or INPUT__0 and so on by "
+        "position"
+    )
+
+
+def _named(answer: Any, names: Sequence[str]) -> dict[str, Any]:
+    """What the model answered, by the names of its outputs: those of a mapping, else by position. Raises
+    ValueError: it answered something else.
+    """
+    if isinstance(answer, Mapping):
+        if missing := [name for name in names if name not in answer]:
+            raise ValueError(f"the model gave no output {missing[0]!r}, only {', '.join(map(str, answer))}")
+        return {name: answer[name] for name in names}
+    given = list(answer) if isinstance(answer, list | tuple) else [answer]
+    found = {}
+    for position, name in enumerate(names):
+        by_name = _BY_POSITION.fullmatch(name)
+        place = int(by_name[1]) if by_name else position
+        if place >= len(given):
+            raise ValueError(f"the model gave {len(given)} outputs, and {name!r} would be number {place + 1}")
+        found[name] = given[place]
+    return found
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+class _Loaded(Protocol):
+    """A model in memory. ``inputs`` and ``outputs`` are the names that the file has, ``ranks`` the number of
+    axes of each input, where it tells that.
+    """
+
+    inputs: list[str]
+    outputs: list[str]
+    ranks: dict[str, int]
+
+    def __call__(self, tensors: Sequence[Any]) -> Any: ...
+
+    def declaration(self) -> dict[str, Any]: ...
+
+
+def _loaded(torch: Any, file: str, device: str) -> _Loaded:
+    existing_file(file)
+    kind = _Program if file.lower().endswith(_EXPORTED) else _Script
+    try:
+        with _quiet():
+            return kind(torch, file, device)
+    except ModelFileError:
+        raise
+    except Exception as error:  # torch raises whatever its reader meets
+        name, reason = os.path.basename(file), str(error).strip().partition("\n")[0].partition(". ")[0]
+        expected = (
+            "a program that torch.export.save wrote"
+            if kind is _Program
+            else "TorchScript; weights alone (torch.save) have no program: write one with torch.export.save"
+        )
+        raise ModelFileError(f"{name} cannot be loaded ({reason}): expected {expected}") from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the lines that torch writes about a file that it cannot read, or would rather not."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+class _Program:
+    """A program of ``torch.export``."""
+
+    def __init__(self, torch: Any, file: str, device: str) -> None:
+        program = torch.export.load(file)
+        if device != "cpu":
+            program = library("torch.export.passes", "pytorch").move_to_device_pass(program, device)
+        self._torch = torch
+        self._file = os.path.basename(file)
+        self._in_spec = program.call_spec.in_spec
+        self._ranges = program.range_constraints
+        values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+        signature = program.graph_signature
+        found = [(name, values.get(name)) for name in signature.user_inputs]
+        self._values = {name: value for name, value in found if isinstance(value, torch.Tensor)}
+        self._constants = [name for name, _ in found if name not in self._values]
+        self.inputs = list(self._values)
+        self.ranks = {name: len(value.shape) for name, value in self._values.items()}
+        answers = [values.get(name) for name in signature.user_outputs]
+        names = _output_names(program.call_spec.out_spec, len(answers))
+        self.outputs = names
+        self._answers = dict(zip(names, answers, strict=True))
+        self._module = program.module()
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        args, kwargs = self._torch.utils._pytree.tree_unflatten(list(tensors), self._in_spec)
+        return self._module(*args, **kwargs)
+
+    def declaration(self) -> dict[str, Any]:
+        if self._constants:
+            raise ModelFileError(
+                f"{self._file} has an input {str(self._constants[0])!r} that is no tensor: export it with "
+                "that value inside the model"
+            )
+        size = self._largest_batch()
+        first = 1 if size else 0
+        return {
+            "inputs": [self._tensor(*one, first) for one in self._values.items()],
+            "outputs": [self._tensor(*one, first) for one in self._answers.items()],
+            "max_batch_size": size,
+        }
+
+    def _largest_batch(self) -> int:
+        """The largest batch; 0 where the first axes of all tensors are not one free axis."""
+        tensors = [*self._values.values(), *self._answers.values()]
+        if not self._values or not all(getattr(one, "shape", ()) for one in tensors):
+            return 0
+        firsts = {str(one.shape[0]) for one in tensors}
+        if len(firsts) > 1 or isinstance(tensors[0].shape[0], int):
+            return 0
+        limits = self._ranges.get(tensors[0].shape[0].node.expr)
+        if limits is None or limits.lower > 1:
+            return 0 if limits is not None else MAX_BATCH_SIZE
+        return int(min(MAX_BATCH_SIZE, limits.upper))
+
+    def _tensor(self, name: str, value: Any, first: int) -> dict[str, Any]:
+        word = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+        if word not in _DATATYPES:
+            raise ModelFileError(
+                f"{name!r} of {self._file} is {word}, which the protocol has no datatype for"
+            )
+        shape = [dim if isinstance(dim, int) else -1 for dim in value.shape]
+        return {"name": name, "dtype": _DATATYPES[word], "shape": shape[first:]}
+
+
+def _output_names(spec: Any, count: int) -> list[str]:
+    """Those of a mapping; otherwise OUTPUT__0 and so on."""
+    keys = spec.context if spec.type is dict else None
+    if keys is not None and len(keys) == count:
+        return [str(one) for one in keys]
+    return [f"OUTPUT__{position}" for position in range(count)]
+
+
+class _Script:
+    """A program of TorchScript."""
+
+    def __init__(self, torch: Any, file: str, device: str) -> None:
+        self._module = torch.jit.load(file, map_location=device).eval()
+        self._file = os.path.basename(file)
+        self.inputs = [one.name for one in self._module.forward.schema.arguments][1:]
+        self.outputs = ["OUTPUT__0"]
+        self.ranks: dict[str, int] = {}
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        return self._module(*tensors)
+
+    def declaration(self) -> dict[str, Any]:
+        tensors = ", ".join(f"{{name: {one}, dtype: float32, shape: [-1]}}" for one in self.inputs)
+        raise ModelFileError(
+            f"{self._file} is TorchScript, which tells neither datatypes nor shapes: say them in the model's "
+            f"entry, such as inputs: [{tensors}], outputs: [{{name: OUTPUT__0, …}}] "
+            "and max_batch_size where it batches, or export the model by torch.export.save to a file .pt2"
+        )
