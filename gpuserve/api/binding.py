@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuserve.api.pickling import described, pickled_source
+from gpuserve.declare import openai
 from gpuserve.declare.model import ModelConfig, Tensor
 from gpuserve.declare.rules import check_sequences, told_as_config
-from gpuserve.declare.spec import SHUTDOWN, InstanceSpec, ModelSpec, RateLimiter, check_model_name
+from gpuserve.declare.spec import (
+    SHUTDOWN,
+    BatchingSpec,
+    InstanceSpec,
+    ModelSpec,
+    RateLimiter,
+    check_model_name,
+)
 from gpuserve.declare.tensors import array_kind, device_problem
 from gpuserve.declare.written import batching_of, plain_options, rate_of, sequence_of, whole_model
 from gpuserve.describe.declaration import declaration
@@ -36,11 +45,15 @@ def model_spec(
     if config is not None and not isinstance(config, ModelConfig):
         raise BadModelConfig(f"config must be a ModelConfig, got an object of type {type(config).__name__}")
     _check_isolation(isolation)
+    adapter = ""
+    if config is not None and config.openai is True:
+        inputs, outputs, config = _for_openai(inputs, outputs, config)
+        adapter = openai.ADAPTER
     inputs, outputs, config = _completed(infer_func, inputs, outputs, config)
     options = plain_options(config) | _arguments(
         version=model_version, strict=bool(strict), concurrency=concurrency, on_unrecoverable=on_unrecoverable
     )
-    callables, devices = _paired(_callables(infer_func), _devices(device))
+    callables, devices = _paired(_callables(infer_func, adapter), _devices(device))
     _check_answers(config, callables)
     if problem := device_problem(array_kind(config.array, inputs), devices):
         raise BindError(f"device: {problem}")
@@ -49,7 +62,7 @@ def model_spec(
         model_name,
         inputs,
         outputs,
-        _instances(model_name, callables, devices, isolation, rate_of(config.rate_limiter)),
+        _instances(model_name, callables, devices, isolation, rate_of(config.rate_limiter), adapter),
         vars(config),
         config.model_warmup,
         sequence=sequence_of(config.sequence_batching),
@@ -57,6 +70,21 @@ def model_spec(
     )
     check_sequences(spec)
     return spec
+
+
+def _for_openai(
+    inputs: Any, outputs: Any, config: ModelConfig
+) -> tuple[Sequence[Tensor], Sequence[Tensor], ModelConfig]:
+    """The tensors and the config of a model for OpenAI's clients, which batches only where it says so by a
+    ``Batching``: the streams of a batch end together. Raises BadModelConfig: it has tensors of its own.
+    """
+    for key, given in (("inputs", inputs), ("outputs", outputs)):
+        if given and (problem := openai.tensors_problem(key, given)):
+            raise BadModelConfig(problem)
+    config = copy.copy(config)
+    config.decoupled = True
+    config.batching = config.batching if isinstance(config.batching, BatchingSpec) else False
+    return openai.INPUTS, openai.OUTPUTS, config
 
 
 def _arguments(**given: Any) -> dict[str, Any]:
@@ -130,10 +158,12 @@ def _instances(
     devices: Sequence[str],
     isolation: str,
     rate: RateLimiter,
+    adapter: str,
 ) -> tuple[InstanceSpec, ...]:
     """One instance an element. A callable that is there several times is pickled, and held, once."""
     distinct = {id(one): one for one in callables}
-    sources = {key: _source(model_name, one, isolation) for key, one in distinct.items()}
+    adapted = {"adapter": adapter} if adapter else {}
+    sources = {key: _source(model_name, one, isolation) | adapted for key, one in distinct.items()}
     return tuple(
         InstanceSpec(f"{number}", device, sources[id(one)], rate)
         for number, (one, device) in enumerate(zip(callables, devices, strict=True))
@@ -164,9 +194,13 @@ def _paired(
     return [*callables] * (count // len(callables)), [*devices] * (count // len(devices))
 
 
-def _callables(infer_func: Any) -> list[Callable[..., Any]]:
+def _callables(infer_func: Any, adapter: str = "") -> list[Callable[..., Any]]:
+    if adapter and not isinstance(infer_func, Sequence):  # it need not be called as it is
+        return [infer_func]
     if callable(infer_func):
         return [infer_func]
+    if adapter and infer_func:
+        return list(infer_func)
     if isinstance(infer_func, Sequence) and infer_func and all(map(callable, infer_func)):
         return list(infer_func)
     raise BindError(

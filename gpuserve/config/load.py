@@ -18,6 +18,7 @@ from gpuserve.config.entries.kinds import MISSING, Mistake
 from gpuserve.config.messages import ConfigProblems, Origin, Problem, sentence, without_token
 from gpuserve.config.precedence import Override
 from gpuserve.config.sources import SECRET, Sources
+from gpuserve.declare import openai
 from gpuserve.declare.rules import mapping
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.options import declared
@@ -91,14 +92,14 @@ def resolve(
         data = {}
     from_variables, unknown = precedence.from_environment(environ, _model_names(data))
     sources = dataclasses.replace(sources, overrides=(*from_variables, *flags))
-    merged = precedence.apply(data, sources.overrides)
+    merged = openai.completed(precedence.apply(data, sources.overrides))
     entries, found = _checked(merged, base_dir, sources)
     problems = problems + unknown + found
     asked = [] if problems else undescribed(entries.models)
     if asked:
         told = described(entries.models, asked, merged, base_dir, sources)
         sources = dataclasses.replace(sources, overrides=(*told, *sources.overrides))
-        merged = precedence.apply(data, sources.overrides)
+        merged = openai.completed(precedence.apply(data, sources.overrides))
         entries, problems = _checked(merged, base_dir, sources)
     if problems:
         raise ConfigProblems(sorted(problems, key=_reading_order))

@@ -12,7 +12,7 @@ from typing import Any
 from gpuserve.config.entries.model import InputEntry, ModelEntry, OutputEntry
 from gpuserve.config.positions import Path
 from gpuserve.config.rules import Violation
-from gpuserve.declare import ensembles
+from gpuserve.declare import ensembles, openai
 from gpuserve.declare.model import RANDOM, ModelWarmup, Tensor, WarmupInput
 from gpuserve.declare.rates import check_rates
 from gpuserve.declare.rules import check_sequences, whole_control
@@ -67,6 +67,8 @@ def _instances(entry: ModelEntry, base_dir: str) -> tuple[InstanceSpec, ...]:
             source = {"path": path, "base_dir": base_dir, "kwargs": kwargs}
             if entry.python:
                 source["python"] = os.path.join(base_dir, entry.python)
+            if entry.openai:
+                source["adapter"] = openai.ADAPTER
             name = f"{group.device}#{numbers[group.device]}"
             instances.append(InstanceSpec(name, group.device, source, rate))
             numbers[group.device] += 1

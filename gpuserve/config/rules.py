@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gpuserve.config.positions import Path
+from gpuserve.declare import openai
 from gpuserve.declare.model import GPU, MEMORIES
 from gpuserve.declare.rules import batching_faults, is_int, mapping
 from gpuserve.declare.spec import CUPY
@@ -54,6 +55,7 @@ def violations(data: Any) -> Iterator[Violation]:
         path: Path = ("models", index)
         yield from _ensemble_keys(model, path)
         yield from (Violation((*path, *place), text) for place, text in batching_faults(model))
+        yield from _openai(model, path)
         yield from _answers(model, path)
         yield from _memories(model, path)
         yield from _devices(model, path)
@@ -74,6 +76,19 @@ def _ensemble_keys(model: dict[str, Any], path: Path) -> Iterator[Violation]:
         if key not in _ENSEMBLE_KEYS and value is not None:
             text = f"{key} does not go with ensemble: it is for the models of the steps"
             yield Violation((*path, key), text)
+
+
+def _openai(model: dict[str, Any], path: Path) -> Iterator[Violation]:
+    """What does not go with ``openai: true``."""
+    if not openai.is_openai(model):
+        return
+    for key in ("inputs", "outputs"):
+        if problem := openai.tensors_problem(key, model.get(key)):
+            yield Violation((*path, key), problem)
+    if model.get("decoupled") is False:
+        yield Violation((*path, "decoupled"), openai.NOT_DECOUPLED)
+    if model.get("sequence_batching") is not None:
+        yield Violation((*path, "sequence_batching"), "sequence_batching does not go with openai")
 
 
 def _ports(server: Mapping[str, Any]) -> Iterator[Violation]:

@@ -398,6 +398,11 @@ class ModelOptions:
         "Whether the callable is told the id, the priority and the timeout of each request (details of a "
         "Request).",
     )
+    openai: bool = option(
+        False,
+        "Whether OpenAI's clients are served: the callable takes typed requests of gpuserve.openai, and the "
+        "model has no inputs and outputs of its own.",
+    )
     retry_on_worker_death: bool = option(
         True,
         "Whether a batch runs once more when the worker that had it died; never where decoupled or in "

@@ -143,7 +143,14 @@ class Internal(RequestError):
     code = Code.INTERNAL
 
 
-_BY_CODE = {one.code.value: one for one in RequestError.__subclasses__()}
+#: A full queue is told apart from other reasons to be unavailable between processes, by this.
+_QUEUE_FULL = "QUEUE_FULL"
+_BY_CODE = {one.code.value: one for one in RequestError.__subclasses__()} | {_QUEUE_FULL: QueueFull}
+
+
+def inner_code(error: RequestError) -> str:
+    """The code that ``request_error`` in another process of the server makes the same error of."""
+    return _QUEUE_FULL if isinstance(error, QueueFull) else error.code.value
 
 
 def request_error(code: str, text: str) -> RequestError:

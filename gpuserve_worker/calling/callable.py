@@ -13,6 +13,8 @@ a function that needs nothing but ``device``     what it returns: it is a factor
 anything else that can be called                 the target itself
 ==============================================  ===========================================
 
+A source may name an ``adapter``, the path of a function, which makes an inference callable of it.
+
 A class or a factory that has a parameter named ``device`` is given the instance's device, unless
 ``kwargs`` name one. Whatever goes wrong is a ``LoadError`` with one sentence for the operator. How the
 callable is called is not known here; see ``loop.py``.
@@ -82,6 +84,8 @@ def build(
         made = _make(target, name, kwargs, device)
     elif kwargs:
         raise LoadError(f"{name} is called as it is, so it takes no kwargs, but {_names(kwargs)} given")
+    if adapter := source.get("adapter"):
+        made = _adapted(made, name, adapter)
     if not callable(made):
         came = "" if made is target else "returned "
         raise LoadError(
@@ -143,6 +147,16 @@ def _make(target: Callable[..., Any], name: str, kwargs: dict[str, Any], device:
         raise
     except (Exception, SystemExit) as error:  # user code may raise anything; none of it is ours
         raise LoadError(f"{name} raised {log_text(error)}", log_traceback(error)) from None
+
+
+def _adapted(made: Any, name: str, adapter: str) -> Any:
+    """What the function at the path ``adapter`` makes of a callable that is not written for tensors."""
+    module_name, _, attribute = adapter.partition(":")
+    adapt = _attribute(_import_name(module_name), module_name, attribute)
+    try:
+        return adapt(made)
+    except TypeError as error:
+        raise LoadError(f"{name}: {error}") from None
 
 
 def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

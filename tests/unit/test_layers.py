@@ -106,7 +106,7 @@ ALLOWED = {
         "gpuserve_worker/protocol",
     "gpuserve/front/doors":
         "gpuserve/front/doors/access gpuserve/front/doors/grpc gpuserve/front/doors/http "
-        "gpuserve/front/exchange gpuserve/front/service gpuserve/settings",
+        "gpuserve/front/doors/openai gpuserve/front/exchange gpuserve/front/service gpuserve/settings",
     "gpuserve/front/doors/access":
         "gpuserve/errors gpuserve/front/exchange gpuserve/front/memory gpuserve/front/v2 gpuserve/settings",
     "gpuserve/front/doors/grpc":
@@ -124,6 +124,9 @@ ALLOWED = {
         "gpuserve/front/memory gpuserve/front/models gpuserve/front/observe/tracing gpuserve/front/service "
         "gpuserve/front/v2 gpuserve/states gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/doors/http/docs_page": "gpuserve/front/exchange",
+    "gpuserve/front/doors/openai":
+        "gpuserve/declare gpuserve/errors gpuserve/front/doors/access gpuserve/front/doors/http "
+        "gpuserve/front/exchange gpuserve/front/service gpuserve/front/v2 gpuserve_worker/protocol",
     "gpuserve/front/doors/openapi":
         "gpuserve/declare gpuserve/front/observe gpuserve/front/v2 gpuserve_worker/protocol",
     "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/memory",
@@ -175,6 +178,7 @@ ALLOWED = {
     "gpuserve/front/v2":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
+    "gpuserve/openai": "gpuserve_worker/calling",
     "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
     "gpuserve/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/python_backend/importable": "gpuserve/python_backend",

@@ -76,6 +76,7 @@ def test_only_endpoints_that_are_posted_change_the_server() -> None:
         endpoint.name for endpoint in changing
     }
     inferring = {"MODEL_INFER", "MODEL_GENERATE", "MODEL_GENERATE_STREAM"}
+    inferring |= {"OPENAI_CHAT", "OPENAI_COMPLETIONS", "OPENAI_EMBEDDINGS"}
     assert reading == inferring | {"REPOSITORY_INDEX", "REPOSITORY_NAMED"}
 
 

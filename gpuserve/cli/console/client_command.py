@@ -27,6 +27,8 @@ _NUMPY_NAMES: Final = {
 
 def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None:
     """Write curl for a small request, else Python with tritonclient; None without an HTTP or gRPC address."""
+    if model.openai:
+        return _openai(addresses, model)
     tensors = [(spec, _shape(spec, model)) for spec in model.inputs if not spec.optional]
     small = sum(element_count(shape) for _, shape in tensors) <= _MAX_ELEMENTS
     in_json = not any(spec.datatype in _NOT_IN_JSON for spec, _ in tensors)
@@ -39,6 +41,14 @@ def client_command(addresses: Mapping[str, str], model: ModelSpec) -> str | None
     if "http" in addresses:
         return _python("http", addresses["http"], model, tensors)
     return None
+
+
+def _openai(addresses: Mapping[str, str], model: ModelSpec) -> str | None:
+    """Write curl for OpenAI's chat; which endpoints a model has is known to its worker alone."""
+    if "http" not in addresses:
+        return None
+    document = {"model": model.name, "messages": [{"role": "user", "content": "hello"}]}
+    return f"curl -s {addresses['http']}/v1/chat/completions -d {shlex.quote(json.dumps(document))}"
 
 
 def _shape(spec: TensorSpec, model: ModelSpec) -> list[int]:

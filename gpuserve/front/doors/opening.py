@@ -6,6 +6,7 @@ from gpuserve.front.doors.access.forwarding import HeaderForwarding, forwarding
 from gpuserve.front.doors.access.restrictions import Policy, token_headers
 from gpuserve.front.doors.grpc.door import GrpcDoor
 from gpuserve.front.doors.http.door import HttpDoor
+from gpuserve.front.doors.openai.endpoints import openai_endpoints
 from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission, OpenStreams
 from gpuserve.front.service.service import InferenceService
@@ -23,6 +24,7 @@ def both_doors(
         _policy(settings),
         forwarded,
         settings.allowed_hosts,
+        openai_endpoints(service, settings.max_request_nbytes, forwarded),
     )
     return http, grpc_door(service, settings, requests, admission.streams, settings.grpc_response_compression)
 

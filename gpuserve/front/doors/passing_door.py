@@ -15,7 +15,16 @@ from gpuserve.front.exchange.exchange import Accept, Exchange, Head, Sink
 #: What is noted on the head of a request that is passed on.
 PASSED_ON: Final = object()
 _METHODS: Final = frozenset({rpcs.MODEL_INFER, rpcs.MODEL_STREAM_INFER})
-_ENDPOINTS: Final = frozenset({Endpoint.MODEL_INFER, Endpoint.MODEL_GENERATE, Endpoint.MODEL_GENERATE_STREAM})
+_ENDPOINTS: Final = frozenset(
+    {
+        Endpoint.MODEL_INFER,
+        Endpoint.MODEL_GENERATE,
+        Endpoint.MODEL_GENERATE_STREAM,
+        Endpoint.OPENAI_CHAT,
+        Endpoint.OPENAI_COMPLETIONS,
+        Endpoint.OPENAI_EMBEDDINGS,
+    }
+)
 
 
 class PassingDoor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from gpuserve.errors import RequestError
+from gpuserve.errors import RequestError, inner_code
 from gpuserve.front.memory.scatter import Answer, WholeOutputs
 from gpuserve.front.models.pending import OnResponse, PendingRequest
 from gpuserve.front.observe.tracing.reception import Reception, Receptions
@@ -185,7 +185,7 @@ class DoorRequests:
         self._tell(ticket, response, final=False)
 
     def _refuse(self, ticket: int, error: RequestError, *, untried: bool = False) -> None:
-        self._passage.post(messages.RefusedRequest(ticket, error.code.value, str(error), untried))
+        self._passage.post(messages.RefusedRequest(ticket, inner_code(error), str(error), untried))
 
     def _tell(self, ticket: int, response: InferResponse, *, final: bool) -> None:
         """Tell of a response, which stays until the door has closed it where that needs its memory."""

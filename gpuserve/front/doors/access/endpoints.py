@@ -45,6 +45,8 @@ _SYSTEM: Final = "/v2/systemsharedmemory(?:/region/(?P<region_name>[^/]+))?"
 _CUDA: Final = "/v2/cudasharedmemory(?:/region/(?P<region_name>[^/]+))?"
 #: Before all paths of the admin API.
 ADMIN_PREFIX: Final = "/v2/admin/"
+#: Before all paths of OpenAI's API.
+OPENAI_PREFIX: Final = "/v1/"
 _ADMIN_MODEL: Final = f"{ADMIN_PREFIX}models/(?P<model_name>[^/]+)"
 
 
@@ -72,6 +74,11 @@ class Endpoint(enum.Enum):
     MODEL_INFER = "POST", f"{_VERSION}/infer", _INFERENCE, "ModelInfer"
     MODEL_GENERATE = "POST", f"{_VERSION}/generate", _INFERENCE
     MODEL_GENERATE_STREAM = "POST", f"{_VERSION}/generate_stream", _INFERENCE
+    OPENAI_MODELS = "GET", "/v1/models", _METADATA
+    OPENAI_MODEL = "GET", f"{OPENAI_PREFIX}models/(?P<model_name>[^/]+)", _METADATA
+    OPENAI_CHAT = "POST", "/v1/chat/completions", _INFERENCE
+    OPENAI_COMPLETIONS = "POST", "/v1/completions", _INFERENCE
+    OPENAI_EMBEDDINGS = "POST", "/v1/embeddings", _INFERENCE
     REPOSITORY_INDEX = "POST", "/v2/repository/index", _REPOSITORY, "RepositoryIndex"
     REPOSITORY_LOAD = "POST", f"{_REPOSITORY_MODEL}/load", _REPOSITORY_CONTROL, "RepositoryModelLoad"
     REPOSITORY_UNLOAD = "POST", f"{_REPOSITORY_MODEL}/unload", _REPOSITORY_CONTROL, "RepositoryModelUnload"

@@ -31,10 +31,15 @@ class HttpAnswer(NamedTuple):
         exchange.answer(self.head, (self.body,), len(self.body))
 
 
-def json_answer(document: Any, status: int = 200) -> HttpAnswer:
-    """An answer with this document, or with bytes that are JSON already."""
+def json_answer(document: Any, status: int = 200, *more: Header) -> HttpAnswer:
+    """An answer with this document, or with bytes that are JSON already, and more headers."""
     body = document if isinstance(document, bytes) else compact(document).encode()
-    return HttpAnswer(JSON_OK if status == 200 else _json_head(status), body)
+    return HttpAnswer(JSON_OK if status == 200 else _json_head(status, *more), body)
+
+
+def retry_later(body: bytes, status: int) -> HttpAnswer:
+    """An answer that tells a client to come again."""
+    return json_answer(body, status, (b"retry-after", b"1"))
 
 
 def health_answer(what: str, so: bool) -> HttpAnswer:
@@ -47,7 +52,7 @@ def failure(error: RequestError, details: Mapping[str, Any] | None = None) -> Ht
     status = STATUS[error.code][0]
     body = error_body(str(error), details)
     if status == 503:
-        return HttpAnswer(_json_head(status, (b"retry-after", b"1")), body)
+        return retry_later(body, status)
     if isinstance(error, encoding.UnsupportedCoding):
         return HttpAnswer(_json_head(status, encoding.ACCEPT_ENCODING), body)
     return HttpAnswer(_json_head(status), body)

@@ -4,10 +4,11 @@ table says which function answers which endpoint of v2; those that only tell som
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
+from gpuserve.errors import RequestError
 from gpuserve.front.doors.access import routes
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.failures import error_to_tell
@@ -21,19 +22,18 @@ from gpuserve.front.doors.http.answers import (
     JSON_OK,
     HttpAnswer,
     Reply,
-    failure,
-    forbidden,
     health_answer,
     json_answer,
     refused,
 )
 from gpuserve.front.doors.http.control import Awaiting, ControlEndpoints, Immediate
 from gpuserve.front.doors.http.docs_page import NOSNIFF, page
+from gpuserve.front.doors.http.family import NO_FAMILY, V2_ERRORS, ErrorForm, Family
 from gpuserve.front.doors.http.generate import GenerateEndpoints
 from gpuserve.front.doors.http.inference import HttpInference, InferHead, read_head
 from gpuserve.front.doors.openapi.description import Description
 from gpuserve.front.exchange.awaited import AwaitedRequest, AwaitedRequests
-from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Sink
+from gpuserve.front.exchange.exchange import AnswerHead, Exchange, Head, Sink
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2 import statistics_codec
 from gpuserve.front.v2.model_config import model_config_body
@@ -56,6 +56,7 @@ class HttpDoor:
         policy: Policy,
         forwarding: HeaderForwarding | None = None,
         allowed_hosts: Iterable[str] = (),
+        family: Family = NO_FAMILY,
     ) -> None:
         self._requests = requests
         self._hosts = AllowedHosts(allowed_hosts)
@@ -67,13 +68,19 @@ class HttpDoor:
         generate = GenerateEndpoints(service, max_request_nbytes, forwarding)
         control = ControlEndpoints(service)
         insight = InsightEndpoints(service)
-        self._immediate: dict[Endpoint, Immediate] = {**insight.immediate, **control.immediate}
+        self._family = family
+        self._immediate: dict[Endpoint, Immediate] = {
+            **insight.immediate,
+            **control.immediate,
+            **family.immediate,
+        }
         self._awaiting: dict[Endpoint, Awaiting] = {
             Endpoint.MODEL_GENERATE: generate.generate,
             Endpoint.MODEL_GENERATE_STREAM: generate.stream,
             **insight.awaiting,
             **control.awaiting,
             **admin_endpoints(service),
+            **family.awaiting,
         }
 
     def accept(self, exchange: Exchange) -> Sink:
@@ -85,11 +92,11 @@ class HttpDoor:
             return self._infer(exchange, asked)
         if isinstance(asked, ForeignHost):
             if (misdirected := self._hosts.refusal(asked, address_of(exchange.ends))) is not None:
-                return Reply(exchange, partial(refused, misdirected))
+                return Reply(exchange, partial(self._errors(head).refused, misdirected))
             asked = read_head(head)
         route = routes.match(head.method, head.raw_path, admin=self._admin)
         if isinstance(route, Refusal):
-            return Reply(exchange, partial(refused, route))
+            return Reply(exchange, partial(self._errors(head).refused, route))
         if (
             route.endpoint not in self._open
             and (refusal := self._judged(route.endpoint, exchange)) is not None
@@ -114,23 +121,39 @@ class HttpDoor:
     def _answered(self, route: Route, exchange: Exchange) -> Sink:
         if (immediate := self._immediate.get(route.endpoint)) is not None:
             return Reply(exchange, partial(immediate, route))
-        return self._requests.begin(exchange, partial(_serve, self._awaiting[route.endpoint], route))
+        return self._requests.begin(
+            exchange,
+            partial(_serve, self._awaiting[route.endpoint], route, self._errors(exchange.head).failure),
+        )
 
     def _judged(self, endpoint: Endpoint, exchange: Exchange) -> HttpAnswer | None:
         """The refusal of who may not ask for an endpoint."""
         access, headers = endpoint.access, exchange.head.headers
         verdict = self._policy.judge(access, headers, is_local=is_local(address_of(exchange.ends), headers))
-        return None if verdict is Verdict.ALLOWED else forbidden(self._policy.refusal(access, verdict))
+        return (
+            None
+            if verdict is Verdict.ALLOWED
+            else self._errors(exchange.head).forbidden(self._policy.refusal(access, verdict))
+        )
+
+    def _errors(self, head: Head) -> ErrorForm:
+        family = self._family
+        return family.errors if family.prefix and head.raw_path.startswith(family.prefix) else V2_ERRORS
 
 
-async def _serve(endpoint: Awaiting, route: Route, request: AwaitedRequest) -> None:
+async def _serve(
+    endpoint: Awaiting,
+    route: Route,
+    told: Callable[[RequestError], HttpAnswer],
+    request: AwaitedRequest,
+) -> None:
     """Have an endpoint that awaits answer a request."""
     try:
         answer = await endpoint(route, request)
     except Exception as error:
         if request.gone and isinstance(error, OSError):
             return
-        answer = failure(error_to_tell(error, f"serving {request.head.path}"))
+        answer = told(error_to_tell(error, f"serving {request.head.path}"))
     if answer is not None:
         answer.send(request.exchange)
 

@@ -14,7 +14,6 @@ from gpuserve.front.v2.sequence_parameters import SEQUENCE_KEYS, json_sequence
 from gpuserve.front.v2.types import InferRequest, InferResponse, InputTensor
 from gpuserve_worker.protocol.tensor import TensorSpec, element_count
 
-EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 ONE_RESPONSE: Final = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates "
     "various number of responses"
@@ -61,11 +60,6 @@ def response_json(response: InferResponse) -> bytes:
             text = text[1:-1]
         members.append(f"{compact(output.name)}:{text}")
     return f"{{{','.join(members)}}}".encode()
-
-
-def event(data: bytes) -> bytes:
-    """A server-sent event that holds these bytes, which have no line's end."""
-    return b"data: " + data + b"\n\n"
 
 
 def _flat(document: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:

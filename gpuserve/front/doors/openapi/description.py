@@ -65,8 +65,8 @@ def document(
     models = sorted(specs, key=lambda spec: spec.name)
     made = copy.deepcopy(template("document.json"))
     components = made["components"]
-    if admin:
-        added = template("admin.json")
+    for part in ("openai.json", "admin.json") if admin else ("openai.json",):
+        added = template(part)
         made["tags"] += added["tags"]
         made["paths"] |= added["paths"]
         for kind, named in added["components"].items():

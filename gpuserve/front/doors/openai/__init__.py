@@ -1,0 +1,1 @@
+"""OpenAI's API over HTTP: bodies travel to a model and back as they are."""

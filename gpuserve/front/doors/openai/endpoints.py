@@ -1,0 +1,144 @@
+"""The endpoints of OpenAI's API: they find the model, have it run, and send what it gives as it is, whole or
+as server-sent events. What is in the bodies is known to the workers (``gpuserve/openai``).
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from functools import partial
+from typing import Any, Final
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import Internal, RequestError
+from gpuserve.front.doors.access.endpoints import OPENAI_PREFIX, Endpoint
+from gpuserve.front.doors.access.forwarding import HeaderForwarding
+from gpuserve.front.doors.access.routes import Route
+from gpuserve.front.doors.http.answers import HttpAnswer, json_answer
+from gpuserve.front.doors.http.awaited_inference import (
+    EVENT_STREAM,
+    RequestReader,
+    ResponseQueue,
+    event,
+    sending,
+    traced,
+)
+from gpuserve.front.doors.http.family import ErrorForm, Family
+from gpuserve.front.doors.openai import errors
+from gpuserve.front.doors.openai.requests import OpenAIRequest, document_of, for_openai, parsed
+from gpuserve.front.exchange.awaited import AwaitedRequest
+from gpuserve.front.service.service import InferenceService
+from gpuserve.front.v2.types import InferResponse
+
+#: A body is read by the loop, which nothing else runs on meanwhile.
+MAX_BODY_NBYTES: Final = 32 << 20
+#: What a worker knows each endpoint by.
+_NAMES: Final = {
+    Endpoint.OPENAI_CHAT: "chat",
+    Endpoint.OPENAI_COMPLETIONS: "completions",
+    Endpoint.OPENAI_EMBEDDINGS: "embeddings",
+}
+_STREAM_HEADERS: Final = (
+    (b"content-type", EVENT_STREAM),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_DONE: Final = event(b"[DONE]")
+
+
+def openai_endpoints(
+    service: InferenceService, max_request_nbytes: int, forwarding: HeaderForwarding | None
+) -> Family:
+    """All endpoints of OpenAI's API, for requests of at most ``max_request_nbytes``."""
+    models = OpenAIModels(service)
+    inference = OpenAIInference(
+        service, RequestReader(service, min(max_request_nbytes, MAX_BODY_NBYTES), forwarding)
+    )
+    form = ErrorForm(errors.failure, errors.refused, errors.forbidden)
+    return Family(
+        OPENAI_PREFIX.encode(),
+        form,
+        {Endpoint.OPENAI_MODELS: models.listed, Endpoint.OPENAI_MODEL: models.one},
+        dict.fromkeys(_NAMES, inference.answer),
+    )
+
+
+class OpenAIModels:
+    """Tells which models there are for OpenAI's clients."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._models = service.models
+        self._owner = service.name
+        self._created = int(time.time())
+
+    def listed(self, _route: Route) -> HttpAnswer:
+        names = sorted({spec.name for spec in self._models.all_specs() if spec.openai})
+        return json_answer({"object": "list", "data": [self._document(name) for name in names]})
+
+    def one(self, route: Route) -> HttpAnswer:
+        try:
+            spec = for_openai(self._models.find(route.model_name).spec)
+        except RequestError as error:
+            return errors.failure(error)
+        return json_answer(self._document(spec.name))
+
+    def _document(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": self._owner}
+
+
+class OpenAIInference:
+    """Runs models for OpenAI's clients."""
+
+    def __init__(self, service: InferenceService, reader: RequestReader) -> None:
+        self._service = service
+        self._reader = reader
+
+    async def answer(self, route: Route, client: AwaitedRequest) -> None:
+        """Answer a request; RequestError: it failed, and nothing was sent."""
+        request = await self._reader.read(client, partial(parsed, _NAMES[route.endpoint], self._model))
+        with traced(request), closing(ResponseQueue(self._service, request)) as responses:
+            if request.streams:
+                await _stream(client, request, responses)
+            else:
+                document = await _only(client, responses)
+                with sending(request):
+                    json_answer(document).send(client.exchange)
+
+    def _model(self, name: str) -> ModelSpec:
+        return self._service.models.find(name).spec
+
+
+async def _only(client: AwaitedRequest, responses: ResponseQueue) -> bytes:
+    """The document of the one response; RequestError: it failed, or there is not exactly one."""
+    documents: list[bytes] = []
+    while (response := await responses.next(client)) is not None:
+        documents.append(_taken(response))
+    if len(documents) != 1:
+        raise Internal(f"the model gave {len(documents)} responses where one was due")
+    return documents[0]
+
+
+async def _stream(client: AwaitedRequest, request: OpenAIRequest, responses: ResponseQueue) -> None:
+    """Send each response as an event; a first error is a RequestError, a later one is the last event."""
+    exchange = client.exchange
+    last = _DONE
+    try:
+        while (response := await responses.next(client)) is not None:
+            data = event(_taken(response))
+            with sending(request):
+                if not exchange.started:
+                    exchange.start(200, _STREAM_HEADERS)
+                exchange.send(data)
+            await exchange.room()
+    except RequestError as error:
+        if not exchange.started:
+            raise
+        last = event(errors.error_body(error))
+    if not exchange.started:  # a stream without a response is one as well
+        exchange.start(200, _STREAM_HEADERS)
+    exchange.send(last, end=True)
+
+
+def _taken(response: InferResponse) -> bytes:
+    with closing(response):
+        return document_of(response)

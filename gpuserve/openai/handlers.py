@@ -1,0 +1,95 @@
+"""Which endpoints a callable answers, and with which of its functions.
+
+============================================  =====================================================
+the callable has                              it answers
+============================================  =====================================================
+a method ``chat``, ``complete`` or ``embed``  that endpoint
+none of them                                  the endpoint of what its parameter is annotated with:
+                                              ChatRequest, CompletionRequest, EmbeddingRequest,
+                                              or several of them joined by ``|``
+============================================  =====================================================
+
+Embeddings may be made for many requests at once: a parameter ``list[EmbeddingRequest]`` takes a batch, and
+``list[str]`` the texts of a batch.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from gpuserve.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, OpenAIRequest
+
+
+class Endpoint(enum.Enum):
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
+
+
+#: The method of each endpoint, and what is in its body.
+METHODS: Final = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "complete", Endpoint.EMBEDDINGS: "embed"}
+REQUESTS: Final[dict[Endpoint, type[OpenAIRequest]]] = {
+    Endpoint.CHAT: ChatRequest,
+    Endpoint.COMPLETIONS: CompletionRequest,
+    Endpoint.EMBEDDINGS: EmbeddingRequest,
+}
+
+
+class Takes(enum.Enum):
+    """What a function is called with."""
+
+    REQUEST = "one request"
+    REQUESTS = "the requests of a batch"
+    TEXTS = "the texts of a batch"
+
+
+class Handler(NamedTuple):
+    """A function that answers an endpoint."""
+
+    call: Callable[[Any], Any]
+    takes: Takes = Takes.REQUEST
+
+
+def handlers_of(made: Any) -> dict[Endpoint, Handler]:
+    """The functions of a callable by endpoint. Raises TypeError: it has none."""
+    found = {
+        endpoint: Handler(method, _takes(endpoint, method))
+        for endpoint, name in METHODS.items()
+        if callable(method := getattr(made, name, None))
+    }
+    if not found and callable(made):
+        words = _words(made)
+        named = [endpoint for endpoint, kind in REQUESTS.items() if kind.__name__ in words]
+        found = {endpoint: Handler(made, _takes(endpoint, made)) for endpoint in named}
+    if not found:
+        raise TypeError(
+            "a callable for openai: true needs a method chat, complete or embed, or a parameter annotated "
+            "with ChatRequest, CompletionRequest or EmbeddingRequest of gpuserve.openai"
+        )
+    return found
+
+
+def _takes(endpoint: Endpoint, function: Callable[..., Any]) -> Takes:
+    words = _words(function)
+    if endpoint is not Endpoint.EMBEDDINGS or not words & {"list", "List", "Sequence"}:
+        return Takes.REQUEST
+    return Takes.TEXTS if "str" in words else Takes.REQUESTS
+
+
+def _words(function: Callable[..., Any]) -> set[str]:
+    """The names in the annotation of the first parameter. They need not mean anything where it is called: a
+    function that travelled here has left behind what only its annotations name.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        return set()
+    annotation = parameters[0].annotation if parameters else ""
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return {annotation.__name__}
+    return set(re.findall(r"\w+", str(annotation)))

@@ -1,0 +1,362 @@
+"""OpenAI's requests and answers without a server: bodies read, texts cut, vectors written."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.errors import InvalidArgument, NotFound, QueueFull, Unavailable, inner_code, request_error
+from gpuserve.front.doors.openai import errors
+from gpuserve.front.doors.openai.requests import parsed
+from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest, Token, Usage
+from gpuserve.openai.choice import Choice
+from gpuserve.openai.embeddings import answer, cut_apart
+from gpuserve.openai.given import each_given, merged
+from gpuserve.openai.handlers import Endpoint, Takes, handlers_of
+from gpuserve.openai.model import adapted
+from gpuserve.openai.requests import each_answer, parse
+from gpuserve.openai.stops import StopText
+from gpuserve_worker.calling.request import Request
+
+# ---- stop sequences --------------------------------------------------------------------------------
+
+
+def until(text: str, stops: list[str]) -> tuple[str, bool]:
+    """What is before the stop sequence that is complete first, and whether there is one."""
+    for end in range(1, len(text) + 1):
+        found = [one for one in stops if text[:end].endswith(one)]
+        if found:
+            return text[: end - max(map(len, found))], True
+    return text, False
+
+
+@given(
+    st.lists(st.text("ab", max_size=4), max_size=8),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
+def test_a_text_ends_where_its_first_stop_is_complete_however_it_is_cut(
+    pieces: list[str], stops: list[str]
+) -> None:
+    cut = StopText(stops)
+    left = ""
+    for piece in pieces:
+        left += cut.feed(piece)
+        if cut.found:
+            break
+        assert until("".join(pieces), stops)[0].startswith(left), "what has left cannot be taken back"
+    left += "" if cut.found else cut.rest()
+    assert (left, cut.found) == until("".join(pieces), stops)
+
+
+def test_only_what_may_begin_a_stop_is_held_back() -> None:
+    cut = StopText(["END", "DONE"])
+    assert [cut.feed(one) for one in ("so E", "N", "s", " D", "ON", "T")] == [
+        "so ",
+        "",
+        "ENs",
+        " ",
+        "",
+        "DONT",
+    ]
+
+
+# ---- one answer ------------------------------------------------------------------------------------
+
+
+def texts(choice: Choice, given_: list[Any]) -> str:
+    made = ""
+    for one in given_:
+        delta = choice.take(one)
+        made += delta.text if delta else ""
+        if choice.over:
+            assert delta is not None
+            return f"{made}|{delta.finish_reason}"
+    end = choice.end()
+    return f"{made}{end.text}|{end.finish_reason}"
+
+
+def test_an_answer_ends_at_its_limit_its_stop_or_its_end() -> None:
+    assert texts(Choice(2, ()), ["a", "b", "c"]) == "ab|length"
+    assert texts(Choice(None, ["b"]), ["ab", "c"]) == "a|stop"
+    assert texts(Choice(5, ["cd"]), ["a", "c"]) == "ac|stop"
+    assert texts(Choice(5, ()), ["a", Token("b", finish_reason="content_filter"), "c"]) == "ab|content_filter"
+    counted = Choice(None, ())
+    texts(counted, ["a", Token("bc", count=2), Usage(prompt_tokens=9)])
+    assert counted.usage == (9, 3)
+
+
+def test_what_is_no_text_is_an_error() -> None:
+    with pytest.raises(TypeError, match="gives str, Token, ToolCall or Usage, but one gave int"):
+        Choice(None, ()).take(5)
+    with pytest.raises(ValueError, match="finish_reason must be one of"):
+        Choice(None, ()).take(Token("a", finish_reason="tired"))
+
+
+# ---- bodies ----------------------------------------------------------------------------------------
+
+
+def chat(**more: Any) -> ChatRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **more}
+    return parse(ChatRequest, json.dumps(body).encode(), {})
+
+
+def test_nulls_are_what_is_not_said() -> None:
+    members = (
+        "stop",
+        "n",
+        "stream",
+        "max_tokens",
+        "temperature",
+        "logprobs",
+        "stream_options",
+        "tools",
+        "seed",
+    )
+    assert chat(**dict.fromkeys(members)) == chat()
+    assert (chat().n, chat().stop, chat().token_limit) == (1, (), None)
+
+
+def test_messages_in_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat(messages=[{"role": "user", "content": parts}]).messages[0].text == "ab"
+    image = chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])
+    with pytest.raises(BadRequest, match="messages: this model reads text, not image_url"):
+        _ = image.messages[0].text
+    assert image.conversation()[0]["content"][0]["type"] == "image_url"
+
+
+def test_each_answer_has_one_prompt_and_a_seed_of_its_own() -> None:
+    body = b'{"model": "m", "prompt": ["a", "b"], "n": 2, "seed": 5}'
+    each = each_answer(parse(CompletionRequest, body, {}))
+    assert [(one.prompt, one.seed, one.n) for one in each] == [
+        ("a", 5, 1),
+        ("a", 6, 1),
+        ("b", 5, 1),
+        ("b", 6, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "text"),
+    [
+        (CompletionRequest, {}, "prompt: field required"),
+        (CompletionRequest, {"prompt": []}, "prompt: expected a string, a list of strings"),
+        (CompletionRequest, {"prompt": ["a", [1]]}, "prompt: expected a string, a list of strings"),
+        (CompletionRequest, {"prompt": "a", "best_of": 2}, "best_of: every answer that is made is given"),
+        (CompletionRequest, {"prompt": ["a"] * 200, "n": 2}, "prompt: expected at most 256 answers"),
+        (CompletionRequest, {"prompt": [1], "echo": True}, "echo: only a prompt of text"),
+        (EmbeddingRequest, {"input": ["a"] * 2049}, "input: expected at most 2048 of them, given 2049"),
+        (EmbeddingRequest, {"input": [True]}, "input: expected a string"),
+        (EmbeddingRequest, {"input": "a", "encoding_format": "hex"}, "encoding_format: input should be"),
+        (EmbeddingRequest, {"input": "a", "dimensions": 0}, "dimensions: input should be greater"),
+    ],
+)
+def test_a_wrong_body(kind: Any, more: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadRequest) as found:
+        parse(kind, json.dumps({"model": "m", **more}).encode(), {})
+    assert str(found.value).startswith(text)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+MEMBERS = st.sampled_from([*ChatRequest.model_fields, "prompt", "input", "suffix", "echo", "dimensions"])
+
+
+@given(
+    st.sampled_from([ChatRequest, CompletionRequest, EmbeddingRequest]),
+    st.dictionaries(MEMBERS, JSON, max_size=4),
+)
+def test_any_body_is_read_or_refused_with_a_sentence(kind: Any, more: dict[str, Any]) -> None:
+    whole = {"messages": [{"role": "user"}], "prompt": "p", "input": "i", "model": "m", **more}
+    refused = ""
+    try:
+        parse(kind, json.dumps(whole).encode(), {})
+    except BadRequest as error:
+        refused = str(error)
+    assert "\n" not in refused
+
+
+# ---- the front's part ------------------------------------------------------------------------------
+
+
+def model(*, is_openai: bool = True, size: int = 0) -> ModelSpec:
+    return ModelSpec(name="m", inputs=(), outputs=(), max_batch_size=size, openai=is_openai)
+
+
+@given(JSON, st.binary(max_size=20))
+def test_the_front_reads_where_a_body_goes_and_passes_it_on(document: Any, noise: bytes) -> None:
+    for body in (json.dumps(document).encode(), noise):
+        with pytest.raises(InvalidArgument):
+            parsed("chat", lambda _: model(), body)
+    body = json.dumps({"model": "m", "stream": True, "more": document}).encode()
+    request = parsed("chat", lambda _: model(), body)
+    assert (request.streams, request.parameters) == (True, {"endpoint": "chat"})
+    assert bytes(request.inputs[0].data) == len(body).to_bytes(4, "little") + body  # type: ignore[arg-type]
+    assert parsed("chat", lambda _: model(size=4), body).inputs[0].shape == (1, 1)
+    with pytest.raises(NotFound):
+        parsed("chat", lambda _: model(is_openai=False), body)
+
+
+def test_errors_have_openais_form_and_statuses() -> None:
+    told = [
+        errors.failure(one) for one in (InvalidArgument("n: too many"), QueueFull("full"), Unavailable("x"))
+    ]
+    assert [one.head.status for one in told] == [400, 429, 503]
+    assert [(b"retry-after", b"1") in one.head.headers for one in told] == [False, True, True]
+    assert json.loads(told[0].body)["error"] == {
+        "message": "n: too many",
+        "type": "invalid_request_error",
+        "param": "n",
+        "code": None,
+    }
+    again = request_error(inner_code(QueueFull("full")), "full")
+    assert isinstance(again, QueueFull), "a full queue is one in another process too"
+
+
+# ---- callables -------------------------------------------------------------------------------------
+
+
+def of_chat(request: ChatRequest) -> str:
+    return request.messages[0].text
+
+
+def of_both(request: ChatRequest | CompletionRequest) -> str:
+    return request.model
+
+
+class OfTexts:
+    def embed(self, texts: list[str]) -> Any:
+        return np.array([[len(one)] for one in texts], np.float32)
+
+
+class OfRequests:
+    def embed(self, requests: list[EmbeddingRequest]) -> Any:
+        return [np.zeros((len(one.inputs), 2)) for one in requests]
+
+
+def test_what_a_callable_answers() -> None:
+    assert list(handlers_of(of_chat)) == [Endpoint.CHAT]
+    assert list(handlers_of(of_both)) == [Endpoint.CHAT, Endpoint.COMPLETIONS]
+    assert handlers_of(OfTexts())[Endpoint.EMBEDDINGS].takes is Takes.TEXTS
+    assert handlers_of(OfRequests())[Endpoint.EMBEDDINGS].takes is Takes.REQUESTS
+    with pytest.raises(TypeError, match="needs a method chat, complete or embed"):
+        handlers_of(lambda requests: requests)
+
+
+def asked(*bodies: Any) -> list[Request]:
+    return [Request({"request": np.array([[json.dumps(one).encode()]], dtype=object)}) for one in bodies]
+
+
+@pytest.mark.parametrize("made", [OfTexts, OfRequests])
+def test_a_batch_of_embeddings_in_which_one_is_wrong(made: Any) -> None:
+    good, tokens = {"model": "m", "input": ["a", "b"]}, {"model": "m", "input": [1], "dimensions": 0}
+    first, refused, last = adapted(made())(asked(good, tokens, good))
+    assert isinstance(refused, BadRequest)
+    for one in (first, last):
+        assert len(json.loads(one["response"].item())["data"]) == 2
+
+
+def test_a_batch_of_chats_in_which_one_fails() -> None:
+    async def chats(request: ChatRequest) -> str:
+        if request.messages[0].text == "bad":
+            raise BadRequest("no")
+        return request.messages[0].text
+
+    async def answers() -> list[list[Any]]:
+        bodies = [{"model": "m", "messages": [{"role": "user", "content": one}]} for one in ("a", "bad", "b")]
+        return [one async for one in adapted(chats)(asked(*bodies))]
+
+    rounds = asyncio.run(answers())
+    [refused] = [one[1] for one in rounds if one[1] is not None]
+    assert isinstance(refused, BadRequest)
+    given_ = {
+        at: json.loads(one[at]["response"].item()) for one in rounds for at in (0, 2) if one[at] is not None
+    }
+    assert [given_[at]["choices"][0]["message"]["content"] for at in (0, 2)] == ["a", "b"]
+
+
+def test_streams_are_merged_as_they_come_and_closed_together() -> None:
+    closed = []
+
+    async def stream(name: str, count: int) -> AsyncGenerator[str]:
+        try:
+            for number in range(count):
+                await asyncio.sleep(0)
+                yield f"{name}{number}"
+        finally:
+            closed.append(name)
+
+    async def all_of_them() -> list[str]:
+        return [one async for _, one in merged([stream("a", 2), stream("b", 3)])]
+
+    async def only_the_first() -> None:
+        both = merged([stream("c", 9), stream("d", 9)])
+        await anext(both)
+        await both.aclose()
+
+    assert sorted(asyncio.run(all_of_them())) == ["a0", "a1", "b0", "b1", "b2"]
+    asyncio.run(only_the_first())
+    assert sorted(closed) == ["a", "b", "c", "d"]
+
+
+def test_whatever_a_call_gave_is_given_one_by_one() -> None:
+    def generator() -> Iterator[str]:
+        yield from ("a", "b")
+
+    async def awaited() -> list[str]:
+        return ["a", "b"]
+
+    async def taken(result: Any) -> list[Any]:
+        return [one async for one in each_given(result)]
+
+    for result in (generator(), awaited(), ["a", "b"], ("a", "b")):
+        assert asyncio.run(taken(result)) == ["a", "b"]
+    assert asyncio.run(taken("whole")) == [Token("whole", 0)]
+
+
+# ---- vectors ---------------------------------------------------------------------------------------
+
+
+def embedding(**more: Any) -> EmbeddingRequest:
+    return parse(EmbeddingRequest, json.dumps({"model": "m", "input": ["a", "b"], **more}).encode(), {})
+
+
+def test_vectors_are_written_in_both_encodings() -> None:
+    vectors = np.array([[1.5, -2.0], [0.0, 3.0]], np.float64)
+    plain = json.loads(answer(embedding(), vectors))["data"]
+    assert [one["embedding"] for one in plain] == [[1.5, -2.0], [0.0, 3.0]]
+    coded = json.loads(answer(embedding(encoding_format="base64"), vectors))["data"]
+    read = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4").tolist() for one in coded]
+    assert read == [[1.5, -2.0], [0.0, 3.0]]
+
+
+def test_shorter_vectors_have_length_1_and_longer_ones_are_refused() -> None:
+    vectors = np.array([[3.0, 4.0, 9.0], [0.0, 0.0, 1.0]])
+    short = json.loads(answer(embedding(dimensions=2), vectors))["data"]
+    assert [one["embedding"] for one in short] == [pytest.approx([0.6, 0.8]), [0, 0]]
+    with pytest.raises(BadRequest, match="dimensions: this model's vectors have 3, given 4"):
+        answer(embedding(dimensions=4), vectors)
+
+
+def test_vectors_that_do_not_fit_their_inputs() -> None:
+    with pytest.raises(ValueError, match="expected 2 vectors, one for each input, got 3"):
+        answer(embedding(), np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="expected vectors of shape"):
+        answer(embedding(), np.zeros(2))
+    assert [len(one) for one in cut_apart(np.zeros((4, 2)), [embedding(), embedding()])] == [2, 2]
