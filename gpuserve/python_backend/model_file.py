@@ -7,11 +7,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from gpuserve.python_backend.errors import TritonModelException
 from gpuserve_worker.calling.callable import LoadError
+from gpuserve_worker.calling.context import ALONE, ModelContext, current_model
 from gpuserve_worker.calling.failure import log_text, log_traceback
 
 CLASS: Final = "TritonPythonModel"
@@ -30,11 +32,14 @@ class _Process:
     """What holds for all threads of this process, also those that the model starts."""
 
     model: ServedModel | None = None
+    context: ModelContext = ALONE
 
 
 def serve(model: ServedModel) -> None:
     """Let this process serve a model from now on."""
     _Process.model = model
+    with suppress(LookupError):  # made by hand
+        _Process.context = current_model()
 
 
 def served() -> ServedModel:
@@ -44,6 +49,11 @@ def served() -> ServedModel:
             "no model is served here: this only works inside a model.py that a server runs"
         )
     return _Process.model
+
+
+def context() -> ModelContext:
+    """The worker that this process is, whichever thread asks; one that has no server where there is none."""
+    return _Process.context
 
 
 def get_model_dir() -> str:

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gpuserve.python_backend.asking import ResponseIterator, ask, ask_async, ask_stream
 from gpuserve.python_backend.errors import TritonModelException
 from gpuserve.python_backend.model_file import served
 from gpuserve.python_backend.parameters import as_json, checked_parameters
+from gpuserve.python_backend.responses import InferenceResponse
 from gpuserve.python_backend.senders import InferenceResponseSender, Outlet
 from gpuserve.python_backend.tensors import Tensor, received_tensor
 from gpuserve_worker.calling.request import Request
@@ -117,6 +119,21 @@ class InferenceRequest:
         """Its parameters by name, as JSON."""
         return as_json(self._parameters)
 
+    def given_parameters(self) -> Mapping[str, Any]:
+        """Its parameters by name."""
+        return self._parameters
+
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Ask the model, and wait for its response; of a ``decoupled`` model, for each as it comes."""
+        return ask_stream(self, blocks=True) if decoupled else ask(self)
+
+    async def async_exec(
+        self,
+        decoupled: bool = False,
+    ) -> InferenceResponse | ResponseIterator:
+        """As ``exec``, while the event loop goes on."""
+        return ask_stream(self, blocks=False) if decoupled else await ask_async(self)
+
     def preferred_memory(self) -> PreferredMemory | None:
         return self._preferred_memory
 
@@ -190,6 +207,9 @@ class ReceivedRequest(InferenceRequest):
 
     def parameters(self) -> str:
         return as_json(self._origin.parameters)
+
+    def given_parameters(self) -> Mapping[str, Any]:
+        return self._origin.parameters or {}
 
     def preferred_memory(self) -> PreferredMemory | None:
         return None

@@ -14,6 +14,7 @@ from gpuserve.python_backend.datatypes import (
     triton_to_numpy_type,
 )
 from gpuserve.python_backend.errors import TritonError, TritonModelException
+from gpuserve.python_backend.metrics import Metric, MetricFamily
 from gpuserve.python_backend.model_config import ModelConfig
 from gpuserve.python_backend.model_file import get_model_dir
 from gpuserve.python_backend.requests import (
@@ -29,6 +30,7 @@ from gpuserve.python_backend.requests import (
 )
 from gpuserve.python_backend.responses import InferenceResponse, get_output_tensor_by_name
 from gpuserve.python_backend.senders import TRITONSERVER_RESPONSE_COMPLETE_FINAL, InferenceResponseSender
+from gpuserve.python_backend.serving import Logger, is_model_ready, load_model, unload_model
 from gpuserve.python_backend.tensors import Tensor, get_input_tensor_by_name
 
 __all__ = [
@@ -44,6 +46,9 @@ __all__ = [
     "InferenceResponse",
     "InferenceResponseSender",
     "InferenceTrace",
+    "Logger",
+    "Metric",
+    "MetricFamily",
     "ModelConfig",
     "PreferredMemory",
     "Tensor",
@@ -55,9 +60,12 @@ __all__ = [
     "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
+    "unload_model",
     "using_decoupled_model_transaction_policy",
 ]
