@@ -36,13 +36,16 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. ``label`` is the file's name, or what else gave the value: a variable, a flag."""
+    """One mistake. ``label`` is the file's name, or what else gave the value: a variable, a flag. ``model``
+    is the one of a repository that it is about, so that the others do not suffer for it.
+    """
 
     label: str
     message: str
     origin: Origin
     span: Span | None = None
     source_line: str = ""
+    model: str = ""
 
     def __str__(self) -> str:
         if self.span is None:

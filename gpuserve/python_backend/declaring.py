@@ -14,6 +14,8 @@ from gpuserve_worker.calling.callable import LoadError
 from gpuserve_worker.calling.failure import log_text, log_traceback
 
 _COMPLETE: Final = "auto_complete_config"
+#: Without one of them a request is a batch of its own.
+_SCHEDULERS: Final = frozenset({"dynamic_batching", "sequence_batching"})
 
 
 def completed_config(model_class: Any, config: str) -> str:
@@ -41,6 +43,7 @@ def declared_keys(config: str) -> dict[str, Any]:
         "outputs": [_tensor(one) for one in said.get("output", ())],
         "max_batch_size": int(said.get("max_batch_size", 0)),
         "decoupled": using_decoupled_model_transaction_policy(said),
+        "batching": {"merge": not _SCHEDULERS.isdisjoint(said)},
         "request_details": True,
     }
 

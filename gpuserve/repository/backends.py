@@ -4,7 +4,7 @@ have, with what to do about it. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,16 +19,42 @@ PYTORCH: Final = "pytorch"
 @dataclass(frozen=True)
 class Backend:
     """A kind of model that is served. ``files`` are the names that its file may have without being told, the
-    usual one first; ``arguments`` are its parameters that are keyword arguments of the callable, ``options``
-    what its models need besides.
+    usual one first; ``parameters`` are those of a config.pbtxt that are keyword arguments of the callable,
+    with their names there and what reads them; one that ``takes_config`` is given all of them. ``options``
+    is what its models need besides.
     """
 
     name: str
     callable: str
     files: tuple[str, ...]
-    arguments: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, tuple[str, Callable[[str], Any]]] = field(default_factory=dict)
     takes_config: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _one_of(words: Mapping[str, Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if text not in words:
+            raise ValueError(f"expected one of {', '.join(words)}, given {text!r}")
+        return words[text]
+
+    return read
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"expected a number of at least 0, given {text!r}")
+    return int(text)
+
+
+_FLAG: Final = _one_of({"0": False, "1": True, "false": False, "true": True})
+_ONNX_PARAMETERS: Final = {
+    "intra_op_thread_count": ("intra_op_num_threads", _count),
+    "inter_op_thread_count": ("inter_op_num_threads", _count),
+    "execution_mode": ("execution_mode", _one_of({"0": "sequential", "1": "parallel"})),
+    "enable_mem_arena": ("enable_cpu_mem_arena", _FLAG),
+    "enable_mem_pattern": ("enable_mem_pattern", _FLAG),
+}
 
 
 BACKENDS: Final[Mapping[str, Backend]] = {
@@ -41,8 +67,14 @@ BACKENDS: Final[Mapping[str, Backend]] = {
             takes_config=True,
             options={"request_details": True},
         ),
-        Backend(ONNXRUNTIME, "gpuserve.runtimes.onnx:OnnxModel", ("model.onnx",)),
-        Backend(PYTORCH, "gpuserve.runtimes.pytorch:PyTorchModel", ("model.pt", "model.pt2")),
+        Backend(ONNXRUNTIME, "gpuserve.runtimes.onnx:OnnxModel", ("model.onnx",), _ONNX_PARAMETERS),
+        Backend(
+            PYTORCH,
+            "gpuserve.runtimes.pytorch:PytorchModel",
+            ("model.pt", "model.pt2"),
+            {"INTRA_OP_THREAD_COUNT": ("num_threads", _count)},
+            options={"array": "torch"},
+        ),
     )
 }
 #: The older names of backends.

@@ -18,7 +18,7 @@ from gpuserve.repository.finish import finished
 from gpuserve.repository.folders import ModelFolder, RepositoryError, model_folders
 from gpuserve.repository.pbtxt import PbtxtError, parse
 from gpuserve.repository.self_description import SelfDescriptions
-from gpuserve.repository.sources import ModelProblem, RepositorySources, problem_at
+from gpuserve.repository.sources import RepositorySources, problem_at
 from gpuserve.repository.translation import Translation, translated
 
 #: What a repository says of the server, below variables and flags: the rest is served without what fails.
@@ -85,7 +85,7 @@ class RepositoryLoader:
             for folder in folders:
                 if (first := found.setdefault(folder.name, folder)) is not folder:
                     text = f"model {folder.name!r} is in {first.path} as well; expected it in one repository"
-                    broken[folder.name] = [ModelProblem(folder.path, text, Origin.FILE, model=folder.name)]
+                    broken[folder.name] = [Problem(folder.path, text, Origin.FILE, model=folder.name)]
         if problems:
             raise ConfigProblems(problems)
         return [one for name, one in found.items() if name not in broken], broken
@@ -112,7 +112,7 @@ class RepositoryLoader:
             if not problems:
                 return finished(configuration, translations, broken)
             for one in problems:
-                if not isinstance(one, ModelProblem):
+                if not one.model:
                     raise ConfigProblems([*_all(broken), *problems])
                 broken.setdefault(one.model, []).append(one)
             translations = [one for one in translations if one.folder.name not in broken]
@@ -172,12 +172,12 @@ class _Reading:
 
 def _translated(folder: ModelFolder, has_gpu: Callable[[], bool]) -> Translation | Problem:
     if folder.problem:
-        return ModelProblem(folder.label, folder.problem, Origin.FILE, model=folder.name)
+        return Problem(folder.label, folder.problem, Origin.FILE, model=folder.name)
     try:
         return translated(folder, parse(folder.config or ""), has_gpu)
     except PbtxtError as error:
         line = (folder.config or "").split("\n")[error.span.line - 1]
-        return ModelProblem(folder.label, str(error), Origin.FILE, error.span, line, folder.name)
+        return Problem(folder.label, str(error), Origin.FILE, error.span, line, folder.name)
 
 
 def _all(broken: Broken) -> list[Problem]:

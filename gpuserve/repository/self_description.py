@@ -15,6 +15,7 @@ from gpuserve.repository.draft import Remark
 from gpuserve.repository.folders import revision
 from gpuserve.repository.sources import problem_at
 from gpuserve.repository.translation import Translation
+from gpuserve.runtimes.table import source_of
 
 if TYPE_CHECKING:
     from gpuserve.describe.asking import Answer
@@ -50,11 +51,11 @@ class SelfDescriptions:
             return
         from gpuserve.describe.asking import Question, ask  # most repositories have nothing to ask
 
-        entries = [one.entries[-1] for one in new.values()]
-        questions = [
-            Question(one["callable"], ".", one["kwargs"], True if one.get("decoupled") else None)
-            for one in entries
-        ]
+        questions = []
+        for entry in (one.entries[-1] for one in new.values()):
+            path, kwargs = source_of(entry["callable"], entry["kwargs"], ".")
+            decoupled = True if entry.get("decoupled") else None
+            questions.append(Question(path, ".", kwargs, decoupled, entry.get("python", "")))
         self._answers.update(zip(new, ask(questions), strict=True))
 
 

@@ -20,13 +20,6 @@ _ENTRY: Final = re.compile(r"models\[(\d+)\]")
 
 
 @dataclass(frozen=True)
-class ModelProblem(Problem):
-    """What is wrong with one model of a repository, which the others do not suffer for."""
-
-    model: str = ""
-
-
-@dataclass(frozen=True)
 class RepositorySources(Sources):
     """``models`` has, for each entry, the folder and the draft that it came from."""
 
@@ -47,11 +40,11 @@ class RepositorySources(Sources):
         return f"model {self.models[int(found[1])][1].name!r}"
 
 
-def problem_at(folder: ModelFolder, draft: Draft, remark: Remark, *, at_name: bool = False) -> ModelProblem:
+def problem_at(folder: ModelFolder, draft: Draft, remark: Remark, *, at_name: bool = False) -> Problem:
     """A sentence about a field, at its place in the config.pbtxt."""
     text = remark.text
     if folder.config is None:
-        return ModelProblem(folder.label, text, Origin.FILE, model=folder.name)
+        return Problem(folder.label, text, Origin.FILE, model=folder.name)
     span = draft.pbtxt.span(remark.path, at_name=at_name or not draft.pbtxt.has(*remark.path))
     line = draft.pbtxt.line(span.line) if remark.path else ""
-    return ModelProblem(folder.label, text, Origin.FILE, span, line, folder.name)
+    return Problem(folder.label, text, Origin.FILE, span, line, folder.name)

@@ -22,9 +22,13 @@ from gpuserve.repository.instances import place_instances
 from gpuserve.repository.pbtxt import Pbtxt
 from gpuserve.repository.scheduling import datatype, schedule
 from gpuserve.repository.warmups import warm_up
+from gpuserve.runtimes.table import runtime_of
 
 #: The version of an ensemble that has no version folder: it has nothing to put there.
 _ONLY: Final = 1
+#: The parameter by which a Python model names its environment, and what stands for its folder in it.
+_ENVIRONMENT: Final = "EXECUTION_ENV_PATH"
+_MODEL_FOLDER: Final = "$$TRITON_MODEL_DIRECTORY"
 _TENSORS: Final = {"inputs": "input", "outputs": "output"}
 
 
@@ -182,17 +186,39 @@ def _source(draft: Draft, backend: Backend, folder: ModelFolder, version: int) -
             "file": found,
             "config": config_json(draft, backend),
         }
-    else:
-        arguments = {"file": folder.file(version, found), **_parameters(draft, backend)}
-    return {"callable": backend.callable, "kwargs": arguments, **backend.options}
+        return {
+            "callable": backend.callable,
+            "kwargs": arguments,
+            **_environment(draft, folder),
+            **backend.options,
+        }
+    path, arguments = folder.file(version, found), _parameters(draft, backend)
+    known = runtime_of(path)
+    if known is None or known.path != backend.callable:  # its name does not say what it is
+        return {"callable": backend.callable, "kwargs": {"file": path, **arguments}, **backend.options}
+    return {"callable": path, "kwargs": arguments, **backend.options}
+
+
+def _environment(draft: Draft, folder: ModelFolder) -> dict[str, str]:
+    """The Python environment of the workers, where the model names one."""
+    if _ENVIRONMENT not in draft.message.parameters:
+        return {}
+    path = draft.message.parameters[_ENVIRONMENT].string_value
+    draft.came(("python",), ("parameters", _ENVIRONMENT))
+    whole = path.replace(_MODEL_FOLDER, os.path.abspath(folder.path))
+    return {"python": os.path.join(os.path.abspath(folder.path), whole)}
 
 
 def _parameters(draft: Draft, backend: Backend) -> dict[str, Any]:
     """The parameters of a backend that its callable takes as arguments; the others are noted."""
     found: dict[str, Any] = {}
     for name, value in draft.message.parameters.items():
-        if name in backend.arguments:
-            found[backend.arguments[name]] = value.string_value
+        if name in backend.parameters:
+            argument, read = backend.parameters[name]
+            try:
+                found[argument] = read(value.string_value)
+            except ValueError as error:
+                draft.fault(("parameters", name), f"parameter {name!r}: {error}")
         else:
             draft.note(
                 ("parameters", name),

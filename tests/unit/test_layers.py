@@ -184,7 +184,7 @@ ALLOWED = {
     "gpuserve/python_backend/importable": "gpuserve/python_backend",
     "gpuserve/repository":
         "gpuserve/config gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
-        "gpuserve/front/v2 gpuserve/options gpuserve/placement gpuserve/settings",
+        "gpuserve/front/v2 gpuserve/options gpuserve/placement gpuserve/runtimes gpuserve/settings",
     "gpuserve/runtimes":
         "gpuserve/decorators gpuserve/errors gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/runtimes",

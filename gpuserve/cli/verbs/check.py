@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,8 +53,9 @@ def check(
     models = configuration.models if absent else devices.place(configuration.models)
     for line in configuration.remarks:
         sys.stderr.write(f"{line}\n")
-    shown = [_summary(model) for model in models]
-    _report(as_json, config, [*wrong, *absent], shown, even_so=bool(configuration.broken))
+    lost = {one.model for one in wrong}
+    shown = [_summary(model) for model in models if model.name not in lost]
+    _report(as_json, config, [*wrong, *absent], shown, even_so=os.path.isdir(config))
     if wrong:
         raise typer.Exit(ExitCode.BAD_CONFIG)
     if absent:

@@ -97,7 +97,7 @@ def _check_folders(folders: list[str], model_flags: CallableFlags) -> None:
             param_hint="TARGET",
         )
     for one in folders:
-        if os.path.isfile(one) or is_callable_path(one):
+        if os.path.isfile(one) or ":" in one:
             raise typer.BadParameter(
                 f"expected model repositories, which are folders, given {one!r}; only those can be several",
                 param_hint="TARGET",

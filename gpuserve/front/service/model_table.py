@@ -197,7 +197,7 @@ class ModelTable:
         said = {version: (state, reason) for version, state, reason in self._states.get(name, ())}
         served = self._versions.get(name, {})
         if not served and said.keys() == {0}:
-            return [IndexEntry(name)]
+            return [IndexEntry(name, "", *said[0])]  # its versions are not known
         entries = []
         for version in sorted((said.keys() | served.keys()) - {0}):
             state, reason = said.get(version, ("", ""))
