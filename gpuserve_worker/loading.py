@@ -43,7 +43,7 @@ def load_model(init: Init, reporter: Reporter) -> Model:
     plain = kind_of(made) is CallableKind.PLAIN
     slots = 1 if plain else init.concurrency or DEFAULT_CONCURRENCY
     concurrent = init.decoupled or not plain
-    return Model(context, made, path, init.strict, init.read_only_inputs, slots, concurrent)
+    return Model(context, made, path, init.strict, init.exact, init.read_only_inputs, slots, concurrent)
 
 
 def new_loop(link: Link, model: Model, reporter: Reporter) -> WorkerLoop:

@@ -63,7 +63,8 @@ def model(path: str, **changes: Any) -> wire.Init:
         preferred_batch_sizes=(),
         decoupled=False,
         concurrency=0,
-        strict=False,
+        strict=True,
+        exact=False,
         read_only_inputs=False,
         warmup=(),
     )

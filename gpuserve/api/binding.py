@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from gpuserve.api.pickling import described, pickled_source
 from gpuserve.declare import openai
@@ -26,6 +26,9 @@ from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
 from gpuserve.options import checked, rows
 from gpuserve_worker.calling.callable import YIELDING, LoadError, kind_of
 
+#: The ``strict`` of PyTriton's programs.
+EXACT: Final = "exact"
+
 
 def model_spec(
     model_name: str,
@@ -34,7 +37,7 @@ def model_spec(
     outputs: Sequence[Tensor] | None,
     model_version: int,
     config: ModelConfig | None,
-    strict: bool,
+    strict: bool | str,
     isolation: str,
     concurrency: int | None = None,
     on_unrecoverable: str = SHUTDOWN,
@@ -58,6 +61,7 @@ def model_spec(
     if problem := device_problem(array_kind(config.array, inputs), devices):
         raise BindError(f"device: {problem}")
     options["max_batch_size"], options["batching"], options["queue"] = batching_of(config)
+    options["exact"] = strict == EXACT
     spec = whole_model(
         model_name,
         inputs,

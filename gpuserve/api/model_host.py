@@ -81,7 +81,7 @@ class ModelHost(abc.ABC):
         outputs: Sequence[Tensor] | None = None,
         model_version: int = 1,
         config: ModelConfig | None = None,
-        strict: bool = False,
+        strict: bool | Literal["exact"] = True,
         *,
         device: str | Sequence[str] = "cpu",
         isolation: Literal["process", "thread"] = "process",
@@ -95,7 +95,8 @@ class ModelHost(abc.ABC):
             infer_func: a callable, or several: one instance each, requests go to whichever has room.
             inputs, outputs: without the batch axis where the model batches; None: as the callable says of
                 itself, by its attributes. Without a config so are batches, arrays and generators.
-            strict: answers that do not fit ``outputs`` in name, dtype or shape are errors.
+            strict: answers that do not fit ``outputs`` in name, dtype or shape are errors; only what is safe
+                is cast. False casts whatever can be, "exact" nothing: those are PyTriton's two.
             device: "cpu", "cuda:0", …, "cuda:*" for one instance on every GPU, or the UUID of a GPU or MIG
                 instance. A list gives each of several callables its own, or one callable an instance on each.
             isolation: "process" sends the callable to a worker process with cloudpickle; "thread"

@@ -420,7 +420,8 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
 
     ``concurrency`` 0 leaves it to the worker, which knows what kind its callable is. ``array`` is the kind of
     array that the callable is given. ``warmup`` is what ``wire.Init.warmup`` says. An ensemble has ``steps``,
-    and no ``instances``.
+    and no ``instances``. ``exact``: it is as strict as PyTriton is, which casts nothing and lets outputs
+    be left out.
     """
 
     name: str
@@ -446,7 +447,11 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
         most=MAX_CONCURRENCY,
         nullable=True,
     )
-    strict: bool = option(False, "Whether the outputs are checked against their declaration.")
+    strict: bool = option(
+        True,
+        "Whether outputs that do not fit their declaration are errors: another name, one left out, a dtype "
+        "that is not cast safely, another shape. false: cast, dropped or sent as they are.",
+    )
     decoupled: bool = option(
         False,
         "Whether a request is answered by any number of responses, as they are produced.",
@@ -467,6 +472,7 @@ class ModelSpec(ModelOptions):  # type: ignore[misc]  # its base is frozen too, 
     sequence: SequenceBatching = NO_SEQUENCES
     labels: tuple[LabelSpec, ...] = ()
     steps: tuple[StepSpec, ...] = ()
+    exact: bool = False
 
     @property
     def is_ensemble(self) -> bool:

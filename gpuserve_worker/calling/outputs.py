@@ -1,12 +1,24 @@
 """From what an inference callable returned to tensors on the wire. ``OutputRules.check`` reads and converts
 it by the declared outputs: all that touches objects of the user happens there, so whatever it raises is the
 callable's failure. ``OutputWriter.write`` then only copies bytes.
+
+What is held against a declaration, by ``strict`` and ``exact`` of the model:
+
+==========================  =========================  ==============  ==============
+of an output                strict                     strict, exact   not strict
+==========================  =========================  ==============  ==============
+its name is not declared    error                      error           dropped, or by position where none is
+it is declared, not there   error, but in streams      left out        left out
+its dtype is another        cast where numpy says      error           cast
+                            that is safe, else error
+its shape does not fit      error                      error           as it is
+==========================  =========================  ==============  ==============
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -95,6 +107,7 @@ class OutputRules:
         *,
         batching: bool,
         strict: bool,
+        exact: bool = False,
         decoupled: bool = False,
         reader: DeviceReader | None = None,
         tell: Callable[[str], object] = str,
@@ -107,7 +120,12 @@ class OutputRules:
         self._dtypes = {spec.name: numpy_dtype(spec.datatype) for spec in specs}
         self._batching = batching
         self._strict = strict
+        self._casting: Final = "equiv" if exact else "safe"
+        #: Whether every output has to be there that is not left out on request.
+        self._complete = strict and not (exact or decoupled)
         self._decoupled = decoupled
+        #: The last shape of each output that was found to fit: mostly the next one is the same.
+        self._fitting: dict[str, tuple[int, ...]] = {}
 
     def check(self, result: Any, requests: Sequence[WireRequest], *, apart: bool = False) -> BatchAnswers:
         """The answers in what the callable returned for these requests, each request's by itself where
@@ -158,15 +176,6 @@ class OutputRules:
             ]
         )
 
-    def _check_parameters(self, response: Response) -> None:
-        for key, value in response.parameters.items():
-            if not (isinstance(key, str) and is_parameter(key) and is_parameter(value)):
-                given = f"the {type(value).__name__} {repr(value)[:_SHOWN]}"
-                raise OutputError(
-                    f"Response parameter {repr(key)[:_SHOWN]} of model {self._model!r} is {given}: expected "
-                    f"{PARAMETER}, by a name that is a str"
-                )
-
     def _whole(self, result: BatchedOutputs, requests: Sequence[WireRequest]) -> list[CheckedOutput] | None:
         """The outputs of the batch as one; None where the requests must be told apart."""
         if result.rows != tuple([one[0] for one in requests]):
@@ -188,7 +197,11 @@ class OutputRules:
                     found.append(self._output(spec, named[spec.name], rows))
                 except ElementError:  # those of other requests may be right
                     apart = True
-        return None if apart else found
+        if apart:
+            return None
+        if self._complete and len(found) < len(wanted):
+            self._refuse_absent(found)
+        return found
 
     def _elements(self, result: Any, count: int) -> Sequence[Any]:
         if not isinstance(result, Sequence) or isinstance(result, (str, bytes, bytearray, memoryview)):
@@ -213,7 +226,7 @@ class OutputRules:
             return None
         data = element.data if isinstance(element, Request) else element
         if isinstance(data, Response):
-            self._check_parameters(data)
+            _check_parameters(self._model, data)
         if not isinstance(data, Mapping):
             raise OutputError(
                 f"Each response of the inference callable of model {self._model!r} must be a mapping of "
@@ -231,11 +244,14 @@ class OutputRules:
                     "the request asks for",
                 )
         wanted = requested or self._names
-        return [
+        found = [
             self._output(spec, named[spec.name], rows)
             for spec in self._specs
             if spec.name in wanted and spec.name in named
         ]
+        if self._complete and not requested and len(found) < len(wanted):
+            self._refuse_absent(found)
+        return found
 
     def _by_declared_name(self, data: Mapping[Any, Any]) -> Mapping[str, Any]:
         """The returned values by declared name; by position where no name is a declared one."""
@@ -252,6 +268,14 @@ class OutputRules:
         if len(data) == len(self._names):
             return dict(zip(self._names, data.values(), strict=True))
         raise OutputError(f"None of the returned outputs {_list(unknown)} is declared; {self._declared()}")
+
+    def _refuse_absent(self, found: Sequence[CheckedOutput]) -> NoReturn:
+        there = {one.name for one in found}
+        absent = next(name for name in self._names if name not in there)
+        raise OutputError(
+            f"The inference callable of model {self._model!r} returned no output {absent!r}, which the model "
+            "declares"
+        )
 
     def _declared(self) -> str:
         return f"model {self._model!r} declares {_list(self._names)}"
@@ -271,7 +295,9 @@ class OutputRules:
                 f"its input has, but its shape is {shape}"
             )
         if self._strict:
-            self._check_shape(spec, shape[1:] if self._batching else shape)
+            inner = shape[1:] if self._batching else shape
+            if inner != self._fitting.get(spec.name):
+                self._check_shape(spec, inner)
         dtype = self._dtypes[spec.name]
         if spec.datatype == BYTES:
             encoded = self._encoded(spec, array)
@@ -328,10 +354,13 @@ class OutputRules:
             raise OutputError(f"{self._of(spec)} cannot be made an array: {client_text(error)}") from error
 
     def _from_python(self, spec: TensorSpec, array: NDArray[Any]) -> NDArray[Any]:
-        """Numbers of Python have no width of their own, so the declared one is theirs in strict mode."""
+        """Numbers of Python have no width of their own, so the declared one is theirs in strict mode, where
+        it can hold them.
+        """
         dtype = self._dtypes[spec.name]
-        numeric = array.dtype.kind in _NUMERIC_KINDS
-        if self._strict and numeric and np.can_cast(array.dtype, dtype, "same_kind"):
+        if not self._strict or array.dtype.kind not in _NUMERIC_KINDS:
+            return array
+        if np.can_cast(array.dtype, dtype, "same_kind") or _holds(dtype, array):
             return array.astype(dtype)
         return array
 
@@ -341,6 +370,7 @@ class OutputRules:
             raise OutputError(
                 f"{self._of(spec)} must have shape {spec.shape}{axis}, but the callable returned {shape}"
             )
+        self._fitting[spec.name] = shape
 
     def _encoded(self, spec: TensorSpec, array: NDArray[Any]) -> bytes:
         if array.dtype.kind not in _BYTES_KINDS:
@@ -351,7 +381,7 @@ class OutputRules:
             raise ElementError(f"{self._of(spec)}: {error}") from None
 
     def _castable(self, spec: TensorSpec, array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-        if self._strict and array.dtype.newbyteorder("=") != dtype:
+        if self._strict and not np.can_cast(array.dtype, dtype, self._casting):
             raise self._wrong_dtype(spec, array)
         if array.dtype.kind in _NUMERIC_KINDS or array.dtype.name == "bfloat16":
             return array
@@ -364,13 +394,36 @@ class OutputRules:
 
     def _wrong_dtype(self, spec: TensorSpec, array: NDArray[Any]) -> OutputError:
         expected = "bytes or str" if spec.datatype == BYTES else self._dtypes[spec.name].name
+        hint = ""
+        if self._strict and spec.datatype != BYTES and array.dtype.kind in _NUMERIC_KINDS:
+            hint = f", which is not cast without being asked: return it as {expected}, or say strict: false"
         return OutputError(
             f"{self._of(spec)} must be {spec.datatype} ({expected}), but the callable returned "
-            f"an array of {array.dtype.name}"
+            f"an array of {array.dtype.name}{hint}"
         )
 
     def _of(self, spec: TensorSpec) -> str:
         return f"Output {spec.name!r} of model {self._model!r}"
+
+
+def _check_parameters(model: str, response: Response) -> None:
+    for key, value in response.parameters.items():
+        if not (isinstance(key, str) and is_parameter(key) and is_parameter(value)):
+            given = f"the {type(value).__name__} {repr(value)[:_SHOWN]}"
+            raise OutputError(
+                f"Response parameter {repr(key)[:_SHOWN]} of model {model!r} is {given}: expected "
+                f"{PARAMETER}, by a name that is a str"
+            )
+
+
+def _holds(dtype: np.dtype[Any], array: NDArray[Any]) -> bool:
+    """Whether every integer of an array is one of this type."""
+    if not array.size:
+        return True
+    if dtype.kind not in "iu" or array.dtype.kind not in "iu":
+        return False
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= array.min() and array.max() <= limits.max)
 
 
 def _only(each: Sequence[list[CheckedOutput] | WireFailure | None]) -> list[CheckedOutput] | None:

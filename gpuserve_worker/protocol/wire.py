@@ -70,7 +70,8 @@ class Init(NamedTuple):
     "/models", "kwargs": {…}}`` or ``{"pickle": b"…", "sys_path": […]}`` (cloudpickle, written by the
     ``bind()`` of the same user, never by a client; the paths are where that program finds its modules), or
     empty for a worker that is a thread and has its callable. Tensors are ``[name, datatype, shape, optional,
-    memory]``. ``concurrency`` 0: as the kind of the callable asks for. A warm-up is ``(name, batch size,
+    memory]``. ``concurrency`` 0: as the kind of the callable asks for. What ``strict`` and ``exact`` say of
+    outputs: ``calling/outputs.py``. A warm-up is ``(name, batch size,
     count, inputs)``, with ``(name, datatype, shape, "zero", "random" or "file", path)`` for each input.
     ``device`` is "cpu", or "cuda:0" in a process that sees one GPU. ``array`` is the kind of array that
     inputs come as: "numpy", "cupy" or "torch". The worker keeps to ``cpus`` (all, where empty) and takes its
@@ -91,6 +92,7 @@ class Init(NamedTuple):
     decoupled: bool
     concurrency: int
     strict: bool
+    exact: bool
     read_only_inputs: bool
     warmup: tuple[Any, ...]
     array: str = "numpy"

@@ -86,6 +86,7 @@ class Execution:
             model.context.outputs,
             batching=model.context.batching,
             strict=model.strict,
+            exact=model.exact,
             decoupled=model.context.decoupled,
             reader=model.path.reader,
             tell=reporter.error,

@@ -20,6 +20,7 @@ class Model(NamedTuple):
     call: InferenceCallable
     path: WorkerDevicePath
     strict: bool
+    exact: bool
     read_only_inputs: bool
     slots: int = 1
     concurrent: bool = False

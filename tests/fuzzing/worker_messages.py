@@ -15,7 +15,22 @@ BORROWED = wire.WireTensor("w", "INT8", (4,), wire.Loan(9, 0, 4))
 REQUEST = wire.WireRequest(1, {}, ("z",), (("z", wire.Place(3, 8, 4)),), ("s", True, False))
 MESSAGES: list[wire.Message] = [
     wire.Init(
-        2, "m", 2, "cpu#0", "cpu", {"path": "a.py:b", "kwargs": {}}, (), (), 8, (4,), True, 2, True, False, ()
+        2,
+        "m",
+        2,
+        "cpu#0",
+        "cpu",
+        {"path": "a.py:b", "kwargs": {}},
+        (),
+        (),
+        8,
+        (4,),
+        True,
+        2,
+        True,
+        False,
+        False,
+        (),
     ),
     wire.Stop(),
     wire.Phase("loading"),

@@ -132,7 +132,14 @@ class TritonBase(abc.ABC):
         isolation: Any = os.environ.get(ISOLATION_VARIABLE) or "thread"
         with pytriton_errors():
             self._host.bind(
-                model_name, infer_func, inputs, outputs, model_version, config, strict, isolation=isolation
+                model_name,
+                infer_func,
+                inputs,
+                outputs,
+                model_version,
+                config,
+                "exact" if strict else False,
+                isolation=isolation,
             )
 
     @abc.abstractmethod

@@ -281,6 +281,7 @@ def _init(spec: ModelSpec, instance: InstanceSpec, lent_limit_nbytes: int) -> wi
         spec.decoupled,
         spec.concurrency,
         spec.strict,
+        spec.exact,
         spec.read_only_inputs,
         spec.warmup,
         spec.array,
