@@ -7,12 +7,14 @@ What is held against a declaration, by ``strict`` and ``exact`` of the model:
 ==========================  =========================  ==============  ==============
 of an output                strict                     strict, exact   not strict
 ==========================  =========================  ==============  ==============
-its name is not declared    error                      error           dropped, or by position where none is
+its name is not declared    error                      error           by position where none is, else dropped
 it is declared, not there   error, but in streams      left out        left out
 its dtype is another        cast where numpy says      error           cast
                             that is safe, else error
 its shape does not fit      error                      error           as it is
 ==========================  =========================  ==============  ==============
+
+Names in a ``Request`` that is returned are those of inputs: it goes by position, strict or not.
 """
 
 from __future__ import annotations
@@ -224,7 +226,8 @@ class OutputRules:
             return failure_of(element)
         if element is None and self._decoupled:
             return None
-        data = element.data if isinstance(element, Request) else element
+        is_request = isinstance(element, Request)
+        data = element.data if is_request else element
         if isinstance(data, Response):
             _check_parameters(self._model, data)
         if not isinstance(data, Mapping):
@@ -235,7 +238,7 @@ class OutputRules:
         requested = request[2]
         # A response of a stream need not be as long as its request: it may be the next few words.
         rows = request[0] if self._batching and not self._decoupled else None
-        named = self._by_declared_name(data)
+        named = self._by_declared_name(data, is_request)
         for name in requested:
             if name not in named:
                 return WireFailure(
@@ -253,15 +256,17 @@ class OutputRules:
             self._refuse_absent(found)
         return found
 
-    def _by_declared_name(self, data: Mapping[Any, Any]) -> Mapping[str, Any]:
-        """The returned values by declared name; by position where no name is a declared one."""
+    def _by_declared_name(self, data: Mapping[Any, Any], is_request: bool = False) -> Mapping[str, Any]:
+        """The returned values by declared name; by position where no name is a declared one. The names in a
+        request are those of inputs, and nobody meant them to be outputs'.
+        """
         unknown = [name for name in data if name not in self._dtypes]
         if not unknown:
             return data
         for name in unknown:
             if not isinstance(name, str):
                 raise OutputError(f"An output of model {self._model!r} is named {name!r}: names must be str")
-        if self._strict:
+        if self._strict and not is_request:
             raise OutputError(f"Output {unknown[0]!r} is not declared; {self._declared()}")
         if len(unknown) < len(data):
             return data
@@ -360,9 +365,7 @@ class OutputRules:
         dtype = self._dtypes[spec.name]
         if not self._strict or array.dtype.kind not in _NUMERIC_KINDS:
             return array
-        if np.can_cast(array.dtype, dtype, "same_kind") or _holds(dtype, array):
-            return array.astype(dtype)
-        return array
+        return array.astype(dtype) if _holds(dtype, array) else array
 
     def _check_shape(self, spec: TensorSpec, shape: tuple[int, ...]) -> None:
         if not fits_shape(shape, spec.shape):
@@ -417,11 +420,11 @@ def _check_parameters(model: str, response: Response) -> None:
 
 
 def _holds(dtype: np.dtype[Any], array: NDArray[Any]) -> bool:
-    """Whether every integer of an array is one of this type."""
+    """Whether every number of an array is one of this type, of integers by their values."""
     if not array.size:
         return True
     if dtype.kind not in "iu" or array.dtype.kind not in "iu":
-        return False
+        return np.can_cast(array.dtype, dtype, "same_kind")
     limits = np.iinfo(dtype)
     return bool(limits.min <= array.min() and array.max() <= limits.max)
 

@@ -245,8 +245,8 @@ MODELS: dict[str, dict[str, Any]] = {
         **FLOATS_IN_AND_OUT,
         "config": ModelConfig(max_batch_size=4, batcher=PREFERRED),
     },
-    "strict": {**UNFIT, "strict": True},
-    "lenient": UNFIT,
+    "strict": UNFIT,
+    "lenient": {**UNFIT, "strict": False},
 }
 
 

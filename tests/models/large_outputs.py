@@ -17,7 +17,7 @@ def wide(x: Any) -> Any:
 @batch
 def transposed(x: Any) -> Any:
     """Not contiguous and big-endian."""
-    return {"y": np.asfortranarray(x.astype(">f8"))[:, ::-1]}
+    return {"y": np.asfortranarray(x.astype(">f4"))[:, ::-1]}
 
 
 def uneven(requests: Any) -> Any:

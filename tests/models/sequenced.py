@@ -32,7 +32,7 @@ class Sums:
         if sequence.end:
             del self.sums[sequence.id]
         found = {"y": total, "pid": os.getpid(), "kept": len(self.sums), "dropped": len(self.dropped)}
-        return {name: np.full((1, 1), one, np.int32) for name, one in found.items()}
+        return {name: np.full(request["x"].shape, one, np.int32) for name, one in found.items()}
 
     def sequence_dropped(self, sequence_id: int | str) -> None:
         self.dropped.append(sequence_id)

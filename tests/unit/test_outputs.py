@@ -53,8 +53,8 @@ def requests(*rows: int, asked: tuple[str, ...] = ()) -> list[Any]:
     return [wire.WireRequest(one, {}, asked) for one in rows]
 
 
-def rules(*specs: TensorSpec, batching: bool = True, strict: bool = False) -> OutputRules:
-    return OutputRules("m", specs or (Y,), batching=batching, strict=strict)
+def rules(*specs: TensorSpec, batching: bool = True, strict: bool = False, **more: Any) -> OutputRules:
+    return OutputRules("m", specs or (Y,), batching=batching, strict=strict, **more)
 
 
 def floats(*shape: int, dtype: Any = np.float32) -> Any:
@@ -228,9 +228,139 @@ def test_strict_takes_python_numbers_as_the_declared_type(front: Front) -> None:
     assert whole(front, answers)["y"].tolist() == [[1.5, 2]]
 
 
-def test_strict_takes_another_byte_order(front: Front) -> None:
-    answers = rules(strict=True).check([{"y": floats(1, 3, dtype=">f4")}], requests(1))
+@pytest.mark.parametrize("exact", [False, True])
+def test_strict_takes_another_byte_order(front: Front, exact: bool) -> None:
+    answers = rules(strict=True, exact=exact).check([{"y": floats(1, 3, dtype=">f4")}], requests(1))
     np.testing.assert_array_equal(whole(front, answers)["y"], floats(1, 3))
+
+
+#: What the callable returns, what is declared: casts that lose nothing but, at worst, bits of large integers.
+SAFE = [
+    ("float16", "FP32"),
+    ("float32", "FP64"),
+    ("int32", "INT64"),
+    ("int32", "FP64"),
+    ("uint8", "INT16"),
+    ("int16", "FP32"),
+    ("bool", "UINT8"),
+    ("bool", "BF16"),
+    ("int64", "FP64"),
+    (ml_dtypes.bfloat16, "FP32"),
+]
+
+
+@pytest.mark.parametrize(("given", "declared"), SAFE)
+def test_strict_casts_what_is_safe(front: Front, given: Any, declared: str) -> None:
+    array = np.array([[0, 1, 1]]).astype(given)
+    answers = rules(TensorSpec("y", declared, (3,)), strict=True).check([{"y": array}], requests(1))
+    made = whole(front, answers)["y"]
+    assert made.dtype == numpy_dtype(declared)
+    assert made.astype(float).tolist() == [[0, 1, 1]]
+
+
+UNSAFE = [
+    ("float64", "FP32"),
+    ("int64", "INT32"),
+    ("int32", "FP32"),
+    ("uint8", "INT8"),
+    ("int8", "UINT8"),
+    ("int8", "BOOL"),
+    ("float32", "INT64"),
+    ("float32", "BF16"),
+    ("float16", "BF16"),
+]
+
+
+@pytest.mark.parametrize(("given", "declared"), UNSAFE)
+def test_strict_refuses_casts_that_may_lose_something(given: Any, declared: str) -> None:
+    spec = TensorSpec("y", declared, (2,))
+    expected = numpy_dtype(declared).name
+    text = (
+        f"an array of {given}, which is not cast without being asked: return it as {expected}, or say strict"
+    )
+    for result in ([{"y": np.zeros((1, 2), given)}], BatchedOutputs({"y": np.zeros((1, 2), given)}, (1,))):
+        with pytest.raises(OutputError, match=re.escape(text)):
+            rules(spec, strict=True).check(result, requests(1))
+
+
+@pytest.mark.parametrize(("given", "declared"), SAFE)
+def test_exact_casts_nothing(given: Any, declared: str) -> None:
+    with pytest.raises(OutputError, match="the callable returned an array of"):
+        rules(TensorSpec("y", declared, (3,)), strict=True, exact=True).check(
+            [{"y": np.zeros((1, 3), given)}], requests(1)
+        )
+
+
+@pytest.mark.parametrize(
+    ("value", "declared", "fits"),
+    [
+        ([[0, 255]], "UINT8", True),
+        ([[0, 256]], "UINT8", False),
+        ([[-1, 0]], "UINT64", False),
+        ([[1 << 40, 0]], "INT32", False),
+        ([[-(1 << 31), 0]], "INT32", True),
+        ([[1, 2]], "FP16", True),
+        ([[1.5, 2]], "INT32", False),
+        ([[True, False]], "INT8", True),
+        ([[1, 0]], "BOOL", False),
+    ],
+)
+def test_strict_takes_numbers_of_python_that_the_declared_type_can_hold(
+    front: Front, value: Any, declared: str, fits: bool
+) -> None:
+    checked = rules(TensorSpec("y", declared, (2,)), strict=True)
+    if fits:
+        assert whole(front, checked.check([{"y": value}], requests(1)))["y"].tolist() == value
+        return
+    with pytest.raises(OutputError, match="Output 'y' of model 'm' must be"):
+        checked.check([{"y": value}], requests(1))
+
+
+Z = TensorSpec("z", "FP32", (-1,))
+ABSENT = "The inference callable of model 'm' returned no output 'z', which the model declares"
+
+
+def test_strict_wants_every_output_that_nobody_left_out(front: Front) -> None:
+    some, both = {"y": floats(1, 2)}, {"y": floats(1, 2), "z": floats(1, 2)}
+    checked = rules(Y, Z, strict=True)
+    for result in ([some], BatchedOutputs(some, (1,))):
+        with pytest.raises(OutputError, match=ABSENT):
+            checked.check(result, requests(1))
+        assert list(whole(front, checked.check(result, requests(1, asked=("y",))))) == ["y"]
+    mixed = [*requests(1), *requests(1, asked=("y",))]
+    with pytest.raises(OutputError, match=ABSENT):
+        checked.check(BatchedOutputs({"y": floats(2, 2)}, (1, 1)), mixed)
+    whole_one, failed = each(front, checked.check([both, some], requests(1, 1)))
+    assert (list(whole_one), failed) == (["y", "z"], wire.WireFailure("INTERNAL", ABSENT))
+
+
+@pytest.mark.parametrize("more", [{"strict": False}, {"strict": True, "exact": True}])
+def test_otherwise_an_output_may_be_left_out(front: Front, more: Any) -> None:
+    answers = rules(Y, Z, **more).check([{"y": floats(1, 2)}], requests(1))
+    assert list(whole(front, answers)) == ["y"]
+
+
+def test_a_response_of_a_stream_may_have_some_outputs(front: Front) -> None:
+    answers = rules(Y, Z, strict=True, decoupled=True).check([{"y": floats(1, 2)}], requests(1))
+    assert list(each(front, answers)[0]) == ["y"]
+
+
+def test_a_request_goes_by_position_and_is_checked(front: Front) -> None:
+    checked = rules(Y, Z, strict=True)
+    answers = checked.check([Request({"a": floats(1, 2), "b": floats(1, 3)})], requests(1))
+    assert {name: one.shape for name, one in whole(front, answers).items()} == {"y": (1, 2), "z": (1, 3)}
+    with pytest.raises(OutputError, match="must have shape"):
+        checked.check([Request({"a": floats(1, 2), "b": floats(1, 2, 3)})], requests(1))
+
+
+def test_a_shape_that_fits_is_no_pass_for_the_next_one(front: Front) -> None:
+    checked = rules(TensorSpec("y", "FP32", (-1, 2)), strict=True)
+    for shape, fits in (((1, 3, 2), True), ((1, 3, 2), True), ((1, 3, 1), False), ((1, 0, 2), True)):
+        if fits:
+            assert whole(front, checked.check([{"y": floats(*shape)}], requests(1)))["y"].shape == shape
+        else:
+            with pytest.raises(OutputError, match="must have shape"):
+                checked.check([{"y": floats(*shape)}], requests(1))
 
 
 # ---- what is refused ------------------------------------------------------------------------
