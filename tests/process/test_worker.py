@@ -212,7 +212,7 @@ def test_nonsense_is_refused_and_the_worker_goes_on() -> None:
 
 
 def test_strict_is_strict() -> None:
-    with loaded(model("echo.py:raw", strict=True)) as worker:
+    with loaded(model("echo.py:single", max_batch_size=0)) as worker:
         failed = worker.run([floats("x", [1])])
         assert failed.failure[1] == "Output 'x' is not declared; model 'tested' declares 'y'"
 
