@@ -45,6 +45,7 @@ def declared_keys(config: str) -> dict[str, Any]:
         "decoupled": using_decoupled_model_transaction_policy(said),
         "batching": {"merge": not _SCHEDULERS.isdisjoint(said)},
         "request_details": True,
+        "strict": False,  # as Triton, which lets outputs be left out
     }
 
 
