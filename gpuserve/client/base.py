@@ -108,7 +108,6 @@ class ModelClientBase(AnyClient):
         url: str | ServerUrl,
         model_name: str,
         model_version: str | None = None,
-        *,
         lazy_init: bool = True,
         init_timeout_s: float | None = None,
         inference_timeout_s: float | None = None,

@@ -90,13 +90,13 @@ def create_auth_headers(access_token: str | None, protocol: str) -> dict[str, st
     return {HEADERS[protocol.lower()]: access_token}
 
 
-def extract_access_token_from_headers(headers: Mapping[str, str]) -> str | None:
+def extract_access_token_from_headers(headers: Mapping[str, str] | None) -> str | None:
     """The token in the headers of either protocol, None where there is none.
 
     Raises:
         ValueError: both are there and differ.
     """
-    lower = {key.lower(): value for key, value in headers.items()}
+    lower = {key.lower(): value for key, value in (headers or {}).items()}
     found = {lower[name] for name in HEADERS.values() if name in lower}
     if len(found) > 1:
         raise ValueError("Conflicting authentication headers found: the two access tokens differ")

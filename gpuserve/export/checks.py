@@ -119,9 +119,11 @@ def _reach(settings: ServerSettings) -> Iterator[Finding]:
             yield Finding(("server", key), "0 picks a free port, and a Service needs a fixed one")
     if settings.http_port is None and settings.grpc_port is None:
         yield Finding(("server", "http_port"), "neither HTTP nor gRPC is served; nobody could ask")
-    if not _is_every_address(settings.host):
-        text = f"{settings.host!r} is not reached from outside a pod; expected 0.0.0.0 or '::'"
-        yield Finding(("server", "host"), text)
+    for key in ("host", "grpc_host", "metrics_host"):
+        host = getattr(settings, key)
+        if host is not None and not _is_every_address(host):
+            text = f"{host!r} is not reached from outside a pod; expected 0.0.0.0 or '::'"
+            yield Finding(("server", key), text)
 
 
 def _health_restriction(settings: ServerSettings) -> str:

@@ -134,6 +134,10 @@ class ServerSettings:
     """Everything a server is told besides its models. Times are in seconds, sizes in bytes."""
 
     host: str = option("0.0.0.0", "Address to listen on.", some=True)
+    grpc_host: str | None = option(None, "Address of the gRPC port alone; null: that of host.", some=True)
+    metrics_host: str | None = option(
+        None, "Address of the metrics port alone; null: that of host.", some=True
+    )
     http_port: int | None = option(
         8000, "Port of HTTP; 0 picks a free one, null switches it off.", least=0, most=MAX_PORT
     )
@@ -451,6 +455,11 @@ class ServerSettings:
         "Tracing of requests.",
         live="requests from now on, under what clients have changed of it",
     )
+
+    def host_of(self, role: str) -> str:
+        """The address that the port of a role ("http", "grpc", "metrics", "health") listens on."""
+        own = {"grpc": self.grpc_host, "metrics": self.metrics_host}.get(role)
+        return self.host if own is None else own
 
     def to_wire(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

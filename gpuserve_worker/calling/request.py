@@ -96,7 +96,7 @@ class Request(MutableMapping[str, "NDArray[Any]"]):
         """The same request with other data; whether it is cancelled stays known to it."""
         return _Changed(data, self)
 
-    def traced_span(self, name: str) -> AbstractContextManager[None]:
+    def traced_span(self, span_name: str) -> AbstractContextManager[None]:
         """Does nothing: the place of a span around a part of the callable's work."""
         return nullcontext()
 

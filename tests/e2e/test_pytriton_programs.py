@@ -268,3 +268,12 @@ def test_a_program_is_run_as_python_runs_it(tmp_path: Path) -> None:
         assert ours == theirs
     assert ours[0] == 7
     assert done(sys.executable, "-m", "gpuserve", "run", "program.py", "x")[0] == 7
+
+
+@pytest.mark.parametrize("arguments", [["pytriton", "check"], ["-m", "pytriton", "examples", "--no-zip"]])
+def test_pytritons_own_command(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [GPUSERVE, "run", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("AddSub is served, and its answers are right.\n")

@@ -23,6 +23,8 @@ NAMES = {
     "MONITORING_PERIOD_S WAIT_FORM_MODEL_TIMEOUT_S MODEL_URL MODEL_READY_URL MODEL_CONFIG_URL "
     "MODEL_INFER_URL",
     "model_config": "ModelConfig Tensor DynamicBatcher QueuePolicy TimeoutAction DeviceKind",
+    "model_config.model_config": "ModelConfig",
+    "model_config.tensor": "Tensor",
     "model_config.common": "DynamicBatcher QueuePolicy TimeoutAction DeviceKind WarmupInput ModelWarmup "
     "generate_warmup_data generate_warmup_requests",
     "model_config.triton_model_config": "TritonModelConfig TensorSpec ResponseCache",
@@ -32,12 +34,15 @@ NAMES = {
     "triton_context ConstantPadder get_inference_request_batch_size get_triton_context get_model_config "
     "convert_output TritonContext ModelConfigDict InputNames InferenceRequest InferenceRequests "
     "InferenceResult InferenceResults",
-    "proxy.types": "Request Response Requests Responses",
+    "proxy.types": "Request Response Requests Responses ResponsesOrError ResponsesNoneOrError Scope "
+    "traced_span",
     "proxy.telemetry": "traced_span set_telemetry_tracer get_telemetry_tracer start_span_from_span "
     "build_proxy_tracer_from_triton_config parse_trace_config",
     "exceptions": "PyTritonError PyTritonValidationError PyTritonInvalidOperationError "
     "PyTritonBadParameterError PyTritonModelConfigError PyTritonUnrecoverableError PyTritonRuntimeError",
     "client": "ModelClient FuturesModelClient AsyncioModelClient DecoupledModelClient "
+    "AsyncioDecoupledModelClient",
+    "client.client": "ModelClient FuturesModelClient AsyncioModelClient DecoupledModelClient "
     "AsyncioDecoupledModelClient",
     "client.exceptions": "PyTritonClientError PyTritonClientValueError PyTritonClientInvalidUrlError "
     "PyTritonClientTimeoutError PyTritonClientModelUnavailableError PyTritonClientClosedError "
@@ -46,11 +51,13 @@ NAMES = {
     "client.warnings": "PyTritonWarning NotSupportedTimeoutWarning",
     "client.auth": "create_auth_headers extract_access_token_from_headers",
     "client.utils": "TritonUrl ModelState create_client_from_url wait_for_server_ready wait_for_model_ready "
-    "get_model_state get_model_config parse_http_response parse_grpc_response LATEST_MODEL_VERSION",
+    "get_model_state get_model_config parse_http_response parse_grpc_response LATEST_MODEL_VERSION "
+    "DEFAULT_HTTP_PORT DEFAULT_GRPC_PORT",
     "client.asyncio_utils": "asyncio_get_model_state asyncio_get_model_config asyncio_wait_for_server_ready "
     "asyncio_wait_for_model_status_loaded asyncio_wait_for_model_ready",
     "constants": "DEFAULT_HTTP_PORT DEFAULT_GRPC_PORT DEFAULT_METRICS_PORT TRITON_LOCAL_IP "
     "TRITON_CONTEXT_FIELD_NAME DEFAULT_TRITON_STARTUP_TIMEOUT_S CREATE_TRITON_CLIENT_TIMEOUT_S PYTRITON_HOME",
+    "utils.logging": "silence_3rd_party_loggers",
     "utils.workspace": "Workspace CleanupWarning",
     "check.utils": "find_free_port",
 }

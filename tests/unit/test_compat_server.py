@@ -26,7 +26,7 @@ from gpuserve.compat.pytriton.model_config.triton_model_config import (
     TensorSpec,
     TritonModelConfig,
 )
-from gpuserve.compat.pytriton.proxy.types import Request, Requests, Response, Responses
+from gpuserve.compat.pytriton.proxy.types import Request, Requests, Response, Responses, traced_span
 from gpuserve.compat.pytriton.triton import RemoteTriton, Triton
 from gpuserve_worker.calling.failure import UnrecoverableError
 
@@ -163,7 +163,10 @@ def test_requests_and_responses_are_mappings() -> None:
     response["c"] = request["a"]
     del response["b"]
     assert (list(response), response.data == {"c": request.data["a"]}) == (["c"], True)
-    assert (Requests([request]).requests, Responses([response]).responses) == ([request], [response])
+    assert Response(data=(data := {"a": request["a"]})).data is data
+    assert (Requests([request]), Responses([response])) == ([request], [response])
+    with request.traced_span(span_name="work"), traced_span(request, span_name="work"):
+        pass
 
 
 CONFIG = TritonModelConfig(
@@ -212,7 +215,8 @@ def test_a_configuration_that_cannot_be_written() -> None:
 def test_the_requests_of_a_warm_up() -> None:
     zeros = WarmupInput(np.float32, (3,), zero_data=True)
     assert generate_warmup_data(zeros, 2).tolist() == [[0.0] * 3] * 2
-    requests = generate_warmup_requests(ModelWarmup("w", 2, {"a": zeros, "b": zeros}, 3))
+    requests = generate_warmup_requests([ModelWarmup("w", 2, {"a": zeros, "b": zeros}, 3)], [], [])
+    assert generate_warmup_requests(None, [], []) == []
     assert [sorted(request) for request in requests] == [["a", "b"]] * 3
     with pytest.raises(exceptions.PyTritonBadParameterError, match="One of 'zero_data', 'random_data'"):
         generate_warmup_data(WarmupInput(np.float32, (3,)), 2)

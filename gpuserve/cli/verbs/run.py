@@ -36,6 +36,7 @@ def run_program(
       gpuserve run server.py --port 8000
       gpuserve run -m package.server
       gpuserve run --isolation process server.py
+      gpuserve run pytriton check
 
     Options before PROGRAM are of this command, those behind it the program's, and so is the exit status.
     """
@@ -49,6 +50,7 @@ def run_program(
                 f"expected thread or process, given {isolation!r}", param_hint="--isolation"
             )
         environment["GPUSERVE_ISOLATION"] = isolation
+    as_module = as_module or (program == "pytriton" and not os.path.exists(program))  # PyTriton's command
     command = [sys.executable, *(["-m"] if as_module else []), program, *(arguments or ())]
     sys.stdout.flush()
     sys.stderr.flush()

@@ -10,10 +10,10 @@ import importlib.util
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Final
 
 ALIAS: Final = "pytriton"
@@ -30,6 +30,12 @@ class _SameModule(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return importlib.import_module(self._real.name)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """What ``python -m`` runs."""
+        loader = self._real.loader
+        assert isinstance(loader, InspectLoader), "a module of ours is a file"
+        return loader.get_code(self._real.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """It has run. The import system has just put the alias's spec into it."""

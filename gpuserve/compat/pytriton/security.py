@@ -13,7 +13,7 @@ from gpuserve.settings.access import ADMIN, ENDPOINT_GROUPS
 from gpuserve.settings.checks import checked_settings
 from gpuserve.settings.server import ServerSettings
 
-VALID_TRITON_ENDPOINTS: Final = tuple(group for group in ENDPOINT_GROUPS if group != ADMIN)
+VALID_TRITON_ENDPOINTS: Final = {group for group in ENDPOINT_GROUPS if group != ADMIN}
 DEFAULT_PROTECTED_ENDPOINTS: Final = ("shared-memory", "model-repository", "statistics", "trace", "logging")
 TRITON_ACCESS_HEADER: Final = HEADERS[HTTP]
 _TOKEN_NBYTES: Final = 32

@@ -292,9 +292,19 @@ class RemoteTriton(TritonBase):
         self.connect()
         return self
 
-    def bind(self, *args: Any, **more: Any) -> None:
+    def bind(
+        self,
+        model_name: str,
+        infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        trace_config: list[str] | None = None,
+    ) -> None:
         """Serve a callable under a name, from now on where it is connected; see ``TritonBase.bind``."""
-        super().bind(*args, **more)
+        super().bind(model_name, infer_func, inputs, outputs, model_version, config, strict, trace_config)
         self._has_models = True
 
     def connect(self) -> None:

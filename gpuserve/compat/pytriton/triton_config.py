@@ -31,13 +31,8 @@ _RESTRICT: Final = "use Triton(security_config=TritonSecurityConfig(access_token
 _OWN: Final = {
     flag.name: flag
     for flag in (
-        Flag(
-            "model-repository",
-            Kind.TEXT,
-            Fate.REFUSED,
-            "models are bound, and no repository is read or written; leave it out",
-        ),
-        Flag("log-file", Kind.TEXT, Fate.REFUSED, "the log goes to stderr; redirect that"),
+        Flag("model-repository", Kind.TEXT, Fate.NO_EFFECT, "models are bound, and no repository is read"),
+        Flag("log-file", Kind.TEXT, Fate.NO_EFFECT, "the log goes to stderr"),
         Flag("http-restricted-api", Kind.TEXT, Fate.REFUSED, _RESTRICT),
         Flag("grpc-restricted-protocol", Kind.TEXT, Fate.REFUSED, _RESTRICT),
         Flag("exit-on-error", Kind.BOOLEAN, Fate.NO_EFFECT, "run() raises what keeps a model from loading"),

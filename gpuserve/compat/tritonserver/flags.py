@@ -62,7 +62,6 @@ def _refused(name: str, kind: Kind, instead: str, *, repeated: bool = False) -> 
 
 
 _TEXT, _INTEGER, _NUMBER, _BOOLEAN = Kind.TEXT, Kind.INTEGER, Kind.NUMBER, Kind.BOOLEAN
-_HOST: Final = "host, one address for every port: those that are given must be equal"
 _TLS: Final = "tls_certfile, tls_keyfile and tls_client_ca, with tls_ports: [grpc]"
 _RULES: Final = "access_rules, which hold for HTTP and gRPC alike"
 _TRACE: Final = "trace"
@@ -70,7 +69,7 @@ _LEVEL: Final = "log_level: the least severe of those that are on"
 _LOOP: Final = "one event loop reads all connections; doors is how many processes do"
 _BALANCER: Final = "give each server ports of its own behind a balancer, or let one server have several doors"
 _PLATFORM: Final = "route its requests to the HTTP port by a proxy"
-_PLATFORM_THREADS: Final = "there is no such endpoint, and one event loop reads all connections"
+_NO_PLATFORM: Final = "there is no such endpoint"
 _PINGS: Final = (
     "pings are answered at once, floods of them are refused, and idle_timeout_s closes what is idle"
 )
@@ -116,14 +115,14 @@ FLAGS: Final = (
     _refused("model-namespacing", _BOOLEAN, "give models names that differ, or servers of their own"),
     _same("enable-peer-access", _BOOLEAN, "the libraries of the models decide that"),
     _part("allow-http", _BOOLEAN, "http_port: null where it is false"),
-    _part("http-address", _TEXT, _HOST),
+    _setting("http-address", _TEXT, "host"),
     _part("http-port", _INTEGER, "http_port"),
     _refused("reuse-http-port", _BOOLEAN, _BALANCER),
     _setting("http-header-forward-pattern", _TEXT, "http_header_forward_pattern"),
     _same("http-thread-count", _INTEGER, _LOOP),
     _part("http-restricted-api", _TEXT, _RULES, repeated=True),
     _part("allow-grpc", _BOOLEAN, "grpc_port: null where it is false"),
-    _part("grpc-address", _TEXT, _HOST),
+    _setting("grpc-address", _TEXT, "grpc_host"),
     _part("grpc-port", _INTEGER, "grpc_port"),
     _refused("reuse-grpc-port", _BOOLEAN, _BALANCER),
     _setting("grpc-header-forward-pattern", _TEXT, "grpc_header_forward_pattern"),
@@ -149,17 +148,17 @@ FLAGS: Final = (
     _same("grpc-max-connection-age-grace", _INTEGER, "a connection that is too old finishes what it has"),
     _part("grpc-restricted-protocol", _TEXT, _RULES, repeated=True),
     _refused("allow-sagemaker", _BOOLEAN, _PLATFORM),
-    _refused("sagemaker-port", _INTEGER, _PLATFORM),
-    _refused("sagemaker-safe-port-range", _TEXT, _PLATFORM),
-    _same("sagemaker-thread-count", _INTEGER, _PLATFORM_THREADS),
+    _same("sagemaker-port", _INTEGER, _NO_PLATFORM),
+    _same("sagemaker-safe-port-range", _TEXT, _NO_PLATFORM),
+    _same("sagemaker-thread-count", _INTEGER, _NO_PLATFORM),
     _refused("allow-vertex-ai", _BOOLEAN, _PLATFORM),
-    _refused("vertex-ai-port", _INTEGER, _PLATFORM),
-    _same("vertex-ai-thread-count", _INTEGER, _PLATFORM_THREADS),
-    _refused("vertex-ai-default-model", _TEXT, _PLATFORM),
+    _same("vertex-ai-port", _INTEGER, _NO_PLATFORM),
+    _same("vertex-ai-thread-count", _INTEGER, _NO_PLATFORM),
+    _same("vertex-ai-default-model", _TEXT, _NO_PLATFORM),
     _part("allow-metrics", _BOOLEAN, "metrics_port: null where it is false"),
     _same("allow-gpu-metrics", _BOOLEAN, _METRICS),
     _same("allow-cpu-metrics", _BOOLEAN, _METRICS),
-    _part("metrics-address", _TEXT, _HOST),
+    _setting("metrics-address", _TEXT, "metrics_host"),
     _part("metrics-port", _INTEGER, "metrics_port"),
     _same("metrics-interval-ms", _NUMBER, _METRICS),
     _part(

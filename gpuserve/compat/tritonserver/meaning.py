@@ -65,7 +65,6 @@ def meaning_of(options: Options) -> Meaning:
     settings = [
         *alike,
         *_ports(options),
-        *_host(options),
         *_tls(options),
         *_age(options),
         *_log_level(options),
@@ -90,19 +89,6 @@ def _ports(options: Options) -> list[Setting]:
         elif port in options:
             found.append(Setting((f"{role}_port",), options.get(port), port))
     return found
-
-
-def _host(options: Options) -> list[Setting]:
-    """One address for every port: the one that is given for any."""
-    names = [f"{role}-address" for role in _ROLES]
-    given = {options.get(name): name for name in reversed(names) if options.get(name)}
-    if len(given) > 1:
-        raise OptionProblem(
-            names[0],
-            f"must be the same as {options.spelled(names[1:])}: gpuserve listens on one address, given "
-            f"{' and '.join(sorted(given))}",
-        )
-    return [Setting(("host",), address, name) for address, name in given.items()]
 
 
 def _tls(options: Options) -> list[Setting]:

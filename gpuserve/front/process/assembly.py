@@ -95,7 +95,7 @@ def _grpc_aio(
     from gpuserve.front.doors.grpcio.certificates import GrpcCertificates
     from gpuserve.front.doors.grpcio.transport import GrpcAioTransport
 
-    host, tls = settings.host, _tls_on(settings, "grpc")
+    host, tls = settings.host_of("grpc"), _tls_on(settings, "grpc")
     return GrpcAioTransport(
         grpc_door(service, settings, AwaitedRequests(service.intake), streams).accept,
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}",

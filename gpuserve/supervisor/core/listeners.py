@@ -32,15 +32,16 @@ class Listeners:
         for role in _FORMS:
             port = getattr(settings, f"{role}_port")
             if port is not None:
+                host = settings.host_of(role)
                 # grpc.aio takes no descriptor: it binds the port itself, beside a socket of ours
                 # that reserves it and never listens.
                 reserve_only = role == "grpc" and settings.transport == "grpcio"
                 try:
-                    self.sockets[role] = _open(settings.host, port, reserve_only)
+                    self.sockets[role] = _open(host, port, reserve_only)
                 except OSError as error:
                     self.close()
                     raise StartupError(
-                        f"cannot listen on {settings.host}:{port} for {role}: {error.strerror or error}"
+                        f"cannot listen on {host}:{port} for {role}: {error.strerror or error}"
                     ) from error
 
     def port(self, role: str) -> int | None:
@@ -50,10 +51,12 @@ class Listeners:
 
     def addresses(self, settings: ServerSettings) -> dict[str, str]:
         """Return where clients on this machine find each role; https:// and grpcs:// where it speaks TLS."""
-        host = reachable(settings.host)
         secure = () if tls_files(settings) is None else settings.tls_ports
         return {
-            role: _FORMS[role][role in secure].format(f"{host}:{self.port(role)}") for role in self.sockets
+            role: _FORMS[role][role in secure].format(
+                f"{reachable(settings.host_of(role))}:{self.port(role)}"
+            )
+            for role in self.sockets
         }
 
     def close(self) -> None:

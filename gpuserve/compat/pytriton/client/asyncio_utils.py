@@ -43,39 +43,47 @@ async def asyncio_get_model_config(
     return parse_config(await client.get_model_config(model_name, model_version or ""), model_version)
 
 
-async def asyncio_wait_for_server_ready(client: Any, timeout_s: float | None = None) -> None:
-    """Wait until the server is ready, 60 seconds where ``timeout_s`` is None.
+async def asyncio_wait_for_server_ready(
+    asyncio_client: Any, sleep_time_s: float | None = None, timeout_s: float | None = None
+) -> None:
+    """Wait until the server is ready, 60 seconds where ``timeout_s`` is None. ``sleep_time_s`` is accepted:
+    how often to ask is known better here.
 
     Raises:
         PyTritonClientTimeoutError: it is not, in that time.
     """
-    await _wait(client.is_server_ready, timeout_s, server_not_ready)
+    await _wait(asyncio_client.is_server_ready, timeout_s, server_not_ready)
 
 
 async def asyncio_wait_for_model_status_loaded(
-    client: Any, model_name: str, model_version: str | None = None, timeout_s: float | None = None
+    asyncio_client: Any,
+    model_name: str,
+    sleep_time_s: float | None = None,
+    model_version: str | None = None,
+    timeout_s: float | None = None,
 ) -> None:
     """Wait until the server's index says READY of a model, 60 seconds where ``timeout_s`` is None.
+    ``sleep_time_s`` is accepted: how often to ask is known better here.
 
     Raises:
         PyTritonClientTimeoutError: it does not, in that time.
     """
 
     async def is_loaded() -> bool:
-        return await asyncio_get_model_state(client, model_name, model_version) is ModelState.READY
+        return await asyncio_get_model_state(asyncio_client, model_name, model_version) is ModelState.READY
 
     await _wait(is_loaded, timeout_s, not_ready_of(model_name, model_version))
 
 
 async def asyncio_wait_for_model_ready(
-    client: Any, model_name: str, model_version: str | None = None, timeout_s: float | None = None
+    asyncio_client: Any, model_name: str, model_version: str | None = None, timeout_s: float | None = None
 ) -> None:
     """Wait until a model is ready, 60 seconds where ``timeout_s`` is None.
 
     Raises:
         PyTritonClientTimeoutError: it is not, in that time.
     """
-    ask = partial(client.is_model_ready, model_name, model_version or "")
+    ask = partial(asyncio_client.is_model_ready, model_name, model_version or "")
     await _wait(ask, timeout_s, not_ready_of(model_name, model_version))
 
 

@@ -17,6 +17,8 @@ from gpuserve.client.library import library
 from gpuserve.client.settings import DEFAULT_INFERENCE_TIMEOUT_S
 from gpuserve.client.sync import run
 from gpuserve.client.url import ServerUrl
+from gpuserve.compat.pytriton.constants import DEFAULT_GRPC_PORT as DEFAULT_GRPC_PORT  # noqa: PLC0414 - exported
+from gpuserve.compat.pytriton.constants import DEFAULT_HTTP_PORT as DEFAULT_HTTP_PORT  # noqa: PLC0414
 
 LATEST_MODEL_VERSION: Final = "<latest>"
 DEFAULT_SERVER_TIMEOUT_S: Final = 60.0
@@ -102,21 +104,32 @@ def wait_for_model_ready(
     _wait(ask, timeout_s or DEFAULT_MODEL_TIMEOUT_S, not_ready_of(model_name, model_version))
 
 
-def get_model_state(client: Any, model_name: str, model_version: str | None = None) -> ModelState:
+def get_model_state(
+    client: Any,
+    model_name: str,
+    model_version: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> ModelState:
     """What the server's index says of a model; UNAVAILABLE where it is not in it."""
-    return state_in(parse_index(client.get_model_repository_index()), model_name, model_version)
+    index = client.get_model_repository_index(headers=headers)
+    return state_in(parse_index(index), model_name, model_version)
 
 
 def get_model_config(
-    client: Any, model_name: str, model_version: str | None = None, timeout_s: float | None = None
+    client: Any,
+    model_name: str,
+    model_version: str | None = None,
+    timeout_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> ClientModelConfig:
     """A model's configuration, once it is ready.
 
     Raises:
         PyTritonClientTimeoutError: it is not ready in time.
     """
-    wait_for_model_ready(client, model_name, model_version, timeout_s)
-    return parse_config(client.get_model_config(model_name, model_version or ""), model_version)
+    wait_for_model_ready(client, model_name, model_version, timeout_s, headers)
+    told = client.get_model_config(model_name, model_version or "", headers=headers)
+    return parse_config(told, model_version)
 
 
 def parse_http_response(models: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], ModelState]:
@@ -124,9 +137,9 @@ def parse_http_response(models: Iterable[Mapping[str, str]]) -> dict[tuple[str, 
     return {(one["name"], one["version"]): _state(one.get("state")) for one in models if one.get("version")}
 
 
-def parse_grpc_response(response: Any) -> dict[tuple[str, str], ModelState]:
+def parse_grpc_response(models: Iterable[Any]) -> dict[tuple[str, str], ModelState]:
     """The states in a server's index as gRPC tells it, by name and version."""
-    return {(one.name, one.version): _state(one.state) for one in response.models if one.version}
+    return {(one.name, one.version): _state(one.state) for one in models if one.version}
 
 
 # ---- for asyncio_utils ----------------------------------------------------------------------
@@ -139,7 +152,7 @@ def not_ready_of(model_name: str, model_version: str | None) -> NotReady:
 
 def parse_index(index: Any) -> dict[tuple[str, str], ModelState]:
     """The states in a server's index, of either protocol."""
-    return parse_grpc_response(index) if hasattr(index, "models") else parse_http_response(index)
+    return parse_grpc_response(index.models) if hasattr(index, "models") else parse_http_response(index)
 
 
 def state_in(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gpuserve.client.config import DeviceKind
@@ -32,16 +33,25 @@ def generate_warmup_data(warmup_input: WarmupInput, batch_size: int) -> Any:
     Raises:
         PyTritonBadParameterError: nothing says what values it has.
     """
-    (request,) = generate_warmup_requests(ModelWarmup("warmup", batch_size, {_INPUT: warmup_input}, 1))
+    (request,) = generate_warmup_requests([ModelWarmup("warmup", batch_size, {_INPUT: warmup_input}, 1)])
     return request[_INPUT]
 
 
-def generate_warmup_requests(model_warmup: ModelWarmup) -> list[Request]:
-    """The requests of a warm-up, ``count`` of them, as the model's instances are given them.
+def generate_warmup_requests(
+    model_warmup: Sequence[ModelWarmup] | None,
+    input_specs: Sequence[Any] = (),
+    outputs_specs: Sequence[Any] = (),
+) -> list[dict[str, Any]]:
+    """The arrays by name of each request of the warm-ups, ``count`` of them, as the model's instances are
+    given them. What the tensors are is said by the warm-ups: the specs are accepted.
 
     Raises:
         PyTritonBadParameterError: a value that cannot be.
     """
+    return [request.data for one in model_warmup or () for request in _requests(one)]
+
+
+def _requests(model_warmup: ModelWarmup) -> list[Request]:
     from gpuserve_worker.calling.warmup import warmup_batches
 
     given = model_warmup.inputs.items()

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
-from collections import UserDict
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gpuserve.compat.pytriton.proxy.telemetry import traced_span
 from gpuserve_worker.calling.request import Request
 
-__all__ = ["Request", "Requests", "Response", "Responses"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "Request",
+    "Requests",
+    "Response",
+    "Responses",
+    "ResponsesNoneOrError",
+    "ResponsesOrError",
+    "Scope",
+    "traced_span",
+]
 
 
-class Response(UserDict[str, Any]):
-    """The outputs of one request by name; ``data`` is the dictionary."""
+class Response(MutableMapping[str, "NDArray[Any]"]):
+    """The outputs of one request by name; ``data`` is the dictionary itself."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: dict[str, NDArray[Any]]) -> None:
+        self.data = data
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.data[name]
+
+    def __setitem__(self, name: str, array: NDArray[Any]) -> None:
+        self.data[name] = array
+
+    def __delitem__(self, name: str) -> None:
+        del self.data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        return f"Response(data={self.data!r})"
 
 
-@dataclass
-class Requests:
-    """The requests that one call of a callable gets."""
-
-    requests: list[Request]
-
-
-@dataclass
-class Responses:
-    """The responses to them, in the same order."""
-
-    responses: list[Response]
+Requests: TypeAlias = list[Request]
+Responses: TypeAlias = list[Response]
+ResponsesOrError: TypeAlias = Responses | Exception
+ResponsesNoneOrError: TypeAlias = Responses | Exception | None
+Scope: TypeAlias = dict[str, Any]

@@ -16,8 +16,9 @@ class CleanupWarning(UserWarning):
 class Workspace:
     """The name of a directory. Nothing is ever written to it, nor is it made."""
 
-    def __init__(self, path: str | Path | None = None) -> None:
-        self._path = pytriton_home() / f"workspace_{uuid.uuid4().hex}" if path is None else Path(path)
+    def __init__(self, workspace_path: str | Path | None = None) -> None:
+        given = workspace_path
+        self._path = pytriton_home() / f"workspace_{uuid.uuid4().hex}" if given is None else Path(given)
 
     @property
     def path(self) -> Path:

@@ -1,0 +1,83 @@
+"""``pytriton`` and ``python -m pytriton``: PyTriton's checks of an environment, by what there is here. No
+file is written: what PyTriton packs into a ZIP is on the screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from gpuserve.compat.pytriton import __version__
+from gpuserve.compat.pytriton.check.utils import find_free_port
+from gpuserve.compat.pytriton.client import ModelClient
+from gpuserve.compat.pytriton.decorators import batch
+from gpuserve.compat.pytriton.model_config import ModelConfig, Tensor
+from gpuserve.compat.pytriton.triton import Triton, TritonConfig
+from gpuserve.settings.version import VERSION
+
+
+@batch
+def _add_sub(a: Any, b: Any) -> dict[str, Any]:
+    return {"add": a + b, "sub": a - b}
+
+
+def example_add_sub() -> None:
+    """Serve a model on free ports, and ask it once."""
+    http, grpc, metrics = (find_free_port() for _ in range(3))
+    floats = [Tensor(name=name, dtype=np.float32, shape=(-1,)) for name in ("a", "b", "add", "sub")]
+    with Triton(config=TritonConfig(http_port=http, grpc_port=grpc, metrics_port=metrics)) as triton:
+        triton.bind("AddSub", _add_sub, floats[:2], floats[2:], config=ModelConfig(max_batch_size=128))
+        with ModelClient(f"localhost:{http}", "AddSub") as client:
+            found = client.infer_sample(np.array([3], np.float32), np.array([1], np.float32))
+    answers = [found[name].tolist() for name in ("add", "sub")]
+    if answers != [[4], [2]]:
+        raise SystemExit(f"AddSub: expected [[4], [2]], got {answers}")
+    sys.stdout.write("AddSub is served, and its answers are right.\n")
+
+
+def environment() -> None:
+    """What a program for PyTriton finds here."""
+    sys.stdout.write(
+        f"Python {platform.python_version()}, numpy {np.__version__}, gpuserve {VERSION}, "
+        f"with the API of PyTriton {__version__}\n"
+    )
+    sys.stdout.flush()
+    subprocess.run([sys.executable, "-m", "gpuserve", "devices"], check=False)
+
+
+def _all() -> None:
+    environment()
+    example_add_sub()
+
+
+_COMMANDS: Final[Mapping[str, tuple[Callable[[], None], str]]] = {
+    "check": (_all, "all of the others"),
+    "env": (environment, "what there is: versions and GPUs"),
+    "examples": (example_add_sub, "the same as example-add-sub"),
+    "example-add-sub": (example_add_sub, "serve a model and ask it"),
+    "example-add-sub-script": (example_add_sub, "the same as example-add-sub"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("pytriton", description="Check the environment, and run an example.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (_, text) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--workspace", "-w", help="accepted; no file is written")
+        command.add_argument("--zip", action=argparse.BooleanOptionalAction, help="accepted; as above")
+    chosen, _ = _COMMANDS[parser.parse_args().command]
+    logging.basicConfig(level=logging.WARNING)
+    chosen()
+
+
+if __name__ == "__main__":
+    main()

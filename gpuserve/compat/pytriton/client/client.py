@@ -1,0 +1,19 @@
+"""The clients where PyTriton has them."""
+
+from __future__ import annotations
+
+from gpuserve.compat.pytriton.client import (
+    AsyncioDecoupledModelClient,
+    AsyncioModelClient,
+    DecoupledModelClient,
+    FuturesModelClient,
+    ModelClient,
+)
+
+__all__ = [
+    "AsyncioDecoupledModelClient",
+    "AsyncioModelClient",
+    "DecoupledModelClient",
+    "FuturesModelClient",
+    "ModelClient",
+]
