@@ -9,11 +9,13 @@ from gpuserve.client.exceptions import ClientInvalidUrlError
 
 GRPC: Final = "grpc"
 HTTP: Final = "http"
+DEFAULT_HTTP_PORT: Final = 8000
+DEFAULT_GRPC_PORT: Final = 8001
 #: scheme -> (protocol, TLS, default port)
 _SCHEMES: Final = {
-    "http": (HTTP, False, 8000),
+    "http": (HTTP, False, DEFAULT_HTTP_PORT),
     "https": (HTTP, True, 443),
-    "grpc": (GRPC, False, 8001),
+    "grpc": (GRPC, False, DEFAULT_GRPC_PORT),
     "grpcs": (GRPC, True, 443),
 }
 

@@ -60,9 +60,9 @@ ALLOWED = {
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":
         "gpuserve/api gpuserve/client gpuserve/compat/pytriton/check gpuserve/compat/pytriton/client "
-        "gpuserve/compat/pytriton/model_config gpuserve/compat/pytriton/utils gpuserve/compat/tritonserver "
-        "gpuserve/declare gpuserve/decorators gpuserve/errors gpuserve/settings gpuserve_worker/calling",
-    "gpuserve/compat/pytriton/client": "gpuserve/client gpuserve/compat/pytriton",
+        "gpuserve/compat/pytriton/utils gpuserve/compat/tritonserver gpuserve/declare gpuserve/decorators "
+        "gpuserve/errors gpuserve/settings gpuserve_worker/calling",
+    "gpuserve/compat/pytriton/client": "gpuserve/client",
     "gpuserve/compat/pytriton/model_config":
         "gpuserve/client gpuserve/compat/pytriton gpuserve/declare gpuserve/errors gpuserve/front/v2 "
         "gpuserve_worker/calling gpuserve_worker/protocol",

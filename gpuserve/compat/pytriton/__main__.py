@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from gpuserve.client import ModelClient
 from gpuserve.compat.pytriton import __version__
 from gpuserve.compat.pytriton.check.utils import find_free_port
-from gpuserve.compat.pytriton.client import ModelClient
 from gpuserve.compat.pytriton.decorators import batch
-from gpuserve.compat.pytriton.model_config import ModelConfig, Tensor
 from gpuserve.compat.pytriton.triton import Triton, TritonConfig
+from gpuserve.declare.model import ModelConfig, Tensor
 from gpuserve.settings.version import VERSION
 
 

@@ -16,9 +16,9 @@ from gpuserve.client.failures import model_not_ready, server_not_ready
 from gpuserve.client.library import library
 from gpuserve.client.settings import DEFAULT_INFERENCE_TIMEOUT_S
 from gpuserve.client.sync import run
+from gpuserve.client.url import DEFAULT_GRPC_PORT as DEFAULT_GRPC_PORT  # noqa: PLC0414 - exported
+from gpuserve.client.url import DEFAULT_HTTP_PORT as DEFAULT_HTTP_PORT  # noqa: PLC0414
 from gpuserve.client.url import ServerUrl
-from gpuserve.compat.pytriton.constants import DEFAULT_GRPC_PORT as DEFAULT_GRPC_PORT  # noqa: PLC0414 - exported
-from gpuserve.compat.pytriton.constants import DEFAULT_HTTP_PORT as DEFAULT_HTTP_PORT  # noqa: PLC0414
 
 LATEST_MODEL_VERSION: Final = "<latest>"
 DEFAULT_SERVER_TIMEOUT_S: Final = 60.0
