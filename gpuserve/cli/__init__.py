@@ -20,7 +20,7 @@ def main() -> NoReturn:
 
     gc.disable()  # until all is imported: nothing of that is garbage
     try:
-        if sys.argv[1:2] == ["serve"] and len(sys.argv) > 2 and not {"-h", "--help"} & set(sys.argv):
+        if _serves(sys.argv):
             sys.exit(_run_with_front())
         if sys.argv[1:2] and sys.argv[1] in _OPERATOR_VERBS:
             from gpuserve.cli.verbs.operator import run
@@ -35,8 +35,15 @@ def main() -> NoReturn:
         sys.exit(INTERRUPTED)
 
 
+def _serves(command: list[str]) -> bool:
+    verb, arguments = command[1:2], command[2:]
+    if verb == ["tritonserver"]:
+        return "--help" not in arguments
+    return verb == ["serve"] and bool(arguments) and not {"-h", "--help"} & set(arguments)
+
+
 def _run_with_front() -> int:
-    """Run ``gpuserve serve``; the front starts while the command line and the configuration are read."""
+    """Run ``gpuserve serve`` or ``tritonserver``; the front starts while command line and config are read."""
     from gpuserve.cli.console.signals import hold_hangup
 
     hold_hangup()
@@ -58,6 +65,10 @@ def _serve(front: EarlyFront) -> int:
     from gpuserve.errors import GpuserveError
 
     try:
+        if sys.argv[1] == "tritonserver":
+            from gpuserve.cli.verbs.tritonserver import serve_tritonserver
+
+            return serve_tritonserver(sys.argv[2:], front)
         command = plain_command(sys.argv[2:])
         if command is not None:
             from gpuserve.cli.console.serving import serve_target

@@ -19,6 +19,7 @@ from gpuserve.cli.verbs.export import export_app
 from gpuserve.cli.verbs.operator import add_verbs as add_operator_verbs
 from gpuserve.cli.verbs.run import RUN_SETTINGS, run_program
 from gpuserve.cli.verbs.serve import serve
+from gpuserve.cli.verbs.tritonserver import TRITONSERVER_SETTINGS, tritonserver
 from gpuserve.cli.verbs.tune import tune
 from gpuserve.errors import GpuserveError
 from gpuserve.settings.version import VERSION
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """Examples:
   gpuserve serve config.yaml
   gpuserve serve model.py:predict --input x:float32:-1 --output y:float32:-1
+  gpuserve tritonserver --model-repository=/models
   gpuserve run program.py
   gpuserve status
   gpuserve check config.yaml
@@ -51,6 +53,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_top_level)
     app.command(epilog=help_text(), cls=BlockCommand)(serve)
+    app.command(context_settings=TRITONSERVER_SETTINGS, add_help_option=False)(tritonserver)
     app.command("run", context_settings=RUN_SETTINGS)(run_program)
     add_operator_verbs(app)
     for verb in (check, devices, bench, tune, schema, version):

@@ -119,8 +119,11 @@ def _checked(data: Any, base_dir: str, sources: Sources) -> tuple[schema.ConfigF
     """The entries of the whole configuration, and what is wrong with them by themselves."""
     mistakes: list[Mistake] = []
     entries: schema.ConfigFile = schema.ConfigFile.read(data, (), mistakes)
-    problems = [_schema_problem(one, sources) for one in mistakes]
-    problems += [sources.problem(path, text) for path, text in rules.violations(data)]
+    others = sources.others
+    problems = [
+        _schema_problem(one, sources) for one in mistakes if others is None or one.path != ("models",)
+    ]
+    problems += [sources.problem(path, text) for path, text in rules.violations(data, others or ())]
     problems += _missing_files(data, base_dir, sources)
     if not problems:
         problems += [

@@ -5,7 +5,7 @@ over here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from gpuserve.config.positions import Path
@@ -39,7 +39,8 @@ def entries(value: Any) -> list[tuple[int, dict[str, Any]]]:
     return [(index, entry) for index, entry in enumerate(listed) if isinstance(entry, dict)]
 
 
-def violations(data: Any) -> Iterator[Violation]:
+def violations(data: Any, others: Collection[str] = ()) -> Iterator[Violation]:
+    """Plain data that breaks rules; ``others`` are models that are declared besides."""
     server = mapping(mapping(data).get("server"))
     yield from _ports(server)
     yield from _access_and_tls(server)
@@ -50,7 +51,7 @@ def violations(data: Any) -> Iterator[Violation]:
         yield Violation(("server", "trace"), NO_FILE)
     models = entries(mapping(data).get("models"))
     yield from _repeated_models(models)
-    yield from _load_at_start(server, models)
+    yield from _load_at_start(server, models, others)
     for index, model in models:
         path: Path = ("models", index)
         yield from _ensemble_keys(model, path)
@@ -134,17 +135,17 @@ def _repeated_tensors(tensors: list[tuple[int, dict[str, Any]]], path: Path) -> 
 
 
 def _load_at_start(
-    server: Mapping[str, Any], models: list[tuple[int, dict[str, Any]]]
+    server: Mapping[str, Any], models: list[tuple[int, dict[str, Any]]], others: Collection[str]
 ) -> Iterator[Violation]:
     path, names = ("server", "load_at_start"), server.get("load_at_start")
     if not isinstance(names, list | tuple):
         return
     if server.get("model_control", NO_CONTROL) != EXPLICIT:
         yield Violation(path, "load_at_start needs model_control: explicit; without it every model is loaded")
-    known = [entry.get("name") for _, entry in models]
+    known = [*others, *(entry.get("name") for _, entry in models)]
     for name in names:
         if isinstance(name, str) and name not in known:
-            yield Violation(path, f"load_at_start names {name!r}, which is no model of this file")
+            yield Violation(path, f"load_at_start names {name!r}, which is no model of this server")
 
 
 def _access_and_tls(server: Mapping[str, Any]) -> Iterator[Violation]:

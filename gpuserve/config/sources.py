@@ -23,6 +23,8 @@ class Sources:
     name: str
     document: Document | None
     overrides: tuple[Override, ...] = ()
+    #: Models that are declared beside those of the data, which may lack all of them; None: there are none.
+    others: frozenset[str] | None = None
 
     def problem(self, path: Path, text: str, *, at_key: bool = False) -> Problem:
         """A mistake at a path, told where the value was given. ``at_key``: the key itself is wrong."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final, NamedTuple
 
-from gpuserve_worker.calling.failure import ToldError
-
 
 class TritonModelException(Exception):
     """What is raised by a ``model.py``, and to it, where something cannot go on."""
@@ -74,7 +72,7 @@ _NUMBERS: Final = {
 }
 
 
-class RefusedRequest(ToldError):
+class RefusedRequest(Exception):
     """A ``TritonError`` on its way to the worker, which reads ``code``."""
 
     def __init__(self, error: TritonError) -> None:

@@ -21,6 +21,10 @@ class RepositoryError(Exception):
     """A folder that is no model repository; one sentence."""
 
 
+class EmptyRepository(RepositoryError):
+    """A folder without models, which may come yet."""
+
+
 @dataclass(frozen=True)
 class ModelFolder:
     """The folder of one model, whose name it has. ``config`` is the text of its config.pbtxt, None for none;
@@ -48,7 +52,9 @@ class ModelFolder:
 
 
 def model_folders(repository: str) -> list[ModelFolder]:
-    """The models of a repository by their names. Raises RepositoryError: it is not there, or has none."""
+    """The models of a repository by their names. Raises RepositoryError: it is not there, or none;
+    EmptyRepository: it has no models.
+    """
     names = _folders(repository)
     if os.path.isfile(os.path.join(repository, CONFIG)):
         parent = os.path.dirname(os.path.abspath(repository))
@@ -57,7 +63,7 @@ def model_folders(repository: str) -> list[ModelFolder]:
             f"in: {os.path.relpath(parent)}"
         )
     if not names:
-        raise RepositoryError(
+        raise EmptyRepository(
             f"the model repository {repository} has no models: expected a folder for each, with a {CONFIG} "
             "and version folders (1, 2, …)"
         )

@@ -15,11 +15,12 @@ from gpuserve.config.precedence import Override
 from gpuserve.errors import DeviceError
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.repository.finish import finished
-from gpuserve.repository.folders import ModelFolder, RepositoryError, model_folders
+from gpuserve.repository.folders import EmptyRepository, ModelFolder, RepositoryError, model_folders
 from gpuserve.repository.pbtxt import PbtxtError, parse
 from gpuserve.repository.self_description import SelfDescriptions
 from gpuserve.repository.sources import RepositorySources, problem_at
 from gpuserve.repository.translation import Translation, translated
+from gpuserve.settings.server import NO_CONTROL
 
 #: What a repository says of the server, below variables and flags: the rest is served without what fails.
 _SERVER: Final = {"exit_on_error": False}
@@ -60,27 +61,37 @@ class RepositoryLoader:
 
     def names(self) -> list[str]:
         """The models that there are folders for now. Raises ConfigProblems: a repository cannot be read."""
-        folders, broken = self._folders()
+        folders, broken, _ = self._folders()
         return [*(one.name for one in folders), *broken]
 
     def load(self, wanted: Collection[str] | None = None) -> Configuration:
         """All models, or those that are wanted and what they need. Raises as ``load_repository``."""
-        folders, broken = self._folders()
+        folders, broken, empty = self._folders()
         read = _Reading(folders, self._has_gpu)
         read.read([one.name for one in folders if wanted is None or one.name in wanted])
         translations, silent = self._descriptions.completed(read.translations)
         names = [one.name for one in folders]
-        return self._served(translations, broken | read.broken | silent, names)
+        configuration = self._served(translations, broken | read.broken | silent, names)
+        nothing_comes = configuration.settings.model_control == NO_CONTROL
+        if nothing_comes and (empty or not configuration.models):
+            broken_ones = [one for error in configuration.broken.values() for one in error.problems]
+            raise ConfigProblems([*empty, *broken_ones])
+        return configuration
 
-    def _folders(self) -> tuple[list[ModelFolder], Broken]:
+    def _folders(self) -> tuple[list[ModelFolder], Broken, list[Problem]]:
+        """The folders of models, those that are in two repositories, and what is said of repositories that
+        have none. Raises ConfigProblems: a repository cannot be read.
+        """
         found: dict[str, ModelFolder] = {}
         broken: Broken = {}
-        problems = []
+        problems: list[Problem] = []
+        empty: list[Problem] = []
         for path in self.paths:
             try:
                 folders = model_folders(path)
             except RepositoryError as error:
-                problems.append(Problem(path, str(error), Origin.FILE))
+                of_kind = empty if isinstance(error, EmptyRepository) else problems
+                of_kind.append(Problem(path, str(error), Origin.FILE))
                 continue
             for folder in folders:
                 if (first := found.setdefault(folder.name, folder)) is not folder:
@@ -88,7 +99,7 @@ class RepositoryLoader:
                     broken[folder.name] = [Problem(folder.path, text, Origin.FILE, model=folder.name)]
         if problems:
             raise ConfigProblems(problems)
-        return [one for name, one in found.items() if name not in broken], broken
+        return [one for name, one in found.items() if name not in broken], broken, empty
 
     def _has_gpu(self) -> bool:
         try:
@@ -102,10 +113,10 @@ class RepositoryLoader:
         """The configuration of the models that hold. Those that do not are left out until the others do, for
         an ensemble falls with a model of its steps.
         """
-        while translations:
+        while True:
             problems: Sequence[Problem] = ()
             try:
-                configuration = self._resolved(translations, names)
+                configuration = self._resolved(translations, names, broken)
                 problems = self._device_problems(configuration)
             except ConfigProblems as error:
                 problems = error.problems
@@ -116,13 +127,17 @@ class RepositoryLoader:
                     raise ConfigProblems([*_all(broken), *problems])
                 broken.setdefault(one.model, []).append(one)
             translations = [one for one in translations if one.folder.name not in broken]
-        raise ConfigProblems(_all(broken))
 
-    def _resolved(self, translations: Iterable[Translation], names: Sequence[str]) -> Configuration:
+    def _resolved(
+        self, translations: Iterable[Translation], names: Sequence[str], broken: Collection[str]
+    ) -> Configuration:
         pairs = [(one, entry) for one in translations for entry in one.entries]
         data = {"server": dict(_SERVER), "models": [entry for _, entry in pairs]}
         sources = RepositorySources(
-            ", ".join(self.paths), None, models=[(one.folder, one.draft) for one, _ in pairs]
+            ", ".join(self.paths),
+            None,
+            others=frozenset((*names, *broken)),
+            models=[(one.folder, one.draft) for one, _ in pairs],
         )
         served = {one.folder.name for one, _ in pairs}
         environ = precedence.without_models(self._environ, names, [one for one in names if one not in served])

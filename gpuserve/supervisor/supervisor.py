@@ -27,7 +27,13 @@ from gpuserve.supervisor.ending import ServerEnding, ended
 from gpuserve.supervisor.models.generations import GenerationTable
 from gpuserve.supervisor.models.load_requests import LoadRequests
 from gpuserve.supervisor.models.model_operations import LoadOperation, failed_start
-from gpuserve.supervisor.models.repository import ConfigSource, DeclaredModels, Repository, loaded_at_start
+from gpuserve.supervisor.models.repository import (
+    ConfigSource,
+    DeclaredModels,
+    Repository,
+    loaded_at_start,
+    wanted_at_start,
+)
 from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.control_socket import ControlSocket
 from gpuserve.supervisor.operator.verbs import OperatorVerbs
@@ -126,8 +132,10 @@ class Supervisor:
         self._parts = _Parts(
             self._core, care, repository or self._declared, devices or ServerDevices(), config
         )
-        for name, reason in ({} if config is None else config.start.broken).items():
+        broken = {} if config is None else config.start.broken
+        for name, reason in broken.items():
             self._parts.models.table.index.undeclared(name, str(reason))
+        self._parts.models.missing += wanted_at_start(broken, settings.load_at_start)
         for spec in loaded_at_start(models, settings.load_at_start):
             self._parts.models.table.add(spec, served=True)
 

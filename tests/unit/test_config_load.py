@@ -344,7 +344,7 @@ def test_the_models_of_the_start(tmp_path: Path) -> None:
     settings = load(tmp_path, f"{server}models:\n{MODEL}").settings
     assert (settings.model_control, settings.load_at_start) == ("explicit", ("m",))
     assert (
-        "names 'x', which is no model of this file"
+        "names 'x', which is no model of this server"
         in problems(tmp_path, f"{server.replace('[m]', '[m, x]')}models:\n{MODEL}")[0]
     )
     assert (

@@ -53,9 +53,10 @@ ALLOWED = {
         "gpuserve_worker/running",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
-        "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/config "
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/export gpuserve/export/sizing "
-        "gpuserve/placement gpuserve/settings gpuserve/tune gpuserve_worker/protocol",
+        "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/compat/tritonserver "
+        "gpuserve/config gpuserve/control gpuserve/declare gpuserve/errors gpuserve/export "
+        "gpuserve/export/sizing gpuserve/placement gpuserve/settings gpuserve/supervisor/core gpuserve/tune "
+        "gpuserve_worker/protocol",
     "gpuserve/client": "gpuserve/declare gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":

@@ -135,6 +135,8 @@ def test_all_wrong_flags_are_told_at_once() -> None:
     assert [(flag.name, value) for flag, value in line.given] == [("id", "mine")]
 
 
+#: As with Triton, where any client may load models.
+ANY_CLIENT = {"model_control": "explicit", "remote_control": ["model-repository"]}
 RULE = {"groups": ["health", "trace"], "header": "key", "token": "v=1"}
 
 
@@ -153,11 +155,11 @@ RULE = {"groups": ["health", "trace"], "header": "key", "token": "v=1"}
             ["--model-control-mode=poll", "--repository-poll-secs=2"],
             {"model_control": "poll", "repository_poll_s": 2},
         ),
-        (["--model-control-mode=explicit"], {"model_control": "explicit", "load_at_start": []}),
-        (["--model-control-mode=explicit", "--load-model=*"], {"model_control": "explicit"}),
+        (["--model-control-mode=explicit"], {**ANY_CLIENT, "load_at_start": []}),
+        (["--model-control-mode=explicit", "--load-model=*"], ANY_CLIENT),
         (
             ["--load-model=b", "--load-model=a", "--load-model=b", "--model-control-mode=EXPLICIT"],
-            {"model_control": "explicit", "load_at_start": ["b", "a"]},
+            {**ANY_CLIENT, "load_at_start": ["b", "a"]},
         ),
         (["--allow-metrics=false", "--metrics-port=3"], {"metrics_port": None}),
         (["--http-address=::1", "--grpc-address=::2"], {"host": "::1", "grpc_host": "::2"}),

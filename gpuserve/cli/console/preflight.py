@@ -68,6 +68,20 @@ def require_trace_output(configuration: Configuration) -> None:
         raise ConfigError("\n".join(map(str, problems)))
 
 
+def require_models(configuration: Configuration) -> None:
+    """Check that all models of the start can be served, where the server is to end otherwise. ConfigProblems:
+    what is wrong with those that cannot.
+    """
+    from gpuserve.config.messages import ConfigProblems
+    from gpuserve.supervisor.models.repository import wanted_at_start
+
+    if configuration.settings.exit_on_error:
+        wanted = wanted_at_start(configuration.broken, configuration.settings.load_at_start)
+        problems = [one for name in wanted for one in configuration.broken[name].problems]
+        if problems:
+            raise ConfigProblems(problems)
+
+
 def import_problems(configuration: Configuration) -> list[Problem]:
     """Find the callables that cannot be imported, do not take their ``kwargs``, or answer otherwise. Those
     that were asked for what the file leaves out are known to be right.

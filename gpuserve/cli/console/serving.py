@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import os
@@ -48,13 +49,19 @@ def serve_target(
 
 
 def serve_repositories(
-    paths: Sequence[str], server: Sequence[Override], early: EarlyFront | None = None
+    paths: Sequence[str],
+    server: Sequence[Override],
+    early: EarlyFront | None = None,
+    remarks: Sequence[str] = (),
 ) -> int:
-    """Serve model repositories until a signal, and return the exit status, as ``serve_target``."""
+    """Serve model repositories until a signal, and return the exit status, as ``serve_target``; ``remarks``
+    are for the log.
+    """
     from gpuserve.repository.repository import TritonRepository
 
     repository = TritonRepository(paths, os.environ, server)
-    return serve_configuration(repository.start, repository, early)
+    start = dataclasses.replace(repository.start, remarks=(*remarks, *repository.start.remarks))
+    return serve_configuration(start, repository, early)
 
 
 def load_target(target: str) -> Configuration:
@@ -78,7 +85,7 @@ def serve_configuration(
     """Run the supervisor here until a signal, and return the exit status; ``early`` is a front that already
     starts. DeviceError: no such device; StartupError: a model did not load, or a port is taken.
     """
-    from gpuserve.cli.console.preflight import require_trace_output, with_devices
+    from gpuserve.cli.console.preflight import require_models, require_trace_output, with_devices
     from gpuserve.cli.console.signals import obey_signals
     from gpuserve.cli.console.startup_view import startup_view
     from gpuserve.placement.server_devices import ServerDevices
@@ -92,6 +99,7 @@ def serve_configuration(
     devices = ServerDevices(numa_affinity=settings.numa_affinity)
     configuration = with_devices(configuration, devices)
     require_trace_output(configuration)
+    require_models(configuration)
     _tell_of_repository(configuration)
     try:
         shown = loaded_at_start(configuration.models, settings.load_at_start)

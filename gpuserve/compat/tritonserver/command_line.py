@@ -144,4 +144,4 @@ def described(flag: Flag) -> str:
         return f"makes no difference: {flag.text}"
     if flag.fate is Fate.REFUSED:
         return f"refused: {flag.text}"
-    return flag.text
+    return f"{flag.text}; {flag.more}" if flag.more else flag.text

@@ -43,10 +43,14 @@ class Flag:
     text: str
     repeated: bool = False
     words: tuple[str, ...] = ()
+    #: What else is to be said of it.
+    more: str = ""
 
 
-def _setting(name: str, kind: Kind, setting: str, *, repeated: bool = False, words: str = "") -> Flag:
-    return Flag(name, kind, Fate.SETTING, setting, repeated, tuple(words.split()))
+def _setting(
+    name: str, kind: Kind, setting: str, *, repeated: bool = False, words: str = "", more: str = ""
+) -> Flag:
+    return Flag(name, kind, Fate.SETTING, setting, repeated, tuple(words.split()), more)
 
 
 def _part(name: str, kind: Kind, text: str, *, repeated: bool = False, words: str = "") -> Flag:
@@ -66,6 +70,9 @@ _TLS: Final = "tls_certfile, tls_keyfile and tls_client_ca, with tls_ports: [grp
 _RULES: Final = "access_rules, which hold for HTTP and gRPC alike"
 _TRACE: Final = "trace"
 _LEVEL: Final = "log_level: the least severe of those that are on"
+_REMOTE: Final = (
+    "with explicit also remote_control: [model-repository]; give restrictions where strangers ask"
+)
 _LOOP: Final = "one event loop reads all connections; doors is how many processes do"
 _BALANCER: Final = "give each server ports of its own behind a balancer, or let one server have several doors"
 _PLATFORM: Final = "route its requests to the HTTP port by a proxy"
@@ -101,7 +108,7 @@ FLAGS: Final = (
         "what config.pbtxt says holds either way, and only what it leaves out is completed",
     ),
     _part("strict-readiness", _BOOLEAN, "min_ready_instances: 1, or 0 where it is false"),
-    _setting("model-control-mode", _TEXT, "model_control", words="none poll explicit"),
+    _setting("model-control-mode", _TEXT, "model_control", words="none poll explicit", more=_REMOTE),
     _setting("repository-poll-secs", _INTEGER, "repository_poll_s"),
     _part(
         "load-model",

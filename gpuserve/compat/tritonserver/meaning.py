@@ -16,10 +16,12 @@ from gpuserve.compat.tritonserver.words import (
     cache_nbytes,
     is_summaries,
 )
+from gpuserve.settings.server import EXPLICIT
 
 _ROLES: Final = ("http", "grpc", "metrics")
 _WILDCARD: Final = "*"
-EXPLICIT: Final = "explicit"
+#: The group of endpoints that load and unload models.
+_REPOSITORY: Final = "model-repository"
 
 
 class Options:
@@ -70,6 +72,7 @@ def meaning_of(options: Options) -> Meaning:
         *_log_level(options),
         *_readiness(options),
         *_loaded_at_start(options),
+        *_remote_loads(options),
         *_cache(options),
         *_metrics(options),
         *rules,
@@ -141,6 +144,12 @@ def _loaded_at_start(options: Options) -> list[Setting]:
     if names and _WILDCARD in names:
         raise OptionProblem(name, "* stands for every model, and must be the only one")
     return [Setting(("load_at_start",), list(dict.fromkeys(names or ())), name)]
+
+
+def _remote_loads(options: Options) -> list[Setting]:
+    """With mode explicit any client may load models, as with Triton, and not only those of this machine."""
+    name = "model-control-mode"
+    return [Setting(("remote_control",), [_REPOSITORY], name)] if options.get(name) == EXPLICIT else []
 
 
 def _cache(options: Options) -> list[Setting]:

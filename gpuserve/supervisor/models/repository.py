@@ -86,6 +86,11 @@ def loaded_at_start(models: Iterable[ModelSpec], names: Collection[str] | None) 
     return [one for one in models if names is None or one.name in names]
 
 
+def wanted_at_start(names: Iterable[str], chosen: Collection[str] | None) -> list[str]:
+    """Return those of the names that are chosen to be loaded at the start; None chooses all."""
+    return [one for one in names if chosen is None or one in chosen]
+
+
 def members(model: str, read: Callable[[str], Sequence[ModelSpec] | None]) -> list[str]:
     """Return the models of an ensemble's steps, and of theirs; ``read`` gives the versions of a model."""
     found: dict[str, None] = {}

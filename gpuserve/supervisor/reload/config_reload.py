@@ -122,7 +122,7 @@ class ConfigReload:
             report,
             self._life.why_not_now,
             lambda: self._end(asked, report.outcome()),
-            touched,
+            touched.difference(now.broken),
         )
         self._run.begin()
 
