@@ -106,7 +106,11 @@ class WarmupInput:
     zero_data: bool = False
     random_data: bool = False
     file: str | None = option(
-        None, "A .npy file in place of values; relative to this file.", some=True, triton="input_data_file"
+        None,
+        "A file in place of values, relative to this file: .npy, or else the bytes of one sample as requests "
+        "have them.",
+        some=True,
+        triton="input_data_file",
     )
     values: str | None = option(
         None, "What it is filled with: zero or random; null: random.", words=(ZERO, RANDOM)

@@ -21,7 +21,7 @@ class Backend:
     """A kind of model that is served. ``files`` are the names that its file may have without being told, the
     usual one first; ``parameters`` are those of a config.pbtxt that are keyword arguments of the callable,
     with their names there and what reads them; one that ``takes_config`` is given all of them. ``options``
-    is what its models need besides.
+    is what its models need besides, ``platform`` what clients are told.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Backend:
     parameters: Mapping[str, tuple[str, Callable[[str], Any]]] = field(default_factory=dict)
     takes_config: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    platform: str = ""
 
 
 def _one_of(words: Mapping[str, Any]) -> Callable[[str], Any]:
@@ -67,13 +68,20 @@ BACKENDS: Final[Mapping[str, Backend]] = {
             takes_config=True,
             options={"request_details": True, "strict": False},  # as Triton, which lets outputs be left out
         ),
-        Backend(ONNXRUNTIME, "gpuserve.runtimes.onnx:OnnxModel", ("model.onnx",), _ONNX_PARAMETERS),
+        Backend(
+            ONNXRUNTIME,
+            "gpuserve.runtimes.onnx:OnnxModel",
+            ("model.onnx",),
+            _ONNX_PARAMETERS,
+            platform="onnxruntime_onnx",
+        ),
         Backend(
             PYTORCH,
             "gpuserve.runtimes.pytorch:PytorchModel",
             ("model.pt", "model.pt2"),
             {"INTRA_OP_THREAD_COUNT": ("num_threads", _count)},
             options={"array": "torch"},
+            platform="pytorch_libtorch",
         ),
     )
 }

@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from gpuserve.config.load import Configuration
 from gpuserve.config.messages import ConfigProblems, Problem
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.repository.folders import ModelFolder, revision
+from gpuserve.front.v2.model_config import kept_config
+from gpuserve.repository.folders import revision
 from gpuserve.repository.translation import Translation
 
 
 def finished(
     configuration: Configuration, translations: Sequence[Translation], broken: Mapping[str, Sequence[Problem]]
 ) -> Configuration:
-    folders = {one.folder.name: one.folder for one in translations}
-    models = tuple(_finished(one, folders[one.name]) for one in configuration.models)
+    known = {one.folder.name: one for one in translations}
+    models = tuple(_finished(one, known[one.name]) for one in configuration.models)
     return dataclasses.replace(
         configuration,
         models=models,
@@ -37,11 +38,13 @@ def _remarks(translations: Sequence[Translation]) -> list[str]:
     return [f"{text} (model {', '.join(dict.fromkeys(names))})" for text, names in models.items()]
 
 
-def _finished(spec: ModelSpec, folder: ModelFolder) -> ModelSpec:
+def _finished(spec: ModelSpec, translation: Translation) -> ModelSpec:
+    folder = translation.folder
     files = {"revision": revision(os.path.join(folder.path, str(spec.version)))}
     instances = tuple(dataclasses.replace(one, source=one.source | files) for one in spec.instances)
     labels = tuple(
         dataclasses.replace(one, filename=os.path.relpath(one.filename, folder.path)) if one.filename else one
         for one in spec.labels
     )
-    return dataclasses.replace(spec, instances=instances, labels=labels)
+    config = kept_config(translation.config)
+    return dataclasses.replace(spec, instances=instances, labels=labels, triton_config=config)

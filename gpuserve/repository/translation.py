@@ -35,13 +35,14 @@ _TENSORS: Final = {"inputs": "input", "outputs": "output"}
 @dataclass(frozen=True)
 class Translation:
     """What a model's folder comes to. ``asks``: what the config.pbtxt leaves out is for the model itself to
-    say.
+    say. ``config`` is the ``ModelConfig`` that clients are told.
     """
 
     folder: ModelFolder
     draft: Draft
     entries: tuple[dict[str, Any], ...]
     asks: bool = False
+    config: Any = None
 
     @property
     def members(self) -> list[str]:
@@ -73,7 +74,7 @@ def translated(folder: ModelFolder, pbtxt: Pbtxt, has_gpu: Callable[[], bool]) -
     asks = backend is not None and not (config.input and config.output)
     _write(draft, backend, asks, folder, has_gpu)
     entries = tuple(_entries(draft, backend, folder, versions))
-    return Translation(folder, draft, () if draft.faults else entries, asks)
+    return Translation(folder, draft, () if draft.faults else entries, asks, normalized(draft, backend))
 
 
 def _write(
@@ -184,7 +185,7 @@ def _source(draft: Draft, backend: Backend, folder: ModelFolder, version: int) -
             "model_dir": os.path.abspath(folder.path),
             "version": str(version),
             "file": found,
-            "config": config_json(draft, backend),
+            "config": json.dumps(plain(normalized(draft, backend))),
         }
         return {
             "callable": backend.callable,
@@ -227,9 +228,11 @@ def _parameters(draft: Draft, backend: Backend) -> dict[str, Any]:
     return found
 
 
-def config_json(draft: Draft, backend: Backend) -> str:
-    """The ``ModelConfig`` as Triton gives it to a model: with its name, its backend, and what is not set."""
+def normalized(draft: Draft, backend: Backend | None) -> Any:
+    """The ``ModelConfig`` with its name, and with the names of its backend, as Triton completes it."""
     config = pb.ModelConfig()
     config.CopyFrom(draft.message)
-    config.name, config.backend = draft.name, backend.name
-    return json.dumps(plain(config))
+    config.name = draft.name
+    config.platform = ENSEMBLE if backend is None else config.platform or backend.platform
+    config.backend = "" if backend is None else backend.name
+    return config

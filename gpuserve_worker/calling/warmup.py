@@ -13,11 +13,13 @@ import numpy as np
 from gpuserve_worker.calling.context import ModelContext
 from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.protocol.payloads import WireRequest
-from gpuserve_worker.protocol.tensor import BYTES, element_count, fits_shape, numpy_dtype
+from gpuserve_worker.protocol.tensor import BYTES, bytes_array, element_count, fits_shape, numpy_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+#: How files of numpy end; others hold the bytes of a tensor.
+_NUMPY: Final = (".npy", ".npz")
 #: Random integers of these datatypes are of their whole range; of the others, as of identifiers, small.
 _WHOLE_RANGE: Final = frozenset({"INT8", "UINT8", "INT16", "UINT16"})
 _SMALL_INTEGERS: Final = 100
@@ -112,6 +114,8 @@ def _random_bytes(generator: np.random.Generator, shape: tuple[int, ...]) -> NDA
 
 
 def _from_file(where: str, given: WarmupTensor, rows: int | None) -> NDArray[Any]:
+    if not given.path.endswith(_NUMPY):
+        return _of_rows(where, _raw(where, given), given, rows)
     try:
         loaded = np.load(given.path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -121,6 +125,24 @@ def _from_file(where: str, given: WarmupTensor, rows: int | None) -> NDArray[Any
         loaded.close()
         raise ValueError(f"{where}: the file {given.path} is an .npz archive; expected one array (.npy)")
     return _cast(where, _of_rows(where, loaded, given, rows), given)
+
+
+def _raw(where: str, given: WarmupTensor) -> NDArray[Any]:
+    """The bytes of a file as one sample, as requests have them: Triton's files of warm-ups."""
+    try:
+        with open(given.path, "rb") as file:
+            data = file.read()
+        if given.datatype == BYTES:
+            return bytes_array(data, given.shape)
+        return np.frombuffer(data, numpy_dtype(given.datatype)).reshape(given.shape)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except ValueError:
+        problem = (
+            f"has {len(data)} bytes, which are no {given.datatype} of shape {list(given.shape)}; expected "
+            "just the bytes of one sample, or a .npy file"
+        )
+    raise ValueError(f"{where}: the file {given.path} {problem}")
 
 
 def _of_rows(where: str, loaded: NDArray[Any], given: WarmupTensor, rows: int | None) -> NDArray[Any]:

@@ -63,6 +63,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
     python_model(folder / "typo", 1, 1.0, "max_batch: 8")
     (folder / "ensemble" / "1").mkdir(parents=True)
     (folder / "ensemble" / "config.pbtxt").write_text(ENSEMBLE)
+    (folder / "needy" / "1").mkdir(parents=True)
+    (folder / "needy" / "config.pbtxt").write_text(ENSEMBLE.replace('"python"', '"classless"'))
     (folder / "onnx" / "1").mkdir(parents=True)
     (folder / "onnx" / "1" / "model.onnx").write_bytes(onnx_models.identity("FP32"))
     (folder / "onnx" / "config.pbtxt").write_text(ONNX)
@@ -100,10 +102,21 @@ def test_what_the_model_completes_is_its_configuration(client: Any) -> None:
     assert client.get_model_config("python").config.HasField("dynamic_batching")
 
 
+def test_clients_are_told_what_the_repository_says(client: Any) -> None:
+    config = client.get_model_config("onnx").config
+    assert (config.platform, config.backend) == ("onnxruntime_onnx", "onnxruntime")
+    assert config.parameters["intra_op_thread_count"].string_value == "1"
+    assert client.get_model_metadata("onnx").platform == "onnxruntime_onnx"
+    assert client.get_model_metadata("python").platform == "python"
+    assert client.get_model_config("ensemble").config.platform == "ensemble"
+
+
 def test_models_that_are_wrong_are_in_the_index_with_the_reason(client: Any) -> None:
     index = {one.name: one for one in client.get_model_repository_index().models}
     assert index["python"].state == "READY"
-    assert (index["typo"].state, index["classless"].state) == ("UNAVAILABLE", "UNAVAILABLE")
+    wrong = [index[one].state for one in ("typo", "classless", "needy")]
+    assert wrong == ["UNAVAILABLE"] * 3
+    assert index["needy"].reason == "model 'classless', which it needs, could not be loaded"
     assert "config.pbtxt:1:1: ModelConfig has no field 'max_batch'" in index["typo"].reason
     assert "has no class TritonPythonModel" in index["classless"].reason
 

@@ -11,7 +11,7 @@ from decorating import model
 
 from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.calling.warmup import warmup_batches
-from gpuserve_worker.protocol.tensor import ITEMSIZE, numpy_dtype
+from gpuserve_worker.protocol.tensor import ITEMSIZE, encode_bytes, numpy_dtype
 
 BATCHING = model()
 SINGLE = model(max_batch_size=0)
@@ -145,6 +145,26 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     np.savez(archive, x=np.zeros(2))
     with pytest.raises(ValueError, match=r"is an \.npz archive; expected one array"):
         array("FP32", (2,), "file", archive)
+
+
+def test_a_file_of_bytes_is_one_sample_as_requests_have_it(tmp_path: Path) -> None:
+    path = tmp_path / "sample"
+    path.write_bytes(np.array([1, 2], np.float32).tobytes())
+    assert array("FP32", (2,), "file", path).tolist() == [[1, 2], [1, 2]]
+    path.write_bytes(encode_bytes([b"a", b"bc"]))
+    assert array("BYTES", (2,), "file", path).tolist() == [[b"a", b"bc"], [b"a", b"bc"]]
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+def test_a_file_of_bytes_that_does_not_fit(tmp_path: Path, datatype: str) -> None:
+    path = tmp_path / "sample"
+    path.write_bytes(b"\0\0\0\0\0")
+    with pytest.raises(
+        ValueError, match=rf"has 5 bytes, which are no {datatype} of shape \[2\]; expected just"
+    ):
+        array(datatype, (2,), "file", path)
+    with pytest.raises(ValueError, match="cannot be read: No such file or directory"):
+        array(datatype, (2,), "file", tmp_path / "absent")
 
 
 def test_a_shape_has_to_be_complete() -> None:

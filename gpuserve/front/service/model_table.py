@@ -15,13 +15,10 @@ from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics import ModelMetrics
 from gpuserve.front.v2.health import Watchers
 from gpuserve.front.v2.limits import shown
-from gpuserve.front.v2.model_config import model_config
+from gpuserve.front.v2.model_config import model_config, platform_of
 from gpuserve.front.v2.statistics import StatisticsEntry
 from gpuserve.front.v2.types import IndexEntry
 from gpuserve_worker.protocol.tensor import TensorSpec
-
-PLATFORM: Final = "python"
-ENSEMBLE_PLATFORM: Final = "ensemble"
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,20}")
 _MAX_VERSION: Final = (1 << 63) - 1
@@ -161,7 +158,7 @@ class ModelTable:
         return {
             "name": spec.name,
             "versions": versions or [str(spec.version)],
-            "platform": ENSEMBLE_PLATFORM if spec.is_ensemble else PLATFORM,
+            "platform": platform_of(spec),
             "inputs": told(spec.inputs),
             "outputs": told(spec.outputs),
         }

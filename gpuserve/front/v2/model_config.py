@@ -27,6 +27,13 @@ from gpuserve_worker.protocol.tensor import BYTES, TensorSpec
 BACKEND: Final = "python"
 #: The platform of what has no backend.
 ENSEMBLE: Final = "ensemble"
+#: What clients are told as a repository says it.
+_KEPT: Final = frozenset(
+    {
+        *("platform", "backend", "version_policy", "optimization", "default_model_filename"),
+        *("parameters", "metric_tags", "model_warmup"),
+    }
+)
 _CUDA: Final = "cuda:"
 #: What a step says that takes whichever version is the latest.
 _LATEST: Final = -1
@@ -37,15 +44,13 @@ _FALSE_TRUE: Final = {"INT32": "int32_false_true", "FP32": "fp32_false_true", "B
 def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
     """The ``ModelConfig`` message of a model, served in ``versions``; shapes without the batch axis."""
     files = {one.output: one.filename for one in spec.labels}
-    config = pb.ModelConfig(
-        name=spec.name,
-        platform=ENSEMBLE if spec.is_ensemble else BACKEND,
-        backend="" if spec.is_ensemble else BACKEND,
-        input=[_input(one) for one in spec.inputs],
-        output=[_output(one, files.get(one.name, "")) for one in spec.outputs],
-        instance_group=_instance_groups(spec.name, spec.instances),
-    )
-    config.version_policy.specific.versions.extend(versions or (spec.version,))
+    config = _of_repository(spec)
+    config.name = spec.name
+    config.input.extend(_input(one) for one in spec.inputs)
+    config.output.extend(_output(one, files.get(one.name, "")) for one in spec.outputs)
+    config.instance_group.extend(_instance_groups(spec.name, spec.instances))
+    if not config.HasField("version_policy"):
+        config.version_policy.specific.versions.extend(versions or (spec.version,))
     fill(config, spec)
     if spec.is_ensemble:
         config.ensemble_scheduling.step.extend(_step(one) for one in spec.steps)
@@ -54,6 +59,30 @@ def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
     elif spec.max_batch_size > 0 and spec.batching.merge:
         config.dynamic_batching.CopyFrom(_dynamic_batching(spec))
     return config
+
+
+def _of_repository(spec: ModelSpec) -> Any:
+    """What the model's repository says of it and no option holds; where it has none, its backend."""
+    if spec.triton_config:
+        return pb.ModelConfig.FromString(spec.triton_config)
+    platform, backend = (ENSEMBLE, "") if spec.is_ensemble else (BACKEND, BACKEND)
+    return pb.ModelConfig(platform=platform, backend=backend)
+
+
+def kept_config(config: Any) -> bytes:
+    """The part of a repository's ``ModelConfig`` that ``ModelSpec.triton_config`` has."""
+    kept = pb.ModelConfig()
+    kept.CopyFrom(config)
+    for field in config.DESCRIPTOR.fields:
+        if field.name not in _KEPT:
+            kept.ClearField(field.name)
+    return bytes(kept.SerializeToString(deterministic=True))
+
+
+def platform_of(spec: ModelSpec) -> str:
+    """What clients are told of the kind of a model."""
+    config = _of_repository(spec)
+    return str(config.platform or config.backend)
 
 
 def _step(step: StepSpec) -> Any:

@@ -170,12 +170,21 @@ class ServedModels:
         """Serve without a version of the start that cannot be loaded, for that reason."""
         generation = self.table.get(worker.generation)
         assert generation is not None, "it has just been lost"
+        logger.error("%s", error)
+        self._leave_out(generation, reason)
+
+    def _leave_out(self, generation: Generation, reason: str) -> None:
+        """Serve without a version; where it was the last of a model, without the ensembles that need that."""
         spec, generation.served = generation.spec, False
         self.missing.append(spec.name)
         self.table.drop([generation])
         self.table.index.unavailable(spec.name, spec.version, reason)
         self.serve(spec.name, ())
-        logger.error("%s", error)
+        for other in () if self.table.of(spec.name) else self.table:
+            if other in self.table and any(step.model == spec.name for step in other.spec.steps):
+                needed = f"model '{spec.name}', which it needs, could not be loaded"
+                logger.error("model %s is not served: %s", other.spec.name, needed)
+                self._leave_out(other, needed)
 
     # ---- ending ---------------------------------------------------------------------------
 
