@@ -26,7 +26,7 @@ def entry(
         kwargs["config"] = json.dumps(
             {"name": name, "max_batch_size": 0, "input": [], "output": [], **config}
         )
-    return {"name": name, "callable": CALLABLE, "kwargs": kwargs, "strict": True, **more}
+    return {"name": name, "callable": CALLABLE, "kwargs": kwargs, **more}
 
 
 def said(name: str, datatype: str, *dims: int, **more: Any) -> dict[str, Any]:

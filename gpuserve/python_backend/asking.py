@@ -124,7 +124,7 @@ def _question(request: InferenceRequest, *, stream: bool, blocks: bool) -> CallR
         stream=stream,
         blocks=blocks,
         version="" if version < 0 else version,
-        requested_outputs=request.requested_output_names(),
+        requested_outputs=sorted(request.requested_output_names()),
         parameters=request.given_parameters(),
         timeout_s=timeout_us * _US if timeout_us else None,
         request_id=request.request_id(),

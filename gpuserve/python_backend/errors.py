@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Final, NamedTuple
 
+from gpuserve_worker.calling.failure import ToldError
+
 
 class TritonModelException(Exception):
     """What is raised by a ``model.py``, and to it, where something cannot go on."""
@@ -72,7 +74,7 @@ _NUMBERS: Final = {
 }
 
 
-class RefusedRequest(Exception):
+class RefusedRequest(ToldError):
     """A ``TritonError`` on its way to the worker, which reads ``code``."""
 
     def __init__(self, error: TritonError) -> None:

@@ -41,9 +41,11 @@ class TritonModel:
         serve(ServedModel(name, int(version), os.path.join(model_dir, version)))
         config = _config(model_class, config or _least_config(name), auto_complete)
         model = _initialized(model_class, file, _arguments(name, model_dir, version, config, device))
+        outputs = _output_names(config)
         if using_decoupled_model_transaction_policy(json.loads(config)):
-            return SendingModel(model)
-        return AwaitingModel(model) if inspect.iscoroutinefunction(model.execute) else ReturningModel(model)
+            return SendingModel(model, outputs)
+        awaits = inspect.iscoroutinefunction(model.execute)
+        return AwaitingModel(model, outputs) if awaits else ReturningModel(model, outputs)
 
     @classmethod
     def declare(
@@ -79,6 +81,14 @@ def _config(model_class: Any, config: str, auto_complete: bool) -> str:
     return completed_config(model_class, config) if auto_complete else config
 
 
+def _output_names(config: str) -> tuple[str, ...]:
+    """The declared outputs: those that the server knows of, where there is one."""
+    try:
+        return tuple([one.name for one in current_model().outputs])
+    except LookupError:
+        return tuple([one["name"] for one in json.loads(config).get("output", ())])
+
+
 def _arguments(name: str, model_dir: str, version: str, config: str, device: str) -> dict[str, str]:
     """What ``initialize`` is given. A worker sees no GPU but its own, which is number 0 there."""
     try:
@@ -88,7 +98,7 @@ def _arguments(name: str, model_dir: str, version: str, config: str, device: str
     return {
         "model_config": config,
         "model_instance_kind": "CPU" if device == "cpu" else "GPU",
-        "model_instance_name": f"{name}_0_{number}",
+        "model_instance_name": f"{name}_{number}",
         "model_instance_device_id": "0" if device == "cpu" else device.rpartition(":")[2] or "0",
         "model_repository": os.path.abspath(model_dir),
         "model_version": version,

@@ -95,8 +95,8 @@ class InferenceRequest:
     def correlation_id(self) -> int | str:
         return self._correlation_id
 
-    def requested_output_names(self) -> list[str]:
-        return list(self._requested)
+    def requested_output_names(self) -> set[str]:
+        return set(self._requested)
 
     def model_name(self) -> str:
         return self._model_name
@@ -180,8 +180,8 @@ class ReceivedRequest(InferenceRequest):
         sequence = self._origin.sequence
         return 0 if sequence is None else sequence.id
 
-    def requested_output_names(self) -> list[str]:
-        return list(self._origin.requested_output_names or ())
+    def requested_output_names(self) -> set[str]:
+        return set(self._origin.requested_output_names or ())
 
     def model_name(self) -> str:
         return served().name

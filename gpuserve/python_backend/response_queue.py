@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 
@@ -13,7 +13,10 @@ class ResponseQueue:
     there is something for a taker that found nothing. Implements ``Outlet``.
     """
 
-    def __init__(self, requests: int, wake: Callable[[], object], *, decoupled: bool) -> None:
+    def __init__(
+        self, requests: int, declared: Collection[str], wake: Callable[[], object], *, decoupled: bool
+    ) -> None:
+        self.declared = declared
         self.decoupled = decoupled
         self.is_used = False
         # A sender may die, and so end its request, in any line, also in those below.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gpuserve.python_backend.errors import RefusedRequest, TritonError
 from gpuserve.python_backend.parameters import as_json, checked_parameters
 from gpuserve.python_backend.tensors import Tensor, named
+from gpuserve_worker.calling.outputs import OutputError
 from gpuserve_worker.calling.response import Response
 
 
@@ -59,9 +60,17 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
     return named(inference_response._output_tensors, name)
 
 
-def answer_of(response: InferenceResponse) -> Any:
-    """A response as the worker takes it, which checks it by what the model declares."""
+def answer_of(response: InferenceResponse, declared: Collection[str]) -> Any:
+    """A response as the worker takes it: of its outputs, those that the model declares; an ``OutputError``
+    where there are others and none of those.
+    """
     if response._error is not None:
         return RefusedRequest(response._error)
-    outputs = {tensor._name: tensor._value for tensor in response._output_tensors}
+    tensors = response._output_tensors
+    outputs = {tensor._name: tensor._value for tensor in tensors if tensor._name in declared}
+    if tensors and not outputs:
+        return OutputError(
+            f"the response has the output {tensors[0]._name!r}, which the configuration of the model does "
+            f"not declare: expected {', '.join(map(repr, declared))}"
+        )
     return outputs if response._parameters is None else Response(outputs, response._parameters)

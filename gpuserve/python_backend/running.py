@@ -10,7 +10,7 @@ import inspect
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,8 +27,9 @@ from gpuserve_worker.calling.request import Request
 class ModelLife:
     """A model that hears of its end: a worker calls ``close`` after the last batch."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, outputs: Collection[str]) -> None:
         self._model = model
+        self._outputs = outputs
         self._execute: Callable[[list[ReceivedRequest]], Any] = model.execute
 
     def close(self) -> None:
@@ -42,14 +43,18 @@ class ReturningModel(ModelLife):
 
     def __call__(self, requests: Sequence[Request]) -> list[Any]:
         sent = threading.Event()
-        responses = ResponseQueue(len(requests), sent.set, decoupled=False)
+        responses = ResponseQueue(len(requests), self._outputs, sent.set, decoupled=False)
         received = _received(requests, responses)
-        returned = self._execute(received)
-        if (answers := _answers(returned, received)) is not None and not responses.is_used:
-            return answers
-        while received := _pass_on(returned, received):
+        try:
             returned = self._execute(received)
-        del returned
+            if not responses.is_used and (answers := _answers(returned, received, self._outputs)) is not None:
+                return answers
+            while received := _pass_on(returned, received):
+                returned = self._execute(received)
+            del returned
+        except Exception as error:  # user code may raise anything
+            _fail_rest(received, responses, error)
+            received = []
         while (answers := responses.take_all()) is None:
             sent.wait()
             sent.clear()
@@ -59,20 +64,24 @@ class ReturningModel(ModelLife):
 class AwaitingModel(ModelLife):
     """A model whose ``execute`` is a coroutine, which returns as that of a ``ReturningModel`` does."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, outputs: Collection[str]) -> None:
+        super().__init__(model, outputs)
         self._tasks: set[asyncio.Future[Any]] = set()
 
     async def __call__(self, requests: Sequence[Request]) -> list[Any]:
         sent = asyncio.Event()
-        responses = ResponseQueue(len(requests), _waking(sent), decoupled=False)
+        responses = ResponseQueue(len(requests), self._outputs, _waking(sent), decoupled=False)
         received = _received(requests, responses)
-        returned = await self._executed(received)
-        if (answers := _answers(returned, received)) is not None and not responses.is_used:
-            return answers
-        while received := _pass_on(returned, received):
+        try:
             returned = await self._executed(received)
-        del returned
+            if not responses.is_used and (answers := _answers(returned, received, self._outputs)) is not None:
+                return answers
+            while received := _pass_on(returned, received):
+                returned = await self._executed(received)
+            del returned
+        except Exception as error:  # user code may raise anything
+            _fail_rest(received, responses, error)
+            received = []
         while (answers := responses.take_all()) is None:
             await sent.wait()
             sent.clear()
@@ -89,15 +98,15 @@ class AwaitingModel(ModelLife):
 class SendingModel(ModelLife):
     """A decoupled model: its ``execute`` returns nothing, and responses are sent whenever they are ready."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, outputs: Collection[str]) -> None:
+        super().__init__(model, outputs)
         self._thread = ExecuteThread()
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin = self._begin_task if inspect.iscoroutinefunction(model.execute) else self._begin_call
 
     async def __call__(self, requests: Sequence[Request]) -> AsyncIterator[list[Any]]:
         sent = asyncio.Event()
-        responses = ResponseQueue(len(requests), _waking(sent), decoupled=True)
+        responses = ResponseQueue(len(requests), self._outputs, _waking(sent), decoupled=True)
         self._begin(_received(requests, responses), responses)
         del requests
         try:
@@ -148,13 +157,15 @@ def _received(requests: Sequence[Request], responses: ResponseQueue) -> list[Rec
     return received
 
 
-def _answers(returned: Any, received: Sequence[ReceivedRequest]) -> list[Any] | None:
+def _answers(
+    returned: Any, received: Sequence[ReceivedRequest], declared: Collection[str]
+) -> list[Any] | None:
     """The answers in what ``execute`` returned; None where it is not a response for each request."""
     if type(returned) is not list or len(returned) != len(received):
         return None
     if set(map(type, returned)) != {InferenceResponse}:
         return None
-    return [answer_of(one) for one in returned]
+    return [answer_of(one, declared) for one in returned]
 
 
 def _pass_on(returned: Any, received: list[ReceivedRequest]) -> list[ReceivedRequest]:
@@ -210,6 +221,15 @@ def _to_come_again(received: list[ReceivedRequest]) -> list[ReceivedRequest]:
     for one in again:
         one.come_again()
     return again
+
+
+def _fail_rest(received: list[ReceivedRequest], responses: ResponseQueue, error: Exception) -> None:
+    """Let the requests that have not ended fail; raises the error itself where that is all of them."""
+    if not responses.is_used:
+        raise error
+    traceback.print_exception(error, file=sys.stderr)
+    for one in received:
+        one.get_response_sender().fail(error)
 
 
 def _fail(responses: ResponseQueue, error: BaseException) -> None:

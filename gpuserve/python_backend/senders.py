@@ -5,10 +5,12 @@ also after ``execute`` has returned. Where they go is not known here.
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import Any, Final, Protocol
 
-from gpuserve.python_backend.errors import RefusedRequest, TritonError, TritonModelException
+from gpuserve.python_backend.errors import TritonModelException
 from gpuserve.python_backend.responses import InferenceResponse, answer_of
+from gpuserve_worker.calling.outputs import OutputError
 from gpuserve_worker.calling.request import Request
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
@@ -16,11 +18,13 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
 
 class Outlet(Protocol):
     """Where the responses of one batch go. One that is not ``decoupled`` takes one a request. ``is_used``
-    says that not all is as usual: something was sent, or a request is to come again.
+    says that not all is as usual: something was sent, or a request is to come again. ``declared`` are the
+    names of the outputs.
     """
 
     decoupled: bool
     is_used: bool
+    declared: Collection[str]
 
     def put(self, position: int, answer: Any, *, final: bool) -> None:
         """Pass on a response of the request at a position, None for none; ``final``: its last. Any thread."""
@@ -45,7 +49,7 @@ class InferenceResponseSender:
         """
         final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
         self._check(response, flags)
-        answer = None if response is None else answer_of(response)
+        answer = None if response is None else answer_of(response, self._outlet.declared)
         with self._lock:
             self._check_state(response is not None)
             self._closed = final
@@ -95,6 +99,11 @@ class InferenceResponseSender:
         if getattr(self, "_closed", True):
             return
         self._closed = True
-        text = "the model dropped the response sender of this request without its final response"
-        missing = self._outlet.decoupled or not self._sent
-        self._outlet.put(self._position, RefusedRequest(TritonError(text)) if missing else None, final=True)
+        answer: OutputError | None = None
+        if self._outlet.decoupled:
+            answer = OutputError(
+                "the model let go of the response sender of a request before its final response"
+            )
+        elif not self._sent:
+            answer = OutputError("execute returned no response for a request, and none was sent")
+        self._outlet.put(self._position, answer, final=True)

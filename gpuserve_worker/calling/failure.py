@@ -44,6 +44,10 @@ class UnrecoverableError(Exception):
     """
 
 
+class ToldError(Exception):
+    """Its text was written for the client, who is told all of it."""
+
+
 class DeviceFailure(Exception):
     """The device of an instance refused something, or failed in it."""
 
@@ -66,7 +70,8 @@ def client_text(error: BaseException) -> str:
 def failure_of(error: BaseException) -> WireFailure:
     """What a client is told of an error: its text, and its ``code`` where the value is in ``CODES``."""
     code = getattr(getattr(error, "code", None), "value", None)
-    return WireFailure(code if isinstance(code, str) and code in CODES else INTERNAL, client_text(error))
+    text = cut(str(error), TEXT_LIMIT) if isinstance(error, ToldError) else client_text(error)
+    return WireFailure(code if isinstance(code, str) and code in CODES else INTERNAL, text)
 
 
 def log_text(error: BaseException) -> str:

@@ -220,6 +220,8 @@ class OutputRules:
         return result
 
     def _element(self, element: Any, request: WireRequest) -> list[CheckedOutput] | WireFailure | None:
+        if isinstance(element, OutputError):
+            raise element
         if isinstance(element, Exception):
             return failure_of(element)
         if element is None and self._decoupled:

@@ -15,13 +15,14 @@ import tritonclient.grpc as grpcclient
 from operated import OperatedServer
 from python_backend import MODELS, entry, said, stream, tensor
 
+NUMBERS = {"input": [said("X", "FP32", -1)], "output": [said("Y", "FP32", -1)]}
 FACTS = {"input": [said("X", "FP32", -1)], "output": [said("FACTS", "STRING", 1)]}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
     config = tmp_path_factory.mktemp("python_backend") / "config.yaml"
-    models = [entry("echo"), entry("facts", config=FACTS), entry("repeat")]
+    models = [entry("echo"), entry("facts", config=FACTS), entry("repeat"), entry("sends", config=NUMBERS)]
     config.write_text(json.dumps({"models": models}))
     with OperatedServer(config) as running:
         yield running.wait_ready()
@@ -66,7 +67,7 @@ def test_the_model_is_initialized_with_what_triton_documents(
     assert json.loads(args.pop("model_config"))["output"] == [said("FACTS", "STRING", 1)]
     assert args == {
         "model_instance_kind": "CPU",
-        "model_instance_name": "facts_0_0",
+        "model_instance_name": "facts_0",
         "model_instance_device_id": "0",
         "model_repository": str(MODELS / "facts"),
         "model_version": "1",
@@ -117,6 +118,14 @@ def test_responses_are_sent_from_threads_after_execute_has_returned(server: Oper
     with ThreadPoolExecutor(4) as pool:
         for count, came in zip([0, 1, 300, 20], pool.map(ask, [0, 1, 300, 20]), strict=True):
             assert came == list(range(count))
+
+
+@pytest.mark.parametrize("values", [[3.0, 1.0], [-3.0, 1.0]], ids=["at once", "from a thread"])
+def test_a_model_that_is_not_decoupled_may_send_its_response(
+    client: grpcclient.InferenceServerClient, values: list[float]
+) -> None:
+    result = client.infer("sends", [tensor("X", "FP32", values)])
+    assert result.as_numpy("Y").tolist() == [-one for one in values]
 
 
 def test_finalize_is_called_at_the_end(tmp_path: Path) -> None:

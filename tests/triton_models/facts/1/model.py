@@ -22,7 +22,7 @@ class TritonPythonModel:
             "flags": request.flags(),
             "timeout": request.timeout(),
             "parameters": json.loads(request.parameters()),
-            "requested": request.requested_output_names(),
+            "requested": sorted(request.requested_output_names()),
             "inputs": [
                 [one.name(), one.triton_dtype(), one.shape(), one.is_cpu()] for one in request.inputs()
             ],

@@ -1,0 +1,44 @@
+"""The examples of model files: made, checked, served without code, and asked, as their READMEs say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving import GPUSERVE, JSON_LOG, serving
+from test_examples import CLIENT_TIMEOUT_S, EXAMPLES, run_client
+from test_examples_calls import printed
+
+
+def ran(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("example", "file"),
+    [("onnx", "cities.onnx"), pytest.param("pytorch", "smooth.pt2", marks=pytest.mark.thorough)],
+)
+def test_a_model_file_is_served_as_its_readme_says(example: str, file: str, tmp_path: Path) -> None:
+    path, readme = str(tmp_path / file), (EXAMPLES / example / "README.md").read_text()
+    ran(sys.executable, str(EXAMPLES / example / "make_model.py"), path)
+    assert ran(GPUSERVE, "check", path).replace(str(tmp_path), f"examples/{example}") in readme
+    with serving(GPUSERVE, "serve", path, *JSON_LOG) as server:
+        assert run_client(example, server) == printed(example)
+
+
+@pytest.mark.thorough
+def test_flags_say_what_torchscript_does_not(tmp_path: Path) -> None:
+    program = (
+        "import sys, torch; sys.path.insert(0, sys.argv[1]); from make_model import Smooth; "
+        "torch.jit.trace(Smooth().eval(), torch.zeros(2, 16), strict=False).save(sys.argv[2])"
+    )
+    path = str(tmp_path / "smooth.pt")
+    ran(sys.executable, "-W", "ignore", "-c", program, str(EXAMPLES / "pytorch"), path)
+    readme = (EXAMPLES / "pytorch" / "README.md").read_text()
+    flags = readme.partition("$ gpuserve serve smooth.pt ")[2].partition("\n")[0].split()
+    with serving(GPUSERVE, "serve", path, *flags, *JSON_LOG) as server:
+        assert run_client("pytorch", server) == printed("pytorch")
