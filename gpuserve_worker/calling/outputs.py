@@ -24,10 +24,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
+from gpuserve_worker.calling.columns import alike_columns
 from gpuserve_worker.calling.failure import INTERNAL, TEXT_LIMIT, DeviceFailure, client_text, cut, failure_of
 from gpuserve_worker.calling.request import BatchedOutputs, Request
 from gpuserve_worker.calling.response import PARAMETER, Response, is_parameter
-from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, encode_bytes, fits_shape, numpy_dtype
+from gpuserve_worker.protocol.tensor import (
+    BYTES,
+    TensorSpec,
+    element_count,
+    encode_bytes,
+    fits_shape,
+    numpy_dtype,
+)
 from gpuserve_worker.protocol.wire import Place, WireFailure, WireRequest
 
 if TYPE_CHECKING:
@@ -138,6 +146,10 @@ class OutputRules:
             if whole is not None:
                 return BatchAnswers(None, [whole]) if apart else BatchAnswers(whole, None)
         elements = self._elements(result, len(requests))
+        if self._batching and len(requests) > 1 and not (apart or self._decoupled):
+            columns = alike_columns(elements, requests, self._specs, self._dtypes)
+            if columns is not None:
+                return BatchAnswers([_joined(*one) for one in columns], None)
         each = self._each(elements, requests)
         parameters = self._parameters(elements, each)
         if not (self._decoupled or apart):
@@ -427,6 +439,12 @@ def _holds(dtype: np.dtype[Any], array: NDArray[Any]) -> bool:
         return np.can_cast(array.dtype, dtype, "same_kind")
     limits = np.iinfo(dtype)
     return bool(limits.min <= array.min() and array.max() <= limits.max)
+
+
+def _joined(spec: TensorSpec, shape: tuple[int, ...], parts: list[Any]) -> CheckedOutput:
+    dtype = parts[0].dtype
+    nbytes = element_count(shape) * dtype.itemsize
+    return CheckedOutput(spec.name, spec.datatype, shape, nbytes, dtype, parts)
 
 
 def _only(each: Sequence[list[CheckedOutput] | WireFailure | None]) -> list[CheckedOutput] | None:
