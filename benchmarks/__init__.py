@@ -12,7 +12,8 @@
     report.py      the report, as Markdown and JSON      tables.py      Markdown tables
     plots.py       curves to PNG and SVG                 costs.py       a MiB of each kind of input
 
-The sections: ``request_section.py`` (the rows), ``sweeps.py`` (the plots), ``footprint_sections.py``. What
+The sections: ``request_section.py`` (the rows), ``sweeps.py`` (the plots), ``footprint_sections.py``, and
+``model_files/`` (files served without code, against their runtimes in a loop). What
 happens over time to one server is in ``scenarios/``, which has a command line of its own; what a request
 costs without a network server around it, in ``profile/``; what ``scripts/gpu_check`` measures on a GPU, in
 ``gpu/``; what becomes of requests while pods are replaced, in ``rollout/``; what hostile

@@ -118,7 +118,7 @@ class EchoPayload:
         match api:
             case Api.GRPC | Api.STREAM:
                 self._check_client(running, "gRPC", _infer_grpc)
-                return b"".join(map(framed, _messages(running, self)))
+                return b"".join(map(framed, messages_of(running, self)))
             case Api.HTTP_BINARY:
                 self._check_client(running, "HTTP", _infer_http)
             case Api.BODY_ECHO:
@@ -263,7 +263,7 @@ class UnbatchedPayload:
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Ask once and compare the bytes of the output; see ``Payload``."""
         del api  # there is one only
-        (message,) = _messages(running, self)
+        (message,) = messages_of(running, self)
         answer = service_pb2.ModelInferResponse.FromString(message)
         if list(answer.raw_output_contents) != [self._raw()] or answer.outputs[0].shape != [self.nbytes // 4]:
             raise ServerFailed(f"{running.server.title} does not echo a vector: {str(answer)[:200]}")
@@ -316,7 +316,7 @@ class TokensPayload:
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Open one stream and parse what comes; see ``Payload``."""
         del api  # there is one only
-        messages = _messages(running, self)
+        messages = messages_of(running, self)
         numbers = [_token(message) for message in messages]
         if numbers != list(range(self.messages)):
             raise ServerFailed(f"{running.server.title} does not stream {self.messages} tokens: {numbers}")
@@ -386,7 +386,7 @@ def _infer_http(running: RunningServer, array: npt.NDArray[np.float32]) -> npt.N
     return answer
 
 
-def _messages(running: RunningServer, payload: Payload) -> list[bytes]:
+def messages_of(running: RunningServer, payload: Payload) -> list[bytes]:
     """The serialized messages that answer a request. A call with one answer is read as a stream of one."""
     with _channel(running) as channel:
         call, metadata = channel.unary_stream(payload.path), _metadata(running)
@@ -414,7 +414,7 @@ def _check_raw(running: RunningServer, api: Api, payload: Payload, right: bytes)
     """As ``Payload.check``, of a call whose one output has these bytes."""
     if api is Api.BODY_ECHO:
         return framed(payload.grpc_message())
-    (message,) = _messages(running, payload)
+    (message,) = messages_of(running, payload)
     answer = service_pb2.ModelInferResponse.FromString(message)
     if list(answer.raw_output_contents) != [right]:
         what = f"{payload.model} with {payload.nbytes} bytes of inputs"

@@ -88,6 +88,15 @@ class PeerCache:
         """
         self._install(self.mlserver, MLSERVER, _MLSERVER_UVLOOP)
 
+    def add_to_mlserver(self, package: str) -> None:
+        """Put what a model of its needs into the environment of MLServer.
+
+        Raises:
+            ServerMissing: pip could not install it.
+        """
+        pip = self.mlserver / "bin/pip"
+        _run(f"install {package}", pip, "install", "--quiet", "--disable-pip-version-check", package)
+
     def install_litserve(self) -> None:
         """Make the environment unless it is there.
 

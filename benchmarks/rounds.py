@@ -101,11 +101,11 @@ class LoadedServer:
 
     def run(self, row: Row, seconds: float) -> Sample:
         one = self._one_of(row)
-        before = _Clocks.read(one.pid)
+        before = Clocks.read(one.pid)
         result = row.load.run(one, seconds, self._answers[row.load])
-        after = _Clocks.read(one.pid)
+        after = Clocks.read(one.pid)
         by_role = _by_role(one, before.server_s, after.server_s)
-        return _sample(row, result, by_role, before, after)
+        return sample_of(row, result, by_role, before, after)
 
     def _one(self, row: Row) -> RunningServer | None:
         return self._up.get(row.load.option)
@@ -141,9 +141,9 @@ class Memcpy:
         pass
 
     def run(self, row: Row, seconds: float) -> Sample:
-        before = _Clocks.read(None)
+        before = Clocks.read(None)
         result = memcpy.copy(row.copied_nbytes or 0, seconds)
-        return _sample(row, result, {}, before, _Clocks.read(None))
+        return sample_of(row, result, {}, before, Clocks.read(None))
 
 
 def measure(
@@ -187,7 +187,7 @@ def _run(row: Row, one: Subject, seconds: float, samples: Samples) -> Sample | N
 
 
 @dataclass(frozen=True, slots=True)
-class _Clocks:
+class Clocks:
     """Seconds so far: of the wall, of all CPUs together, and of those parts that are known."""
 
     wall_s: float
@@ -196,7 +196,7 @@ class _Clocks:
     server_s: dict[int, float]
 
     @classmethod
-    def read(cls, server_pid: int | None) -> _Clocks:
+    def read(cls, server_pid: int | None) -> Clocks:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         return cls(
             time.perf_counter(),
@@ -215,8 +215,8 @@ def _by_role(one: RunningServer, before: Mapping[int, float], after: Mapping[int
     return dict(by_role)
 
 
-def _sample(
-    row: Row, result: LoadResult, by_role: Mapping[str, float], before: _Clocks, after: _Clocks
+def sample_of(
+    row: Row, result: LoadResult, by_role: Mapping[str, float], before: Clocks, after: Clocks
 ) -> Sample:
     server_s = sum(by_role.values())
     generator_s = after.generator_s - before.generator_s
