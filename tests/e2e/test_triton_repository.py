@@ -166,6 +166,31 @@ def test_a_reload_does_what_has_changed(repository: tuple[Path, Addresses], clie
     assert infer(client, "reloaded") == [0, 6, 12]  # as it was
 
 
+@pytest.mark.thorough
+def test_torchscript_by_position(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    script = torch.jit.trace(lambda a, b: (a + b, a - b), (torch.ones(1, 2), torch.ones(1, 2)))
+    (tmp_path / "pair" / "1").mkdir(parents=True)
+    script.save(str(tmp_path / "pair" / "1" / "model.pt"))
+    tensors = [
+        f'{key} {{ name: "{key.upper()}__{number}" data_type: TYPE_FP32 dims: 2 }}'
+        for key in ("input", "output")
+        for number in (0, 1)
+    ]
+    (tmp_path / "pair" / "config.pbtxt").write_text(
+        'platform: "pytorch_libtorch" max_batch_size: 4 dynamic_batching { } ' + " ".join(tensors)
+    )
+    with (
+        serving(GPUSERVE, "serve", str(tmp_path), "--host", "127.0.0.1", *JSON_LOG) as addresses,
+        grpcclient.InferenceServerClient(addresses.grpc) as client,
+    ):
+        inputs = [grpcclient.InferInput(f"INPUT__{one}", [1, 2], "FP32") for one in (0, 1)]
+        for one, values in zip(inputs, ([5, 7], [1, 2]), strict=True):
+            one.set_data_from_numpy(np.array([values], np.float32))
+        answer = client.infer("pair", inputs)
+        assert [answer.as_numpy(f"OUTPUT__{one}").tolist() for one in (0, 1)] == [[[6, 9]], [[4, 5]]]
+
+
 def test_check_says_what_would_be_served(repository: tuple[Path, Addresses]) -> None:
     ran = gpuserve("check", str(repository[0]))
     assert "onnx: cpu#0, batches of up to 32" in ran.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,17 @@ def test_what_is_not_honoured_says_why() -> None:
     assert all(rule.text or rule.treatment is Treatment.HONOURED for rule in rules)
 
 
+def test_the_documents_name_every_field() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
+    section = text.partition("### Fields")[2].partition("\n#")[0]
+    named = set(re.findall(r"`(\w+)`", section))
+    inside = {"ModelOptimizationPolicy", "ModelConfig", "ModelInput", "ModelOutput", "ModelInstanceGroup"}
+    fields = {field for name in inside for field in TABLES[name]} | {
+        field for table in TABLES.values() for field, rule in table.items() if rule != YES
+    }
+    assert fields - named == set()
+
+
 @pytest.mark.parametrize(
     ("text", "place", "treatment"),
     [
@@ -160,6 +172,40 @@ def test_a_python_model_is_the_callable_that_runs_model_py(tmp_path: Path) -> No
     assert kwargs == {"model_dir": str(folder), "version": "1", "file": "model.py"}
     assert (config["name"], config["backend"], config["max_batch_size"]) == ("echo", "python", 8)
     assert config["parameters"] == {"a": {"string_value": "b"}}
+
+
+@pytest.mark.parametrize(
+    ("platform", "file", "kwargs", "array"),
+    [
+        ("onnxruntime_onnx", "model.onnx", {"intra_op_num_threads": 3}, "numpy"),
+        ("pytorch_libtorch", "model.pt", {}, "torch"),
+        ("pytorch_libtorch", "model.pt2", {}, "torch"),
+    ],
+)
+def test_a_model_file_is_the_callable_of_its_runtime(
+    tmp_path: Path, platform: str, file: str, kwargs: dict[str, Any], array: str
+) -> None:
+    parameter = 'parameters { key: "intra_op_thread_count" value: { string_value: "3" } }'
+    folder = write(tmp_path, "m", f'platform: "{platform}"' + TENSORS + parameter, file=file)
+    spec = only(tmp_path)
+    assert spec.array == array
+    assert spec.instances[0].source["kwargs"] == {"file": str(folder / "1" / file), **kwargs}
+
+
+def test_the_file_tells_the_backend_where_nothing_does(tmp_path: Path) -> None:
+    write(tmp_path, "m", TENSORS, file="model.pt")
+    assert only(tmp_path).instances[0].source["path"] == "gpuserve.runtimes.pytorch:PytorchModel"
+
+
+def test_an_environment_of_a_python_model(tmp_path: Path) -> None:
+    path = "$$TRITON_MODEL_DIRECTORY/env.tar.gz"
+    folder = write(
+        tmp_path,
+        "m",
+        MODEL + f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}',
+    )
+    (folder / "env.tar.gz").touch()
+    assert only(tmp_path).instances[0].source["python"] == str(folder / "env.tar.gz")
 
 
 def test_without_a_scheduler_requests_are_not_merged(tmp_path: Path) -> None:
@@ -388,6 +434,12 @@ def test_several_repositories(tmp_path: Path) -> None:
         ),
         (MODEL + 'default_model_filename: "a.py"', "5:25: there is no a.py in "),
         ('backend: "pyton"' + TENSORS, "1:10: there is no backend 'pyton'; did you mean 'python'?"),
+        (
+            'backend: "onnxruntime"'
+            + TENSORS
+            + 'parameters { key: "execution_mode" value { string_value: "7" } }',
+            "1:1: there is no model.onnx in ",
+        ),
         ('platform: "tensorrt_plan"', "1:11: there is no backend 'tensorrt_plan' here"),
         ('backend: "fil"', "1:10: there is no backend 'fil' here"),
         (
