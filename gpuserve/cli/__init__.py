@@ -37,9 +37,8 @@ def main() -> NoReturn:
 
 def _serves(command: list[str]) -> bool:
     verb, arguments = command[1:2], command[2:]
-    if verb == ["tritonserver"]:
-        return "--help" not in arguments
-    return verb == ["serve"] and bool(arguments) and not {"-h", "--help"} & set(arguments)
+    is_help = not {"-h", "--help"}.isdisjoint(arguments)
+    return not is_help and (verb == ["tritonserver"] or (verb == ["serve"] and bool(arguments)))
 
 
 def _run_with_front() -> int:

@@ -133,6 +133,10 @@ def test_a_repository_is_followed_under_traffic(tmp_path: Path) -> None:
             server.wait_model_ready("new")
         assert traffic.errors == []
         assert client.infer("new").tag == 4.0
+        put(repository, "wrong", "1.0", "backend: 7")
+        wait_until(lambda: client.states("wrong") == {"": "UNAVAILABLE"}, "the index has the wrong model")
+        shutil.rmtree(repository / "wrong")
+        wait_until(lambda: client.states("wrong") == {}, "the index has it no more")
         shutil.rmtree(repository / "new")
         wait_said(server, "model new is unloaded")
         with pytest.raises(InferenceServerException, match="'new' is not found"):

@@ -25,6 +25,8 @@ TRITONSERVER_SETTINGS: Final[dict[str, Any]] = {
     "allow_interspersed_args": False,
     "help_option_names": [],
 }
+#: The second is ours: every verb has it.
+HELP: Final = frozenset({"--help", "-h"})
 _REPOSITORIES: Final = ("model-repository", "model-store")
 
 
@@ -49,7 +51,7 @@ def serve_tritonserver(arguments: Sequence[str], early: EarlyFront | None = None
     from gpuserve.compat.tritonserver.command_line import help_text, read_command_line, spelled
     from gpuserve.compat.tritonserver.meaning import Options
 
-    if "--help" in arguments:
+    if HELP.intersection(arguments):
         sys.stdout.write(help_text())
         return ExitCode.OK
     line = read_command_line(arguments)

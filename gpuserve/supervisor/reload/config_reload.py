@@ -47,6 +47,8 @@ class ConfigReload:
         self._run: ConfigRun | None = None
         #: Those who are answered by the next reload.
         self._asked: list[tuple[AnswerOutcome, Tell]] = []
+        #: The models that could not be served as they were declared last.
+        self._broken: frozenset[str] = frozenset(() if source is None else source.start.broken)
         #: The models whose files have changed since the last one began.
         self._touched: set[str] = set()
         self._is_remembered = False
@@ -132,6 +134,9 @@ class ConfigReload:
         for name, reason in now.broken.items():
             report.failed(name, str(reason))
             self._work.undeclared(name, str(reason))
+        gone = self._broken.difference(now.broken, models.declared)
+        self._broken = frozenset(now.broken)
+        self._work.names_changed(sorted(gone))
         kept = {name: before.declared[name] for name in now.broken if name in before.declared}
         return ConfigModels(
             {**models.declared, **kept},
