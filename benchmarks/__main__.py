@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks import doors
 from benchmarks.footprint_sections import Imports, Starts
 from benchmarks.model_files.section import ModelFiles
+from benchmarks.model_py import ModelPy
 from benchmarks.peers import PeerCache, ServerMissing
 from benchmarks.report import Report
 from benchmarks.request_section import Requests
@@ -29,7 +30,7 @@ from benchmarks.sweeps import Sweeps
 _ROOT = Path(__file__).parent.parent
 _RESULTS = _ROOT / "benchmarks/results"
 #: In the order in which they are measured: the quiet ones first.
-SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), Sweeps(), ModelFiles())
+SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), ModelPy(), Sweeps(), ModelFiles())
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from benchmarks import shared_memory_client
 from benchmarks.servers import (
+    CHAIN,
     ECHO,
     ECHO_BYTES,
     ECHO_UNBATCHED,
@@ -267,6 +268,32 @@ class UnbatchedPayload:
         answer = service_pb2.ModelInferResponse.FromString(message)
         if list(answer.raw_output_contents) != [self._raw()] or answer.outputs[0].shape != [self.nbytes // 4]:
             raise ServerFailed(f"{running.server.title} does not echo a vector: {str(answer)[:200]}")
+        return framed(message)
+
+    def _raw(self) -> bytes:
+        return np.arange(self.nbytes // 4, dtype=np.float32).tobytes()
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPayload:
+    """One row of FP32 of this size for the model chain, which has it echoed twice by another."""
+
+    nbytes: int
+    model = CHAIN
+    path = INFER
+    messages = 1
+
+    def grpc_message(self) -> bytes:
+        """A serialized ModelInferRequest with raw contents."""
+        return _grpc_message(self.model, "x", "FP32", (1, self.nbytes // 4), self._raw())
+
+    def check(self, running: RunningServer, api: Api) -> bytes:
+        """Ask once and compare the bytes of the output; see ``Payload``."""
+        del api  # there is one only
+        (message,) = _messages(running, self)
+        answer = service_pb2.ModelInferResponse.FromString(message)
+        if list(answer.raw_output_contents) != [self._raw()]:
+            raise ServerFailed(f"{running.server.title} does not echo by way of another: {str(answer)[:200]}")
         return framed(message)
 
     def _raw(self) -> bytes:

@@ -13,6 +13,7 @@ from benchmarks.servers.others import LitServe, MLServer, Mosec, PlainTriton, Py
 from benchmarks.servers.ours import GpuServe
 from benchmarks.servers.running import RunningServer, ServerFailed, running
 from benchmarks.servers.server import (
+    CHAIN,
     ECHO,
     ECHO_BYTES,
     ECHO_READ_ONLY,
@@ -33,6 +34,7 @@ SERVERS: dict[str, type[Server]] = {
 }
 
 __all__ = [
+    "CHAIN",
     "ECHO",
     "ECHO_BYTES",
     "ECHO_READ_ONLY",

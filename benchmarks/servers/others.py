@@ -47,14 +47,14 @@ class PyTriton(Server):
     stop_signal = signal.SIGINT  # after SIGTERM its workspace and its shared memory stay behind
 
     def prepare(self) -> None:
-        self._cache.install_pytriton()
+        self.cache.install_pytriton()
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        python, program = self._cache.venv / "bin/python", MODELS_FOLDER / "pytriton_models.py"
+        python, program = self.cache.venv / "bin/python", MODELS_FOLDER / "pytriton_models.py"
         return [str(python), str(program), *map(str, (ports.http, ports.grpc, ports.metrics)), *models]
 
     def environment(self) -> dict[str, str]:
-        return {"PYTRITON_HOME": str(self._cache.folder / "workspaces")}
+        return {"PYTRITON_HOME": str(self.cache.folder / "workspaces")}
 
 
 class PlainTriton(Server):
@@ -67,10 +67,10 @@ class PlainTriton(Server):
     roles = _TRITON_ROLES
 
     def prepare(self) -> None:
-        self._cache.install_triton()
+        self.cache.install_triton()
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        triton = self._cache.triton
+        triton = self.cache.triton
         return [
             str(triton / "bin/tritonserver"),
             f"--model-repository={MODELS_FOLDER / 'triton'}",
@@ -91,7 +91,7 @@ class PlainTriton(Server):
             case Option.TOKEN:
                 return [f"--grpc-restricted-protocol=inference:{TOKEN_KEY}={TOKEN}"]
             case Option.TRACED:
-                values = (f"triton,file={self._cache.folder / 'triton-trace.json'}", f"level={TRACE_LEVEL}")
+                values = (f"triton,file={self.cache.folder / 'triton-trace.json'}", f"level={TRACE_LEVEL}")
                 return [f"--trace-config={value}" for value in (*values, f"rate={TRACE_RATE}")]
             case Option.COMPRESSED:
                 return ["--grpc-infer-response-compression-level=low"]
@@ -104,8 +104,8 @@ class PlainTriton(Server):
 
     def environment(self) -> dict[str, str]:
         return {
-            "LD_LIBRARY_PATH": str(self._cache.site_packages / "nvidia_pytriton.libs"),
-            "PATH": f"{self._cache.venv / 'bin'}:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": str(self.cache.site_packages / "nvidia_pytriton.libs"),
+            "PATH": f"{self.cache.venv / 'bin'}:{os.environ['PATH']}",
             # The stub writes no byte code beside the model, which lies in the repository.
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -129,14 +129,14 @@ class Mosec(Server):
     )
 
     def prepare(self) -> None:
-        self._cache.install_mosec()
+        self.cache.install_mosec()
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        python, program = self._cache.mosec / "bin/python", MODELS_FOLDER / "mosec_model.py"
+        python, program = self.cache.mosec / "bin/python", MODELS_FOLDER / "mosec_model.py"
         return [str(python), str(program), "--address", "127.0.0.1", "--port", str(ports.http)]
 
     def environment(self) -> dict[str, str]:
-        return {"PATH": f"{self._cache.mosec / 'bin'}:{os.environ['PATH']}"}
+        return {"PATH": f"{self.cache.mosec / 'bin'}:{os.environ['PATH']}"}
 
     def ready_paths(self, models: Sequence[str]) -> list[str]:
         return ["/"]
@@ -160,7 +160,7 @@ class MLServer(Server):
     )
 
     def prepare(self) -> None:
-        self._cache.install_mlserver()
+        self.cache.install_mlserver()
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         folder = MODELS_FOLDER / "mlserver"
@@ -171,10 +171,10 @@ class MLServer(Server):
             "METRICS_PORT": ports.metrics,
             "DEBUG": "false",
             "GRPC_MAX_MESSAGE_LENGTH": 2**31 - 1,
-            "METRICS_DIR": self._cache.folder / "mlserver-metrics",
-            "ENVIRONMENTS_DIR": self._cache.folder / "mlserver-environments",
+            "METRICS_DIR": self.cache.folder / "mlserver-metrics",
+            "ENVIRONMENTS_DIR": self.cache.folder / "mlserver-environments",
         }
-        program = self._cache.mlserver / "bin/mlserver"
+        program = self.cache.mlserver / "bin/mlserver"
         started = folder / ECHO if tuple(models) == (ECHO,) else folder
         variables = (f"MLSERVER_{name}={value}" for name, value in settings.items())
         return ["/usr/bin/env", *variables, str(program), "start", str(started)]
@@ -201,10 +201,10 @@ class LitServe(Server):
     )
 
     def prepare(self) -> None:
-        self._cache.install_litserve()
+        self.cache.install_litserve()
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        python, program = self._cache.litserve / "bin/python", MODELS_FOLDER / "litserve_model.py"
+        python, program = self.cache.litserve / "bin/python", MODELS_FOLDER / "litserve_model.py"
         return [str(python), str(program), str(ports.http)]
 
     def ready_paths(self, models: Sequence[str]) -> list[str]:

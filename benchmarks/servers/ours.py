@@ -57,7 +57,7 @@ class GpuServe(Server):
             case Option.TOKEN:
                 return ["--restricted-endpoints", '["inference"]', "--access-token", TOKEN]
             case Option.TRACED:
-                file = self._cache.folder / "gpuserve-trace.json"
+                file = self.cache.folder / "gpuserve-trace.json"
                 flags = ["--trace-level", f'["{TRACE_LEVEL}"]', "--trace-rate", str(TRACE_RATE)]
                 return [*flags, "--trace-file", str(file)]
             case Option.COMPRESSED:

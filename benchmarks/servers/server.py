@@ -21,6 +21,8 @@ from benchmarks.servers.certificate import Certificate, certificate
 
 ECHO, ECHO_READ_ONLY, ECHO_BYTES, TOKENS = "echo", "echo-read-only", "echo-bytes", "tokens"
 ECHO_UNBATCHED, EIGHT_INPUTS = "echo-unbatched", "eight-inputs"
+#: Only in the repository of Triton, whose models this server serves as well.
+CHAIN = "chain"
 MODELS = (ECHO, ECHO_READ_ONLY, ECHO_BYTES, ECHO_UNBATCHED, TOKENS, EIGHT_INPUTS)
 MODELS_FOLDER = Path(__file__).parent.parent / "models"
 
@@ -110,7 +112,7 @@ class Server(abc.ABC):
     option: Option | None = None
 
     def __init__(self, cache: PeerCache) -> None:
-        self._cache = cache
+        self.cache = cache
 
     def started_with(self, option: Option | None) -> Self:
         """The same server, to be started with an option."""
@@ -126,7 +128,7 @@ class Server(abc.ABC):
     @property
     def tls(self) -> Certificate | None:
         """The certificate that it shows over gRPC, if any; it is made here where there is none."""
-        return certificate(self._cache.folder / "tls") if self.option is Option.TLS else None
+        return certificate(self.cache.folder / "tls") if self.option is Option.TLS else None
 
     @abc.abstractmethod
     def prepare(self) -> None:

@@ -16,7 +16,7 @@ class ComparedGpuServe(GpuServe):
 
     def prepare(self) -> None:
         super().prepare()
-        self.config = self._cache.folder / "comparison" / "config.yaml"
+        self.config = self.cache.folder / "comparison" / "config.yaml"
         model_table.write_gpuserve_config(self.config)
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
@@ -31,11 +31,11 @@ class ComparedTriton(PlainTriton):
 
     def prepare(self) -> None:
         super().prepare()
-        self.repository = self._cache.folder / "comparison" / "repository"
+        self.repository = self.cache.folder / "comparison" / "repository"
         model_table.write_triton_repository(self.repository)
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
-        triton = self._cache.triton
+        triton = self.cache.triton
         return [
             str(triton / "bin/tritonserver"),
             f"--model-repository={self.repository}",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from gpuserve.front.batching.slots import Batch, Places
@@ -75,7 +75,12 @@ def statistics_of(queue: WaitingRoom, counts: RequestCounts, slots: Places[Any])
         slots=slots.at_once,
         room=slots.room,
         accepted=queue.accepted,
-        **asdict(counts),
+        finished=counts.finished,
+        rejected=counts.rejected,
+        cancelled=counts.cancelled,
+        expired=counts.expired,
+        retried=counts.retried,
+        lost=counts.lost,
     )
 
 
