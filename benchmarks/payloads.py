@@ -290,7 +290,7 @@ class ChainPayload:
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Ask once and compare the bytes of the output; see ``Payload``."""
         del api  # there is one only
-        (message,) = messages(running, self)
+        (message,) = messages_of(running, self)
         answer = service_pb2.ModelInferResponse.FromString(message)
         if list(answer.raw_output_contents) != [self._raw()]:
             raise ServerFailed(f"{running.server.title} does not echo by way of another: {str(answer)[:200]}")
