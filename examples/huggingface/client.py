@@ -35,7 +35,7 @@ def write(
 def main() -> None:
     """Prints the prompt and what comes after it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prompt", nargs="?", default="And when they were")
+    parser.add_argument("prompt", nargs="?", default="The grand")
     parser.add_argument("--tokens", type=int, default=400, help="at most so many (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0, help="0 writes the likeliest (default)")
     parser.add_argument("--url", default="localhost:8001", help="gRPC address (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""Prints the species of irises: ``client.py [SEPAL_LENGTH,SEPAL_WIDTH,PETAL_LENGTH,PETAL_WIDTH...]``, in cm"""
+"""Prints the species of irises, by sizes of their sepals and petals: ``client.py [5.1,3.5,1.4,0.2...]``"""
 
 from __future__ import annotations
 

@@ -176,6 +176,9 @@ class EmbeddingGroup:
         if len(given) != len(self._members):
             raise ValueError(f"expected embeddings of {len(self._members)} requests, got {len(given)}")
         for one, vectors in zip(self._members, given, strict=True):
+            if isinstance(vectors, Exception):
+                one.answer = vectors
+                continue
             try:
                 one.answer = one.response(embeddings.answer(one.request, vectors))
             except BadRequest as error:

@@ -5,7 +5,7 @@ fast as its own rows are; which prompts are computed together is decided in ``ba
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -51,6 +51,8 @@ class Writer:
         self.tokenizer = pipeline.tokenizer
         self._config = pipeline.model.generation_config
         self._longest = getattr(pipeline.model.config, "max_position_embeddings", None)
+        #: Tokens are numbers below this one.
+        self.vocabulary = int(pipeline.model.get_input_embeddings().num_embeddings)
         self._sampling = _folder_sampling(self._config)
         self._batches = PromptBatches(
             pipeline.model, self.tokenizer, rows=settings.prompts, batches=settings.batches
@@ -64,10 +66,16 @@ class Writer:
         limit = self._config.max_new_tokens or MAX_NEW_TOKENS
         return prompt_of(list(tokens), said, self._sampling, limit, self._longest)
 
+    @property
+    def unlimited(self) -> dict[str, Any]:
+        """What is said of a prompt whose answer may be as long as the folder and the model let it."""
+        limit = self._config.max_new_tokens or self._longest
+        return {} if limit is None else {"max_new_tokens": limit}
+
     def begin(self, prompts: Sequence[tuple[Prompt, Tell]]) -> list[Row]:
         return self._batches.begin(prompts)
 
-    async def write(self, prompt: Prompt) -> AsyncIterator[Piece]:
+    async def write(self, prompt: Prompt) -> AsyncGenerator[Piece]:
         """The pieces of one answer. No more is made when this is closed."""
         told: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         (row,) = self.begin([(prompt, _into(told))])
@@ -102,6 +110,23 @@ class TextGeneration:
                 yield batch.responses(await batch.written())
         finally:
             batch.cancel()
+
+    @property
+    def chat(self) -> Callable[[Any], Any] | None:
+        """Answers a ChatRequest of OpenAI's clients; None: the folder has no template for chats."""
+        return self._chat if self._writer.tokenizer.chat_template else None
+
+    def _chat(self, request: Any) -> AsyncIterator[Any]:
+        from gpuserve.runtimes.huggingface import openai_requests
+
+        return openai_requests.tokens_of(self._writer, openai_requests.chat_prompt(self._writer, request))
+
+    def complete(self, request: Any) -> AsyncIterator[Any]:
+        """Answers a CompletionRequest of OpenAI's clients."""
+        from gpuserve.runtimes.huggingface import openai_requests
+
+        prompt = openai_requests.completion_prompt(self._writer, request)
+        return openai_requests.tokens_of(self._writer, prompt)
 
 
 class WholeTextGeneration(TextGeneration):

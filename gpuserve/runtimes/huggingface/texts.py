@@ -86,6 +86,26 @@ class FeatureExtraction:
     def __call__(self, requests: Sequence[Any]) -> list[Any]:
         return answer_rows(requests, _read, self._run)
 
+    def embed(self, requests: list[Any]) -> list[Any]:
+        """The vectors of the EmbeddingRequests of OpenAI's clients, and how many tokens their texts have; an
+        error for one that brings no texts.
+        """
+        from gpuserve.openai import BadRequest, Embeddings
+
+        answers: list[Any] = []
+        texts: list[str] = []
+        for one in requests:
+            try:
+                answers.append(slice(len(texts), len(texts) + len(one.texts)))
+                texts += one.texts
+            except BadRequest as error:
+                answers.append(error)
+        vectors, counts = self._vectors(texts) if texts else (np.empty((0, 0)), np.empty(0))
+        return [
+            Embeddings(vectors[one], int(counts[one].sum())) if isinstance(one, slice) else one
+            for one in answers
+        ]
+
     def _run(self, texts: list[str]) -> dict[str, NDArray[Any]]:
         name = "features" if self._pooling == "none" else "embedding"
         return {name: self._vectors(texts)[0]}

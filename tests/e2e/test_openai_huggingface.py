@@ -1,0 +1,115 @@
+"""OpenAI's own client against folders of Hugging Face: what transformers writes and embeds comes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+import tiny_models
+from config_file import write_config
+from serving import GPUSERVE, Addresses, serving
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = pytest.mark.thorough
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+AS_TEXT = "system: Be brief.\nuser: Hi\nassistant:"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("openai")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Addresses]:
+    tiny_models.writer(folder / "writer")
+    tiny_models.encoder(folder / "encoder")
+    models = [{"name": one, "callable": f"./{one}", "openai": True} for one in ("writer", "encoder")]
+    with serving(GPUSERVE, "serve", str(write_config(folder, models, host="127.0.0.1"))) as addresses:
+        yield addresses
+
+
+@pytest.fixture
+def client(server: Addresses) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://{server.http}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def generated(folder: Path, prompt: str, count: int) -> str:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    given = tokenizer(prompt, return_tensors="pt")
+    made = AutoModelForCausalLM.from_pretrained(folder).generate(
+        **given, max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    text: str = tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text
+
+
+def test_a_chat_goes_through_the_template_of_the_folder(client: openai.OpenAI, folder: Path) -> None:
+    answer = client.chat.completions.create(model="writer", messages=MESSAGES, max_tokens=12)
+    assert answer.choices[0].message.content == generated(folder / "writer", AS_TEXT, 12)
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(AS_TEXT), 12)
+    stream = client.chat.completions.create(model="writer", messages=MESSAGES, max_tokens=12, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+    assert "".join(pieces) == answer.choices[0].message.content
+    assert len(pieces) > 4
+
+
+def test_completions_of_several_prompts_have_seeds_of_their_own(client: openai.OpenAI, folder: Path) -> None:
+    whole = client.completions.create(model="writer", prompt=["It was", "Once"])
+    assert [one.text for one in whole.choices] == [
+        generated(folder / "writer", prompt, 16) for prompt in ("It was", "Once")
+    ]
+    asked = {"model": "writer", "prompt": "It was", "n": 2, "temperature": 1, "seed": 4, "max_tokens": 20}
+    first, again = (client.completions.create(**asked) for _ in range(2))
+    assert [one.text for one in first.choices] == [one.text for one in again.choices]
+    assert first.choices[0].text != first.choices[1].text
+
+
+def test_tokens_of_the_model_are_a_prompt(client: openai.OpenAI) -> None:
+    tokens = tiny_models.byte_tokenizer()("It was")["input_ids"]
+    by_tokens = client.completions.create(model="writer", prompt=tokens)
+    assert (
+        by_tokens.choices[0].text
+        == client.completions.create(model="writer", prompt="It was").choices[0].text
+    )
+    with pytest.raises(openai.BadRequestError, match="the model has tokens below 257, given 300"):
+        client.completions.create(model="writer", prompt=[1, 300])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"frequency_penalty": 1}, "frequency_penalty: this model does not honour it"),
+        ({"response_format": {"type": "json_object"}}, "response_format: this model writes plain text"),
+        ({"extra_body": {"top_k": -1}}, "Parameter 'top_k' must be an int of at least 0"),
+    ],
+)
+def test_what_is_not_honoured_is_refused(client: openai.OpenAI, more: dict[str, object], said: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="writer", messages=MESSAGES, **more)
+    assert said in str(refused.value)
+
+
+def test_embeddings_are_those_of_the_model(client: openai.OpenAI, folder: Path) -> None:
+    from transformers import pipeline
+
+    texts = ["a good day", "anna lives in bonn"]
+    answer = client.embeddings.create(model="encoder", input=texts)
+    expected = pipeline("feature-extraction", model=str(folder / "encoder"))(texts)
+    for one, tokens in zip(answer.data, expected, strict=True):
+        assert np.allclose(one.embedding, np.mean(tokens[0], axis=0), atol=1e-5)
+    assert answer.usage.prompt_tokens == 5 + 6
+    with pytest.raises(openai.BadRequestError, match="takes text, not tokens"):
+        client.embeddings.create(model="encoder", input=[1, 2])
+
+
+def test_an_endpoint_that_the_folder_is_not_for_is_not_there(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="writer", input="a")
