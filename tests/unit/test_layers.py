@@ -188,7 +188,7 @@ ALLOWED = {
         "gpuserve/front/v2 gpuserve/options gpuserve/placement gpuserve/runtimes gpuserve/settings",
     "gpuserve/runtimes":
         "gpuserve/decorators gpuserve/errors gpuserve_worker/calling gpuserve_worker/protocol",
-    "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/runtimes",
+    "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/openai gpuserve/runtimes",
     "gpuserve/settings": "gpuserve/errors gpuserve/options",
     "gpuserve/supervisor":
         "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/placement gpuserve/settings "

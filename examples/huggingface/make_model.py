@@ -1,14 +1,13 @@
-"""Teaches a small GPT-2 a rhyme by heart and writes it beside this file, as a folder of Hugging Face."""
+"""Teaches a small GPT-2 a rhyme and writes it as a folder of Hugging Face: ``make_model.py FOLDER``"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-FOLDER = Path(__file__).with_name("writer")
 RHYME = """The grand old Duke of York, he had ten thousand men;
 he marched them up to the top of the hill, and he marched them down again.
 And when they were up, they were up, and when they were down, they were down;
@@ -31,6 +30,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def learned(tokens: torch.Tensor, vocabulary: int) -> GPT2LMHeadModel:
     """A model that knows which token follows, after it has seen all of them ``STEPS`` times."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # for so small a model others only wait for each other
     sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
     dropout = {"attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}  # by heart
     model = GPT2LMHeadModel(
@@ -45,14 +45,13 @@ def learned(tokens: torch.Tensor, vocabulary: int) -> GPT2LMHeadModel:
     return model.eval()
 
 
-def main() -> None:
+def main(folder: str) -> None:
     """Writes config.json, the weights and the tokenizer, as ``save_pretrained`` does for any model."""
     words = tokenizer()
     tokens = words(RHYME + "<end>", return_tensors="pt")["input_ids"]
-    learned(tokens, len(words)).save_pretrained(FOLDER)
-    words.save_pretrained(FOLDER)
-    print(f"{FOLDER.name}/: {', '.join(sorted(one.name for one in FOLDER.iterdir()))}")
+    learned(tokens, len(words)).save_pretrained(folder)
+    words.save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -1,8 +1,8 @@
-"""Fits a model of scikit-learn and writes it beside this file, as flowers.skops."""
+"""Fits a model of scikit-learn and writes it: ``make_model.py FILE``"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 
 import skops.io
 from sklearn.datasets import load_iris
@@ -10,17 +10,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-FILE = Path(__file__).with_name("flowers.skops")
 
-
-def main() -> None:
+def main(file: str) -> None:
     """Learns the species of 150 irises, as words, by the sizes of their sepals and petals in cm."""
     irises = load_iris()
     model = make_pipeline(StandardScaler(), LogisticRegression())
     model.fit(irises.data, irises.target_names[irises.target])
-    skops.io.dump(model, FILE)
-    print(f"{FILE.name}: {FILE.stat().st_size // 1024} KiB")
+    skops.io.dump(model, file)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
