@@ -35,6 +35,9 @@ class Work:
         self.names: list[str] = []
         self.even = True
         self.taken_back: list[str] = []
+        self.undeclared_models: dict[str, str] = {}
+        #: All whose names were told to have changed.
+        self.told: set[str] = set()
 
     def take_back(self, name: str) -> None:
         self.taken_back.append(name)
@@ -47,6 +50,10 @@ class Work:
 
     def names_changed(self, names: list[str]) -> None:
         self.names = names
+        self.told.update(names)
+
+    def undeclared(self, name: str, reason: str) -> None:
+        self.undeclared_models[name] = reason
 
     def begin(self, action: Action, name: str, specs: Any, answer: Any) -> None:
         self.begun[name] = (action, answer)

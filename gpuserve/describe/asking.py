@@ -17,6 +17,8 @@ import msgpack
 
 #: Children that run at once: each may load a whole framework.
 _MAX_CHILDREN: Final = max(2, os.cpu_count() or 1)
+#: A module may import a framework from a cold disk, and not wait for something for ever.
+ANSWER_TIMEOUT_S: Final = 300.0
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,19 @@ class Answer:
     problem: str | None = None
 
 
-def ask(questions: Iterable[Question]) -> list[Answer]:
-    """Answer every question, in their order. What user code prints goes to stderr."""
+def ask(questions: Iterable[Question], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Answer]:
+    """Answer every question, in their order. What user code prints goes to stderr. Nobody is waited for
+    longer than ``timeout_s``.
+    """
     answers: list[Answer] = []
     running: deque[tuple[Question, subprocess.Popen[bytes]]] = deque()
     try:
         for question in questions:
             if len(running) == _MAX_CHILDREN:
-                answers.append(_answer(*running.popleft()))
+                answers.append(_answer(*running.popleft(), timeout_s))
             running.append((question, _start(question)))
         while running:
-            answers.append(_answer(*running.popleft()))
+            answers.append(_answer(*running.popleft(), timeout_s))
     finally:
         for _, child in running:
             child.kill()
@@ -79,8 +83,15 @@ def _start(question: Question) -> subprocess.Popen[bytes]:
     return child
 
 
-def _answer(question: Question, child: subprocess.Popen[bytes]) -> Answer:
-    output, _ = child.communicate()
+def _answer(question: Question, child: subprocess.Popen[bytes], timeout_s: float) -> Answer:
+    try:
+        output, _ = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()  # what it has started may hold the other end
+        return Answer({}, f"{question.path!r} did not say within {timeout_s:g} s what it is")
     try:
         answer = msgpack.unpackb(output)
     except ValueError:

@@ -14,9 +14,11 @@ import msgpack
 
 from gpuserve.describe.declaration import declaration, target_kind
 from gpuserve_worker.calling.callable import YIELDING, LoadError, locate
+from gpuserve_worker.running.lifecycle import die_with_parent
 
 
 def main() -> None:
+    die_with_parent()  # what is imported may never come back
     question = msgpack.unpackb(sys.stdin.buffer.read())
     with os.fdopen(os.dup(1), "wb") as answer_to:
         os.dup2(2, 1)  # what user code prints must not come between the answer

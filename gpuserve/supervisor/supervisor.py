@@ -37,6 +37,7 @@ from gpuserve.supervisor.models.repository import (
 from gpuserve.supervisor.models.served_models import ServedModels
 from gpuserve.supervisor.operator.control_socket import ControlSocket
 from gpuserve.supervisor.operator.verbs import OperatorVerbs
+from gpuserve.supervisor.reload.background import Background
 from gpuserve.supervisor.reload.config_reload import ConfigReload
 from gpuserve.supervisor.reload.polling import FilePolling
 from gpuserve.supervisor.reload.run import ConfigWork
@@ -65,9 +66,10 @@ class _Parts:
         self.gpus = GpuFences(core, care.lost_gpus, table.workers)
         self.models = models = ServedModels(core, table)
         self.attached = attached = AttachedModels(core, table.names, numbers)
+        background = Background(core)
         work = ConfigWork(models, attached, devices)
-        self.config = ConfigReload(source, core.life, work, self._adjust)
-        self.polling = FilePolling(source, core, self.config.touched)
+        self.config = ConfigReload(source, core.life, work, self._adjust, background.run)
+        self.polling = FilePolling(source, core, background, self.config.touched)
         self.loads = LoadRequests(core.life, models, attached, devices, self.config.loaded)
         self.operator = OperatorVerbs(core, models, attached, self.loads, self.config)
         self.control = ControlSocket(core.reactor, self.operator.ask)

@@ -29,7 +29,7 @@ _TITLE_NBYTES: Final = 15
 
 def prepare_process() -> None:
     """Tie this process to its parent and set up signals and streams, before any user code."""
-    _die_with_parent()
+    die_with_parent()
     # Ctrl-C and SIGHUP are the supervisor's to act on. A user's handler may replace these.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -40,7 +40,7 @@ def prepare_process() -> None:
             stream.reconfigure(line_buffering=True)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """SIGKILL when the parent dies, even while user code holds the GIL in C. A parent that is pid 1 is usual
     in a container, so only a change tells that it died meanwhile; if it had died before, the boot socket is
     at its end and nothing is loaded.

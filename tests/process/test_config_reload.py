@@ -12,7 +12,7 @@ import pytest
 from config_operator import Operator, fifo, kill_front, operated
 from exploring import variants
 from operated import TIMEOUT_S, OperatedServer
-from processes import wait_until
+from processes import children, command_line, wait_ended, wait_until
 from repositories import Traffic, clients_are_closed, entry, write
 from serving import FREE_PORTS, GPUSERVE
 from tritonclient.utils import InferenceServerException
@@ -82,6 +82,27 @@ def test_a_broken_file_changes_nothing(tmp_path: Path) -> None:
         operator.reload(entry("m", 3.0))
         operator.wait_said("model m is loaded anew")
         assert operator.client().infer("m").tag == 3.0
+
+
+def test_a_module_that_never_comes_back_holds_only_its_reload_up(tmp_path: Path) -> None:
+    """It is asked what it is, for its entry does not say it."""
+    gate = fifo(tmp_path, "gate")
+    (tmp_path / "hangs.py").write_text(f"open({str(gate)!r}).read()\n\ndef hangs(x): ...\n")
+    with operated(tmp_path, entry("m", 1.0)) as operator:
+        server = operator.server
+        operator.reload(entry("m", 2.0), {"name": "new", "callable": "hangs.py:hangs"})
+
+        def asked() -> list[int]:
+            return [one for one in children(server.pid) if "gpuserve.describe.child" in command_line(one)]
+
+        wait_until(lambda: len(asked()) == 1, "the module is asked")
+        (child,), (worker,) = asked(), server.workers
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: server.workers not in ([], [worker]), "another worker is started")
+        server.wait_model_ready("m")
+        assert operator.client().infer("m").tag == 1.0
+        assert server.end() == 0
+        assert not wait_ended([child], TIMEOUT_S)
 
 
 def test_numbers_of_instances_change_in_place(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,7 +11,7 @@ from reloading import Work, model
 
 from gpuserve.control.operator import VerbOutcome
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import ConfigError
+from gpuserve.errors import ConfigError, GpuserveError
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.server_life import ServerLife, ServerState
 from gpuserve.supervisor.reload.config_reload import ConfigReload
@@ -20,6 +22,7 @@ class Said(NamedTuple):
 
     settings: ServerSettings
     models: tuple[ModelSpec, ...]
+    broken: Mapping[str, GpuserveError] = MappingProxyType({})
 
 
 class File:
@@ -46,7 +49,10 @@ class Asked:
         self.adjusted: list[dict[str, Any]] = []
         self.outcomes: list[VerbOutcome] = []
         self.lines: list[str] = []
-        self.config = ConfigReload(file, self.life, self.work, self.adjusted.append)  # type: ignore[arg-type]
+        self.config = ConfigReload(file, self.life, self.work, self.adjusted.append, self.run)  # type: ignore[arg-type]
+
+    def run(self, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        then(call())
 
     def serve(self) -> Asked:
         self.life.move(ServerState.SERVING)
@@ -129,3 +135,41 @@ def test_a_signal_at_the_start_is_due_when_the_server_serves(caplog: pytest.LogC
     asked.life.move(ServerState.DRAINING)
     asked.config.signalled()
     assert "SIGHUP: Server exiting" in caplog.text
+
+
+def test_a_model_that_cannot_be_as_it_is_declared_now_stays_as_it_was() -> None:
+    file = File(model("a"), model("b"))
+    asked = Asked(file, "a", "b").serve()
+    file.says = Said(
+        ServerSettings(),
+        (model("b", size=8),),
+        {"a": ConfigError("a: no"), "new": ConfigError("new: no")},
+    )
+    asked.config.touched(["a", "b"])
+    assert set(asked.work.begun) == {"b"}
+    asked.work.end("b")
+    asked.ask()
+    (outcome,) = asked.outcomes
+    assert outcome.text == "model a: a: no\nmodel new: new: no"
+    assert asked.work.undeclared_models == {"a": "a: no", "new": "new: no"}
+    file.says = Said(ServerSettings(), (model("a"), model("b", size=8)))
+    asked.ask()
+    assert asked.work.told >= {"new"}
+    assert asked.work.begun == {}
+
+
+def test_the_server_may_end_while_the_config_is_read() -> None:
+    file = File(model("a"))
+    asked = Asked(file, "a").serve()
+    reads: list[Callable[[], None]] = []
+    asked.run = lambda call, then: reads.append(lambda: then(call()))  # type: ignore[method-assign]
+    asked.config = ConfigReload(file, asked.life, asked.work, asked.adjusted.append, asked.run)  # type: ignore[arg-type]
+    file.says = Said(ServerSettings(load_timeout_s=5.0), (model("a", size=8),))
+    asked.ask()
+    asked.ask()
+    assert len(reads) == 1
+    asked.life.move(ServerState.DRAINING)
+    while reads:
+        reads.pop()()
+    assert [one.code for one in asked.outcomes] == ["UNAVAILABLE", "UNAVAILABLE"]
+    assert (asked.adjusted, asked.work.begun) == ([], {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -191,3 +192,10 @@ def test_what_declare_returns_is_looked_at(answer: Any, told: str, monkeypatch: 
     with pytest.raises(LoadError) as caught:
         declaration(Wrong, "m.py:Wrong", {})
     assert told in str(caught.value)
+
+
+def test_who_never_answers_is_given_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    (tmp_path / "hangs.py").write_text(f"open({str(tmp_path / 'gate')!r}).read()\n\ndef hangs(x): ...\n")
+    (answer,) = ask([Question("hangs.py:hangs", str(tmp_path), {})], timeout_s=0.5)
+    assert answer.problem == "'hangs.py:hangs' did not say within 0.5 s what it is"

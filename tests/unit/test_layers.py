@@ -81,7 +81,7 @@ ALLOWED = {
     "gpuserve/decorators": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/describe":
         "gpuserve/declare gpuserve/environments gpuserve/errors gpuserve_worker/calling "
-        "gpuserve_worker/protocol",
+        "gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/devices": "gpuserve/errors",
     "gpuserve/environments": "gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/errors": "gpuserve_worker/calling",

@@ -41,7 +41,7 @@ class ServerDeclaration(Protocol):
 
 
 class ConfigSource(Protocol):
-    """The config file of a server. Called in the reactor's thread."""
+    """The config file of a server."""
 
     @property
     def path(self) -> str:
@@ -61,8 +61,8 @@ class ConfigSource(Protocol):
         """
 
     def read_all(self) -> ServerDeclaration:
-        """What it says now. Raises GpuserveError: it cannot be read, or any of it is wrong. The text has
-        every problem.
+        """What it says now. Not in the reactor's thread: models may be asked what they are. Raises
+        GpuserveError: it cannot be read, or any of it is wrong. The text has every problem.
         """
 
 

@@ -5,10 +5,10 @@ runs at a time; who asks meanwhile is answered by one more, which follows it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
 from gpuserve.declare.spec import ModelSpec
@@ -18,6 +18,7 @@ from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.server_life import ServerLife, ServerState
 from gpuserve.supervisor.models.repository import ConfigSource, ServerDeclaration, loaded_at_start
 from gpuserve.supervisor.reload.changes import ConfigModels, by_name
+from gpuserve.supervisor.reload.reading import Read, RunBeside, SourceReads
 from gpuserve.supervisor.reload.run import AppliedModels, ConfigReport, ConfigRun, ConfigWork
 
 logger = logging.getLogger(__name__)
@@ -26,9 +27,13 @@ NO_FILE: Final = "this server has no config file that could be read again; its m
 _NO_MODELS: Final = ConfigModels({}, frozenset())
 
 
+#: Who wants a reload: whom to tell how it ended, and each change.
+_Asked: TypeAlias = tuple[AnswerOutcome, Tell]
+
+
 class ConfigReload:
-    """The reloads of one server. ``source`` is None where it has no config file. ``adjust`` makes settings
-    hold, given the new ones by name.
+    """The reloads of one server. ``source`` is None where it has no config file, which is read by
+    ``run_beside``. ``adjust`` makes settings hold, given the new ones by name.
     """
 
     def __init__(
@@ -37,16 +42,19 @@ class ConfigReload:
         life: ServerLife,
         work: ConfigWork,
         adjust: Callable[[dict[str, Any]], None],
+        run_beside: RunBeside,
     ) -> None:
-        self._source = source
+        self._reads = None if source is None else SourceReads(source, run_beside)
         self._life = life
         self._work = work
         self._adjust = adjust
         self._settings = ServerSettings() if source is None else source.start.settings
         self._models = AppliedModels(_NO_MODELS if source is None else _models(source.start, self._settings))
+        #: One is under way: it is read, or it runs.
+        self._is_busy = False
         self._run: ConfigRun | None = None
         #: Those who are answered by the next reload.
-        self._asked: list[tuple[AnswerOutcome, Tell]] = []
+        self._asked: list[_Asked] = []
         #: The models that could not be served as they were declared last.
         self._broken: frozenset[str] = frozenset(() if source is None else source.start.broken)
         #: The models whose files have changed since the last one began.
@@ -55,26 +63,27 @@ class ConfigReload:
 
     @property
     def path(self) -> str:
-        return "" if self._source is None else self._source.path
+        return "" if self._reads is None else self._reads.source.path
 
     # ---- who asks -------------------------------------------------------------------------
 
     def begin(self, answer: AnswerOutcome, tell: Tell) -> None:
-        refusal = InvalidArgument(NO_FILE) if self._source is None else self._life.why_not_now()
+        refusal = InvalidArgument(NO_FILE) if self._reads is None else self._life.why_not_now()
         if refusal is not None:
             answer(failed(refusal))
             return
         self._asked.append((answer, tell))
-        if self._run is None:
+        if not self._is_busy:
             self._begin_next()
-        else:
-            self._take_back_outdated(self._run)
+        elif self._run is not None:
+            self._read(partial(self._take_back_outdated, self._run))
 
-    def _take_back_outdated(self, run: ConfigRun) -> None:
+    def _take_back_outdated(self, run: ConfigRun, now: Read) -> None:
         """Let nothing hold the next reload up that the file does not say any more."""
-        assert self._source is not None
-        with contextlib.suppress(GpuserveError):  # said when it is its turn
-            run.take_back_outdated(_models(self._source.read_all(), self._settings))
+        if run is self._run and not isinstance(
+            now, GpuserveError
+        ):  # what is wrong is said when it is its turn
+            run.take_back_outdated(_models(now, self._settings))
 
     def signalled(self) -> None:
         """Reload because of SIGHUP; only the log says how it went. It waits until the server has started."""
@@ -101,20 +110,29 @@ class ConfigReload:
     # ---- one reload -----------------------------------------------------------------------
 
     def _begin_next(self) -> None:
-        assert self._source is not None
+        self._is_busy = True
         asked, self._asked = self._asked, []
         touched, self._touched = self._touched, set()
+        self._read(lambda now: self._was_read(asked, touched, now))
 
+    def _read(self, then: Callable[[Read], None]) -> None:
+        assert self._reads is not None
+        self._reads.read(then)
+
+    def _was_read(self, asked: Sequence[_Asked], touched: set[str], now: Read) -> None:
+        if (refusal := self._life.why_not_now()) is not None:
+            self._end(asked, failed(refusal))
+        elif isinstance(now, GpuserveError):
+            logger.error("the config is not reloaded, and nothing has changed:\n%s", now)
+            self._end(asked, VerbOutcome(Code.INVALID_ARGUMENT.value, str(now), ConfigReport().result))
+        else:
+            self._apply(asked, touched, now)
+
+    def _apply(self, asked: Sequence[_Asked], touched: set[str], now: ServerDeclaration) -> None:
         def tell(line: str) -> None:
             for _, one in asked:
                 one(line)
 
-        try:
-            now = self._source.read_all()
-        except GpuserveError as error:
-            logger.error("the config is not reloaded, and nothing has changed:\n%s", error)
-            self._end(asked, VerbOutcome(Code.INVALID_ARGUMENT.value, str(error), ConfigReport().result))
-            return
         report = ConfigReport(tell)
         self._change_settings(now, report)
         self._run = ConfigRun(
@@ -153,11 +171,11 @@ class ConfigReload:
         for refusal in change.refused:
             report.refused(refusal)
 
-    def _end(self, asked: Sequence[tuple[AnswerOutcome, Tell]], outcome: VerbOutcome) -> None:
-        self._run = None
+    def _end(self, asked: Sequence[_Asked], outcome: VerbOutcome) -> None:
+        self._run, self._is_busy = None, False
         for answer, _ in asked:
             answer(outcome)
-        if self._asked and self._run is None:
+        if self._asked and not self._is_busy:
             self._begin_next()
 
 

@@ -1,11 +1,10 @@
-"""The server that follows the files of its models: it looks at them every so often, in a thread, as a disk
-may be slow, and has what has changed reloaded.
+"""The server that follows the files of its models: it looks at them every so often, in the
+background, and has what has changed reloaded.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
@@ -14,6 +13,7 @@ from gpuserve.settings.server import POLL
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.core.server_life import ServerState
 from gpuserve.supervisor.models.repository import ConfigSource
+from gpuserve.supervisor.reload.background import Background
 from gpuserve.supervisor.reload.looks import Looks, Stamps
 
 logger = logging.getLogger(__name__)
@@ -28,9 +28,14 @@ class FilePolling:
     """
 
     def __init__(
-        self, source: ConfigSource | None, core: ServerCore, begin: Callable[[Collection[str]], None]
+        self,
+        source: ConfigSource | None,
+        core: ServerCore,
+        background: Background,
+        begin: Callable[[Collection[str]], None],
     ) -> None:
         self._source = source
+        self._background = background
         self._core = core
         self._begin = begin
         self._looks = None if source is None else Looks(source.start_stamps)
@@ -51,17 +56,18 @@ class FilePolling:
 
     def _look(self, timer: int) -> None:
         if timer == self._timer and self._core.life.state is ServerState.SERVING:
-            threading.Thread(target=self._read, args=(timer,), name="gpuserve-looks", daemon=True).start()
+            self._background.run(self._read, partial(self._seen, timer))
 
-    def _read(self, timer: int) -> None:
+    def _read(self) -> tuple[Stamps, str]:
+        """What the files are now, or what keeps them from being looked at."""
         assert self._source is not None
         try:
-            stamps, trouble = self._source.stamps(), ""
+            return self._source.stamps(), ""
         except OSError as error:
-            stamps, trouble = {}, str(error)
-        self._core.reactor.call_soon_threadsafe(partial(self._seen, timer, stamps, trouble))
+            return {}, str(error)
 
-    def _seen(self, timer: int, stamps: Stamps, trouble: str) -> None:
+    def _seen(self, timer: int, read: tuple[Stamps, str]) -> None:
+        stamps, trouble = read
         if timer != self._timer or self._core.life.state is not ServerState.SERVING:
             return
         if trouble and trouble != self._trouble:

@@ -1,0 +1,36 @@
+"""How the config of a running server is read: beside the reactor, as models may be asked what they are, and
+one read at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from gpuserve.errors import GpuserveError
+from gpuserve.supervisor.models.repository import ConfigSource, ServerDeclaration
+
+#: Makes a call that may take its time, and gives its result to another.
+RunBeside: TypeAlias = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+#: What a config says now, or what is wrong with it.
+Read: TypeAlias = ServerDeclaration | GpuserveError
+
+
+class SourceReads:
+    """The reads of one config."""
+
+    def __init__(self, source: ConfigSource, run_beside: RunBeside) -> None:
+        self.source = source
+        self._run_beside = run_beside
+        self._turn = threading.Lock()
+
+    def read(self, then: Callable[[Read], None]) -> None:
+        self._run_beside(self._read, then)
+
+    def _read(self) -> Read:
+        with self._turn:
+            try:
+                return self.source.read_all()
+            except GpuserveError as error:
+                return error
