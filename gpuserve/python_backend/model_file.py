@@ -52,8 +52,11 @@ def served() -> ServedModel:
 
 
 def context() -> ModelContext:
-    """The worker that this process is, whichever thread asks; one that has no server where there is none."""
-    return _Process.context
+    """The worker that this thread or this process is; one that has no server where there is none."""
+    try:
+        return current_model()
+    except LookupError:  # a thread that the model has started
+        return _Process.context
 
 
 def get_model_dir() -> str:
@@ -69,9 +72,11 @@ def import_class(model_dir: str, version: str, file: str) -> Any:
     _extend_path(folder, model_dir)
     package = ModuleType(version)
     package.__path__ = [folder]
+    name = f"{version}.{file.removesuffix('.py')}"
     sys.modules[version] = package
+    sys.modules.pop(name, None)  # another model of this version, in a process that tests several
     try:
-        module = importlib.import_module(f"{version}.{file.removesuffix('.py')}")
+        module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise LoadError(f"importing {file} raised {log_text(error)}", log_traceback(error)) from None
     return _class_in(module, file)

@@ -214,6 +214,9 @@ ALLOWED = {
     "gpuserve/supervisor/workers":
         "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/states "
         "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/running",
+    "gpuserve/testing":
+        "gpuserve/config gpuserve/declare gpuserve/describe gpuserve/placement gpuserve/repository "
+        "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/tune":
         "gpuserve/bench gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server gpuserve/client "
         "gpuserve/config gpuserve/declare",

@@ -1,0 +1,201 @@
+"""Models without a server: what ``gpuserve.testing`` says of them is what a server would."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuserve import Response, Tensor, current_model
+from gpuserve.config.messages import ConfigProblems
+from gpuserve.decorators import batch
+from gpuserve.testing import ModelCallError, open_callable, open_triton_model, run_callable, run_triton_model
+
+X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
+Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
+PLAIN = {
+    "inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}],
+    "outputs": [{"name": "y", "dtype": "float32", "shape": [-1]}],
+}
+MODEL = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.factor = float(json.loads(args["model_config"])["parameters"]["factor"]["string_value"])
+        pb_utils.Logger.log_info("loaded " + args["model_name"])
+
+    def execute(self, requests):
+        return [self.answer(one) for one in requests]
+
+    def answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        if x.min() < 0:
+            error = pb_utils.TritonError("below 0", pb_utils.TritonError.INVALID_ARG)
+            return pb_utils.InferenceResponse(error=error)
+        if "ask" in json.loads(request.parameters()):
+            inputs = [pb_utils.Tensor("x", x)]
+            asked = pb_utils.InferenceRequest(model_name="other", requested_output_names=["y"], inputs=inputs)
+            response = asked.exec()
+            if response.has_error():
+                return pb_utils.InferenceResponse(error=response.error())
+            x = pb_utils.get_output_tensor_by_name(response, "y").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", self.factor * x)])
+
+    def finalize(self):
+        pb_utils.Logger.log_warn("finalized")
+"""
+DECOUPLED = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            count = int(pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0])
+            threading.Thread(target=self.send, args=(request.get_response_sender(), count)).start()
+
+    def send(self, sender, count):
+        for number in range(count):
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array([number], np.float32))]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+TENSORS = (
+    'input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: TYPE_FP32 dims: -1 } '
+)
+
+
+def triton_model(folder: Path, text: str, config: str) -> Path:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1/model.py").write_text(text)
+    (folder / "config.pbtxt").write_text('backend: "python" ' + TENSORS + config)
+    return folder
+
+
+def scaling(folder: Path, factor: float = 3) -> Path:
+    parameter = f'parameters {{ key: "factor" value {{ string_value: "{factor}" }} }}'
+    return triton_model(folder, MODEL, f"max_batch_size: 4 dynamic_batching {{ }} {parameter}")
+
+
+def test_one_execute_of_a_model_py(tmp_path: Path) -> None:
+    folder = scaling(tmp_path / "scaling")
+    assert run_triton_model(folder, {"x": [[1.0, 2.0]]})["y"].tolist() == [[3, 6]]
+    first, second = run_triton_model(folder, [{"x": [[1.0]]}, {"x": np.ones((2, 1), np.float32)}])
+    assert (first["y"].tolist(), second["y"].tolist()) == ([[3]], [[3], [3]])
+
+
+def test_a_model_is_asked_as_often_as_wanted_and_hears_of_its_end(tmp_path: Path) -> None:
+    with open_triton_model(scaling(tmp_path / "scaling")) as model:
+        assert [float(model.infer({"x": [[n]]})["y"][0, 0]) for n in (1.0, 2.0)] == [3, 6]
+        with pytest.raises(ModelCallError, match="below 0") as raised:
+            model.infer({"x": [[-1.0]]})
+        assert raised.value.code.value == "INVALID_ARGUMENT"
+    assert model.log == [(20, "loaded scaling"), (30, "finalized")]
+    with pytest.raises(RuntimeError, match="with block"):
+        model.infer({"x": [[1.0]]})
+
+
+def test_other_models_are_functions_or_local_models(tmp_path: Path) -> None:
+    folder = scaling(tmp_path / "asking", 10)
+    asked = {"parameters": {"ask": True}}
+    by_function = {"other": lambda inputs: {"y": inputs["x"] + 1}}
+    assert run_triton_model(folder, {"x": [[1.0]]}, others=by_function, **asked)["y"].tolist() == [[20]]
+    with open_triton_model(scaling(tmp_path / "other", 5)) as other:
+        assert run_triton_model(folder, {"x": [[1.0]]}, others={"other": other}, **asked)["y"].tolist() == [
+            [50]
+        ]
+    with pytest.raises(ModelCallError, match="no other model 'other' is loaded"):
+        run_triton_model(folder, {"x": [[1.0]]}, **asked)
+
+
+def test_the_responses_of_a_decoupled_model(tmp_path: Path) -> None:
+    folder = triton_model(tmp_path / "m", DECOUPLED, "model_transaction_policy { decoupled: true }")
+    assert [one["y"].tolist() for one in run_triton_model(folder, {"x": [3.0]})] == [[0], [1], [2]]
+    assert run_triton_model(folder, {"x": [0.0]}) == []
+
+
+def test_a_model_that_cannot_be_served_says_why(tmp_path: Path) -> None:
+    folder = triton_model(tmp_path / "m", MODEL, "max_batch_size: -2")
+    with pytest.raises(ConfigProblems, match="max_batch_size"):
+        open_triton_model(folder)
+    with pytest.raises(ValueError, match="no version 7"):
+        open_triton_model(scaling(tmp_path / "n"), version=7)
+
+
+def test_a_plain_callable_with_what_it_declares() -> None:
+    @batch
+    def double(x: Any) -> Any:
+        return {"y": 2 * x}
+
+    double.inputs, double.outputs, double.max_batch_size = X, Y, 4
+    assert run_callable(double, {"x": [[1.0, 2.0]]})["y"].tolist() == [[2, 4]]
+    assert [one["y"].shape for one in run_callable(double, [{"x": [[1.0]]}, {"x": [[1.0], [2.0]]}])] == [
+        (1, 1),
+        (2, 1),
+    ]
+
+
+def test_coroutines_classes_and_response_parameters() -> None:
+    class Model:
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        async def __call__(self, requests: Any) -> Any:
+            await asyncio.sleep(0)
+            return [Response({"y": self.factor * one["x"]}, {"n": len(one["x"])}) for one in requests]
+
+    outputs = run_callable(Model, {"x": [1.0, 2.0]}, kwargs={"factor": 3.0}, **PLAIN)
+    assert (outputs["y"].tolist(), outputs.parameters) == ([3, 6], {"n": 2})
+
+
+def test_a_generator_is_a_stream() -> None:
+    def count(requests: Any) -> Any:
+        for number in range(3):
+            yield [{"y": one["x"] + number} for one in requests]
+
+    assert [one["y"].tolist() for one in run_callable(count, {"x": [1.0]}, **PLAIN)] == [[1], [2], [3]]
+
+
+def test_a_callable_asks_others_and_loads_them() -> None:
+    def asks(requests: Any) -> Any:
+        model = current_model()
+        model.unload_model("gone")
+        ready = [model.is_model_ready(one) for one in ("other", "gone")]
+        answers = [model.infer("other", {"x": one["x"]})["y"] for one in requests]
+        assert ready == [True, False]
+        return [{"y": one} for one in answers]
+
+    others = {"other": lambda inputs: {"y": -inputs["x"]}, "gone": lambda inputs: inputs}
+    with open_callable(asks, others=others, **PLAIN) as model:
+        assert model.infer({"x": [1.0]})["y"].tolist() == [-1]
+        assert [type(one).__name__ for one in model.others.asked] == ["ModelCommand"] * 3 + ["CallRequest"]
+    with pytest.raises(LookupError):
+        current_model()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"z": [1.0]}, "has no input 'z'; its inputs are x"),
+        ({}, "needs input 'x'"),
+        ({"x": np.ones(2)}, r"is FP32 \(float32\), given float64"),
+        ({"x": [[1.0]]}, r"has shape \[1, 1\]: expected \[-1\]"),
+        ([{"x": [1.0]}, {"x": [1.0]}], "does not batch"),
+    ],
+)
+def test_a_request_that_a_server_would_refuse_is_refused(inputs: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        run_callable(lambda requests: [{"y": one["x"]} for one in requests], inputs, **PLAIN)
+
+
+def test_an_answer_that_cannot_be_sent_is_told() -> None:
+    with pytest.raises(ModelCallError, match="'z'"):
+        run_callable(lambda requests: [{"z": one["x"]} for one in requests], {"x": [1.0]}, **PLAIN)
+    with pytest.raises(ZeroDivisionError):
+        run_callable(lambda requests: 1 // 0, {"x": [1.0]}, **PLAIN)
