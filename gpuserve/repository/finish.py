@@ -25,6 +25,7 @@ def finished(
         configuration,
         models=models,
         broken={name: ConfigProblems(broken[name]) for name in sorted(broken)},
+        described=frozenset(index for index, one in enumerate(models) if known[one.name].asks),
         remarks=tuple(_remarks(translations)),
     )
 
