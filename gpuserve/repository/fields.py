@@ -56,7 +56,6 @@ _RAGGED: Final = _no(
     "requests are batched by their first axis; pad them to one shape, or give the lengths as "
     "an input of their own"
 )
-_RESHAPE: Final = _no("declare the dims that the model itself has")
 _STATE: Final = _no(
     "the server keeps no state between the requests of a sequence; keep it in the model, by the "
     "correlation id, from the start flag of a sequence to its end flag"
@@ -89,16 +88,15 @@ TABLES: Final[Mapping[str, Table]] = {
     "ModelVersionPolicy.All": {},
     "ModelVersionPolicy.Specific": _honoured("versions"),
     "ModelInput": {
-        **_honoured("name", "data_type", "dims", "optional"),
-        "reshape": _RESHAPE,
+        **_honoured("name", "data_type", "dims", "reshape", "optional"),
         "format": _idle("it describes the axes; the dims say how long they are"),
         "is_shape_tensor": _TENSORRT,
         "allow_ragged_batch": _idle("requests of different shapes run in batches of their own"),
         "is_non_linear_format_io": _TENSORRT,
     },
+    "ModelTensorReshape": _honoured("shape"),
     "ModelOutput": {
-        **_honoured("name", "data_type", "dims", "label_filename"),
-        "reshape": _RESHAPE,
+        **_honoured("name", "data_type", "dims", "reshape", "label_filename"),
         "is_shape_tensor": _TENSORRT,
         "is_non_linear_format_io": _TENSORRT,
     },

@@ -4,7 +4,7 @@ known of config files (schema, rules, ``ModelSpec``) holds for them as well. Pur
 
 from __future__ import annotations
 
-import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from typing import Any, Final
 from tritonclient.grpc import model_config_pb2 as pb
 
 from gpuserve.config.positions import Path
-from gpuserve.front.v2.model_config import plain
 from gpuserve.repository.backends import ENSEMBLE, Backend, UnknownBackend, backend_name, backend_of
+from gpuserve.repository.callables import callable_of, normalized
 from gpuserve.repository.draft import Draft, listed
 from gpuserve.repository.fields import Treatment, findings
 from gpuserve.repository.folders import ModelFolder, chosen
@@ -22,13 +22,9 @@ from gpuserve.repository.instances import place_instances
 from gpuserve.repository.pbtxt import Pbtxt
 from gpuserve.repository.scheduling import datatype, schedule
 from gpuserve.repository.warmups import warm_up
-from gpuserve.runtimes.table import runtime_of
 
 #: The version of an ensemble that has no version folder: it has nothing to put there.
 _ONLY: Final = 1
-#: The parameter by which a Python model names its environment, and what stands for its folder in it.
-_ENVIRONMENT: Final = "EXECUTION_ENV_PATH"
-_MODEL_FOLDER: Final = "$$TRITON_MODEL_DIRECTORY"
 _TENSORS: Final = {"inputs": "input", "outputs": "output"}
 
 
@@ -124,12 +120,26 @@ def _tensor(draft: Draft, given: Any, into: Path, origin: Path, folder: ModelFol
         "dtype": datatype(given.data_type),
         "shape": list(given.dims),
     }
+    if given.HasField("reshape"):
+        _check_reshape(draft, given, (*origin, "reshape"))
     if into[0] == "inputs" and given.optional:
         entry["optional"] = True
     if into[0] == "outputs" and given.label_filename:
         entry["label_filename"] = os.path.join(os.path.abspath(folder.path), given.label_filename)
         draft.came((*into, "label_filename"), (*origin, "label_filename"))
     return entry
+
+
+def _check_reshape(draft: Draft, given: Any, origin: Path) -> None:
+    dims, shape = list(given.dims), list(given.reshape.shape)
+    if draft.message.HasField("ensemble_scheduling"):
+        draft.fault(origin, "reshape does not go with an ensemble: give it to the models of its steps")
+    elif dims.count(-1) != shape.count(-1) or math.prod(map(abs, dims)) != math.prod(map(abs, shape)):
+        draft.fault(
+            origin,
+            f"reshape of {given.name!r} must have as many elements and free sizes as its dims {dims}, "
+            f"given {shape}",
+        )
 
 
 # ---- versions ------------------------------------------------------------------------------------
@@ -163,76 +173,5 @@ def _entries(
     draft: Draft, backend: Backend | None, folder: ModelFolder, versions: list[int]
 ) -> Iterator[dict[str, Any]]:
     for version in versions:
-        source = {} if backend is None else _source(draft, backend, folder, version)
-        yield draft.entry | {"version": version} | source
-
-
-def _source(draft: Draft, backend: Backend, folder: ModelFolder, version: int) -> dict[str, Any]:
-    """The callable of a version, and what it is made with."""
-    config = draft.message
-    names = (config.default_model_filename,) if config.default_model_filename else backend.files
-    there = folder.versions[version]
-    found = next((one for one in names if one.split("/")[0] in there), None)
-    if found is None:
-        path = os.path.join(folder.path, str(version))
-        draft.fault(
-            ("default_model_filename",),
-            f"there is no {' or '.join(names)} in {path}, which has {listed(sorted(there))}",
-        )
-        return {}
-    if backend.takes_config:
-        arguments: dict[str, Any] = {
-            "model_dir": os.path.abspath(folder.path),
-            "version": str(version),
-            "file": found,
-            "config": json.dumps(plain(normalized(draft, backend))),
-        }
-        return {
-            "callable": backend.callable,
-            "kwargs": arguments,
-            **_environment(draft, folder),
-            **backend.options,
-        }
-    path, arguments = folder.file(version, found), _parameters(draft, backend)
-    known = runtime_of(path)
-    if known is None or known.path != backend.callable:  # its name does not say what it is
-        return {"callable": backend.callable, "kwargs": {"file": path, **arguments}, **backend.options}
-    return {"callable": path, "kwargs": arguments, **backend.options}
-
-
-def _environment(draft: Draft, folder: ModelFolder) -> dict[str, str]:
-    """The Python environment of the workers, where the model names one."""
-    if _ENVIRONMENT not in draft.message.parameters:
-        return {}
-    path = draft.message.parameters[_ENVIRONMENT].string_value
-    draft.came(("python",), ("parameters", _ENVIRONMENT))
-    whole = path.replace(_MODEL_FOLDER, os.path.abspath(folder.path))
-    return {"python": os.path.join(os.path.abspath(folder.path), whole)}
-
-
-def _parameters(draft: Draft, backend: Backend) -> dict[str, Any]:
-    """The parameters of a backend that its callable takes as arguments; the others are noted."""
-    found: dict[str, Any] = {}
-    for name, value in draft.message.parameters.items():
-        if name in backend.parameters:
-            argument, read = backend.parameters[name]
-            try:
-                found[argument] = read(value.string_value)
-            except ValueError as error:
-                draft.fault(("parameters", name), f"parameter {name!r}: {error}")
-        else:
-            draft.note(
-                ("parameters", name),
-                f"parameter {name!r} has no effect: backend {backend.name} takes none of it here",
-            )
-    return found
-
-
-def normalized(draft: Draft, backend: Backend | None) -> Any:
-    """The ``ModelConfig`` with its name, and with the names of its backend, as Triton completes it."""
-    config = pb.ModelConfig()
-    config.CopyFrom(draft.message)
-    config.name = draft.name
-    config.platform = ENSEMBLE if backend is None else config.platform or backend.platform
-    config.backend = "" if backend is None else backend.name
-    return config
+        callable_ = {} if backend is None else callable_of(draft, backend, folder, version)
+        yield draft.entry | {"version": version} | callable_

@@ -46,6 +46,10 @@ ENSEMBLE = (
         input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } } ] }"""
 )
 ONNX = 'platform: "onnxruntime_onnx" parameters { key: "intra_op_thread_count" value: { string_value: "1" } }'
+ANY = "dims: [ -1 ]"
+SAME_AS_ONE_MORE = "dims: [ 3 ] reshape { shape: [ 1, 3 ] }"
+#: As the models that Triton's documents begin with: no batches, and a model with an axis more.
+WHOLE = 'platform: "onnxruntime_onnx"' + TENSORS.replace(ANY, "dims: [ 1, 3 ] reshape { shape: [ 1, 1, 3 ] }")
 
 
 def python_model(folder: Path, version: int, factor: float, config: str | None = CONFIG) -> Path:
@@ -65,6 +69,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
     python_model(folder / "typo", 1, 1.0, "max_batch: 8")
     (folder / "ensemble" / "1").mkdir(parents=True)
     (folder / "ensemble" / "config.pbtxt").write_text(ENSEMBLE)
+    reshaped = python_model(folder / "reshaped", 1, 2.0, CONFIG.replace(ANY, SAME_AS_ONE_MORE))
+    says, _, runs = MODEL.partition("    @staticmethod")
+    (reshaped / "1" / "model.py").write_text(
+        (says + "    def execute" + runs.partition("    def execute")[2]).replace("FACTOR", "(one.ndim - 1)")
+    )
+    (folder / "whole" / "1").mkdir(parents=True)
+    (folder / "whole" / "1" / "model.onnx").write_bytes(onnx_models.identity("FP32", (1, 1, 3)))
+    (folder / "whole" / "config.pbtxt").write_text(WHOLE)
     (folder / "needy" / "1").mkdir(parents=True)
     (folder / "needy" / "config.pbtxt").write_text(ENSEMBLE.replace('"python"', '"classless"'))
     (folder / "onnx" / "1").mkdir(parents=True)
@@ -91,7 +103,10 @@ def infer(client: Any, model: str, width: int = 3, version: str = "") -> list[fl
     return list(client.infer(model, [given], version).as_numpy("y")[0])
 
 
-@pytest.mark.parametrize(("model", "factor"), [("python", 2), ("complete", 3), ("ensemble", 4), ("onnx", 1)])
+@pytest.mark.parametrize(
+    ("model", "factor"),
+    [("python", 2), ("complete", 3), ("ensemble", 4), ("onnx", 1), ("reshaped", 2), ("whole", 1)],
+)
 def test_models_answer(client: Any, model: str, factor: int) -> None:
     assert infer(client, model) == [0, factor, 2 * factor]
 

@@ -184,8 +184,9 @@ ALLOWED = {
     "gpuserve/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/python_backend/importable": "gpuserve/python_backend",
     "gpuserve/repository":
-        "gpuserve/config gpuserve/declare gpuserve/describe gpuserve/devices gpuserve/errors "
-        "gpuserve/front/v2 gpuserve/options gpuserve/placement gpuserve/runtimes gpuserve/settings",
+        "gpuserve/config gpuserve/declare gpuserve/decorators gpuserve/describe gpuserve/devices "
+        "gpuserve/errors gpuserve/front/v2 gpuserve/options gpuserve/placement gpuserve/runtimes "
+        "gpuserve/settings gpuserve_worker/calling",
     "gpuserve/runtimes":
         "gpuserve/decorators gpuserve/errors gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/openai gpuserve/runtimes",

@@ -197,6 +197,20 @@ def test_the_file_tells_the_backend_where_nothing_does(tmp_path: Path) -> None:
     assert only(tmp_path).instances[0].source["path"] == "gpuserve.runtimes.pytorch:PytorchModel"
 
 
+def test_a_reshape_stands_between_clients_and_the_model(tmp_path: Path) -> None:
+    config = TENSORS.replace("dims: [ -1 ]", "dims: [ 4, -1 ] reshape { shape: [ 1, 4, -1 ] }")
+    folder = write(tmp_path, "m", config, file="model.onnx")
+    spec = only(tmp_path)
+    assert spec.inputs[0].shape == (4, -1)
+    assert spec.instances[0].source["path"] == "gpuserve.repository.reshaping:ReshapedModel"
+    assert spec.instances[0].source["kwargs"] == {
+        "path": "gpuserve.runtimes.onnx:OnnxModel",
+        "kwargs": {"file": str(folder / "1" / "model.onnx")},
+        "inputs": {"x": [[4, -1], [1, 4, -1]]},
+        "outputs": {"y": [[1, 4, -1], [4, -1]]},
+    }
+
+
 def test_an_environment_of_a_python_model(tmp_path: Path) -> None:
     path = "$$TRITON_MODEL_DIRECTORY/env.tar.gz"
     folder = write(
@@ -439,6 +453,10 @@ def test_several_repositories(tmp_path: Path) -> None:
             + TENSORS
             + 'parameters { key: "execution_mode" value { string_value: "7" } }',
             "1:1: there is no model.onnx in ",
+        ),
+        (
+            MODEL.replace("dims: [ -1 ]", "dims: [ 2 ] reshape { shape: [ 3 ] }"),
+            "3:54: reshape of 'x' must have as many elements and free sizes as its dims [2], given [3]",
         ),
         ('platform: "tensorrt_plan"', "1:11: there is no backend 'tensorrt_plan' here"),
         ('backend: "fil"', "1:10: there is no backend 'fil' here"),
