@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpuserve.config.messages import ConfigProblems, Origin, Problem
 from gpuserve.config.models import callable_of
@@ -17,7 +17,7 @@ from gpuserve.declare.rules import mapping
 if TYPE_CHECKING:
     from gpuserve.config.entries.model import ModelEntry
     from gpuserve.config.sources import Sources
-    from gpuserve.describe.asking import Answer
+    from gpuserve.describe.asking import Answer, Question
 
 _TENSORS: Final = {"inputs": "--input", "outputs": "--output"}
 TENSOR_FORM: Final = "name:dtype:shape, such as x:float32:-1 or image:uint8:224,224,3"
@@ -32,13 +32,43 @@ def _leaves_tensors(entry: ModelEntry) -> bool:
     return entry.callable is not None and not entry.given.issuperset(_TENSORS)
 
 
+class Said(NamedTuple):
+    """What the callable of a model said when it was asked."""
+
+    model: str
+    question: Question
+    answer: Answer
+
+
+def ask_models(
+    models: Sequence[ModelEntry], indices: Sequence[int], base_dir: str, known: Iterable[Said]
+) -> list[Said]:
+    """What the callables of these models say; those that are ``known`` to have been asked the same are not
+    asked again, unless they had no answer.
+    """
+    from gpuserve.describe.asking import ask  # most configurations have nothing to ask
+
+    answers = [(one.question, one.answer) for one in known if one.answer.problem is None]
+    questions = [_question(models[index], base_dir) for index in indices]
+    found = [next((answer for same, answer in answers if same == one), None) for one in questions]
+    new = iter(ask(one for one, answer in zip(questions, found, strict=True) if answer is None))
+    return [
+        Said(models[index].name, question, answer or next(new))
+        for index, question, answer in zip(indices, questions, found, strict=True)
+    ]
+
+
 def described(
-    models: Sequence[ModelEntry], indices: Sequence[int], data: Any, base_dir: str, sources: Sources
+    models: Sequence[ModelEntry],
+    indices: Sequence[int],
+    said: Sequence[Said],
+    data: Any,
+    sources: Sources,
 ) -> list[Override]:
     """What the callables of these models say beyond the ``data`` of the configuration. Raises ConfigProblems:
     a callable cannot be asked, or does not say what is needed.
     """
-    answers = answered(models, indices, base_dir)
+    answers = [one.answer for one in said]
     problems = list(import_problems(models, indices, answers, sources))
     values: list[Override] = []
     for index, answer in zip(indices, answers, strict=True):
@@ -52,17 +82,13 @@ def described(
     return values
 
 
-def answered(models: Sequence[ModelEntry], indices: Iterable[int], base_dir: str) -> list[Answer]:
-    """What the callables of these models answer when they are asked about themselves, side by side."""
-    from gpuserve.describe.asking import Question, ask  # most configurations have nothing to ask
+def _question(entry: ModelEntry, base_dir: str) -> Question:
+    from gpuserve.describe.asking import Question  # as above
 
-    def question(entry: ModelEntry) -> Question:
-        decides = _leaves_tensors(entry) and "decoupled" not in entry.given
-        path, kwargs = callable_of(entry, base_dir)
-        python = os.path.join(base_dir, entry.python) if entry.python else ""
-        return Question(path, base_dir, kwargs, None if decides else entry.decoupled, python)
-
-    return ask(question(models[index]) for index in indices)
+    decides = _leaves_tensors(entry) and "decoupled" not in entry.given
+    path, kwargs = callable_of(entry, base_dir)
+    python = os.path.join(base_dir, entry.python) if entry.python else ""
+    return Question(path, base_dir, kwargs, None if decides else entry.decoupled, python)
 
 
 def import_problems(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpuserve.config import models, positions, precedence, rules, schema
-from gpuserve.config.described import described, undescribed
+from gpuserve.config.described import Said, ask_models, described, undescribed
 from gpuserve.config.entries.fields import split_callable
 from gpuserve.config.entries.kinds import MISSING, Mistake
 from gpuserve.config.messages import ConfigProblems, Origin, Problem, sentence, without_token
@@ -38,6 +38,8 @@ class Configuration:
     base_dir: str
     #: The positions of the models whose callables said some of it.
     described: frozenset[int] = frozenset()
+    #: What those said.
+    said: tuple[Said, ...] = ()
     #: Models that are declared and cannot be served, by name, and why.
     broken: Mapping[str, ConfigProblems] = field(default_factory=dict)
     #: What is declared and has no effect, a line each, for the log.
@@ -45,11 +47,16 @@ class Configuration:
 
 
 def load_file(
-    path: str, environ: Mapping[str, str], flags: Sequence[Override] = (), *, served_here: bool = True
+    path: str,
+    environ: Mapping[str, str],
+    flags: Sequence[Override] = (),
+    *,
+    served_here: bool = True,
+    known: Iterable[Said] = (),
 ) -> Configuration:
     """The configuration of a file, under an environment and flags. Not ``served_here``: another machine has
-    the files of TLS, which are not looked at. Raises ConfigProblems: all that is wrong with the file, the
-    variables and the flags.
+    the files of TLS, which are not looked at. Callables that are ``known`` are not asked again. Raises
+    ConfigProblems: all that is wrong with the file, the variables and the flags.
     """
     try:
         document = positions.parse(_read(path), schema.usual_key)
@@ -63,7 +70,9 @@ def load_file(
     ]
     base_dir = os.path.dirname(os.path.abspath(path))
     sources = Sources(path, document)
-    return resolve(document.data, sources, base_dir, environ, flags, problems, served_here=served_here)
+    return resolve(
+        document.data, sources, base_dir, environ, flags, problems, served_here=served_here, known=known
+    )
 
 
 def load_data(
@@ -84,6 +93,7 @@ def resolve(
     problems: list[Problem],
     *,
     served_here: bool = True,
+    known: Iterable[Said] = (),
 ) -> Configuration:
     """Precedence, then schema, then rules; ``problems`` are those that reading has met. Raises
     ConfigProblems: those, and all that is wrong with the data, the variables and the flags.
@@ -96,8 +106,10 @@ def resolve(
     entries, found = _checked(merged, base_dir, sources)
     problems = problems + unknown + found
     asked = [] if problems else undescribed(entries.models)
+    said: list[Said] = []
     if asked:
-        told = described(entries.models, asked, merged, base_dir, sources)
+        said = ask_models(entries.models, asked, base_dir, known)
+        told = described(entries.models, asked, said, merged, sources)
         sources = dataclasses.replace(sources, overrides=(*told, *sources.overrides))
         merged = openai.completed(precedence.apply(data, sources.overrides))
         entries, problems = _checked(merged, base_dir, sources)
@@ -109,7 +121,7 @@ def resolve(
 
     settings = with_whole_paths(declared(ServerSettings, entries.server.plain()), folder_of)
     specs = tuple(models.model_spec(entry, base_dir) for entry in entries.models)
-    configuration = Configuration(settings, specs, entries, sources, base_dir, frozenset(asked))
+    configuration = Configuration(settings, specs, entries, sources, base_dir, frozenset(asked), tuple(said))
     if problems := _bad_together(configuration, served_here=served_here):
         raise ConfigProblems(sorted(problems, key=_reading_order))
     return configuration

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
+from gpuserve.config.described import Said
 from gpuserve.config.load import Configuration, load_file
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.precedence import Override
@@ -30,6 +31,7 @@ class FileRepository:
         self._environ = dict(environ)
         self._flags = flags
         self._known = _names(start)
+        self._said = start.said
         self._files = _files(start)
         self.start_stamps = self.stamps()
 
@@ -37,21 +39,26 @@ class FileRepository:
         return self._known
 
     def read(self, model: str) -> Sequence[ModelSpec]:
-        """The versions of a model as the file has them now. Raises ConfigProblems: the file cannot be read,
-        or any of it is wrong.
+        """The versions of a model as the file has them now; the callables of others are not asked again what
+        they say. Raises ConfigProblems: the file cannot be read, or any of it is wrong.
         """
-        return [one for one in self.read_all().models if one.name == model]
+        others = [one for one in self._said if one.model != model]
+        return [one for one in self._read(others).models if one.name == model]
 
     def read_all(self) -> Configuration:
         """All that the file says now. Raises ConfigProblems: the file cannot be read, any of it is wrong, or
         tracing needs a package that is not there.
         """
-        configuration = load_file(self.path, self._environ, self._flags)
+        return self._read(())
+
+    def _read(self, known: Iterable[Said]) -> Configuration:
+        configuration = load_file(self.path, self._environ, self._flags, known=known)
         problem = missing(configuration.settings.trace.mode)
         if problem is not None:
             raise ConfigProblems([configuration.sources.problem(("server", "trace", "mode"), problem)])
         self._known = _names(configuration)
         self._files = _files(configuration)
+        self._said = configuration.said
         return configuration
 
     def stamps(self) -> Mapping[str, Hashable]:

@@ -179,6 +179,7 @@ class _Program:
         self._torch = torch
         self._file = os.path.basename(file)
         self._in_spec = program.call_spec.in_spec
+        self._flat = _flat_arguments(torch, self._in_spec)
         self._ranges = program.range_constraints
         values = {node.name: node.meta.get("val") for node in program.graph.nodes}
         signature = program.graph_signature
@@ -194,6 +195,9 @@ class _Program:
         self._module = program.module()
 
     def __call__(self, tensors: Sequence[Any]) -> Any:
+        if self._flat is not None:  # without the tree, which takes longer
+            count, names = self._flat
+            return self._module(*tensors[:count], **dict(zip(names, tensors[count:], strict=True)))
         args, kwargs = self._torch.utils._pytree.tree_unflatten(list(tensors), self._in_spec)
         return self._module(*args, **kwargs)
 
@@ -232,6 +236,15 @@ class _Program:
             )
         shape = [dim if isinstance(dim, int) else -1 for dim in value.shape]
         return {"name": name, "dtype": _DATATYPES[word], "shape": shape[first:]}
+
+
+def _flat_arguments(torch: Any, spec: Any) -> tuple[int, list[str]] | None:
+    """How many arguments are given by position, and the names of the others; None where tensors are inside of
+    lists or mappings.
+    """
+    args, kwargs = torch.utils._pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    whole = [*args, *kwargs.values()]
+    return (len(args), list(kwargs)) if whole == list(range(spec.num_leaves)) else None
 
 
 def _output_names(spec: Any, count: int) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 from gpuserve.api.binding import model_spec
 from gpuserve.config.load import Configuration, load_file
 from gpuserve.config.messages import ConfigProblems
+from gpuserve.config.repository import FileRepository
 from gpuserve.declare.model import ModelConfig, Tensor
 from gpuserve.describe.asking import Question, ask
 from gpuserve.describe.declaration import declaration
@@ -145,6 +146,25 @@ def test_children_answer_in_order_and_a_crash_is_an_answer(
     assert first.declared["decoupled"] is True
     assert second.problem == "importing 'dies.py:x' ended the process with exit status 7"
     assert third.declared["max_batch_size"] == 8
+
+
+def test_the_load_of_one_model_asks_no_other(tmp_path: Path) -> None:
+    entries = ["name: a, callable: 'models.py:stream'", "name: b, callable: 'others.py:plain'"]
+    tensors = "plain.inputs = plain.outputs = [Tensor(({size},), 'FP32')]"
+    source = f"from gpuserve import Tensor\ndef plain(requests):\n    return requests\n{tensors}\n"
+    (tmp_path / "others.py").write_text(source.format(size=1))
+    start = loaded(tmp_path, *entries)
+    repository = FileRepository(str(tmp_path / "config.yaml"), {}, (), start)
+    (tmp_path / "models.py").write_text("raise SystemExit\n")
+    (tmp_path / "others.py").write_text(
+        source.format(size=22)
+    )  # byte code tells sources apart by their length, too
+    (spec,) = repository.read("b")
+    assert spec.inputs[0].shape == (22,)
+    with pytest.raises(ConfigProblems, match=r"importing models\.py raised SystemExit"):
+        repository.read_all()
+    with pytest.raises(ConfigProblems, match=r"importing models\.py raised SystemExit"):
+        repository.read("a")
 
 
 class Instance:

@@ -92,5 +92,5 @@ def import_problems(configuration: Configuration) -> list[Problem]:
         for index, one in enumerate(entries)
         if one.callable is not None and index not in configuration.described
     ]
-    answers = described.answered(entries, others, configuration.base_dir)
+    answers = [one.answer for one in described.ask_models(entries, others, configuration.base_dir, ())]
     return list(described.import_problems(entries, others, answers, configuration.sources))
