@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
 
+from gpuserve_worker.calling.response import StreamStep
+
 
 class ResponseQueue:
     """What was sent and not yet taken, for each request in its order. ``wake`` is called, in any thread, when
@@ -33,8 +35,8 @@ class ResponseQueue:
             if self._is_dropped:
                 return
             self.is_used = True
-            if answer is not None:
-                self._sent.setdefault(position, deque()).append(answer)
+            if answer is not None or (final and self._count > 1):
+                self._sent.setdefault(position, deque()).append((answer, final))
             self._going_on -= final
             wakes, self._is_awaited = self._is_awaited, False
         if wakes:
@@ -52,8 +54,8 @@ class ResponseQueue:
             self._wake()
         return True
 
-    def take(self) -> list[Any] | None:
-        """The next response of each request that has one, with None for the others; no response at all where
+    def take(self) -> StreamStep | None:
+        """The next response of each request that has one, with None for the others; an empty step where
         every request has ended; None where some have not. Raises what ``fail`` was given.
         """
         with self._lock:
@@ -62,7 +64,7 @@ class ResponseQueue:
             if self._error is not None:
                 raise self._error
             if not self._going_on:
-                return []
+                return StreamStep(())
             self._is_awaited = True
             return None
 
@@ -82,10 +84,13 @@ class ResponseQueue:
             self._is_dropped = True
             self._sent = {}
 
-    def _step(self) -> list[Any]:
+    def _step(self) -> StreamStep:
         step: list[Any] = [None] * self._count
+        last = []
         for position, answers in list(self._sent.items()):
-            step[position] = answers.popleft()
+            step[position], final = answers.popleft()
+            if final:
+                last.append(position)
             if not answers:
                 del self._sent[position]
-        return step
+        return StreamStep(step, tuple(last))

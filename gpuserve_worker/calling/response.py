@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -20,6 +20,16 @@ def is_parameter(value: Any) -> bool:
     if isinstance(value, int):
         return int(value) in _INT64
     return isinstance(value, float)
+
+
+class StreamStep(list[Any]):
+    """What a stream gives at once: a response or None for each request of its batch. ``last`` are the
+    positions of those that have ended: what is here for them is their last response.
+    """
+
+    def __init__(self, responses: Iterable[Any], last: tuple[int, ...] = ()) -> None:
+        super().__init__(responses)
+        self.last = last
 
 
 class Response(Mapping[str, "NDArray[Any]"]):

@@ -242,13 +242,15 @@ class Yield(NamedTuple):
     """One response for some or all requests of a batch of a decoupled model; more may follow. As in ``Done``;
     besides, None in ``responses`` is a request without a response this time, and a ``WireFailure`` is the
     last response of its request. ``parameters`` are those that the callable gave each response, or empty
-    where it gave none.
+    where it gave none. ``last`` are the requests that have ended, by their positions: their response here, if
+    any, was the last one.
     """
 
     batch_id: int
     outputs: tuple[WireTensor, ...] | None
     responses: tuple[tuple[WireTensor, ...] | WireFailure | None, ...] | None
     parameters: tuple[dict[str, Any], ...] = ()
+    last: tuple[int, ...] = ()
 
 
 class Computed(NamedTuple):

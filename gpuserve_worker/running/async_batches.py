@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from gpuserve_worker.calling.outputs import BatchAnswers
 from gpuserve_worker.calling.request import Batch, Request
+from gpuserve_worker.calling.response import StreamStep
 from gpuserve_worker.calling.results import await_only_result, next_response, try_async_result
 from gpuserve_worker.memory.arena import OutOfMemory
 from gpuserve_worker.protocol import wire
@@ -245,9 +246,11 @@ class AsyncExecution:
     async def _send(self, batch: AsyncBatch, response: Any) -> None:
         assert batch.inputs is not None
         answers = self._execution.check(batch.session, response, batch.run, batch.inputs)
-        await self._send_answers(batch, answers)
+        await self._send_answers(batch, answers, response.last if type(response) is StreamStep else ())
 
-    async def _send_answers(self, batch: AsyncBatch, answers: BatchAnswers) -> None:
+    async def _send_answers(
+        self, batch: AsyncBatch, answers: BatchAnswers, last: tuple[int, ...] = ()
+    ) -> None:
         session, requests = batch.session, batch.run.requests
         await batch.take_credit()
         try:
@@ -258,7 +261,7 @@ class AsyncExecution:
                 written = await _ended(copies.is_ready, copies.wait)
         except OutOfMemory as error:
             raise _Stopped(self._execution.failure(error)) from None
-        session.send(wire.Yield(batch.run.batch_id, *written))
+        session.send(wire.Yield(batch.run.batch_id, *written, last))
         for position, answer in enumerate(written.responses or ()):
             if isinstance(answer, WireFailure):  # the last response of its request
                 batch.cancel_request(position)

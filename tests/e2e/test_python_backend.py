@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from operated import OperatedServer
-from python_backend import MODELS, entry, said, stream, tensor
+from python_backend import MODELS, TIMEOUT_S, entry, said, stream, tensor
 
 NUMBERS = {"input": [said("X", "FP32", -1)], "output": [said("Y", "FP32", -1)]}
 FACTS = {"input": [said("X", "FP32", -1)], "output": [said("FACTS", "STRING", 1)]}
@@ -23,6 +24,10 @@ FACTS = {"input": [said("X", "FP32", -1)], "output": [said("FACTS", "STRING", 1)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
     config = tmp_path_factory.mktemp("python_backend") / "config.yaml"
     models = [entry("echo"), entry("facts", config=FACTS), entry("repeat"), entry("sends", config=NUMBERS)]
+    models += [
+        entry("words"),
+        entry("relay", max_batch_size=2, batching={"max_queue_delay_us": 10_000_000}),
+    ]
     config.write_text(json.dumps({"models": models}))
     with OperatedServer(config) as running:
         yield running.wait_ready()
@@ -126,6 +131,35 @@ def test_a_model_that_is_not_decoupled_may_send_its_response(
 ) -> None:
     result = client.infer("sends", [tensor("X", "FP32", values)])
     assert result.as_numpy("Y").tolist() == [-one for one in values]
+
+
+def test_a_response_that_was_sent_as_the_last_says_so(server: OperatedServer) -> None:
+    came = list(stream(server.addresses["gRPC"], "words", tensor("TEXT", "BYTES", [b"one two three"])))
+    assert [error for _, error in came] == [None] * 3
+    assert [result.as_numpy("WORD")[0] for result, _ in came] == [b"one", b"two", b"three"]
+
+
+def test_a_request_ends_before_others_of_its_batch(server: OperatedServer) -> None:
+    came: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(server.addresses["gRPC"]) as client:
+        client.start_stream(lambda result, error: came.put(error or result.get_response()))
+
+        def ask(*names: str) -> None:  # a full batch, which waits for nothing
+            for name in names:
+                client.async_stream_infer(
+                    "relay",
+                    [tensor("NAME", "BYTES", [[name.encode()]])],
+                    request_id=name,
+                    enable_empty_final_response=True,
+                )
+
+        ask("waits", "ends")
+        first = came.get(timeout=TIMEOUT_S)
+        assert (first.id, first.parameters["triton_final_response"].bool_param) == ("ends", True)
+        ask("ends too", "so does this")
+        others = [came.get(timeout=TIMEOUT_S) for _ in range(3)]
+        assert {one.id for one in others} == {"waits", "ends too", "so does this"}
+        assert all(one.parameters["triton_final_response"].bool_param for one in others)
 
 
 def test_finalize_is_called_at_the_end(tmp_path: Path) -> None:

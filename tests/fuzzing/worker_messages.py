@@ -56,6 +56,7 @@ MESSAGES: list[wire.Message] = [
     wire.Computed((7, 8)),
     wire.Split(7),
     wire.Yield(7, (TENSOR,), None),
+    wire.Yield(7, None, ((ELSEWHERE,), None), (), (0, 1)),
     wire.Yield(7, None, ((ELSEWHERE,), wire.WireFailure("INTERNAL", "no"), None)),
     wire.Region(3, 4096, 64),
     wire.CudaRegion(4, 1, 64, b"h" * 64),

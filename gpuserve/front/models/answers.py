@@ -56,6 +56,10 @@ class StreamAccount:
             elif not pending.is_over:
                 self._add(position, ResponseFate.FAIL if failed else ResponseFate.EMPTY, now)
 
+    def ended_empty(self, position: int) -> None:
+        """Count the end of one request that has no response of its own, and came before its batch's."""
+        self._add(position, ResponseFate.EMPTY, time.monotonic())
+
     def _add(self, position: int, fate: ResponseFate, now: float, output_s: float = 0.0) -> None:
         index, since_s = self._indices[position], now - self._last_at[position]
         self._indices[position] = index + 1
@@ -232,11 +236,18 @@ class ModelAnswers:
             for one, its in self._order.drop(pending):
                 one.give(its)
 
-    def pass_on(self, flight: InFlightBatch, responses: Sequence[Answer]) -> list[PendingRequest]:
-        """One response each for some requests of a stream's batch, or None; the requests that are ended."""
+    def pass_on(
+        self, flight: InFlightBatch, responses: Sequence[Answer], last: Sequence[int] = ()
+    ) -> list[PendingRequest]:
+        """One response each for some requests of a stream's batch, or None; the requests that have failed.
+        For those at the positions ``last`` nothing comes after it.
+        """
         came_at = time.monotonic()
         account, failed = self._account(flight), []
         for position, (pending, response) in enumerate(zip(flight.requests, responses, strict=True)):
+            if position in last and not isinstance(response, RequestError):
+                self._end_stream(account, position, pending, response, came_at)
+                continue
             if response is None:
                 continue
             if pending.is_over or pending.cancelled or pending.on_response is None:
@@ -251,6 +262,25 @@ class ModelAnswers:
             if isinstance(response, RequestError):
                 failed.append(pending)
         return failed
+
+    def _end_stream(
+        self,
+        account: StreamAccount,
+        position: int,
+        pending: PendingRequest,
+        response: InferResponse | None,
+        came_at: float,
+    ) -> None:
+        """Give one request its last response, or tell that there is none, before its batch has ended."""
+        if pending.is_over or pending.cancelled:
+            if response is not None:
+                response.close()
+            return
+        pending.give(response)
+        if response is None:
+            account.ended_empty(position)
+        else:
+            account.responded(position, pending, came_at, failed=False)
 
     def end_streams(self, flight: InFlightBatch, *, failed: bool) -> None:
         """Count the end of a stream's batch; told before its requests are."""

@@ -223,7 +223,7 @@ class BatchRunner:
     def _on_yield(self, link: WorkerLink, message: wire.Yield) -> bool:
         flight = self._in_flight.at(link, message.batch_id)
         answers = self._messages.unpack(link, flight.batch, message, flight.yield_gone)
-        for pending in self._answers.pass_on(flight, answers):
+        for pending in self._answers.pass_on(flight, answers, message.last):
             self._in_flight.call_off(pending)  # nobody waits for more of it
         if flight.count_yield() > 1:
             return False

@@ -270,6 +270,8 @@ class InferStream:
         if self._ended:
             if isinstance(given, InferResponse):
                 given.close()
+        elif ordered is None and isinstance(given, InferResponse):
+            self._give(pending, given)  # the model said of it that it was the last
         elif ordered is None:
             self._end_stream(pending.request, given)
         else:
