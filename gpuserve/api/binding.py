@@ -137,8 +137,8 @@ def _completed(
 def _said_tensors(key: str, said: Mapping[str, Any], target: Callable[..., Any]) -> list[Tensor]:
     if key not in said:
         raise BindError(
-            f"the {key} of {described(target)} are not known: say {key}=[Tensor(…)], or give the callable an "
-            f"attribute {key} = [Tensor(…)]"
+            f"the {key} of {described(target)} are not known: say {key}=[Tensor(…)], or give the callable "
+            f"types (gpuserve.typed) or an attribute {key} = [Tensor(…)]"
         )
     return [Tensor(**one) for one in said[key]]
 

@@ -88,7 +88,8 @@ def _question(entry: ModelEntry, base_dir: str) -> Question:
     decides = _leaves_tensors(entry) and "decoupled" not in entry.given
     path, kwargs = callable_of(entry, base_dir)
     python = os.path.join(base_dir, entry.python) if entry.python else ""
-    return Question(path, base_dir, kwargs, None if decides else entry.decoupled, python)
+    decoupled = None if decides else entry.decoupled
+    return Question(path, base_dir, kwargs, decoupled, python, _leaves_tensors(entry))
 
 
 def import_problems(
@@ -115,7 +116,8 @@ def _unknown(index: int, entry: ModelEntry, known: Collection[Any], sources: Sou
     for key, flag in _TENSORS.items():
         if key in known:
             continue
-        text = f"its {key} are not known: give the callable an attribute {key} = [Tensor(…)], or "
+        ways = f"give the callable types (gpuserve.typed) or an attribute {key} = [Tensor(…)]"
+        text = f"its {key} are not known: {ways}, or "
         if sources.document is None:
             yield Problem(sources.name, f"{text}use {flag} {TENSOR_FORM}", Origin.FLAG)
         else:

@@ -4,7 +4,7 @@ all are of one kind, as they mostly are, nothing is cut and nothing is put toget
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -13,10 +13,10 @@ import numpy as np
 from gpuserve.decorators.array_libraries import concatenated, library_of, on_host
 from gpuserve.decorators.errors import BatchError, StackError
 from gpuserve.decorators.outputs import SomeRows, check_rows, named, rows_of
-from gpuserve.decorators.requests import data_of, last_of, taken
+from gpuserve.decorators.requests import Group, data_of, grouped, last_of, put_back, taken
 from gpuserve.decorators.results import in_turn
 from gpuserve.decorators.wrapping import (
-    InferenceCallable,
+    F,
     check_below_batch,
     check_model_batches,
     check_names,
@@ -29,12 +29,10 @@ from gpuserve.decorators.wrapping import (
 from gpuserve_worker.calling.request import Batch
 from gpuserve_worker.protocol.tensor import encode_bytes
 
-#: Positions of requests or rows that belong together.
-Group: TypeAlias = list[int]
 PadFunction: TypeAlias = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 
 
-def group_by_keys(decorated: InferenceCallable | None = None, /) -> InferenceCallable:
+def group_by_keys(decorated: F | None = None, /) -> F:
     """Call the function once for all requests that have the same inputs; above ``batch``.
 
     The responses are put back in the order of the requests. The groups run one after the other. Where
@@ -52,22 +50,22 @@ def group_by_keys(decorated: InferenceCallable | None = None, /) -> InferenceCal
         bound, requests = last_of(args, "@group_by_keys")
         if isinstance(requests, Batch):
             return function(*args, **given)  # a batch has one set of inputs
-        groups = _groups(tuple(sorted(data_of(one))) for one in requests)
+        groups = grouped(tuple(sorted(data_of(one))) for one in requests)
         if len(groups) < 2:
             return function(*args, **given)
         calls = [partial(function, *bound, taken(requests, group), **given) for group in groups]
 
         def spread(position: int, responses: Any) -> list[Any]:
-            return _put_back([groups[position]], [responses], len(requests))
+            return put_back([groups[position]], [responses], len(requests), "@group_by_keys")
 
-        return in_turn(calls, lambda answers: _put_back(groups, answers, len(requests)), spread)
+        return in_turn(
+            calls, lambda answers: put_back(groups, answers, len(requests), "@group_by_keys"), spread
+        )
 
     return call
 
 
-def group_by_values(
-    *keys: str, pad_fn: PadFunction | None = None
-) -> Callable[[InferenceCallable], InferenceCallable]:
+def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[F], F]:
     """Call the function once for all rows that have the same values in these inputs; below ``batch``.
 
     The groups run one after the other, in the order of their values, and the outputs are put back in
@@ -86,7 +84,7 @@ def group_by_values(
     if pad_fn is not None and not callable(pad_fn):
         raise TypeError(f"pad_fn must be callable, as ConstantPadder(0) is, got {pad_fn!r:.100}")
 
-    def decorate(decorated: InferenceCallable) -> InferenceCallable:
+    def decorate(decorated: F) -> F:
         function = checked_function(decorated, "@group_by_values")
         check_below_batch(function, "@group_by_values")
 
@@ -109,33 +107,10 @@ def group_by_values(
     return decorate
 
 
-def _groups(labels: Iterable[Hashable]) -> list[Group]:
-    groups: dict[Hashable, Group] = {}
-    for position, label in enumerate(labels):
-        groups.setdefault(label, []).append(position)
-    return list(groups.values())
-
-
-def _put_back(groups: Sequence[Group], answers: Sequence[Any], count: int) -> list[Any]:
-    """The responses of the groups in the order of the requests; None for those of no group."""
-    responses: list[Any] = [None] * count
-    for group, answer in zip(groups, answers, strict=True):
-        if not isinstance(answer, Sequence) or len(answer) != len(group):
-            kind = f"an object of type {type(answer).__name__}"
-            given = len(answer) if isinstance(answer, Sequence) else kind
-            raise BatchError(
-                f"The function below @group_by_keys was given {len(group)} requests and must answer with a "
-                f"list of as many responses, but answered with {given}"
-            )
-        for position, response in zip(group, answer, strict=True):
-            responses[position] = response
-    return responses
-
-
 def _groups_of_rows(inputs: Mapping[str, Any], keys: Sequence[str]) -> list[Group]:
     """The positions of rows with equal values, in the order of these values."""
     present = [on_host(inputs[key]) for key in keys if _is_present(key, inputs)]
-    groups = _groups(zip(*map(_labels, present), strict=True))
+    groups = grouped(zip(*map(_labels, present), strict=True))
     return sorted(groups, key=lambda group: [_values(array[group[0]]) for array in present])
 
 

@@ -14,7 +14,7 @@ from gpuserve.decorators.errors import StackError, ValuesError
 from gpuserve.decorators.outputs import SomeRows, each_changed
 from gpuserve.decorators.results import then
 from gpuserve.decorators.wrapping import (
-    InferenceCallable,
+    F,
     check_below_batch,
     checked_function,
     has_batch_axis,
@@ -25,7 +25,7 @@ from gpuserve.decorators.wrapping import (
 from gpuserve_worker.calling.context import ModelContext
 
 
-def pad_batch(decorated: InferenceCallable | None = None, /) -> InferenceCallable:
+def pad_batch(decorated: F | None = None, /) -> F:
     """Repeat the last row of every input up to the next preferred batch size; below ``batch``.
 
     Where no preferred size is large enough, up to the largest batch. The outputs are cut back to the

@@ -4,7 +4,7 @@ is a ``Request`` or, where a callable is called by hand, any mapping of input na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,8 @@ from gpuserve_worker.calling.request import Batch, Request, RequestBatch
 from gpuserve_worker.protocol.payloads import WireRequest
 
 Data: TypeAlias = Mapping[str, Any]
+#: Positions of requests or rows that belong together.
+Group: TypeAlias = list[int]
 
 
 def last_of(args: tuple[Any, ...], decorator: str) -> tuple[tuple[Any, ...], Any]:
@@ -75,6 +77,34 @@ def changed(requests: Any, change: Callable[[Data], dict[str, Any]]) -> Any:
 def taken(requests: Sequence[Any], positions: Sequence[int]) -> Any:
     """The requests at these positions, as a list of the same kind."""
     return _like(requests, [requests[position] for position in positions])
+
+
+def grouped(labels: Iterable[Hashable]) -> list[Group]:
+    """The positions of equal labels, in the order in which they first come."""
+    groups: dict[Hashable, Group] = {}
+    for position, label in enumerate(labels):
+        groups.setdefault(label, []).append(position)
+    return list(groups.values())
+
+
+def put_back(groups: Sequence[Group], answers: Sequence[Any], count: int, decorator: str) -> list[Any]:
+    """The responses of the groups in the order of the requests; None for those of no group.
+
+    Raises:
+        BatchError: a group was not answered with a response for each of its requests.
+    """
+    responses: list[Any] = [None] * count
+    for group, answer in zip(groups, answers, strict=True):
+        if not isinstance(answer, Sequence) or len(answer) != len(group):
+            kind = f"an object of type {type(answer).__name__}"
+            given = len(answer) if isinstance(answer, Sequence) else kind
+            raise BatchError(
+                f"The function below {decorator} was given {len(group)} requests and must answer with a "
+                f"list of as many responses, but answered with {given}"
+            )
+        for position, response in zip(group, answer, strict=True):
+            responses[position] = response
+    return responses
 
 
 def _like(requests: Any, made: list[Any]) -> Any:

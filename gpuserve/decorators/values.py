@@ -12,6 +12,7 @@ from gpuserve.decorators.array_libraries import as_inputs_of, library_of, on_hos
 from gpuserve.decorators.errors import DefaultsError, ValuesError
 from gpuserve.decorators.requests import Data, changed, is_batching, is_request_list, last_of, row_count
 from gpuserve.decorators.wrapping import (
+    F,
     InferenceCallable,
     check_below_batch,
     check_model_batches,
@@ -30,9 +31,7 @@ from gpuserve_worker.protocol.tensor import BYTES, TensorSpec, datatype_of
 _ARGUMENT: Final = "model_context"
 
 
-def first_value(
-    *names: str, squeeze_single_values: bool = True, strict: bool = True
-) -> Callable[[InferenceCallable], InferenceCallable]:
+def first_value(*names: str, squeeze_single_values: bool = True, strict: bool = True) -> Callable[[F], F]:
     """Give the first row of these inputs instead of all of them; a value that all requests share.
 
     Below ``batch`` it changes the arrays; without ``batch``, each request's own. A row of one element
@@ -55,7 +54,7 @@ def first_value(
                 given[name] = _first(name, given[name], squeeze=squeeze_single_values, strict=strict)
         return given
 
-    def decorate(decorated: InferenceCallable) -> InferenceCallable:
+    def decorate(decorated: F) -> F:
         function = checked_function(decorated, "@first_value")
         check_below_batch(function, "@first_value")
 
@@ -74,7 +73,7 @@ def first_value(
     return decorate
 
 
-def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[InferenceCallable], InferenceCallable]:
+def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[F], F]:
     """Give requests the default for each of these inputs that they lack; at the top, above ``batch``.
 
     A default is an array of the input's dtype and shape, without the batch axis: it is repeated for every
@@ -92,7 +91,7 @@ def fill_optionals(*misplaced: Any, **defaults: Any) -> Callable[[InferenceCalla
         )
     _check_arrays(defaults)
 
-    def decorate(decorated: InferenceCallable) -> InferenceCallable:
+    def decorate(decorated: F) -> F:
         function = checked_function(decorated, "@fill_optionals")
         checked: ModelContext | None = None
         values: dict[str, Any] = {}

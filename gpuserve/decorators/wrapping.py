@@ -8,13 +8,19 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from gpuserve.decorators.errors import BatchError, NoModelError, StackError
 from gpuserve_worker.calling.context import ModelContext, current_model
-from gpuserve_worker.calling.request import accept_batch, accepts_batch
+from gpuserve_worker.calling.request import accept_batch, accepts_batch, function_of
 
 InferenceCallable: TypeAlias = Callable[..., Any]
+#: A function that a decorator leaves to type checkers as it is.
+F = TypeVar("F", bound=InferenceCallable)
+#: What a function below a decorator is given: the rows of a batch, or one request.
+BATCH: Final = "batch"
+SAMPLE: Final = "sample"
+_FORM: Final = "_gpuserve_form"
 
 _OWN_DIRECTORY: Final = os.path.dirname(__file__) + os.sep
 #: How the interpreter words a call that does not fit a signature.
@@ -67,7 +73,7 @@ def has_batch_axis(name: str, value: Any, rows: int) -> bool:
     return any(one.name == name and len(one.shape) + 1 == len(shape) for one in model.inputs)
 
 
-def checked_function(function: Any, decorator: str) -> InferenceCallable:
+def checked_function(function: F | None, decorator: str) -> F:
     """The function, if it can be decorated. Raises ``TypeError`` where it is a class, or cannot be called."""
     if function is None:
         raise TypeError(f"{decorator} is written without parentheses, over the function that it decorates")
@@ -83,8 +89,7 @@ def checked_function(function: Any, decorator: str) -> InferenceCallable:
             f"{decorator} was put on an object of type {type(function).__name__}, which cannot be called; "
             "expected a function, a method, or an object with __call__"
         )
-    decorated: InferenceCallable = function
-    return decorated
+    return function
 
 
 def check_names(names: tuple[Any, ...], decorator: str) -> None:
@@ -108,28 +113,41 @@ def check_below_batch(function: Any, decorator: str) -> None:
         )
 
 
-def wraps(function: Any) -> Callable[[InferenceCallable], InferenceCallable]:
+def gives(form: str, wrapper: InferenceCallable) -> None:
+    """Note what the function in a wrapper is given; what is put over the wrapper takes the note along."""
+    setattr(wrapper, _FORM, form)
+
+
+def form_of(called: Any) -> str | None:
+    """BATCH or SAMPLE for a callable that is decorated so, of whatever kind it is; None for others."""
+    while isinstance(called, functools.partial):
+        called = called.func
+    form: str | None = getattr(called, _FORM, None) or getattr(function_of(called), _FORM, None)
+    return form
+
+
+def wraps(function: F) -> Callable[[InferenceCallable], F]:
     """As ``functools.wraps``, also over objects with ``__call__`` and partials of them: the signature and
     the kind of the wrapper are those of the method.
     """
     source = _as_function(function)
 
-    def wrap(wrapper: InferenceCallable) -> InferenceCallable:
+    def wrap(wrapper: InferenceCallable) -> F:
         functools.update_wrapper(wrapper, _innermost(source))
         wrapper.__wrapped__ = source  # type: ignore[attr-defined]
-        return wrapper
+        return cast("F", wrapper)
 
     return wrap
 
 
-def wraps_request_list(function: Any) -> Callable[[InferenceCallable], InferenceCallable]:
+def wraps_request_list(function: F) -> Callable[[InferenceCallable], F]:
     """``wraps`` for a decorator that may be given a ``Batch`` if the function below may."""
 
-    def mark(wrapper: InferenceCallable) -> InferenceCallable:
-        wrapper = wraps(function)(wrapper)
+    def mark(wrapper: InferenceCallable) -> F:
+        wrapped = wraps(function)(wrapper)
         if accepts_batch(function):
-            accept_batch(wrapper)
-        return wrapper
+            accept_batch(wrapped)
+        return wrapped
 
     return mark
 

@@ -26,7 +26,8 @@ class Question:
     """A callable by its path, and what is known of the model that it is for.
 
     ``decoupled`` None: the callable decides itself in how many responses it answers. ``python`` is the
-    environment that its workers run in, "" for the server's own.
+    environment that its workers run in, "" for the server's own. ``by_types``: what it does not say
+    otherwise is asked of its types. A path without an attribute means the only callable of a file.
     """
 
     path: str
@@ -34,14 +35,18 @@ class Question:
     kwargs: Mapping[str, Any]
     decoupled: bool | None = None
     python: str = ""
+    by_types: bool = True
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a callable says of itself, in the form of a config file's entry, or the ``problem`` with it."""
+    """What a callable says of itself, in the form of a config file's entry, or the ``problem`` with it.
+    ``path`` leads to it, also where only its file was known.
+    """
 
     declared: Mapping[str, Any]
     problem: str | None = None
+    path: str = ""
 
 
 def ask(questions: Iterable[Question], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Answer]:
@@ -97,7 +102,7 @@ def _answer(question: Question, child: subprocess.Popen[bytes], timeout_s: float
     except ValueError:
         manner = _manner(child.returncode)
         return Answer({}, f"importing {question.path!r} ended the process {manner}")
-    return Answer(answer.get("declared", {}), answer.get("error"))
+    return Answer(answer.get("declared", {}), answer.get("error"), answer.get("path", question.path))
 
 
 def _manner(returncode: int) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import msgpack
 
 from gpuserve.describe.declaration import declaration, target_kind
-from gpuserve_worker.calling.callable import YIELDING, LoadError, locate
+from gpuserve.describe.public import only_callable
+from gpuserve_worker.calling.callable import YIELDING, LoadError, locate, module_at
 from gpuserve_worker.running.lifecycle import die_with_parent
 
 
@@ -35,12 +36,18 @@ def _packed(answer: dict[str, Any], path: str) -> bytes:
         return bytes(msgpack.packb({"error": text}))
 
 
-def _answer(path: str, base_dir: str, kwargs: dict[str, Any], decoupled: bool | None) -> dict[str, Any]:
+def _answer(
+    path: str, base_dir: str, kwargs: dict[str, Any], decoupled: bool | None, by_types: bool
+) -> dict[str, Any]:
     """Find the callable as a worker does, so that what passes here loads there, and describe it."""
     try:
+        if path.endswith(".py"):
+            path = f"{path}:{only_callable(module_at(path, base_dir), path)}"
         target = locate({"path": path, "base_dir": base_dir})
         problem = _mismatch(path, target, kwargs) or _wrong_kind(path, target, decoupled)
-        return {"error": problem} if problem else {"declared": declaration(target, path, kwargs)}
+        if problem:
+            return {"error": problem}
+        return {"path": path, "declared": declaration(target, path, kwargs, by_types=by_types)}
     except LoadError as error:
         sys.stderr.write(error.traceback)
         return {"error": str(error)}

@@ -6,6 +6,7 @@ the target has                              what it says
 ==========================================  ===================================================
 a classmethod ``declare(**kwargs)``         what that returns, given the ``kwargs`` of the entry
 attributes ``inputs``, ``outputs``, …       those that ``declare`` did not say
+types of tensors (``gpuserve/typed``)       what is still not said: tensors, batch size, array
 a body with ``yield``                       ``decoupled: true``
 ==========================================  ===================================================
 """
@@ -19,6 +20,7 @@ from typing import Any, Final
 from gpuserve.declare.model import Tensor
 from gpuserve.declare.tensors import tensor_specs
 from gpuserve.errors import BindError
+from gpuserve.typed.signature import SignatureError, signature_of
 from gpuserve_worker.calling.callable import YIELDING, CallableKind, LoadError, kind_of
 from gpuserve_worker.calling.failure import log_text, log_traceback
 from gpuserve_worker.protocol.tensor import TensorSpec, datatype_of
@@ -28,12 +30,15 @@ _ATTRIBUTES: Final[dict[str, type]] = {"array": str, "max_batch_size": int}
 _TENSORS: Final = {"inputs": "INPUT", "outputs": "OUTPUT"}
 
 
-def declaration(target: Any, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the target, called ``name`` in messages, says of itself. Raises LoadError: it says it wrongly, or
-    fails while it is asked.
+def declaration(
+    target: Any, name: str, kwargs: Mapping[str, Any], *, by_types: bool = True
+) -> dict[str, Any]:
+    """What the target, called ``name`` in messages, says of itself; ``by_types``: by its types too. Raises
+    LoadError: it says it wrongly, or fails while it is asked.
     """
-    said = _declared(target, name, kwargs)
-    found = {key: one for key, one in _attributes(target, name).items() if key not in said} | said
+    found = _attributes(target, name) | _declared(target, name, kwargs)
+    if by_types and not found.keys() >= _TENSORS.keys():
+        found = _typed(target, name) | found
     if "decoupled" not in found and target_kind(target) in YIELDING:
         found["decoupled"] = True
     return found
@@ -103,6 +108,25 @@ def _attributes(target: Any, name: str) -> dict[str, Any]:
             except (BindError, TypeError, AttributeError) as error:
                 raise LoadError(f"the declaration of {name!r} is wrong: {error}") from None
     return found
+
+
+# ---- types --------------------------------------------------------------------------------------
+
+
+def _typed(target: Any, name: str) -> dict[str, Any]:
+    try:
+        signature = signature_of(target, name)
+        if signature is None:
+            return {}
+        tensors = {"inputs": signature.inputs, "outputs": signature.outputs}
+        said = {key: _entries(one, _TENSORS[key]) for key, one in tensors.items() if one is not None}
+    except (SignatureError, BindError) as error:
+        raise LoadError(str(error)) from None
+    library = {} if signature.array is None else {"array": signature.array}
+    return {**said, "max_batch_size": signature.max_batch_size, **library}
+
+
+# ---- tensors ------------------------------------------------------------------------------------
 
 
 def _entries(tensors: Sequence[Tensor], prefix: str) -> list[dict[str, Any]]:

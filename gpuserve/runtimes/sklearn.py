@@ -84,7 +84,7 @@ class SklearnModel:
         """
         outputs = self._asked(requests)
         try:
-            return self._answer(outputs, requests)
+            return self._answers(outputs, requests)
         except ValueError as error:  # scikit-learn's word for an input that it does not take
             alone = requests.as_list() if isinstance(requests, Batch) else requests
             if len(alone) == 1:
@@ -93,9 +93,13 @@ class SklearnModel:
 
     def _answer_alone(self, outputs: Sequence[Output], request: Any) -> Any:
         try:
-            return self._answer(outputs, [request])[0]
+            return self._answers(outputs, [request])[0]
         except ValueError as error:
             return InvalidArgument(str(error))
+
+    def _answers(self, outputs: Sequence[Output], requests: Any) -> Any:
+        over_requests: Any = self._answer  # for type checkers it takes arrays still
+        return over_requests(outputs, requests)
 
     @batch
     def _answer(self, outputs: Sequence[Output], /, **arrays: Any) -> Any:

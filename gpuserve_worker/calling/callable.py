@@ -185,15 +185,18 @@ def _import(path: str, base_dir: str) -> Any:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise LoadError(f"{path!r} is no import path: expected file.py:attribute or package.module:attribute")
+    return _attribute(module_at(module_name, base_dir), module_name, attribute)
+
+
+def module_at(place: str, base_dir: str) -> ModuleType:
+    """The module of a file, or of that name; raises ``LoadError``."""
     base_dir = os.path.abspath(base_dir)
     _put_first(base_dir)
-    if module_name.endswith(".py"):
-        file = os.path.join(base_dir, module_name)
-        _put_first(os.path.dirname(file))  # its neighbours can be imported, as when it is run itself
-        module = _import_file(file, module_name)
-    else:
-        module = _import_name(module_name)
-    return _attribute(module, module_name, attribute)
+    if not place.endswith(".py"):
+        return _import_name(place)
+    file = os.path.join(base_dir, place)
+    _put_first(os.path.dirname(file))  # its neighbours can be imported, as when it is run itself
+    return _import_file(file, place)
 
 
 def _put_first(directory: str) -> None:

@@ -123,12 +123,41 @@ def test_outputs_may_be_a_mapping_of_any_class() -> None:
     assert outputs[1]["y"].tolist() == [[2], [3]]
 
 
-@pytest.mark.parametrize("given", [(), (3,), ([1, 2],), ({"x": rows(1)},)], ids=repr)
+@pytest.mark.parametrize("given", [(), ([1, 2],), ({"x": rows(1)},)], ids=repr)
 @pytest.mark.parametrize("decorator", [batch, sample])
 def test_what_is_no_list_of_requests(decorator: Any, given: Any) -> None:
     text = "was given no positional argument" if not given else f"an object of type {type(given[0]).__name__}"
     with pytest.raises((TypeError, BatchError), match=f"{text}; functions below @batch|at a time"):
         decorator(lambda x: x)(*given)
+
+
+class Adder:
+    def __init__(self, amount: float) -> None:
+        self.amount = amount
+
+    @batch
+    def add(self, x: Any, k: Any = 0.0) -> Any:
+        return x + k + np.float32(self.amount)
+
+
+@pytest.mark.parametrize("decorator", [batch, sample, batch(max_batch_size=4)])
+def test_called_by_hand_with_arrays_it_is_the_function(decorator: Any) -> None:
+    doubled = decorator(lambda x, k=0: 2 * x + k)
+    assert doubled(rows(1, 2)).tolist() == doubled(x=rows(1, 2)).tolist() == [[2], [4]]
+    assert doubled(rows(1, 2), k=1).tolist() == doubled(rows(1, 2), np.float32(1)).tolist() == [[3], [5]]
+
+
+def test_a_method_called_by_hand_with_arrays() -> None:
+    adder = Adder(1)
+    assert adder.add(rows(1)).tolist() == adder.add(x=rows(1)).tolist() == [[2]]
+    (answer,) = adder.add([{"x": rows(1)}])
+    assert [one.tolist() for one in answer.values()] == [[[2]]]
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "8"])
+def test_the_size_of_a_batch_is_a_number_of_rows(size: Any) -> None:
+    with pytest.raises(TypeError, match="max_batch_size of @batch must be an integer of at least 1, got"):
+        batch(max_batch_size=size)
 
 
 def test_an_exception_passes_through() -> None:

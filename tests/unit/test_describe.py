@@ -111,7 +111,11 @@ def test_a_generator_is_decoupled_unless_the_file_says_otherwise(tmp_path: Path)
 
 def test_every_callable_that_says_too_little_is_told(tmp_path: Path) -> None:
     entries = [
-        ("silent", "", "its outputs are not known: give the callable an attribute outputs = [Tensor(…)]"),
+        (
+            "silent",
+            "",
+            "its outputs are not known: give the callable types (gpuserve.typed) or an attribute outputs = ",
+        ),
         ("absent", "", "has no attribute 'absent'"),
         ("Scaled", "", "cannot be made with these kwargs: missing a required argument: 'width'"),
         ("Raising", "width: 1", "declare() raised FileNotFoundError: no weights there"),

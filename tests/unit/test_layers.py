@@ -47,9 +47,9 @@ ALLOWED = {
     "gpuserve/cli":
         "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
-        "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
-        "gpuserve/placement gpuserve/repository gpuserve/runtimes gpuserve/settings gpuserve/supervisor "
-        "gpuserve/supervisor/core gpuserve/supervisor/models gpuserve_worker/protocol "
+        "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/describe gpuserve/devices "
+        "gpuserve/errors gpuserve/placement gpuserve/repository gpuserve/runtimes gpuserve/settings "
+        "gpuserve/supervisor gpuserve/supervisor/core gpuserve/supervisor/models gpuserve_worker/protocol "
         "gpuserve_worker/running",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
@@ -80,8 +80,8 @@ ALLOWED = {
         "gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/decorators": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/describe":
-        "gpuserve/declare gpuserve/environments gpuserve/errors gpuserve_worker/calling "
-        "gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve/declare gpuserve/decorators gpuserve/environments gpuserve/errors gpuserve/typed "
+        "gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/devices": "gpuserve/errors",
     "gpuserve/environments": "gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/errors": "gpuserve_worker/calling",
@@ -221,6 +221,7 @@ ALLOWED = {
     "gpuserve/tune":
         "gpuserve/bench gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server gpuserve/client "
         "gpuserve/config gpuserve/declare",
+    "gpuserve/typed": "gpuserve/declare gpuserve/decorators gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve_worker":
         "gpuserve_worker/calling gpuserve_worker/cuda gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve_worker/calling": "gpuserve_worker/protocol",

@@ -45,7 +45,7 @@ class CallableFlags:
 
 def is_callable_path(target: str) -> bool:
     """Whether a target names a callable, or a model file, and not a config."""
-    if is_model_file(target):
+    if is_model_file(target) or is_python_file(target):
         return True
     try:
         split_callable(target)
@@ -58,6 +58,11 @@ def is_model_file(target: str) -> bool:
     return is_model_path(target) and (not os.path.isdir(target) or runtime_of(target) is not None)
 
 
+def is_python_file(target: str) -> bool:
+    """Whether a target is a file of Python, whose only callable is meant."""
+    return target.endswith(".py") and os.path.isfile(target)
+
+
 def load_callable(
     target: str, flags: CallableFlags, server: Sequence[Override], environ: Mapping[str, str]
 ) -> Configuration:
@@ -66,9 +71,23 @@ def load_callable(
     """
     base_dir = os.getcwd()
     overrides = _overrides(flags)
-    name = name_of(target) if is_model_file(target) else split_callable(target)[1].rpartition(".")[2]
-    model: dict[str, Any] = {"name": name, "callable": target}
+    model = _of_python_file(target, base_dir) if is_python_file(target) else _named(target)
     return load_data({"models": [model]}, target, base_dir, environ, [*overrides, *server])
+
+
+def _named(target: str) -> dict[str, Any]:
+    name = name_of(target) if is_model_file(target) else split_callable(target)[1].rpartition(".")[2]
+    return {"name": name, "callable": target}
+
+
+def _of_python_file(file: str, base_dir: str) -> dict[str, Any]:
+    """The entry of the only callable of a file, with all that it says of itself: it is not asked twice."""
+    from gpuserve.describe.asking import Question, ask  # most targets are no such files
+
+    (answer,) = ask([Question(file, base_dir, {})])
+    if answer.problem is not None:
+        raise ConfigProblems([Problem(file, answer.problem, Origin.FLAG)])
+    return {**_named(answer.path), **answer.declared}
 
 
 def _overrides(flags: CallableFlags) -> list[Override]:
