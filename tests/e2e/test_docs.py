@@ -36,7 +36,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
 
 def test_the_callable_of_the_readme(tmp_path: Path) -> None:
     files("README.md", tmp_path)
-    with serving(GPUSERVE, "serve", f"{tmp_path}/double.py:double", *JSON_LOG) as server:
+    with serving(GPUSERVE, "serve", f"{tmp_path}/double.py", *JSON_LOG) as server:
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]}]}
         url = f"http://{server.http}/v2/models/double/infer"
         with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=10) as got:

@@ -74,7 +74,9 @@ def serve(
       gpuserve serve model.py:predict --device cuda:0 --device cuda:1 --instances 2
       gpuserve serve models/
 
-    A callable may bring its own inputs, outputs, max_batch_size and array, as attributes:
+    A callable with types needs no tensors here, and the only one of a file no name:
+      gpuserve serve model.py
+    Without types it may bring its own inputs, outputs, max_batch_size and array, as attributes:
       predict.inputs = [Tensor(name="x", dtype="float32", shape=(-1,))]
 
     SIGTERM or Ctrl-C finishes what is queued, a second one ends at once; SIGHUP reloads the config file.
