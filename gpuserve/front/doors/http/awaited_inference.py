@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final, TypeVar
 
 from gpuserve.errors import InvalidArgument, RequestError
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.http.encoding import IDENTITY
 from gpuserve.front.exchange.awaited import AwaitedRequest
+from gpuserve.front.exchange.exchange import Exchange
 from gpuserve.front.memory.intake import Share
 from gpuserve.front.memory.scatter import Answer
 from gpuserve.front.models.pending import PendingRequest
@@ -21,7 +22,14 @@ from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.types import InferRequest, InferResponse
 
 Made = TypeVar("Made", bound=InferRequest)
-EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
+#: Proxies that collect answers are told not to (nginx).
+_EVENT_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+#: So many events leave in one piece at most.
+_MAX_JOINED: Final = 64
 _NO_CODING: Final = frozenset({b"", IDENTITY.encode()})
 
 
@@ -37,6 +45,10 @@ class ResponseQueue:
         self._pending = service.inference.submit(
             request, self._on_response if decoupled else None, on_answer=self._on_answer
         )
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._came
 
     async def next(self, client: AwaitedRequest) -> InferResponse | None:
         """The next response, the taker's to close; None after the last; RequestError or ClientGone."""
@@ -105,6 +117,45 @@ class RequestReader:
             request.reception = reception
         request.sender = client.exchange
         return request
+
+
+async def send_events(
+    client: AwaitedRequest,
+    request: InferRequest,
+    responses: ResponseQueue,
+    document_of: Callable[[InferResponse], bytes],
+) -> RequestError | None:
+    """Send each response as a server-sent event, those that are there together in one piece. The error that
+    ended the stream, None for none; nothing may have been sent then. Raises ClientGone.
+    """
+    exchange = client.exchange
+    unsent: list[bytes] = []
+    failure = None
+    while failure is None:
+        try:
+            if (response := await responses.next(client)) is None:
+                break
+            unsent.append(event(_document(response, document_of)))
+        except RequestError as error:
+            failure = error
+        if unsent and (responses.is_empty or failure or len(unsent) == _MAX_JOINED):
+            with sending(request):
+                start_events(exchange)
+                exchange.send(b"".join(unsent))
+            unsent.clear()
+            await exchange.room()
+    return failure
+
+
+def start_events(exchange: Exchange, status: int = 200) -> None:
+    """Begin a response of server-sent events, unless it has begun."""
+    if not exchange.started:
+        exchange.start(status, _EVENT_HEADERS)
+
+
+def _document(response: InferResponse, document_of: Callable[[InferResponse], bytes]) -> bytes:
+    with closing(response):
+        return document_of(response)
 
 
 def event(data: bytes) -> bytes:

@@ -5,27 +5,25 @@ take any model; a stream is as long as the model makes it. Part of the HTTP door
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Final
 
-from gpuserve.errors import Internal, RequestError
+from gpuserve.errors import Internal
 from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http import generate_codec
 from gpuserve.front.doors.http.answers import error_body, json_answer
 from gpuserve.front.doors.http.awaited_inference import (
-    EVENT_STREAM,
     RequestReader,
     ResponseQueue,
     event,
+    send_events,
     sending,
+    start_events,
     traced,
 )
 from gpuserve.front.exchange.awaited import AwaitedRequest
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2.status import STATUS
 from gpuserve.front.v2.types import InferRequest, InferResponse
-
-_STREAM_HEADERS: Final = ((b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache"))
 
 
 class GenerateEndpoints:
@@ -54,22 +52,12 @@ class GenerateEndpoints:
         exchange = client.exchange
         request = await self._read(route, client)
         with traced(request), closing(ResponseQueue(self._service, request)) as responses:
-            try:
-                while (response := await responses.next(client)) is not None:
-                    data = event(_json_of(response))
-                    with sending(request):
-                        if not exchange.started:
-                            exchange.start(200, _STREAM_HEADERS)
-                        exchange.send(data)
-                    await exchange.room()
-            except RequestError as error:
-                if error.untried:  # as it is where it is refused here
-                    raise
-                if not exchange.started:
-                    exchange.start(STATUS[error.code][0], _STREAM_HEADERS)
-                exchange.send(event(error_body(str(error))))
-        if not exchange.started:  # a stream without a response is one as well
-            exchange.start(200, _STREAM_HEADERS)
+            failure = await send_events(client, request, responses, generate_codec.response_json)
+        if failure is not None and failure.untried:  # as it is where it is refused here
+            raise failure
+        start_events(exchange, 200 if failure is None else STATUS[failure.code][0])
+        if failure is not None:
+            exchange.send(event(error_body(str(failure))))
         exchange.finish()
 
     async def _read(self, route: Route, client: AwaitedRequest) -> InferRequest:

@@ -16,11 +16,12 @@ from gpuserve.front.doors.access.forwarding import HeaderForwarding
 from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.http.answers import HttpAnswer, json_answer
 from gpuserve.front.doors.http.awaited_inference import (
-    EVENT_STREAM,
     RequestReader,
     ResponseQueue,
     event,
+    send_events,
     sending,
+    start_events,
     traced,
 )
 from gpuserve.front.doors.http.family import ErrorForm, Family
@@ -38,11 +39,6 @@ _NAMES: Final = {
     Endpoint.OPENAI_COMPLETIONS: "completions",
     Endpoint.OPENAI_EMBEDDINGS: "embeddings",
 }
-_STREAM_HEADERS: Final = (
-    (b"content-type", EVENT_STREAM),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-)
 _DONE: Final = event(b"[DONE]")
 
 
@@ -121,22 +117,11 @@ async def _only(client: AwaitedRequest, responses: ResponseQueue) -> bytes:
 async def _stream(client: AwaitedRequest, request: OpenAIRequest, responses: ResponseQueue) -> None:
     """Send each response as an event; a first error is a RequestError, a later one is the last event."""
     exchange = client.exchange
-    last = _DONE
-    try:
-        while (response := await responses.next(client)) is not None:
-            data = event(_taken(response))
-            with sending(request):
-                if not exchange.started:
-                    exchange.start(200, _STREAM_HEADERS)
-                exchange.send(data)
-            await exchange.room()
-    except RequestError as error:
-        if not exchange.started:
-            raise
-        last = event(errors.error_body(error))
-    if not exchange.started:  # a stream without a response is one as well
-        exchange.start(200, _STREAM_HEADERS)
-    exchange.send(last, end=True)
+    failure = await send_events(client, request, responses, document_of)
+    if failure is not None and not exchange.started:
+        raise failure
+    start_events(exchange)
+    exchange.send(_DONE if failure is None else event(errors.error_body(failure)), end=True)
 
 
 def _taken(response: InferResponse) -> bytes:
