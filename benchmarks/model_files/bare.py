@@ -20,17 +20,39 @@ _WARM_UP = 3
 
 def call_of(file: ModelFile, path: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """What computes one batch."""
-    return _RUNTIMES[file.runtime](path)
+    return _RUNTIMES[file.runtime](file, path)
 
 
-def _onnxruntime(path: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
+def _onnxruntime(_file: ModelFile, path: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     return lambda rows: np.asarray(session.run(None, {"x": rows})[0])
 
 
-def _torch(path: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
+def _sklearn(file: ModelFile, path: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    import skops.io
+
+    estimator = skops.io.load(path, trusted=list(file.trusted))
+    return lambda rows: np.asarray(estimator.predict_proba(rows))
+
+
+def _transformers(_file: ModelFile, path: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", model=path, top_k=None)
+    labels = list(classify.model.config.label2id)
+
+    def call(rows: NDArray[Any]) -> NDArray[Any]:
+        texts = [one.decode() for one in rows[:, 0]]
+        found = classify(texts, batch_size=len(texts))
+        scores = [{one["label"]: one["score"] for one in row} for row in found]
+        return np.array([[row[label] for label in labels] for row in scores])
+
+    return call
+
+
+def _torch(_file: ModelFile, path: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
     import torch
 
     module = torch.export.load(path).module()
@@ -42,9 +64,11 @@ def _torch(path: str) -> Callable[[NDArray[Any]], NDArray[Any]]:
     return call
 
 
-_RUNTIMES: dict[str, Callable[[str], Callable[[NDArray[Any]], NDArray[Any]]]] = {
+_RUNTIMES: dict[str, Callable[[ModelFile, str], Callable[[NDArray[Any]], NDArray[Any]]]] = {
     "onnxruntime": _onnxruntime,
+    "sklearn": _sklearn,
     "torch": _torch,
+    "transformers": _transformers,
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tritonclient.utils import triton_to_np_dtype
 
 #: Rows of a request, and of a batch of the loop.
 ROWS = 32
@@ -17,11 +18,15 @@ _MLP = (784, 512, 512, 10)
 #: Channels of the four stages of ResNet-18, each of two blocks.
 _STAGES = (64, 128, 256, 512)
 _CLASSES = 1000
+_FEATURES = 20
+_WORDS = ["a", "day", "good", "great", "house", "in", "lives", "long", "new", "old", "the", "town"]
+_TEXT_WORDS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file with one input ``x`` of FP32, of this shape without the batch axis, and one output.
+    """A file with one input of this datatype and shape without the batch axis, and the output that is asked
+    for. What takes BYTES takes texts. A ``suffix`` of "" is a folder.
 
     ``runtime`` names its loop. No run is shorter than ``least_s``.
     """
@@ -34,12 +39,19 @@ class ModelFile:
     output: str
     write: Callable[[Path], None]
     least_s: float = 0.0
+    input: str = "x"
+    datatype: str = "FP32"
+    #: Names of types that a .skops file may have beside those that skops knows.
+    trusted: tuple[str, ...] = ()
 
     @property
-    def rows(self) -> NDArray[np.float32]:
+    def rows(self) -> NDArray[Any]:
         """The input of every request and of every turn of the loop."""
         random = np.random.default_rng(3)
-        return random.standard_normal((ROWS, *self.shape), np.float32)
+        if self.datatype == "BYTES":
+            words = random.choice(_WORDS, (ROWS, *self.shape, _TEXT_WORDS))
+            return np.array([[" ".join(one[0]).encode()] for one in words], dtype=object)
+        return random.standard_normal((ROWS, *self.shape)).astype(triton_to_np_dtype(self.datatype))
 
     def made(self, folder: Path) -> Path:
         """The path of the file, which is written where it is not there."""
@@ -147,6 +159,46 @@ def _pytorch_mlp(file: Path) -> None:
     torch.export.save(program, file)
 
 
+def _labelled() -> tuple[NDArray[Any], NDArray[Any]]:
+    """Rows for scikit-learn to learn from, in three classes."""
+    rows = np.random.default_rng(1).standard_normal((2000, _FEATURES))
+    return rows, np.digitize(rows[:, 0] + rows[:, 1] * rows[:, 2], [-0.5, 0.5])
+
+
+def _sklearn_forest(file: Path) -> None:
+    import skops.io
+    from sklearn.ensemble import RandomForestClassifier
+
+    skops.io.dump(RandomForestClassifier(100, max_depth=10, random_state=1).fit(*_labelled()), file)
+
+
+def _sklearn_linear(file: Path) -> None:
+    import skops.io
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    skops.io.dump(make_pipeline(StandardScaler(), LogisticRegression()).fit(*_labelled()), file)
+
+
+def _huggingface_text(folder: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    torch.manual_seed(1)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *_WORDS]
+    words = Tokenizer(models.WordLevel({one: at for at, one in enumerate(vocabulary)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    words.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    names = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **names).save_pretrained(folder)
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    config = BertConfig(vocab_size=len(vocabulary), num_labels=3, **sizes)
+    BertForSequenceClassification(config).save_pretrained(folder)
+
+
 _MLP_TITLE = f"MLP of {'-'.join(map(str, _MLP))}"
 FILES = (
     ModelFile("onnx-mlp", f"ONNX, {_MLP_TITLE}", ".onnx", "onnxruntime", _MLP[:1], "y", _onnx_mlp),
@@ -161,4 +213,39 @@ FILES = (
         least_s=10.0,
     ),
     ModelFile("pytorch-mlp", f"PyTorch, {_MLP_TITLE}", ".pt2", "torch", _MLP[:1], "OUTPUT__0", _pytorch_mlp),
+    ModelFile(
+        "sklearn-forest",
+        "scikit-learn, forest of 100 trees",
+        ".skops",
+        "sklearn",
+        (_FEATURES,),
+        "predict_proba",
+        _sklearn_forest,
+        input="X",
+        datatype="FP64",
+        trusted=("sklearn.tree._tree.Tree",),
+    ),
+    ModelFile(
+        "sklearn-linear",
+        "scikit-learn, scaler and logistic regression",
+        ".skops",
+        "sklearn",
+        (_FEATURES,),
+        "predict_proba",
+        _sklearn_linear,
+        input="X",
+        datatype="FP64",
+    ),
+    ModelFile(
+        "huggingface-text",
+        f"Hugging Face, BERT of 6 layers, texts of {_TEXT_WORDS} words",
+        "",
+        "transformers",
+        (1,),
+        "scores",
+        _huggingface_text,
+        least_s=10.0,
+        input="text",
+        datatype="BYTES",
+    ),
 )

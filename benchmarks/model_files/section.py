@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from benchmarks import load, payloads
 from benchmarks.comparison import Comparison
@@ -51,20 +51,23 @@ class FilePayload:
 
     @property
     def nbytes(self) -> int:
-        return int(self.file.rows.nbytes)
+        rows = self.file.rows
+        return sum(len(one) for one in rows.flat) if rows.dtype == object else int(rows.nbytes)
 
     def grpc_message(self) -> bytes:
         rows = self.file.rows
         request = service_pb2.ModelInferRequest(model_name=self.model)
-        request.inputs.add(name="x", datatype="FP32", shape=rows.shape)
-        request.raw_input_contents.append(rows.tobytes())
+        request.inputs.add(name=self.file.input, datatype=self.file.datatype, shape=rows.shape)
+        request.outputs.add(name=self.file.output)
+        is_text = rows.dtype == object
+        request.raw_input_contents.append(serialize_byte_tensor(rows).item() if is_text else rows.tobytes())
         return bytes(request.SerializeToString())
 
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Whether the server answers what the runtime does; see ``Payload``."""
         del api
         rows = self.file.rows
-        tensor = InferInput("x", list(rows.shape), "FP32")
+        tensor = InferInput(self.file.input, list(rows.shape), self.file.datatype)
         tensor.set_data_from_numpy(rows)
         try:
             with InferenceServerClient(f"127.0.0.1:{running.ports.grpc}") as client:

@@ -18,12 +18,18 @@ class FileServer(GpuServe):
     def __init__(self, cache: PeerCache, file: ModelFile, path: Path) -> None:
         super().__init__(cache)
         self._path = path
+        self._file = file
         self.models = frozenset({file.name})  # type: ignore[misc]  # of one server, not of the class
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         del models
         flags = ["--http-port", ports.http, "--grpc-port", ports.grpc, "--metrics-port", ports.metrics]
         return [str(self._program), "serve", str(self._path), *map(str, flags)]
+
+    def environment(self) -> dict[str, str]:
+        variable = f"GPUSERVE_MODELS__{self._file.name.upper()}__KWARGS".replace("-", "_")
+        kwargs = {variable: json.dumps({"trusted": self._file.trusted})} if self._file.trusted else {}
+        return super().environment() | kwargs
 
 
 class MLServerFile(MLServer):
