@@ -44,7 +44,7 @@ class MLServerFile(MLServer):
 
     def prepare(self) -> None:
         super().prepare()
-        self._cache.add_to_mlserver("onnxruntime")
+        self.cache.add_to_mlserver("onnxruntime")
 
     def command(self, ports: Ports, models: Sequence[str]) -> list[str]:
         folder = self._path.parent / f"mlserver-{self._name}"

@@ -26,16 +26,25 @@ def two_axes() -> bytes:
     return model([helper.make_node("MatMul", ["a", "b"], ["y"])], values, [("y", SINGLE, ["N", "M"])])
 
 
+def pair() -> bytes:
+    """One input and two outputs."""
+    nodes = [helper.make_node("Neg", ["x"], ["minus"]), helper.make_node("Add", ["x", "x"], ["twice"])]
+    outputs = [(name, SINGLE, ["N", 3]) for name in ("minus", "twice")]
+    return model(nodes, [("x", SINGLE, ["N", 3])], outputs)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Addresses, Path]]:
     folder = tmp_path_factory.mktemp("onnx")
     files = {f"same_{one}": identity(one) for one in ("FP32", "FP16", "BF16", "BOOL", "INT64", "BYTES")}
     files |= {"mlp": mlp(8, 16, 4), "axes": two_axes(), "fixed": identity("FP32", (2, 3))}
+    (folder / "pair.onnx").write_bytes(pair())
     entries = []
     for name, data in files.items():
         (folder / f"{name}.onnx").write_bytes(data)
         entries.append(f"{{name: {name}, callable: {name}.onnx}}")
     entries += [
+        "{name: part, callable: pair.onnx, outputs: [{name: twice, dtype: FP32, shape: [3]}]}",
         "{name: row, callable: mlp.onnx, max_batch_size: 0}",
         "{name: two, callable: mlp.onnx, instances: [{count: 2}], kwargs: {graph_optimization_level: basic}}",
     ]
@@ -83,6 +92,15 @@ def test_a_datatype_comes_back_as_it_went(server: tuple[Addresses, Path], dataty
     if datatype == "BYTES":
         found = np.vectorize(bytes.decode, otypes=[object])(found)
     assert found.tolist() == array.tolist()
+
+
+def test_outputs_that_the_config_does_not_list_are_not_there(server: tuple[Addresses, Path]) -> None:
+    tensor = InferInput("x", [2, 3], "FP32")
+    tensor.set_data_from_numpy(np.ones((2, 3), np.float32))
+    with InferenceServerClient(server[0].grpc) as client:
+        answer = client.infer("part", [tensor])
+    assert [one.name for one in answer.get_response().outputs] == ["twice"]
+    np.testing.assert_array_equal(answer.as_numpy("twice"), np.full((2, 3), 2, np.float32))
 
 
 def test_shapes_that_are_no_batch_are_served_as_they_are(server: tuple[Addresses, Path]) -> None:
