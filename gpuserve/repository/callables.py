@@ -111,10 +111,18 @@ def _parameters(draft: Draft, backend: Backend) -> dict[str, Any]:
 
 
 def normalized(draft: Draft, backend: Backend | None) -> Any:
-    """The ``ModelConfig`` with its name, and with the names of its backend, as Triton completes it."""
+    """The ``ModelConfig`` as Triton completes it: with the names of the model, of its backend and file, and
+    with the versions that it serves where nothing is said of them.
+    """
     config = pb.ModelConfig()
     config.CopyFrom(draft.message)
     config.name = draft.name
-    config.platform = ENSEMBLE if backend is None else config.platform or backend.platform
-    config.backend = "" if backend is None else backend.name
+    if not config.HasField("version_policy"):
+        config.version_policy.latest.num_versions = 1
+    if backend is None:
+        config.platform = ENSEMBLE
+        return config
+    config.platform = config.platform or backend.platform
+    config.backend = backend.name
+    config.default_model_filename = config.default_model_filename or backend.files[0]
     return config

@@ -106,13 +106,17 @@ def _config(path: str) -> str | None:
 
 
 def _versions(path: str) -> Iterator[tuple[int, frozenset[str]]]:
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return
-    for name in sorted(names):
+    for name in _listed(path):
         if _VERSION.fullmatch(name) and os.path.isdir(folder := os.path.join(path, name)):
-            yield int(name), frozenset(os.listdir(folder))
+            yield int(name), frozenset(_listed(folder))
+
+
+def _listed(path: str) -> list[str]:
+    """What is in a folder; nothing where it cannot be read, or goes away just now."""
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
 
 
 def stamps(repository: str) -> dict[str, Hashable]:

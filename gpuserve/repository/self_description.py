@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuserve.config.messages import Problem
 from gpuserve.repository.draft import Remark
@@ -18,24 +18,31 @@ from gpuserve.repository.translation import Translation
 from gpuserve.runtimes.table import source_of
 
 if TYPE_CHECKING:
-    from gpuserve.describe.asking import Answer
+    from gpuserve.describe.asking import Answer, Question
+
+
+class _Said(NamedTuple):
+    """What a model answered, and what it was asked: its callable, the arguments, the state of its files."""
+
+    asked: tuple[str, ...]
+    answer: Answer
 
 
 class SelfDescriptions:
-    """The answers of models, by what they were asked and by their files at that time."""
+    """What each model said last, and what it was asked then."""
 
     def __init__(self) -> None:
-        self._answers: dict[tuple[str, ...], Answer] = {}
+        self._known: dict[str, _Said] = {}
 
     def completed(
         self, translations: Sequence[Translation]
     ) -> tuple[list[Translation], dict[str, list[Problem]]]:
         """The models with what they say of themselves, and the problems of those that do not say it."""
-        self._ask([one for one in translations if one.asks])
+        answers = self._answers([one for one in translations if one.asks])
         found: list[Translation] = []
         broken: dict[str, list[Problem]] = {}
         for one in translations:
-            answer = self._answers[_key(one)] if one.asks else None
+            answer = answers.get(one.folder.name)
             if answer is None:
                 found.append(one)
             elif text := answer.problem or _lacks(one, answer.declared):
@@ -45,33 +52,42 @@ class SelfDescriptions:
                 found.append(dataclasses.replace(one, entries=entries))
         return found, broken
 
-    def _ask(self, translations: Sequence[Translation]) -> None:
-        new = {key: one for one in translations if (key := _key(one)) not in self._answers}
-        if not new:
-            return
-        from gpuserve.describe.asking import Question, ask  # most repositories have nothing to ask
+    def _answers(self, translations: Sequence[Translation]) -> dict[str, Answer]:
+        """The answers of models, of which those are asked that were not asked the same before."""
+        asked = {one.folder.name: _asked(one) for one in translations}
+        known = {name: self._known.get(name) for name in asked}
+        found = {name: said.answer for name, said in known.items() if said and said.asked == asked[name]}
+        new = [one for one in translations if one.folder.name not in found]
+        if new:
+            from gpuserve.describe.asking import ask  # most repositories have nothing to ask
 
-        questions = []
-        for entry in (one.entries[-1] for one in new.values()):
-            path, kwargs = source_of(entry["callable"], entry["kwargs"], ".")
-            decoupled = True if entry.get("decoupled") else None
-            questions.append(Question(path, ".", kwargs, decoupled, entry.get("python", "")))
-        self._answers.update(zip(new, ask(questions), strict=True))
+            for one, answer in zip(new, ask(map(_question, new)), strict=True):
+                name = one.folder.name
+                found[name] = answer
+                if answer.problem is None:  # what it failed by may be gone the next time
+                    self._known[name] = _Said(asked[name], answer)
+        return found
 
 
-def _key(one: Translation) -> tuple[str, ...]:
+def _asked(one: Translation) -> tuple[str, ...]:
     entry = one.entries[-1]
     return entry["callable"], json.dumps(entry["kwargs"], sort_keys=True), revision(one.folder.path)
 
 
+def _question(one: Translation) -> Question:
+    from gpuserve.describe.asking import Question  # as above
+
+    entry = one.entries[-1]
+    path, kwargs = source_of(entry["callable"], entry["kwargs"], ".")
+    decoupled = True if entry.get("decoupled") else None
+    return Question(path, ".", kwargs, decoupled, entry.get("python", ""))
+
+
 def _lacks(one: Translation, said: Mapping[str, Any]) -> str:
-    """What is not known of a model after it was asked; "" where nothing is."""
-    for key, field in (("inputs", "input"), ("outputs", "output")):
-        if key not in said and key not in one.draft.entry:
-            return (
-                f"its {key} are not known, for the model does not say them: write {field} in its config.pbtxt"
-            )
-    return ""
+    """What is not known of a model after it was asked; "" for nothing. There are models without inputs."""
+    if said.get("outputs") or "outputs" in one.draft.entry:
+        return ""
+    return "its outputs are not known, for the model does not say them: write output in its config.pbtxt"
 
 
 def _under(given: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:

@@ -557,6 +557,34 @@ def test_a_model_is_read_again_from_its_folder(tmp_path: Path) -> None:
     assert changed != after
 
 
+def test_a_model_is_asked_about_itself_once_for_each_state_of_its_files(tmp_path: Path) -> None:
+    folder = write(tmp_path / "models", "m", None)
+    counted = tmp_path / "imports"
+    says = """
+import triton_python_backend_utils
+open({counted!r}, "a").write("x")
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({{"name": "x", "data_type": "TYPE_FP32", "dims": [{dim}]}})
+        config.add_output({{"name": "y", "data_type": "TYPE_FP32", "dims": [{dim}]}})
+        return config
+"""
+    (folder / "1" / "model.py").write_text(says.format(counted=str(counted), dim=3))
+    repository = TritonRepository([str(tmp_path / "models")], {}, [])
+    (spec,) = repository.read_all().models
+    assert (spec.inputs[0].shape, spec.max_batch_size, counted.read_text()) == ((3,), 0, "x")
+    (folder / "1" / "model.py").write_text(says.format(counted=str(counted), dim=4))
+    (spec,) = repository.read("m")
+    assert (spec.inputs[0].shape, counted.read_text()) == ((4,), "xx")
+
+
+def test_a_model_that_does_not_say_what_its_config_leaves_out(tmp_path: Path) -> None:
+    folder = write(tmp_path, "m", 'backend: "python"')
+    (folder / "1" / "model.py").write_text("class TritonPythonModel:\n    pass")
+    assert problem(tmp_path).startswith("1:1: its outputs are not known, for the model does not say them: ")
+
+
 def test_a_model_that_has_come_or_gone_or_broke(tmp_path: Path) -> None:
     write(tmp_path, "m", MODEL)
     repository = TritonRepository([str(tmp_path)], {}, [])
