@@ -237,7 +237,8 @@ def test_a_workspace_is_only_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_every_option_is_on_the_migration_page() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text()
-    rows = [line.split("|") for line in page.partition("## `TritonConfig`")[2].splitlines() if "|" in line]
+    section = page.partition("## `TritonConfig`")[2].partition("\n# ")[0]
+    rows = [line.split("|") for line in section.splitlines() if line.startswith("|")]
     told = {name.partition("=")[0]: row[2] for row in rows for name in row[1].replace("`", "").split()}
     told = {name.rstrip(","): text for name, text in told.items()}
     for field in dataclasses.fields(TritonConfig):

@@ -122,7 +122,7 @@ FLAGS: Final = (
     _refused("model-namespacing", _BOOLEAN, "give models names that differ, or servers of their own"),
     _same("enable-peer-access", _BOOLEAN, "the libraries of the models decide that"),
     _part("allow-http", _BOOLEAN, "http_port: null where it is false"),
-    _setting("http-address", _TEXT, "host"),
+    _setting("http-address", _TEXT, "host", more="of gRPC too, unless it has its own"),
     _part("http-port", _INTEGER, "http_port"),
     _refused("reuse-http-port", _BOOLEAN, _BALANCER),
     _setting("http-header-forward-pattern", _TEXT, "http_header_forward_pattern"),
