@@ -98,12 +98,18 @@ def _arguments(name: str, model_dir: str, version: str, config: str, device: str
     return {
         "model_config": config,
         "model_instance_kind": "CPU" if device == "cpu" else "GPU",
-        "model_instance_name": f"{name}_{number}",
+        "model_instance_name": f"{_group(name, config)}_{number}",
         "model_instance_device_id": "0" if device == "cpu" else device.rpartition(":")[2] or "0",
         "model_repository": os.path.abspath(model_dir),
         "model_version": version,
         "model_name": name,
     }
+
+
+def _group(name: str, config: str) -> str:
+    """The name of the model's group of instances. One that the configuration leaves out is the model's."""
+    groups = json.loads(config).get("instance_group") or [{"name": name}]
+    return str(groups[0].get("name") or f"{name}_0")
 
 
 def _initialized(model_class: Any, file: str, arguments: dict[str, str]) -> Any:

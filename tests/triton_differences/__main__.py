@@ -21,6 +21,8 @@ from triton_differences.cases import all_cases
 from triton_differences.compare import Verdict, differences, verdict
 from triton_differences.expected import meant_by
 from triton_differences.meant import MEANT
+from triton_differences.model_py.probes import compared
+from triton_differences.model_py.servers import ModelPyGpuServe, ModelPyTriton
 from triton_differences.report import Result, markdown
 from triton_differences.servers import ComparedGpuServe, ComparedTriton
 from triton_differences.steps import Case
@@ -45,8 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     chosen = [one for one in all_cases() if fnmatchcase(one.name, options.cases)]
     logs = cache.folder / "logs"
     try:
-        with Subject(servers[0], logs) as triton, Subject(servers[1], logs) as gpuserve:
-            results = [_result(case, triton.run(case), gpuserve.run(case)) for case in chosen]
+        results: list[Result] = []
+        if chosen:
+            with Subject(servers[0], logs) as triton, Subject(servers[1], logs) as gpuserve:
+                results += [_result(case, triton.run(case), gpuserve.run(case)) for case in chosen]
+        results += compared(ModelPyTriton(cache), ModelPyGpuServe(cache), logs, options.cases)
     except ServerFailed as error:
         _say(f"error: {error}")
         return 1

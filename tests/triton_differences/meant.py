@@ -6,6 +6,7 @@ The words are those of docs/compatibility.md, which has a row for each entry.
 from __future__ import annotations
 
 from triton_differences.expected import Meant, Rule
+from triton_differences.model_py.meant import MODEL_PY
 
 _NEWER = "As newer releases of Triton do."
 _STRICT = "A request that says two things, or something that cannot be, is refused."
@@ -397,4 +398,4 @@ UNSEEN: tuple[Meant, ...] = (
     ),
 )
 
-MEANT: tuple[Meant, ...] = (*HTTP, *INFERENCE, *EXTENSIONS, *UNSEEN)
+MEANT: tuple[Meant, ...] = (*HTTP, *INFERENCE, *EXTENSIONS, *UNSEEN, *MODEL_PY)

@@ -14,6 +14,7 @@ from triton_differences.cases import all_cases
 from triton_differences.compare import Difference, Verdict, differences, verdict
 from triton_differences.expected import Meant, Rule, meant_by
 from triton_differences.meant import MEANT
+from triton_differences.model_py import probes
 from triton_differences.report import Result, markdown
 from triton_differences.steps import Case
 from triton_differences.tensors import In, Inference, http_binary, http_json, raw_bytes
@@ -36,7 +37,8 @@ def test_the_document_has_a_row_for_each_difference_that_is_meant_and_no_other()
 
 def test_every_pattern_of_the_list_names_a_case(cases: tuple[Case, ...]) -> None:
     patterns = [(one.topic, pattern) for one in MEANT for rule in one.rules for pattern in rule.cases]
-    unused = [one for one in patterns if not any(Rule((one[1],)).covers(case.name, GONE) for case in cases)]
+    names = [*(one.name for one in cases), *(probes.PREFIX + one for one in probes.names())]
+    unused = [one for one in patterns if not any(Rule((one[1],)).covers(name, GONE) for name in names)]
     assert unused == []
 
 
