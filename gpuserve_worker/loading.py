@@ -41,7 +41,8 @@ def load_model(init: Init, reporter: Reporter) -> Model:
     reporter.phase("loading")
     made = build(target, init.source, init.device, decoupled=init.decoupled)
     plain = kind_of(made) is CallableKind.PLAIN
-    slots = 1 if plain else init.concurrency or DEFAULT_CONCURRENCY
+    own = getattr(made, "concurrency", None)
+    slots = 1 if plain else init.concurrency or (own if isinstance(own, int) else DEFAULT_CONCURRENCY)
     concurrent = init.decoupled or not plain
     return Model(context, made, path, init.strict, init.exact, init.read_only_inputs, slots, concurrent)
 

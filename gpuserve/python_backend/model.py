@@ -43,7 +43,7 @@ class TritonModel:
         model = _initialized(model_class, file, _arguments(name, model_dir, version, config, device))
         outputs = _output_names(config)
         if using_decoupled_model_transaction_policy(json.loads(config)):
-            return SendingModel(model, outputs)
+            return SendingModel(model, outputs, merges=json.loads(config).get("max_batch_size", 0) > 0)
         awaits = inspect.iscoroutinefunction(model.execute)
         return AwaitingModel(model, outputs) if awaits else ReturningModel(model, outputs)
 

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from gpuserve.python_backend.errors import TritonModelException
 from gpuserve.python_backend.execute_thread import ExecuteThread
@@ -22,6 +22,9 @@ from gpuserve.python_backend.response_queue import ResponseQueue
 from gpuserve.python_backend.responses import InferenceResponse, answer_of
 from gpuserve.python_backend.senders import TRITONSERVER_RESPONSE_COMPLETE_FINAL
 from gpuserve_worker.calling.request import Request
+
+_MERGED: Final = 16
+_ALONE: Final = 128
 
 
 class ModelLife:
@@ -64,6 +67,9 @@ class ReturningModel(ModelLife):
 class AwaitingModel(ModelLife):
     """A model whose ``execute`` is a coroutine, which returns as that of a ``ReturningModel`` does."""
 
+    #: The next one begins when it has returned, as with Triton.
+    concurrency: Final = 1
+
     def __init__(self, model: Any, outputs: Collection[str]) -> None:
         super().__init__(model, outputs)
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -98,8 +104,11 @@ class AwaitingModel(ModelLife):
 class SendingModel(ModelLife):
     """A decoupled model: its ``execute`` returns nothing, and responses are sent whenever they are ready."""
 
-    def __init__(self, model: Any, outputs: Collection[str]) -> None:
+    def __init__(self, model: Any, outputs: Collection[str], *, merges: bool) -> None:
         super().__init__(model, outputs)
+        #: Batches that are not over may be many: the model has them in threads of its own, or in an engine.
+        #: Where requests are merged, those that wait make larger batches.
+        self.concurrency = _MERGED if merges else _ALONE
         self._thread = ExecuteThread()
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin = self._begin_task if inspect.iscoroutinefunction(model.execute) else self._begin_call
