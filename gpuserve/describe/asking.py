@@ -4,7 +4,6 @@ No user code runs in the process that asks: a callable that crashes is an answer
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,8 +14,10 @@ from typing import Any, Final
 
 import msgpack
 
-#: Children that run at once: each may load a whole framework.
-_MAX_CHILDREN: Final = max(2, os.cpu_count() or 1)
+from gpuserve.settings.processors import n_processors
+
+#: Children that run at once where there are fewer processors: each may load a whole framework.
+_LEAST_CHILDREN: Final = 2
 #: A module may import a framework from a cold disk, and not wait for something for ever.
 ANSWER_TIMEOUT_S: Final = 300.0
 
@@ -53,11 +54,12 @@ def ask(questions: Iterable[Question], timeout_s: float = ANSWER_TIMEOUT_S) -> l
     """Answer every question, in their order. What user code prints goes to stderr. Nobody is waited for
     longer than ``timeout_s``.
     """
+    at_once = max(_LEAST_CHILDREN, int(n_processors()))
     answers: list[Answer] = []
     running: deque[tuple[Question, subprocess.Popen[bytes]]] = deque()
     try:
         for question in questions:
-            if len(running) == _MAX_CHILDREN:
+            if len(running) == at_once:
                 answers.append(_answer(*running.popleft(), timeout_s))
             running.append((question, _start(question)))
         while running:

@@ -4,10 +4,10 @@ of file is known here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Final
 
+from gpuserve.settings.processors import n_processors
 from gpuserve_worker.calling.context import ModelContext, current_model
 
 #: The largest batch of a file that batches, where the config says nothing.
@@ -16,7 +16,7 @@ MAX_BATCH_SIZE: Final = 32
 
 def threads_of(instances: int) -> int:
     """How many threads an instance may keep busy: its part of the processors that it may use."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, instances))
+    return max(1, int(n_processors() / max(1, instances)))
 
 
 def served_model() -> ModelContext | None:

@@ -24,8 +24,9 @@ from gpuserve.front.observe.triton_metrics import page
 from gpuserve.front.passage.messages import Status
 from gpuserve.front.process.connection_metrics import connection_families
 from gpuserve.front.server.limits import part_of_door
-from gpuserve.settings.doors import AUTO, DESCRIPTORS_OF_DOOR, doors_problem, n_processors, read_doors
+from gpuserve.settings.doors import AUTO, DESCRIPTORS_OF_DOOR, doors_problem, read_doors
 from gpuserve.settings.live import change
+from gpuserve.settings.processors import n_processors
 from gpuserve.settings.server import GRPCIO, ServerSettings
 
 SAID = Status(0, 0, 0, 0, 0.0, 0, 0, {}, {}, 0, 0, 0, 0)

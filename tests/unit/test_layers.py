@@ -80,8 +80,8 @@ ALLOWED = {
         "gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/decorators": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/describe":
-        "gpuserve/declare gpuserve/decorators gpuserve/environments gpuserve/errors gpuserve/typed "
-        "gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
+        "gpuserve/declare gpuserve/decorators gpuserve/environments gpuserve/errors gpuserve/settings "
+        "gpuserve/typed gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/devices": "gpuserve/errors",
     "gpuserve/environments": "gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/errors": "gpuserve_worker/calling",
@@ -188,7 +188,8 @@ ALLOWED = {
         "gpuserve/errors gpuserve/front/v2 gpuserve/options gpuserve/placement gpuserve/runtimes "
         "gpuserve/settings gpuserve_worker/calling",
     "gpuserve/runtimes":
-        "gpuserve/decorators gpuserve/errors gpuserve_worker/calling gpuserve_worker/protocol",
+        "gpuserve/decorators gpuserve/errors gpuserve/settings gpuserve_worker/calling "
+        "gpuserve_worker/protocol",
     "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/openai gpuserve/runtimes",
     "gpuserve/settings": "gpuserve/errors gpuserve/options",
     "gpuserve/supervisor":

@@ -147,7 +147,11 @@ def test_a_first_axis_that_is_free_everywhere_is_the_batch(
     assert has_batch_axis(inputs, outputs) is batches
 
 
-def test_instances_share_the_processors() -> None:
-    available = len(os.sched_getaffinity(0))
-    assert threads_of(1) == available
-    assert threads_of(1000) == 1
+@pytest.mark.parametrize(
+    ("processors", "instances", "threads"), [(8.0, 1, 8), (8.0, 3, 2), (1.5, 1, 1), (2.0, 1000, 1)]
+)
+def test_instances_share_the_processors(
+    processors: float, instances: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuserve.runtimes.served.n_processors", lambda: processors)
+    assert threads_of(instances) == threads
