@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import doors
+from benchmarks.events import Events
 from benchmarks.footprint_sections import Imports, Starts
 from benchmarks.model_files.section import ModelFiles
 from benchmarks.model_py import ModelPy
@@ -30,7 +31,7 @@ from benchmarks.sweeps import Sweeps
 _ROOT = Path(__file__).parent.parent
 _RESULTS = _ROOT / "benchmarks/results"
 #: In the order in which they are measured: the quiet ones first.
-SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), ModelPy(), Sweeps(), ModelFiles())
+SECTIONS: tuple[Section, ...] = (Imports(), Starts(), Requests(), ModelPy(), Events(), Sweeps(), ModelFiles())
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 from benchmarks.payloads import (
     EchoInStreamPayload,
-    EchoPayload,
+    HttpPayload,
     Payload,
     SharedMemoryPayload,
     TokensPayload,
@@ -161,7 +161,7 @@ class GrpcStreamLoad(GrpcLoad):
 class HttpLoad:
     """wrk: one request in flight on each of ``connections``, HTTP/1.1, in the server's own API."""
 
-    payload: EchoPayload
+    payload: HttpPayload
     connections: int
     option: ClassVar[Option | None] = None
     program: ClassVar[str] = "wrk"

@@ -84,6 +84,13 @@ class Payload(Protocol):
         """
 
 
+class HttpPayload(Payload, Protocol):
+    """One that is asked over HTTP as well."""
+
+    def http_request(self, api: Api) -> HttpRequest:
+        """The request over HTTP, in this API."""
+
+
 @dataclass(frozen=True, slots=True)
 class EchoPayload:
     """One row of FP32 of this size for the model echo, as a request over each protocol."""
@@ -100,7 +107,7 @@ class EchoPayload:
 
     def grpc_message(self) -> bytes:
         """A serialized ModelInferRequest with raw contents."""
-        return _grpc_message(ECHO, "x", "FP32", self.array.shape, self.array.tobytes())
+        return grpc_request(ECHO, "x", "FP32", self.array.shape, self.array.tobytes())
 
     def http_request(self, api: Api) -> HttpRequest:
         """The request over HTTP, in this API."""
@@ -108,9 +115,9 @@ class EchoPayload:
             case Api.BYTES:
                 return HttpRequest("/inference", self.array.tobytes(), {})
             case Api.PLAIN_JSON:
-                return _json_request("/predict", {"x": self.array[0].tolist()})
+                return json_request("/predict", {"x": self.array[0].tolist()})
             case Api.HTTP_JSON:
-                return _json_request(f"/v2/models/{ECHO}/infer", {"inputs": [self._json_tensor()]})
+                return json_request(f"/v2/models/{ECHO}/infer", {"inputs": [self._json_tensor()]})
             case _:
                 return self._binary_request()
 
@@ -153,7 +160,7 @@ class EchoPayload:
                 raise ServerFailed(f"{running.server.title} does not echo {array.shape} over {protocol}")
 
     def _check_http(self, running: RunningServer, api: Api) -> None:
-        body = _post(running, self.http_request(api))
+        body = post(running, self.http_request(api))
         answer = _http_array(api, body)
         if answer is None or not np.array_equal(answer, self.array[0]):
             raise ServerFailed(f"{running.server.title} does not echo {self.nbytes} bytes over HTTP")
@@ -237,7 +244,7 @@ class StringsPayload:
 
     def grpc_message(self) -> bytes:
         """A serialized ModelInferRequest with raw contents."""
-        return _grpc_message(self.model, "x", "BYTES", (1, self.strings), self._raw())
+        return grpc_request(self.model, "x", "BYTES", (1, self.strings), self._raw())
 
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Ask once and compare the bytes of the output; see ``Payload``."""
@@ -259,7 +266,7 @@ class UnbatchedPayload:
 
     def grpc_message(self) -> bytes:
         """A serialized ModelInferRequest with raw contents."""
-        return _grpc_message(self.model, "x", "FP32", (self.nbytes // 4,), self._raw())
+        return grpc_request(self.model, "x", "FP32", (self.nbytes // 4,), self._raw())
 
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Ask once and compare the bytes of the output; see ``Payload``."""
@@ -285,7 +292,7 @@ class ChainPayload:
 
     def grpc_message(self) -> bytes:
         """A serialized ModelInferRequest with raw contents."""
-        return _grpc_message(self.model, "x", "FP32", (1, self.nbytes // 4), self._raw())
+        return grpc_request(self.model, "x", "FP32", (1, self.nbytes // 4), self._raw())
 
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Ask once and compare the bytes of the output; see ``Payload``."""
@@ -338,7 +345,7 @@ class TokensPayload:
 
     def grpc_message(self) -> bytes:
         """A serialized ModelInferRequest with raw contents."""
-        return _grpc_message(TOKENS, "count", "INT32", (1, 1), self.messages.to_bytes(4, "little"))
+        return grpc_request(TOKENS, "count", "INT32", (1, 1), self.messages.to_bytes(4, "little"))
 
     def check(self, running: RunningServer, api: Api) -> bytes:
         """Open one stream and parse what comes; see ``Payload``."""
@@ -355,7 +362,7 @@ def framed(message: bytes) -> bytes:
     return b"\0" + len(message).to_bytes(4) + message
 
 
-def _grpc_message(model: str, name: str, datatype: str, shape: tuple[int, ...], raw: bytes) -> bytes:
+def grpc_request(model: str, name: str, datatype: str, shape: tuple[int, ...], raw: bytes) -> bytes:
     request = service_pb2.ModelInferRequest(model_name=model)
     request.inputs.add(name=name, datatype=datatype, shape=shape)
     request.raw_input_contents.append(raw)
@@ -367,11 +374,11 @@ def _place(parameters: Any, region: str, nbytes: int) -> None:
     parameters["shared_memory_byte_size"].int64_param = nbytes
 
 
-def _json_request(path: str, document: dict[str, object]) -> HttpRequest:
+def json_request(path: str, document: dict[str, object]) -> HttpRequest:
     return HttpRequest(path, json.dumps(document).encode(), {"Content-Type": "application/json"})
 
 
-def _post(running: RunningServer, request: HttpRequest) -> bytes:
+def post(running: RunningServer, request: HttpRequest) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", running.ports.http, timeout=_TIMEOUT_S)
     try:
         connection.request("POST", request.path, request.body, request.headers)
