@@ -21,6 +21,8 @@ METHODS: Final = (
     "score_samples",
     "predict_log_proba",
 )
+#: Methods that answer with a column for each class.
+_OF_CLASSES: Final = frozenset({"predict_proba", "predict_log_proba", "decision_function"})
 
 
 class Output(NamedTuple):
@@ -91,7 +93,7 @@ def tried(estimator: Any, argument: Any, methods: Sequence[str]) -> list[dict[st
             ) from error
         targets: list[int | None] = list(range(len(result))) if isinstance(result, list) else [None]
         found |= {_name(method, one): _array(result, one) for one in targets}
-    return [_declared(name, array) for name, array in found.items()]
+    return [_declared(name, array, _labels(estimator, name)) for name, array in found.items()]
 
 
 def _name(method: str, target: int | None) -> str:
@@ -105,6 +107,16 @@ def _array(result: Any, target: int | None) -> NDArray[Any]:
     return array.reshape(-1, 1) if array.ndim == 1 else array
 
 
-def _declared(name: str, array: NDArray[Any]) -> dict[str, Any]:
+def _declared(name: str, array: NDArray[Any], labels: list[str]) -> dict[str, Any]:
     dtype = array.dtype.name if array.dtype.kind in "biuf" else "bytes"
-    return {"name": name, "dtype": dtype, "shape": list(array.shape[1:])}
+    entry: dict[str, Any] = {"name": name, "dtype": dtype, "shape": list(array.shape[1:])}
+    return entry | {"labels": labels} if array.shape[1:] == (len(labels),) else entry
+
+
+def _labels(estimator: Any, name: str) -> list[str]:
+    """The classes that the columns of an output are for; none where they are for something else."""
+    output = output_named(name)
+    classes = getattr(estimator, "classes_", None)
+    if output.method not in _OF_CLASSES or classes is None:
+        return []
+    return [str(one) for one in (classes if output.target is None else classes[output.target])]

@@ -52,6 +52,21 @@ def test_a_module_of_the_image_does_not(tmp_path: Path) -> None:
     assert set(bundle(loaded(tmp_path, {"callable": "json.decoder:JSONDecoder"})).contents) == {"config.yaml"}
 
 
+def test_a_name_on_the_hub_needs_no_file(tmp_path: Path) -> None:
+    assert set(bundle(loaded(tmp_path, {"callable": "hf:org/name"})).contents) == {"config.yaml"}
+
+
+def test_a_folder_of_a_model_belongs_into_the_image(tmp_path: Path) -> None:
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text("{}")
+    with pytest.raises(ConfigProblems) as refused:
+        bundle(loaded(tmp_path, {"callable": "./bert"}))
+    assert (
+        "'bert' is a folder, which no ConfigMap holds: put it into the image and say callable: "
+        "gpuserve.runtimes.huggingface:HuggingFaceModel, kwargs: {file: PATH}"
+    ) in str(refused.value)
+
+
 def test_folders_are_mounted_as_they_are(tmp_path: Path) -> None:
     in_folder(tmp_path, models__double="def double(r): ...\n")
     objects = exported(tmp_path, {"callable": "models/double.py:double"})

@@ -64,6 +64,12 @@ def test_only_the_outputs_that_are_asked_for_come(client: InferenceServerClient)
     assert [one["name"] for one in answer.get_response()["outputs"]] == ["predict"]
 
 
+def test_the_likeliest_classes_come_by_name(client: InferenceServerClient) -> None:
+    best = InferRequestedOutput("predict_proba", class_count=1)
+    ((found,),) = client.infer("iris", given(X=FLOWERS[:1]), outputs=[best]).as_numpy("predict_proba")
+    assert found.decode().endswith(":0:setosa")
+
+
 def test_a_pipeline_takes_a_tensor_for_each_column(client: InferenceServerClient) -> None:
     town = np.array([[b"Bonn"], [b"Ulm"]], dtype=object)
     answer = client.infer(

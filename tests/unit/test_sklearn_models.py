@@ -42,7 +42,12 @@ def test_a_skops_file_of_a_classifier_is_declared_with_its_methods(tmp_path: Pat
         "inputs": [{"name": "X", "dtype": "float64", "shape": [4]}],
         "outputs": [
             {"name": "predict", "dtype": "bytes", "shape": [1]},
-            {"name": "predict_proba", "dtype": "float64", "shape": [3]},
+            {
+                "name": "predict_proba",
+                "dtype": "float64",
+                "shape": [3],
+                "labels": ["setosa", "versicolor", "virginica"],
+            },
         ],
         "max_batch_size": 1024,
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from gpuserve.config.entries.fields import split_callable
 from gpuserve.config.messages import ConfigProblems, Problem, dotted
 from gpuserve.export.sizing.values import readable
-from gpuserve.runtimes.table import is_model_path
+from gpuserve.runtimes.table import HUB, is_model_path, source_of
 
 if TYPE_CHECKING:
     from gpuserve.config.load import Configuration
@@ -78,6 +78,8 @@ def _named_files(configuration: Configuration) -> Iterator[tuple[Path, str]]:
 
 
 def _callable_files(path: str, base_dir: str) -> Iterator[str]:
+    if path.startswith(HUB):  # each pod fetches it
+        return iter(())
     place = path if is_model_path(path) else split_callable(path)[0]
     return iter([place]) if place == path or place.endswith(".py") else _module_files(base_dir, place)
 
@@ -116,6 +118,12 @@ def _misplaced(relative: str, base_dir: str, found: Bundle) -> str:
         return (
             f"{relative!r} is outside the folder of the config file, and a pod has only what is in it: move "
             "it there, or put it into the image and name it package.module:attribute"
+        )
+    if os.path.isdir(os.path.join(base_dir, relative)):
+        runtime, _ = source_of(relative if os.sep in relative else f"./{relative}", {}, base_dir)
+        return (
+            f"{relative!r} is a folder, which no ConfigMap holds: put it into the image and say callable: "
+            f"{runtime}, kwargs: {{file: PATH}}"
         )
     folder = os.path.realpath(base_dir)
     if os.path.commonpath([folder, os.path.realpath(os.path.join(folder, relative))]) != folder:
