@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from config_file import tensor, write_config
+from operated import OperatedServer
 from processes import wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from serving import GPUSERVE, Addresses, serving
@@ -127,3 +131,27 @@ def test_a_model_that_is_gone_takes_its_own_along(
     client.load_model("awaiting")
     ask(client, "awaiting", 1)
     await_value(server, 1, "awaiting_total")
+
+
+@pytest.mark.thorough
+def test_a_new_front_is_told_all_that_living_workers_counted(tmp_path: Path) -> None:
+    config = write_config(tmp_path, [entry("counting", "Counting", kwargs={"bounds": [0.5, 2]})])
+    with OperatedServer(config) as running:
+        running.wait_ready()
+        addresses = Addresses(**{name.lower(): one for name, one in running.addresses.items()})
+        with tritonclient.grpc.InferenceServerClient(addresses.grpc) as client:
+            ask(client, "counting", 0.5, 3)
+        await_value(addresses, 2, "counting_rows_total", model="counting")
+        before = running.front
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: running.front != before, "another front")
+
+        def shown() -> list[float | None]:
+            try:
+                names = ("counting_rows_total", "counting_last", "counting_values_count")
+                labels: list[dict[str, str]] = [{"model": "counting"}, {}, {"of": 'a "model"'}]
+                return [value(addresses, name, **more) for name, more in zip(names, labels, strict=True)]
+            except (OSError, urllib.error.URLError):  # it does not listen yet
+                return []
+
+        wait_until(lambda: shown() == [2, 3, 2], "what was counted before")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,6 +19,21 @@ from serving import FREE_PORTS, GPUSERVE, Addresses, serving
 
 MODELS = Path(__file__).resolve().parents[1] / "models" / "elsewhere.py"
 FACTOR = 7
+MODEL_PY = """
+import only_there
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [-1]})
+        config.add_output({"name": "y", "data_type": "TYPE_FP32", "dims": [-1]})
+        return config
+
+    def execute(self, requests):
+        arrays = [pb_utils.get_input_tensor_by_name(one, "x").as_numpy() for one in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", only_there.FACTOR * one)]) for one in arrays]
+"""
 
 
 def entry(name: str, python: str, **more: Any) -> dict[str, Any]:
@@ -61,6 +77,24 @@ def test_a_worker_runs_in_the_environment_of_its_model(server: Addresses, folder
     unpacked = list((folder / "cache/gpuserve/environments/unpacked").glob("*/"))
     assert prefix == (unpacked[0] if model == "packed" else folder / "env")
     assert len(unpacked) == 1
+
+
+@pytest.mark.thorough
+def test_a_model_py_runs_in_the_environment_that_its_configuration_names(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = tmp_path / "repository" / "there"
+    (model / "1").mkdir(parents=True)
+    (model / "1/model.py").write_text(MODEL_PY)
+    shutil.copy(folder / "env.tar.gz", model / "env.tar.gz")
+    path = '{ string_value: "$$TRITON_MODEL_DIRECTORY/env.tar.gz" }'
+    (model / "config.pbtxt").write_text(f'parameters {{ key: "EXECUTION_ENV_PATH" value {path} }}')
+    with serving(GPUSERVE, "serve", str(model.parent), "--log-format", "json") as addresses:
+        x = tritonclient.grpc.InferInput("x", [1], "FP32")
+        x.set_data_from_numpy(np.full(1, 3, np.float32))
+        with tritonclient.grpc.InferenceServerClient(addresses.grpc) as client:
+            assert client.infer("there", [x], client_timeout=20).as_numpy("y").tolist() == [3.0 * FACTOR]
 
 
 def test_an_environment_that_is_not_there_is_told(folder: Path, tmp_path: Path) -> None:
