@@ -90,7 +90,7 @@ def asked_parameters(function: Any) -> dict[str, Asked]:
         return {}
     hints = _hints(function)
     return {
-        name: Asked(name, _kind(name, hints[name]), parameters[name].default)
+        name: Asked(name, parameter_kind(name, hints[name]), parameters[name].default)
         for name in parameters
         if is_parameter_type(hints.get(name))
     }
@@ -112,7 +112,8 @@ def _hints(function: Any) -> dict[str, Any]:
         return {}
 
 
-def _kind(name: str, hint: Any) -> type:
+def parameter_kind(name: str, hint: Any) -> type:
+    """What values a ``Parameter`` has. Raises TypeError: those that no request can carry."""
     inner = hint.__origin__
     if typing.get_origin(inner) in {typing.Union, types.UnionType}:
         (inner,) = [one for one in typing.get_args(inner) if one is not type(None)] or [None]

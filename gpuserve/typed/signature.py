@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from gpuserve.declare.model import Tensor
-from gpuserve.decorators.parameters import is_parameter_type
+from gpuserve.decorators.parameters import is_parameter_type, parameter_kind
 from gpuserve.decorators.wrapping import BATCH, form_of
 from gpuserve.typed.marks import DType, Name, Shape
 from gpuserve_worker.calling.request import function_of
@@ -165,7 +165,9 @@ def _inputs(
             _check_parameter(one, tensor, name)
             optional = one.default is not one.empty
             found.append(tensor._replace(name=one.name, optional=optional))
-        elif not is_parameter_type(hint) and one.name != _CONTEXT and _is_required(one):
+        elif is_parameter_type(hint):
+            _check_kind(one.name, hint, name)
+        elif one.name != _CONTEXT and _is_required(one):
             strangers.append(one.name)
     if strangers and found:
         raise SignatureError(
@@ -192,6 +194,13 @@ def _check_parameter(parameter: inspect.Parameter, tensor: _Type, name: str) -> 
             f"parameter {parameter.name!r} of {name} may be None but has no default: write "
             f"{parameter.name}: … | None = None for an input that a request may leave out"
         )
+
+
+def _check_kind(parameter: str, hint: Any, name: str) -> None:
+    try:
+        parameter_kind(parameter, hint)
+    except TypeError as error:
+        raise SignatureError(f"{name}: {error}") from None
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

@@ -15,6 +15,8 @@ import tritonclient.grpc
 import tritonclient.http
 from config_file import write_config
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, Addresses, serving
+from test_examples import EXAMPLES, run_client
+from test_examples_calls import printed
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 MODELS = REPOSITORY / "tests" / "models" / "typed.py"
@@ -162,6 +164,12 @@ def test_what_a_config_says_wins(client: Any) -> None:
 def test_an_output_of_another_name_is_an_error(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="Output 'z' is not declared; model 'misnamed' decl"):
         ask(client, "misnamed", x=np.zeros((1, 2), np.float32))
+
+
+def test_the_example_prints_what_its_readme_says() -> None:
+    command = (GPUSERVE, "serve", str(EXAMPLES / "typed" / "summary.py"), "--host", "127.0.0.1")
+    with serving(*command, *JSON_LOG) as server:
+        assert run_client("typed", server) == printed("typed")
 
 
 # ---- gpuserve serve model.py --------------------------------------------------------------------

@@ -294,6 +294,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         refused({"x": Float32, "y": int}, two),
         "parameter 'y' of f is neither a tensor nor a Parameter: annotate it, as y: NDArray[np.float32]",
     ),
+    "a parameter that is a list": (
+        refused({"x": Float32, "y": Parameter[list[int]]}, two),
+        "f: Parameter 'y' must be an int, float, bool or str, but its type is list[int]",
+    ),
     "by position": (refused({"x": Float32}, before), "a tensor that cannot be given by name"),
     "any number": (refused({"x": Float32}, several), "a tensor that cannot be given by name"),
     "two libraries": (
