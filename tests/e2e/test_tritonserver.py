@@ -180,13 +180,13 @@ def test_models_are_loaded_by_name_and_by_clients(repository: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("wrong", ["config", pytest.param("code", marks=pytest.mark.thorough)])
 def test_a_broken_model_ends_the_server_unless_it_is_told_to_go_on(repository: Path, wrong: str) -> None:
+    wrong_tag, wrong_config = "1 / 0", CONFIG
     if wrong == "config":
-        put(repository, "bad", "1.0", CONFIG.replace("TYPE_INT64", "TYPE_INT65"))
-    else:
-        put(repository, "bad", "1 / 0")
+        wrong_tag, wrong_config = "1.0", CONFIG.replace("TYPE_INT64", "TYPE_INT65")
+    put(repository, "bad", wrong_tag, wrong_config)
     with started(repository) as server:
         assert server.process.wait(30) == (4 if wrong == "config" else 3)
-    with started(repository, "--exit-on-error=false") as server:
+    with started(repository, "--exit-on-error=false", "--model-control-mode=poll") as server:
         server.wait_ready()
         client = Client("grpc", server.addresses["gRPC"])
         assert client.infer("m").tag == 1.0
@@ -197,7 +197,11 @@ def test_a_broken_model_ends_the_server_unless_it_is_told_to_go_on(repository: P
             reason for name, _, state, reason in client.index() if (name, state) == ("bad", "UNAVAILABLE")
         ]
         assert ("TYPE_INT65" if wrong == "config" else "division by zero") in reason
+        put(repository, "bad", "5.0")
+        wait_until(lambda: server.status("/v2/health/ready") == 200, "the server is ready")
+        assert client.infer("bad").tag == 5.0
         assert server.end() == 0
+    put(repository, "bad", wrong_tag, wrong_config)
     with started(repository, "--exit-on-error=false", "--strict-readiness", "false") as server:
         server.wait_ready()
         assert server.status("/v2/health/ready") == 200

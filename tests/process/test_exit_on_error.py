@@ -24,7 +24,8 @@ def lenient(folder: Path, *models: dict[str, Any], **settings: Any) -> OperatedS
 
 
 def test_the_others_are_served_until_it_is_loaded(tmp_path: Path) -> None:
-    with lenient(tmp_path, entry("good")) as server:
+    second = entry("good", 2.0, version=2, broken=str(tmp_path / "broken"))
+    with lenient(tmp_path, entry("good"), second) as server:
         server.wait_ready()
         client = Client("grpc", server.addresses["gRPC"])
         assert client.infer("good").tag == 1.0
@@ -37,7 +38,11 @@ def test_the_others_are_served_until_it_is_loaded(tmp_path: Path) -> None:
             client.infer("bad")
         front = server.front
         (tmp_path / "broken").unlink()
+        assert client.states("good") == {"1": "READY", "2": "UNAVAILABLE"}
         client.asked.load_model("bad")
+        assert server.status("/v2/health/ready") == 400
+        client.asked.load_model("good")
+        assert client.infer("good").tag == 2.0
         wait_until(lambda: server.status("/v2/health/ready") == 200, "the server is ready")
         assert client.infer("bad").tag == 1.0
         assert server.front == front

@@ -59,10 +59,14 @@ class ServerHealth:
         return whole and usable and not self._leaving
 
     def _is_missing(self, model: str) -> bool:
-        """Whether a model has not been loaded since the start, and nobody has taken it out since then."""
-        if not self._min_ready_instances or self._models.of(model):
+        """Whether a version of a model has not been loaded since the start, and nobody has taken it out."""
+        if not self._min_ready_instances:
             return False
-        return any(reason not in {"", UNLOADED} for _, _, reason in self._models.states_of(model))
+        served = {driver.spec.version for driver in self._models.of(model)}
+        return any(
+            version not in served and (state == "LOADING" or reason not in {"", UNLOADED})
+            for version, state, reason in self._models.states_of(model)
+        )
 
     def _has_enough(self, driver: Driver) -> bool:
         """Whether so many instances of a model are up that the server may be ready."""
