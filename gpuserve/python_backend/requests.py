@@ -12,7 +12,7 @@ from gpuserve.python_backend.errors import TritonModelException
 from gpuserve.python_backend.model_file import served
 from gpuserve.python_backend.parameters import as_json, checked_parameters
 from gpuserve.python_backend.responses import InferenceResponse
-from gpuserve.python_backend.senders import InferenceResponseSender, Outlet
+from gpuserve.python_backend.senders import InferenceResponseSender, Outlet, has_left
 from gpuserve.python_backend.tensors import Tensor, received_tensor
 from gpuserve_worker.calling.request import Request
 
@@ -218,7 +218,7 @@ class ReceivedRequest(InferenceRequest):
         return InferenceTrace()
 
     def is_cancelled(self) -> bool:
-        return self._origin.cancelled
+        return has_left(self._origin)
 
     def get_response_sender(self) -> InferenceResponseSender:
         if self._sender is None:

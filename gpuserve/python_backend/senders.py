@@ -9,6 +9,7 @@ from collections.abc import Collection
 from typing import Any, Final, Protocol
 
 from gpuserve.python_backend.errors import TritonModelException
+from gpuserve.python_backend.model_file import context
 from gpuserve.python_backend.responses import InferenceResponse, answer_of
 from gpuserve_worker.calling.outputs import OutputError
 from gpuserve_worker.calling.request import Request
@@ -28,6 +29,15 @@ class Outlet(Protocol):
 
     def put(self, position: int, answer: Any, *, final: bool) -> None:
         """Pass on a response of the request at a position, None for none; ``final``: its last. Any thread."""
+
+
+def has_left(origin: Request) -> bool:
+    """Whether the client of a request has gone. Where nobody reads what the server says while ``execute``
+    runs, it is read now.
+    """
+    if not origin.cancelled:
+        context().calls.look()
+    return origin.cancelled
 
 
 class InferenceResponseSender:
@@ -58,7 +68,7 @@ class InferenceResponseSender:
 
     def is_cancelled(self) -> bool:
         """Whether the client of the request has gone."""
-        return self._origin.cancelled
+        return has_left(self._origin)
 
     def fail(self, error: Exception) -> None:
         """End the request with an error, if it has not ended."""

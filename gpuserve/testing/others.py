@@ -54,6 +54,9 @@ class OtherModels:
     def wait(self, ready: Callable[[], bool]) -> None:
         assert ready(), "every question was answered when it was asked"
 
+    def look(self) -> None:
+        """Nobody sends anything."""
+
     def wakes(self) -> bool:
         return True
 

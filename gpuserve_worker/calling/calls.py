@@ -47,6 +47,9 @@ class CallPort(Protocol):
     def wait(self, ready: Callable[[], bool]) -> None:
         """Let messages come in until something is true; any thread may call it."""
 
+    def look(self) -> None:
+        """Let messages come in that have been sent, if any, without waiting; any thread may call it."""
+
     def wakes(self) -> bool:
         """Whether the calling thread runs the event loop that messages come in on."""
 
@@ -136,6 +139,11 @@ class OutgoingCalls:
             self.forget(call)
             raise
         return call
+
+    def look(self) -> None:
+        """Hear what the server has said by now, such as that nobody waits for a request any more."""
+        if (port := self._port) is not None:
+            port.look()
 
     def forget(self, call: ModelCall) -> None:
         with self._lock:  # no reply is added after this

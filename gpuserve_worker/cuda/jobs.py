@@ -56,7 +56,7 @@ class Jobs:
         with self._changed:
             self._pipeline.receive(Job(session, run))
 
-    def cancel(self, batch_id: int) -> None:
+    def cancel(self, batch_id: int, position: int) -> None:
         """Its inputs may be on their way to the device: it runs."""
 
     def clear(self) -> None:

@@ -73,6 +73,9 @@ class AsyncLoop(LinkReceiver):
 
     runs_event_loop = LinkReceiver.is_own_thread
 
+    def look(self) -> None:
+        """Obeys nothing: the event loop does, when it is let."""
+
     def wait(self, ready: Callable[[], bool]) -> None:
         """In the loop's own thread nothing goes on meanwhile but receiving; another thread just waits."""
         if not self.is_own_thread():

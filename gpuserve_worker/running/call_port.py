@@ -30,6 +30,7 @@ class LinkPort:
         self._calls = calls
         self._receiver = receiver
         self.wait = receiver.wait
+        self.look = receiver.look
         self.wakes = receiver.runs_event_loop
 
     def attached(self) -> None:

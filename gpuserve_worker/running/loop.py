@@ -16,12 +16,13 @@ is caught nowhere and ends the process with its traceback.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter_ns
 from typing import Final
 
 from gpuserve_worker.calling.outputs import BatchAnswers
-from gpuserve_worker.calling.request import Batch, BatchedOutputs
+from gpuserve_worker.calling.request import Batch, BatchedOutputs, Request
 from gpuserve_worker.calling.results import only_result, try_result
 from gpuserve_worker.memory.regions import RegionError
 from gpuserve_worker.protocol import wire
@@ -39,11 +40,16 @@ _AT_HAND: Final = (BatchedOutputs, list)
 _SHORT_NS: Final = 200_000
 #: The first of several answers that leave together waits no longer, but for the batch that runs then.
 _PATIENCE_NS: Final = 300_000
+_NOTHING_RUNS: Final[tuple[int, Sequence[Request]]] = (-1, ())
 _CANCELLED: Final = WireFailure("CANCELLED", "the request was cancelled")
 
 
 class _WaitingBatches(deque[tuple[FrontSession, wire.Run]]):
-    """What came while the callable ran; implements ``Backlog``."""
+    """What came while the callable ran; implements ``Backlog``. ``running`` is the batch that it runs, where
+    it was given a list of requests.
+    """
+
+    running = _NOTHING_RUNS
 
     def keep(self, session: FrontSession, run: wire.Run) -> None:
         self.append((session, run))
@@ -54,7 +60,10 @@ class _WaitingBatches(deque[tuple[FrontSession, wire.Run]]):
         except IndexError:  # another thread has just obeyed an ``Attach``
             return None
 
-    def cancel(self, batch_id: int) -> None:
+    def cancel(self, batch_id: int, position: int) -> None:
+        running_id, requests = self.running
+        if batch_id == running_id and position < len(requests):
+            requests[position].cancelled = True
         for waiting in tuple(self):
             session, run = waiting
             if run.batch_id == batch_id and _is_by_itself(run):
@@ -146,7 +155,12 @@ class Loop:
         batch = inputs.batch
         watch.called()
         try:
-            result = self._model.call(batch if execution.takes_batch else batch.as_list())
+            if execution.takes_batch:
+                result = self._model.call(batch)
+            else:
+                requests = batch.as_list()
+                self._backlog.running = run.batch_id, requests
+                result = self._model.call(requests)
             if type(result) not in _AT_HAND:
                 result = only_result(result)
             watch.returned()
@@ -155,6 +169,9 @@ class Loop:
             raise
         except BaseException as error:  # user code may raise anything; its batch fails and nothing else
             return execution.failure_of_call(error, session, inputs)
+        finally:
+            if not execution.takes_batch:  # no request is kept longer than by who runs it
+                self._backlog.running = _NOTHING_RUNS
 
 
 def _is_by_itself(run: wire.Run) -> bool:

@@ -34,8 +34,10 @@ class Backlog(Protocol[_Kept_co]):
     def take(self) -> _Kept_co | None:
         """The oldest, which is to be run now; None where there is none."""
 
-    def cancel(self, batch_id: int) -> None:
-        """Nobody waits for one request of a batch any more: it need not run, if that was its only one."""
+    def cancel(self, batch_id: int, position: int) -> None:
+        """Nobody waits for one request of a batch any more: it need not run, if that was its only one. One
+        that runs may ask whether it is so.
+        """
 
     def clear(self) -> None:
         """Drop those that nobody is to run here."""
@@ -114,6 +116,10 @@ class LinkReceiver(ABC):
     @abstractmethod
     def fail(self, error: BaseException) -> None:
         """End the loop with a fault that was found in another thread, which any may be that calls this."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Obey what has come, if nobody else does that; any thread may call it."""
 
     def runs_event_loop(self) -> bool:
         """Whether messages come in on an event loop in the calling thread."""
@@ -194,6 +200,8 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
             finally:
                 self.turn.give()
 
+    look = receive_waiting
+
     def stop(self) -> None:
         """Let ``next_batch`` give no more. Called from any thread."""
         self.stopping = True
@@ -225,8 +233,8 @@ class LinkReception(LinkReceiver, Generic[_Kept]):
                 self._backlog.keep(self.session, message)
             case wire.Answer():
                 self._calls.take(message)
-            case wire.Cancel(batch_id):
-                self._backlog.cancel(batch_id)  # a plain function that runs cannot be interrupted
+            case wire.Cancel(batch_id, position):
+                self._backlog.cancel(batch_id, position)  # a plain function that runs cannot be interrupted
             case wire.Attach(epoch):
                 self._attach(epoch)
             case _:

@@ -14,16 +14,30 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from operated import OperatedServer
+from processes import wait_until
 from python_backend import MODELS, TIMEOUT_S, entry, said, stream, tensor
+from tritonclient.utils import InferenceServerException
 
 NUMBERS = {"input": [said("X", "FP32", -1)], "output": [said("Y", "FP32", -1)]}
 FACTS = {"input": [said("X", "FP32", -1)], "output": [said("FACTS", "STRING", 1)]}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatedServer]:
-    config = tmp_path_factory.mktemp("python_backend") / "config.yaml"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("python_backend")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[OperatedServer]:
+    config = folder / "config.yaml"
+    decoupled = {"model_transaction_policy": {"decoupled": True}}
+    told = {"parameters": {"file": {"string_value": str(folder / "told")}}}
     models = [entry("echo"), entry("facts", config=FACTS), entry("repeat"), entry("sends", config=NUMBERS)]
+    models += [entry("patient", config={**NUMBERS, **told}), entry("waits", config=NUMBERS)]
+    models += [
+        entry("again", config=NUMBERS),
+        entry("again_decoupled", MODELS / "again", {**NUMBERS, **decoupled}),
+    ]
     models += [
         entry("words"),
         entry("relay", max_batch_size=2, batching={"max_queue_delay_us": 10_000_000}),
@@ -160,6 +174,37 @@ def test_a_request_ends_before_others_of_its_batch(server: OperatedServer) -> No
         others = [came.get(timeout=TIMEOUT_S) for _ in range(3)]
         assert {one.id for one in others} == {"waits", "ends too", "so does this"}
         assert all(one.parameters["triton_final_response"].bool_param for one in others)
+
+
+def test_a_request_can_see_that_its_client_has_gone(server: OperatedServer, folder: Path) -> None:
+    def told() -> str:
+        return (folder / "told").read_text() if (folder / "told").exists() else ""
+
+    with grpcclient.InferenceServerClient(server.addresses["gRPC"]) as client:
+        call = client.async_infer("patient", [tensor("X", "FP32", [1.0])], lambda result, error: None)
+        wait_until(lambda: told() == "runs", "the model runs")
+        call.cancel()
+        wait_until(lambda: told() == "cancelled", "the model was told")
+        assert client.infer("patient", [tensor("X", "FP32", [-1.0])]).as_numpy("Y").tolist() == [-1.0]
+
+
+@pytest.mark.parametrize("model", ["again", "again_decoupled"])
+def test_a_rescheduled_request_comes_again(server: OperatedServer, model: str) -> None:
+    address, three = server.addresses["gRPC"], tensor("X", "FP32", [3.0])
+    if model == "again":
+        with grpcclient.InferenceServerClient(address) as client:
+            came = client.infer(model, [three], request_id="r").as_numpy("Y").tolist()
+    else:
+        ((result, _),) = stream(address, model, three, request_id="r")
+        came = result.as_numpy("Y").tolist()
+    assert came == [3.0]
+
+
+def test_a_coroutine_returns_responses_or_raises(client: grpcclient.InferenceServerClient) -> None:
+    assert client.infer("waits", [tensor("X", "FP32", [4.0])]).as_numpy("Y").tolist() == [2.0]
+    with pytest.raises(InferenceServerException, match="there is no root of what is negative"):
+        client.infer("waits", [tensor("X", "FP32", [-4.0])])
+    assert client.infer("waits", [tensor("X", "FP32", [9.0])]).as_numpy("Y").tolist() == [3.0]
 
 
 def test_finalize_is_called_at_the_end(tmp_path: Path) -> None:
