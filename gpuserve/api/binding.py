@@ -49,6 +49,8 @@ def model_spec(
         raise BadModelConfig(f"config must be a ModelConfig, got an object of type {type(config).__name__}")
     _check_isolation(isolation)
     adapter = ""
+    if config is None and inputs is None and outputs is None and openai.is_for_openai(_first(infer_func)):
+        config = ModelConfig(openai=True)
     if config is not None and config.openai is True:
         inputs, outputs, config = _for_openai(inputs, outputs, config)
         adapter = openai.ADAPTER
@@ -74,6 +76,10 @@ def model_spec(
     )
     check_sequences(spec)
     return spec
+
+
+def _first(infer_func: Any) -> Any:
+    return infer_func[0] if isinstance(infer_func, Sequence) and infer_func else infer_func
 
 
 def _for_openai(

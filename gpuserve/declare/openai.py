@@ -4,6 +4,9 @@ wrapped in. Bodies of HTTP go to the worker as they are; ``gpuserve/openai`` rea
 
 from __future__ import annotations
 
+import inspect
+import re
+import typing
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,6 +25,9 @@ OUTPUTS: Final = (Tensor(name=RESPONSE, dtype="bytes", shape=(1,)),)
 
 _INPUT: Final = {"name": REQUEST, "dtype": "bytes", "shape": [1]}
 _OUTPUT: Final = {"name": RESPONSE, "dtype": "bytes", "shape": [1]}
+#: The methods of a callable that answer an endpoint each, and the classes of what they are given.
+METHODS: Final = ("chat", "complete", "embed")
+REQUESTS: Final = frozenset({"ChatRequest", "CompletionRequest", "EmbeddingRequest"})
 #: A stream has any number of responses.
 NOT_DECOUPLED: Final = "decoupled: false does not go with openai: the chunks of a stream are responses"
 
@@ -40,6 +46,39 @@ def is_openai(entry: Any) -> bool:
 
 def _completed(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"inputs": [_INPUT], "outputs": [_OUTPUT], "decoupled": True, **entry}
+
+
+def declared_by(target: Any) -> dict[str, Any]:
+    """What a callable for OpenAI's clients says of its model, as an entry; nothing where it is none.
+
+    It is one by its attribute ``openai``, or where a function of it takes one of OpenAI's requests.
+    """
+    return _completed({OPENAI: True}) if is_for_openai(target) else {}
+
+
+def is_for_openai(target: Any) -> bool:
+    said = getattr(target, OPENAI, None)
+    if isinstance(said, bool):
+        return said
+    own = [one for name in METHODS if callable(one := getattr(target, name, None))]
+    called = target.__call__ if isinstance(target, type) else target
+    return any(annotation_words(one) & REQUESTS for one in own or [called])
+
+
+def annotation_words(function: Any) -> set[str]:
+    """The names in the annotations of a function's parameters. They need not mean anything where it is: a
+    function that has travelled left behind what only its annotations name.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C, or nothing to call
+        return set()
+    words: set[str] = set()
+    for one in parameters:
+        given = one.annotation
+        plain = isinstance(given, type) and not typing.get_args(given)
+        words |= {given.__name__} if plain else set(re.findall(r"\w+", str(given)))
+    return words
 
 
 def tensors_problem(key: str, given: Any) -> str | None:

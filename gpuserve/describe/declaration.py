@@ -6,6 +6,7 @@ the target has                              what it says
 ==========================================  ===================================================
 a classmethod ``declare(**kwargs)``         what that returns, given the ``kwargs`` of the entry
 attributes ``inputs``, ``outputs``, …       those that ``declare`` did not say
+requests of OpenAI's (``gpuserve/openai``)   ``openai: true``, where it says no tensors
 types of tensors (``gpuserve/typed``)       what is still not said: tensors, batch size, array
 a body with ``yield``                       ``decoupled: true``
 ==========================================  ===================================================
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gpuserve.declare.model import Tensor
+from gpuserve.declare.openai import declared_by
 from gpuserve.declare.tensors import tensor_specs
 from gpuserve.errors import BindError
 from gpuserve.typed.signature import SignatureError, signature_of
@@ -37,6 +39,8 @@ def declaration(
     LoadError: it says it wrongly, or fails while it is asked.
     """
     found = _attributes(target, name) | _declared(target, name, kwargs)
+    if not found.keys() & _TENSORS.keys() and (openai := declared_by(target)):
+        return openai | found
     if by_types and not found.keys() >= _TENSORS.keys():
         found = _typed(target, name) | found
     if "decoupled" not in found and target_kind(target) in YIELDING:

@@ -16,12 +16,10 @@ Embeddings may be made for many requests at once: a parameter ``list[EmbeddingRe
 from __future__ import annotations
 
 import enum
-import inspect
-import re
-import typing
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from gpuserve.declare.openai import annotation_words
 from gpuserve.openai.requests import ChatRequest, CompletionRequest, EmbeddingRequest, OpenAIRequest
 
 
@@ -63,7 +61,7 @@ def handlers_of(made: Any) -> dict[Endpoint, Handler]:
         if callable(method := getattr(made, name, None))
     }
     if not found and callable(made):
-        words = _words(made)
+        words = annotation_words(made)
         named = [endpoint for endpoint, kind in REQUESTS.items() if kind.__name__ in words]
         found = {endpoint: Handler(made, _takes(endpoint, made)) for endpoint in named}
     if not found:
@@ -75,21 +73,7 @@ def handlers_of(made: Any) -> dict[Endpoint, Handler]:
 
 
 def _takes(endpoint: Endpoint, function: Callable[..., Any]) -> Takes:
-    words = _words(function)
+    words = annotation_words(function)
     if endpoint is not Endpoint.EMBEDDINGS or not words & {"list", "List", "Sequence"}:
         return Takes.REQUEST
     return Takes.TEXTS if "str" in words else Takes.REQUESTS
-
-
-def _words(function: Callable[..., Any]) -> set[str]:
-    """The names in the annotation of the first parameter. They need not mean anything where it is called: a
-    function that travelled here has left behind what only its annotations name.
-    """
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # written in C
-        return set()
-    annotation = parameters[0].annotation if parameters else ""
-    if isinstance(annotation, type) and not typing.get_args(annotation):
-        return {annotation.__name__}
-    return set(re.findall(r"\w+", str(annotation)))

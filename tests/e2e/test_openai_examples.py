@@ -6,13 +6,9 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from serving import GPUSERVE, JSON_LOG, REPOSITORY, Addresses, serving
-
-from gpuserve.openai import ChatRequest
-from gpuserve.openai.requests import parse
 
 EXAMPLES = REPOSITORY / "examples"
 TIMEOUT_S = 120.0
@@ -55,18 +51,8 @@ def test_the_embeddings_example_ranks_sentences_by_meaning() -> None:
     assert [float(one) for one in similarities] == pytest.approx([1, 0.68, -0.017], abs=0.01)
 
 
-def test_the_examples_own_callable_gives_words() -> None:
-    import asyncio
-
-    sys.path.insert(0, str(EXAMPLES / "openai_chat"))
-    try:
-        from parrot import Parrot  # type: ignore[import-not-found]
-    finally:
-        sys.path.pop(0)
-    body = b'{"model": "parrot", "messages": [{"role": "user", "content": "say it"}]}'
-    request = parse(ChatRequest, body, {})
-
-    async def given() -> list[Any]:
-        return [one async for one in Parrot().chat(request)]
-
-    assert asyncio.run(given())[1:] == ["say", " it"]
+def test_a_callable_is_served_by_its_path_alone() -> None:
+    example = EXAMPLES / "openai_chat"
+    with serving(GPUSERVE, "serve", f"{example}/parrot.py:Parrot", *JSON_LOG) as server:
+        answer = printed(example / "client.py", server, "--model", "Parrot", "say it again")
+    assert answer == ["say it again", "stop, 3 + 3 tokens"]

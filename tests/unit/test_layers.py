@@ -179,7 +179,7 @@ ALLOWED = {
     "gpuserve/front/v2":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
-    "gpuserve/openai": "gpuserve_worker/calling",
+    "gpuserve/openai": "gpuserve/declare gpuserve_worker/calling",
     "gpuserve/placement": "gpuserve/declare gpuserve/devices gpuserve/errors",
     "gpuserve/python_backend": "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/python_backend/importable": "gpuserve/python_backend",

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuserve import ModelConfig, Tensor
+from gpuserve.api.binding import model_spec
+from gpuserve.config.load import load_file
+from gpuserve.config.messages import ConfigProblems
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import InvalidArgument, NotFound, QueueFull, Unavailable, inner_code, request_error
+from gpuserve.describe.declaration import declaration
+from gpuserve.errors import (
+    BadModelConfig,
+    InvalidArgument,
+    NotFound,
+    QueueFull,
+    Unavailable,
+    inner_code,
+    request_error,
+)
 from gpuserve.front.doors.openai import errors
 from gpuserve.front.doors.openai.requests import parsed
+from gpuserve.model import Batching
 from gpuserve.openai import BadRequest, ChatRequest, CompletionRequest, EmbeddingRequest, Token, Usage
 from gpuserve.openai.choice import Choice
 from gpuserve.openai.embeddings import answer, cut_apart
@@ -257,6 +272,64 @@ def test_what_a_callable_answers() -> None:
     assert handlers_of(OfRequests())[Endpoint.EMBEDDINGS].takes is Takes.REQUESTS
     with pytest.raises(TypeError, match="needs a method chat, complete or embed"):
         handlers_of(lambda requests: requests)
+
+
+class Unsaid:
+    openai = True
+
+    def embed(self, texts: list[str]) -> Any:
+        return np.zeros((len(texts), 2))
+
+
+class Refused(OfTexts):
+    openai = False
+
+    def chat(self, request: ChatRequest) -> str:
+        return ""
+
+
+def test_a_callable_is_for_openai_by_its_types_or_its_word() -> None:
+    for one in (of_chat, of_both, OfRequests, OfRequests(), Unsaid):
+        said = declaration(one, "one", {})
+        assert (said["openai"], said["decoupled"], said["inputs"][0]["name"]) == (True, True, "request")
+    for one in (Refused, lambda requests: requests):
+        assert "openai" not in declaration(one, "one", {}, by_types=False)
+
+
+def bound(infer_func: Any, **more: Any) -> ModelSpec:
+    given_ = {"inputs": None, "outputs": None, "config": None, **more}
+    return model_spec("m", infer_func, model_version=1, strict=True, isolation="process", **given_)
+
+
+def test_a_bound_callable_is_for_openai_by_its_types_or_its_config() -> None:
+    for spec in (bound(of_chat), bound(OfTexts(), config=ModelConfig(openai=True))):
+        assert (spec.openai, spec.decoupled, spec.max_batch_size) == (True, True, 0)
+        assert spec.instances[0].source["adapter"] == "gpuserve.openai.model:adapted"
+    batched = ModelConfig(openai=True, batching=Batching(), max_batch_size=8)
+    assert bound(OfTexts(), config=batched).max_batch_size == 8
+    with pytest.raises(BadModelConfig, match="inputs do not go with openai"):
+        bound(of_chat, inputs=[Tensor(name="x", dtype="int8", shape=(1,))], config=batched)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ("inputs: [{name: x, dtype: int8, shape: [1]}]", "inputs do not go with openai"),
+        ("decoupled: false", "decoupled: false does not go with openai"),
+        ("response_cache: true", "response_cache does not go with decoupled"),
+        ("sequence_batching: {}", "sequence_batching does not go with openai"),
+        ("openai: maybe", "expected true or false, given the string 'maybe'"),
+    ],
+)
+def test_what_does_not_go_with_openai_is_told_with_its_place(tmp_path: Path, more: str, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    entry = "name: m\n    callable: os:getcwd"
+    openai = "" if more.startswith("openai") else "\n    openai: true"
+    path.write_text(f"models:\n  - {entry}{openai}\n    {more}\n")
+    with pytest.raises(ConfigProblems) as found:
+        load_file(str(path), {})
+    assert text in str(found.value)
+    assert f"{path}:" in str(found.value)
 
 
 def asked(*bodies: Any) -> list[Request]:
