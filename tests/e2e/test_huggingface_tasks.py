@@ -149,6 +149,16 @@ def test_a_batch_has_requests_of_all_kinds(tmp_path: Path) -> None:
     assert isinstance(third, InvalidArgument)
 
 
+def test_a_request_whose_client_left_does_not_fail_the_others(tmp_path: Path) -> None:
+    folder = str(tiny_models.writer(tmp_path))
+    one_by_one = HuggingFaceModel(folder, stream=False, prompts=1, batches=1)
+    stays, left = asked("bb", max_new_tokens=40), asked("a", max_new_tokens=80)
+    left.cancelled = True  # before anything was written for it
+    first, second = asyncio.run(one_by_one([stays, left]))
+    assert (first["tokens"][0, 0], first["finish_reason"][0, 0]) == (40, b"length")
+    assert second["tokens"][0, 0] == 0
+
+
 def test_what_is_random_is_as_likely_as_the_model_says(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

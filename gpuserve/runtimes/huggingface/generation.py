@@ -148,7 +148,7 @@ class WholeTextGeneration(TextGeneration):
         return [
             failed.get(at)
             or batch.refused[at]
-            or _response([_joined(pieces[at, row]) for row in range(count)])
+            or _response([_joined(pieces.get((at, row), [])) for row in range(count)])
             for at, count in enumerate(batch.counts)
         ]
 
