@@ -122,6 +122,8 @@ def test_what_the_model_completes_is_its_configuration(client: Any) -> None:
 def test_clients_are_told_what_the_repository_says(client: Any) -> None:
     config = client.get_model_config("onnx").config
     assert (config.platform, config.backend) == ("onnxruntime_onnx", "onnxruntime")
+    whole = client.get_model_config("whole").config
+    assert (list(whole.input[0].dims), list(whole.input[0].reshape.shape)) == ([1, 3], [1, 1, 3])
     assert config.default_model_filename == "model.onnx"
     assert config.version_policy.latest.num_versions == 1
     assert config.parameters["intra_op_thread_count"].string_value == "1"

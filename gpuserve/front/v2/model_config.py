@@ -31,7 +31,7 @@ ENSEMBLE: Final = "ensemble"
 _KEPT: Final = frozenset(
     {
         *("platform", "backend", "version_policy", "optimization", "default_model_filename"),
-        *("parameters", "metric_tags", "model_warmup"),
+        *("parameters", "metric_tags", "model_warmup", "input", "output"),
     }
 )
 _CUDA: Final = "cuda:"
@@ -46,8 +46,8 @@ def model_config(spec: ModelSpec, versions: Sequence[int] = ()) -> Any:
     files = {one.output: one.filename for one in spec.labels}
     config = _of_repository(spec)
     config.name = spec.name
-    config.input.extend(_input(one) for one in spec.inputs)
-    config.output.extend(_output(one, files.get(one.name, "")) for one in spec.outputs)
+    _tell_tensors(config.input, [_input(one) for one in spec.inputs])
+    _tell_tensors(config.output, [_output(one, files.get(one.name, "")) for one in spec.outputs])
     config.instance_group.extend(_instance_groups(spec.name, spec.instances))
     if not config.HasField("version_policy"):
         config.version_policy.specific.versions.extend(versions or (spec.version,))
@@ -67,6 +67,16 @@ def _of_repository(spec: ModelSpec) -> Any:
         return pb.ModelConfig.FromString(spec.triton_config)
     platform, backend = (ENSEMBLE, "") if spec.is_ensemble else (BACKEND, BACKEND)
     return pb.ModelConfig(platform=platform, backend=backend)
+
+
+def _tell_tensors(field: Any, told: Sequence[Any]) -> None:
+    """Put tensors into a field, those that it has of the same names with their other shapes."""
+    reshapes = {one.name: one.reshape for one in field if one.HasField("reshape")}
+    del field[:]
+    for one in told:
+        if one.name in reshapes:
+            one.reshape.CopyFrom(reshapes[one.name])
+        field.append(one)
 
 
 def kept_config(config: Any) -> bytes:
