@@ -22,7 +22,7 @@ from gpuserve.declare import openai
 from gpuserve.declare.rules import mapping
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.options import declared
-from gpuserve.runtimes.table import is_model_path, path_problem
+from gpuserve.runtimes.table import is_model_path, known_looks, path_problem
 from gpuserve.settings.server import ServerSettings
 from gpuserve.settings.tls import TlsFileError, check_files, tls_files, with_whole_paths
 
@@ -213,4 +213,5 @@ def _read(path: str) -> str:
         text = f"cannot be read: {(error.strerror or 'unknown reason').lower()}"
     except UnicodeDecodeError as error:
         text = f"is not UTF-8 text: the byte at offset {error.start} is 0x{error.object[error.start]:02x}"
+        text += f"; a config is, and a model file is known by its name: expected {known_looks()}"
     raise ConfigProblems([Problem(path, text, Origin.FILE)])

@@ -80,9 +80,14 @@ def path_problem(text: str, base_dir: str) -> str | None:
     if not text.startswith(HUB) and not os.path.exists(path):
         return f"there is no file {text!r} in {base_dir}"
     if runtime_of(path) is None:
-        kinds = ", ".join(f"{one.title} ({_looks(one)})" for one in RUNTIMES)
-        return f"{text!r} is no model that is known by its look, expected {kinds}"
+        return f"{text!r} is no model that is known by its look, expected {known_looks()}"
     return None
+
+
+def known_looks() -> str:
+    """Every kind of model file, and how it looks."""
+    shown = [f"{one.title} ({' or '.join(one.suffixes)})" if one.suffixes else one.title for one in RUNTIMES]
+    return ", ".join(shown[:-1]) + f" or {shown[-1]}"
 
 
 def source_of(
@@ -111,7 +116,3 @@ def name_of(path: str) -> str:
             stem = stem[: -len(suffix)]
             break
     return _NO_NAME.sub("_", stem).lstrip(".-") or "model"
-
-
-def _looks(runtime: Runtime) -> str:
-    return " or ".join(runtime.suffixes) or "a folder, or hf:NAME"

@@ -95,6 +95,18 @@ def test_a_wrong_file_is_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert "there is no file 'absent.onnx' in" in capfd.readouterr().err
 
 
+def test_a_file_that_is_neither_a_config_nor_a_known_model_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "weights.h5").write_bytes(b"\x89HDF\r\n")
+    assert run(["serve", "weights.h5"]) == ExitCode.BAD_CONFIG
+    told = capfd.readouterr().err
+    assert told.startswith(
+        "weights.h5: is not UTF-8 text: the byte at offset 0 is 0x89; a config is, and a model"
+    )
+    assert "expected an ONNX model (.onnx or .ort), a program of PyTorch (.pt2 or .pt or" in told
+
+
 def test_a_folder_that_nothing_serves_is_told_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "models" / "empty").mkdir(parents=True)
     (tmp_path / "config.yaml").write_text("models:\n  - {name: m, callable: models/empty}\n")
