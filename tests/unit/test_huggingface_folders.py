@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,18 @@ def test_a_folder_that_is_not_there_may_have_been_meant_as_a_name() -> None:
         LoadError, match=r"there is no folder 'org/name'; a name on the hub is written hf:NAME"
     ):
         HuggingFaceModel.declare(file="org/name")
+
+
+@pytest.mark.parametrize("library", ["torch", "transformers"])
+def test_a_library_that_is_missing_is_said_with_the_command(
+    tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(
+        LoadError, match=rf"'{library}' is not installed; pip install 'gpuserve\[huggingface\]'"
+    ):
+        HuggingFaceModel.declare(file=str(tmp_path))
 
 
 @pytest.mark.parametrize(
