@@ -15,6 +15,7 @@ from fuzzing import (
     http1_streams,
     http2_sessions,
     json_requests,
+    openai_requests,
     worker_messages,
 )
 
@@ -26,6 +27,7 @@ TARGETS: dict[str, Any] = {
     "http1-streams": http1_streams,
     "http2-sessions": http2_sessions,
     "json-requests": json_requests,
+    "openai-requests": openai_requests,
     "worker-messages": worker_messages,
 }
 
