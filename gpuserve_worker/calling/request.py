@@ -167,7 +167,7 @@ class Batch:
             data = self.arrays
             if self.batching:
                 data = {name: array[start:stop] for name, array in data.items()}
-            request = Request(data, dict(parameters), None, list(requested or self.output_names))
+            request = Request(data, parameters, None, list(requested or self.output_names))
             if len(more) > 1:
                 _add_told(request, *more)
             yield request
