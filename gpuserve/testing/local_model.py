@@ -44,6 +44,7 @@ class LocalModel:
             spec.outputs,
             batching=spec.max_batch_size > 0,
             strict=spec.strict,
+            exact=spec.exact,
             decoupled=spec.decoupled,
         )
 
