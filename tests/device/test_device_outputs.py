@@ -107,8 +107,8 @@ def test_an_answer_on_another_device_is_refused(two_gpus: GpuMachine) -> None:
     [
         (
             "as_double",
-            "must be FP32 (float32), but the callable returned an array of float64, which is not cast without "
-            "being asked: return it as float32, or say strict: false",
+            "must be FP32 (float32), but the callable returned an array of float64, which is not cast "
+            "without being asked: return it as float32, or say strict: false",
         ),
         ("other_shape", "must have shape (-1,) without the batch axis, but the callable returned (1, 1)"),
     ],
