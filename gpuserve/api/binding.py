@@ -20,7 +20,6 @@ from gpuserve.declare.spec import (
 )
 from gpuserve.declare.tensors import array_kind, device_problem
 from gpuserve.declare.written import batching_of, plain_options, rate_of, sequence_of, whole_model
-from gpuserve.describe.declaration import declaration
 from gpuserve.devices.names import CPU, check_device_name
 from gpuserve.errors import BadModelConfig, BindError, DuplicateModel
 from gpuserve.options import checked, rows
@@ -130,6 +129,8 @@ def _completed(
     """The tensors and the config, where they are left out as the (first) callable says of itself."""
     if inputs is not None and outputs is not None:
         return inputs, outputs, config or ModelConfig()
+    from gpuserve.describe.declaration import declaration  # brings numpy, which a server does without
+
     target = _callables(infer_func)[0]
     try:
         said = declaration(target, getattr(target, "__qualname__", type(target).__qualname__), {})
