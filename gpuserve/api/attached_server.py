@@ -55,8 +55,3 @@ class AttachedServer(ModelHost):
 
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
         return Attachment(self._port, models, self._timeout_s, self._forget)
-
-    def _forget(self, model: str) -> None:
-        with self._lock:
-            for key in [key for key in self._specs if key[0] == model]:
-                del self._specs[key]

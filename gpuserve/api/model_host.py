@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, Self
 from gpuserve.api.binding import check_new, model_spec
 from gpuserve.declare.model import ModelConfig, Tensor
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import GpuserveError
+from gpuserve.errors import BindError, GpuserveError
 from gpuserve.placement.server_devices import ServerDevices
 
 logger = logging.getLogger(__name__)
@@ -36,8 +36,31 @@ class Runner(Protocol):
     def add_model(self, spec: ModelSpec) -> Future[None]:
         """Serve one more model; resolves when it is ready."""
 
+    def remove_model(self, model: str) -> Future[None]:
+        """Serve every version of a model no more; resolves when its workers have ended."""
+
     def request_stop(self, fast: bool = False, terminated: bool = False) -> None:
         """Ask it to end, at once or for a SIGTERM; may be called from signal handlers."""
+
+
+class _SupervisorThread(threading.Thread):
+    """A thread that is waited for by ``wait_over``. Where a signal handler of the program raises in a
+    ``join``, CPython 3.11 takes the thread for ended, which it is not.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self._over.set()
+
+    def wait_over(self) -> None:
+        self._over.wait()
+        self.join()
 
 
 class ModelHost(abc.ABC):
@@ -45,12 +68,14 @@ class ModelHost(abc.ABC):
 
     #: Whether a name may be bound only once, whatever the version.
     _one_version = False
+    #: Whether a model that is bound again takes the place of the one before.
+    _replaces = False
 
     def __init__(self) -> None:
         self._specs: dict[tuple[str, int], ModelSpec] = {}
         self._devices = ServerDevices()
         self._runner: Runner | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: _SupervisorThread | None = None
         self._failure: BaseException | None = None
         self._addresses: dict[str, str] = {}
         #: Held for moments only: a model is in the list of a start, or added to what has started.
@@ -67,6 +92,12 @@ class ModelHost(abc.ABC):
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def bound(self) -> tuple[tuple[str, int], ...]:
+        """The models that are bound, by name and version."""
+        with self._lock:
+            return tuple(self._specs)
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -88,7 +119,9 @@ class ModelHost(abc.ABC):
         concurrency: int | None = None,
         on_unrecoverable: Literal["shutdown", "restart_worker"] = "shutdown",
     ) -> None:
-        """Serve a callable under a name. Where the server runs it returns when the model is loaded.
+        """Serve a callable under a name. Where the server runs it returns when the model is loaded. With a
+        ``Server`` a name and version that is bound already is replaced: what was asked before is answered
+        by the earlier callable, and where the new one cannot be loaded, that one stays.
 
         Args:
             model_version: several versions of a name may be bound; requests without one go to the highest.
@@ -133,10 +166,15 @@ class ModelHost(abc.ABC):
         Raises:
             BindError, StartupError, DeviceError, AttachError: as ``bind``.
         """
+        key = spec.name, spec.version
         with self._lock:
-            check_new(spec, self._specs.values(), one_version=self._one_version)
-            self._specs[spec.name, spec.version] = spec
+            before = self._specs.get(key)
+            others = [one for one in self._specs.values() if not self._replaces or one is not before]
+            check_new(spec, others, one_version=self._one_version)
+            self._specs[key] = spec
             runner = self._runner if self.is_alive() else None
+        if before is not None:
+            logger.info("model %s, version %d: it was bound before, and is replaced", *key)
         if runner is None:
             return
         try:
@@ -144,8 +182,32 @@ class ModelHost(abc.ABC):
             runner.add_model(placed).result()
         except GpuserveError:
             with self._lock:
-                self._specs.pop((spec.name, spec.version), None)
+                del self._specs[key]
+                if before is not None:
+                    self._specs[key] = before
             raise
+
+    def unbind(self, model_name: str) -> None:
+        """Serve every version of a model no more. Where the server runs it returns when what was asked of it
+        is answered and its workers have ended.
+
+        Raises:
+            BindError: no model of that name is bound.
+            StartupError, AttachError: the server has ended meanwhile.
+        """
+        with self._lock:
+            names = {name for name, _ in self._specs}
+            if model_name not in names:
+                raise BindError(f"no model {model_name!r} is bound, expected one of {sorted(names)}")
+            runner = self._runner if self.is_alive() else None
+        if runner is not None:
+            runner.remove_model(model_name).result()
+        self._forget(model_name)
+
+    def _forget(self, model: str) -> None:
+        with self._lock:
+            for key in [key for key in self._specs if key[0] == model]:
+                del self._specs[key]
 
     def run(self) -> None:
         """Start, and return when every model is loaded and served. Does nothing when it runs.
@@ -162,7 +224,7 @@ class ModelHost(abc.ABC):
         """Start if it does not run, and block until SIGINT, SIGTERM or ``stop()``.
 
         The first signal finishes what is queued, a second one ends at once. Signals are only caught
-        when this is called in the main thread.
+        when this is called in the main thread, and not where the program has a handler of its own.
 
         Raises:
             StartupError, DeviceError, BindError, AttachError: see ``run``; AttachError also when the server
@@ -180,7 +242,7 @@ class ModelHost(abc.ABC):
                 if signals:  # ended while it loaded, as was asked for
                     return
                 raise
-            thread.join()
+            thread.wait_over()
         self._stopped(runner)
         if self._failure is not None:
             raise self._failure
@@ -198,14 +260,14 @@ class ModelHost(abc.ABC):
         if runner is None or thread is None:
             return
         runner.request_stop()
-        thread.join()
+        thread.wait_over()
         self._stopped(runner)
 
     def is_alive(self) -> bool:
         """Whether the server, or the attachment to one, runs."""
         return self._thread is not None and self._thread.is_alive()
 
-    def _start(self) -> tuple[Runner, threading.Thread]:
+    def _start(self) -> tuple[Runner, _SupervisorThread]:
         """The runner and its thread; those that run, where they do."""
         with self._lock:
             if self._runner is not None and self._thread is not None and self._thread.is_alive():
@@ -213,20 +275,20 @@ class ModelHost(abc.ABC):
             runner = self._new_runner(self._devices.place(self._specs.values(), again=True))
             # A daemon: a program that ends without stop() takes its children along, because they are
             # tied to this very thread by the parent-death signal.
-            thread = threading.Thread(
+            thread = _SupervisorThread(
                 target=self._supervise, args=(runner,), name="gpuserve-supervisor", daemon=True
             )
             thread.start()
             self._runner, self._thread = runner, thread
             return runner, thread
 
-    def _wait_started(self, running: tuple[Runner, threading.Thread]) -> None:
+    def _wait_started(self, running: tuple[Runner, _SupervisorThread]) -> None:
         runner, thread = running
         try:
             self._addresses = runner.started.result()
         except BaseException:
             runner.request_stop()
-            thread.join()
+            thread.wait_over()
             self._stopped(runner)
             raise
 
@@ -248,7 +310,9 @@ class ModelHost(abc.ABC):
 
     @contextmanager
     def _signals(self) -> Iterator[list[int]]:
-        """SIGINT and SIGTERM stop the server; the list fills with those that came."""
+        """SIGINT and SIGTERM stop the server; the list fills with those that came. A handler of the program's
+        own stays, and does what it does: it may call ``stop()``.
+        """
         signals: list[int] = []
         if threading.current_thread() is not threading.main_thread():
             yield signals
@@ -259,7 +323,11 @@ class ModelHost(abc.ABC):
             if self._runner is not None:
                 self._runner.request_stop(fast=len(signals) > 1, terminated=number == signal.SIGTERM)
 
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            number: signal.signal(number, on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)
+        }
         try:
             yield signals
         finally:

@@ -48,6 +48,8 @@ class Server(ModelHost):
             model control cannot be.
     """
 
+    _replaces = True
+
     def __init__(self, settings: ServerSettings | None = None, **overrides: Any) -> None:
         super().__init__()
         _check_names(overrides)

@@ -134,10 +134,6 @@ class ServerSettings:
     """Everything a server is told besides its models. Times are in seconds, sizes in bytes."""
 
     host: str = option("0.0.0.0", "Address to listen on.", some=True)
-    grpc_host: str | None = option(None, "Address of the gRPC port alone; null: that of host.", some=True)
-    metrics_host: str | None = option(
-        None, "Address of the metrics port alone; null: that of host.", some=True
-    )
     http_port: int | None = option(
         8000, "Port of HTTP; 0 picks a free one, null switches it off.", least=0, most=MAX_PORT
     )
@@ -153,6 +149,10 @@ class ServerSettings:
         "off.",
         least=0,
         most=MAX_PORT,
+    )
+    grpc_host: str | None = option(None, "Address of the gRPC port alone; null: that of host.", some=True)
+    metrics_host: str | None = option(
+        None, "Address of the metrics port alone; null: that of host.", some=True
     )
     transport: str = option(
         NATIVE,

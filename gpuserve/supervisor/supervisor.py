@@ -26,7 +26,7 @@ from gpuserve.supervisor.core.server_life import ServerLife, ServerObserver, Ser
 from gpuserve.supervisor.ending import ServerEnding, ended
 from gpuserve.supervisor.models.generations import GenerationTable
 from gpuserve.supervisor.models.load_requests import LoadRequests
-from gpuserve.supervisor.models.model_operations import LoadOperation, failed_start
+from gpuserve.supervisor.models.model_operations import LoadOperation, UnloadOperation, failed_start
 from gpuserve.supervisor.models.repository import (
     ConfigSource,
     DeclaredModels,
@@ -171,6 +171,15 @@ class Supervisor:
             loaded.set_exception(ended())
         return loaded
 
+    def remove_model(self, model: str) -> Future[None]:
+        """Unload every version of a model of this program, and forget it; the future resolves when its
+        workers have ended.
+        """
+        gone: Future[None] = Future()
+        if not self._core.reactor.call_soon_threadsafe(lambda: self._remove_model(model, gone)):
+            gone.set_exception(ended())
+        return gone
+
     # ---- the life of a server -------------------------------------------------------------
 
     def run(self) -> int:
@@ -314,6 +323,22 @@ class Supervisor:
 
         load = LoadOperation(spec.name, answer, lambda: [spec], failed_start, replaces=False)
         self._parts.models.begin(load)
+
+    def _remove_model(self, model: str, gone: Future[None]) -> None:
+        if self.state not in {ServerState.STARTING, ServerState.SERVING}:
+            gone.set_exception(ended())
+            return
+
+        def answer(error: GpuserveError | None) -> None:
+            self._declared.remove(model)
+            self._parts.models.table.index.forget_all(model)
+            self._parts.models.table.tell_states(model)
+            if error is None:
+                gone.set_result(None)
+            else:
+                gone.set_exception(error)
+
+        self._parts.models.begin(UnloadOperation(model, answer))
 
     # ---- ending ---------------------------------------------------------------------------
 

@@ -38,8 +38,10 @@ def test_a_program_declares_one_before_its_models_and_while_it_runs() -> None:
             BadModelConfig, match=r"ensemble 'wrong': steps\[0\].model: there is no model 'n'"
         ):
             server.ensemble("wrong", [X], [Y], twice("n"))
-        with pytest.raises(BindError, match="'later' is bound already"):
-            server.ensemble("later", [X], [Y], twice(), max_batch_size=2)
+        server.ensemble("later", [X], [Y], twice(), max_batch_size=2)
+        assert ask(server, "later", 5) == [7]
+        with pytest.raises(BindError, match="names must differ in more than case"):
+            server.ensemble("LATER", [X], [Y], twice(), max_batch_size=2)
 
 
 def test_a_model_that_is_not_bound_is_told_at_the_start() -> None:

@@ -192,6 +192,45 @@ def test_serve_blocks_until_it_is_told_to_end(
     assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.parametrize("then", ["server.stop()", "sys.exit(3)"])
+def test_a_handler_of_the_programs_own_stays(tmp_path: Path, then: str) -> None:
+    """It may stop the server, or end the program, whose models end with it."""
+    program = f"""
+import os, signal, sys
+from bound import FLOATS_IN_AND_OUT, free_server
+
+def own(number, frame):
+    print("own", flush=True)
+    {then}
+
+signal.signal(signal.SIGTERM, own)
+
+def infer(requests):
+    return requests
+
+with free_server() as server:
+    server.bind("m", infer, **FLOATS_IN_AND_OUT)
+    server.run()
+    print("ready", flush=True)
+    server.serve()
+    print(signal.getsignal(signal.SIGTERM) is own, flush=True)
+"""
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "program.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        family = descendants(process.pid)
+        process.send_signal(signal.SIGTERM)
+        ends_itself = "exit" in then
+        assert process.stdout.read() == ("own\n" if ends_itself else "own\nTrue\n")
+        assert process.wait(TIMEOUT_S) == (3 if ends_itself else 0)
+    assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
+
+
 def test_a_signal_while_a_model_loads_ends_serve(tmp_path: Path) -> None:
     program = """
 import os, signal

@@ -36,6 +36,14 @@ def tagged(tag: float) -> Any:
     return infer
 
 
+class Unloadable:
+    def __init__(self) -> None:
+        raise RuntimeError("no weights here")
+
+    def __call__(self, requests: list[Any]) -> list[Any]:
+        return requests
+
+
 def bind(server: Server, name: str, tag: float, version: int = 1, **more: Any) -> None:
     server.bind(name, tagged(tag), X, OUT, version, ModelConfig(max_batch_size=4), **more)
 
@@ -62,9 +70,40 @@ def test_versions_of_a_program(server: Server) -> None:
         traffic.wait_for(10.0)
     assert traffic.errors == []
     assert control.versions("m") == ["1", "2", "10"]
-    for name, version in (("m", 2), ("M", 3)):
-        with pytest.raises(BindError, match="Cannot add model with the same name twice"):
-            bind(server, name, 0.0, version)
+    with pytest.raises(BindError, match="Cannot add model with the same name twice"):
+        bind(server, "M", 0.0, 3)
+
+
+def test_a_model_that_is_bound_again_is_replaced(server: Server) -> None:
+    bind(server, "m", 0.5)
+    bind(server, "m", 1.0)
+    server.run()
+    control = of(server)
+    assert control.infer("m").tag == 1.0
+    with Traffic(of(server), "m") as traffic:
+        bind(server, "m", 2.0)
+        traffic.wait_for(2.0)
+    assert traffic.errors == []
+    with pytest.raises(StartupError, match="no weights here"):
+        server.bind("m", Unloadable, X, OUT)
+    assert control.infer("m").tag == 2.0
+    server.stop()
+    server.run()
+    assert of(server).infer("m").tag == 2.0
+
+
+def test_a_model_that_is_unbound_is_gone(server: Server) -> None:
+    bind(server, "m", 1.0)
+    bind(server, "m", 2.0, 2)
+    bind(server, "other", 3.0)
+    server.run()
+    control = of(server)
+    server.unbind("m")
+    assert (control.states("m"), control.infer("other").tag) == ({}, 3.0)
+    with pytest.raises(BindError, match=r"no model 'm' is bound, expected one of \['other'\]"):
+        server.unbind("m")
+    bind(server, "m", 4.0)
+    assert (control.infer("m").tag, control.states("m")) == (4.0, {"1": "READY"})
 
 
 @pytest.mark.parametrize("isolation", variants("thread", "process"))

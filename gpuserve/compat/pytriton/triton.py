@@ -20,7 +20,7 @@ from gpuserve.api.model_host import ModelHost
 from gpuserve.api.server import Server
 from gpuserve.compat.pytriton.client.exceptions import PyTritonClientInvalidUrlError
 from gpuserve.compat.pytriton.constants import DEFAULT_TRITON_STARTUP_TIMEOUT_S
-from gpuserve.compat.pytriton.exceptions import PyTritonValidationError
+from gpuserve.compat.pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
 from gpuserve.compat.pytriton.security import (
     DEFAULT_PROTECTED_ENDPOINTS,
     TRITON_ACCESS_HEADER,
@@ -129,6 +129,13 @@ class TritonBase(abc.ABC):
                 "bind(trace_config=…) is not supported by gpuserve: give it to TritonConfig, which is for "
                 "all models, and change it for one by the trace settings of the protocol"
             )
+        if any(
+            (name.lower(), version) == (model_name.lower(), model_version)
+            for name, version in self._host.bound
+        ):
+            raise PyTritonInvalidOperationError(
+                f"Cannot add model with the same name twice: {model_name!r} is bound already"
+            )
         isolation: Any = os.environ.get(ISOLATION_VARIABLE) or "thread"
         with pytriton_errors():
             self._host.bind(
@@ -151,10 +158,12 @@ class TritonBase(abc.ABC):
         """Start, and block until SIGINT, SIGTERM or ``stop()``."""
 
     def stop(self) -> bool:
-        """End what this program serves; whether there was something to end."""
+        """End what this program serves, and forget its models; whether there was something to end."""
         atexit.unregister(self.stop)
         was_running = self.is_connected()
         self._host.stop()
+        for name in {name for name, _ in self._host.bound}:
+            self._host.unbind(name)
         return was_running
 
     def is_alive(self) -> bool:

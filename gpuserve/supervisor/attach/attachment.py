@@ -94,6 +94,13 @@ class Attachment:
             served.set_exception(self._failure or _ended())
         return served
 
+    def remove_model(self, model: str) -> Future[None]:
+        """Have the server serve a model no more; the future resolves when it is told and the workers end."""
+        gone: Future[None] = Future()
+        if not self._reactor.call_soon_threadsafe(lambda: self._remove_model(model, gone)):
+            gone.set_exception(self._failure or _ended())
+        return gone
+
     # ---- the life of an attachment --------------------------------------------------------
 
     def run(self) -> None:
@@ -201,6 +208,15 @@ class Attachment:
         self._models.add(spec, served)
         if self.state is AttachmentState.ATTACHED:
             self._models.bind(spec.name)
+
+    def _remove_model(self, model: str, gone: Future[None]) -> None:
+        if self.state in {AttachmentState.STOPPING, AttachmentState.STOPPED}:
+            gone.set_exception(self._failure or _ended())
+            return
+        self.tell(attach.UnbindModel(model))
+        if model in self._models.specs:
+            self._models.drop(model, BindError(f"model {model!r} is not bound any more"))
+        gone.set_result(None)
 
     def check_started(self) -> None:
         if not self.started.done() and self._models.are_bound:

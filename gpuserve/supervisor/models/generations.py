@@ -94,6 +94,10 @@ class ModelIndex:
         for one in (version, _NO_VERSION):
             self._reasons.get(model, {}).pop(one, None)
 
+    def forget_all(self, model: str) -> None:
+        """Forget every version of a model, which is not declared any more."""
+        self._reasons.pop(model, None)
+
     def states(self, model: str, generations: Iterable[Generation]) -> Sequence[tuple[int, str, str]]:
         """Return (version, state, reason) of each version of a model, for ``messages.ModelStates``."""
         is_known = model in self._repository.names()

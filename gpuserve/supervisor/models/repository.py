@@ -81,6 +81,10 @@ class DeclaredModels:
     def add(self, spec: ModelSpec) -> None:
         self._specs[spec.name, spec.version] = spec
 
+    def remove(self, model: str) -> None:
+        for key in [key for key in self._specs if key[0] == model]:
+            del self._specs[key]
+
 
 def loaded_at_start(models: Iterable[ModelSpec], names: Collection[str] | None) -> list[ModelSpec]:
     return [one for one in models if names is None or one.name in names]
