@@ -78,8 +78,9 @@ class ModelHost(abc.ABC):
         self._thread: _SupervisorThread | None = None
         self._failure: BaseException | None = None
         self._addresses: dict[str, str] = {}
-        #: Held for moments only: a model is in the list of a start, or added to what has started.
-        self._lock = threading.Lock()
+        #: Held for moments only: a model is in the list of a start, or added to what has started. A signal's
+        #: handler may come in between, and call ``stop()``.
+        self._lock = threading.RLock()
 
     @abc.abstractmethod
     def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:

@@ -196,7 +196,7 @@ def test_serve_blocks_until_it_is_told_to_end(
 def test_a_handler_of_the_programs_own_stays(tmp_path: Path, then: str) -> None:
     """It may stop the server, or end the program, whose models end with it."""
     program = f"""
-import os, signal, sys
+import os, signal, sys, threading
 from bound import FLOATS_IN_AND_OUT, free_server
 
 def own(number, frame):
@@ -208,10 +208,18 @@ signal.signal(signal.SIGTERM, own)
 def infer(requests):
     return requests
 
+def tell_when_it_waits():
+    while "wait_over" not in calls(sys._current_frames()[threading.main_thread().ident]):
+        pass
+    print("ready", flush=True)
+
+def calls(frame):
+    return [frame.f_code.co_name, *calls(frame.f_back)] if frame else []
+
 with free_server() as server:
     server.bind("m", infer, **FLOATS_IN_AND_OUT)
     server.run()
-    print("ready", flush=True)
+    threading.Thread(target=tell_when_it_waits).start()
     server.serve()
     print(signal.getsignal(signal.SIGTERM) is own, flush=True)
 """
