@@ -30,8 +30,9 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
+from importlib.machinery import SourceFileLoader
 from types import FunctionType, ModuleType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from gpuserve_worker.calling.failure import log_text, log_traceback
 from gpuserve_worker.calling.request import accepts_batch, function_of
@@ -204,6 +205,15 @@ def _put_first(directory: str) -> None:
         sys.path.insert(0, directory)
 
 
+class _SourceLoader(SourceFileLoader):
+    """Compiles the source at each load: byte code counts as that of a file that was changed within its second
+    to one of the same size, and a load anew would bring the old code.
+    """
+
+    def path_stats(self, path: str) -> NoReturn:
+        raise OSError("no byte code is looked for")
+
+
 def _import_file(file: str, shown: str) -> ModuleType:
     """The module in ``file`` under its stem's name, registered, so that pickles of its classes load."""
     if not os.path.isfile(file):
@@ -214,7 +224,7 @@ def _import_file(file: str, shown: str) -> ModuleType:
         return known
     if known is not None:
         raise LoadError(f"{shown} has the name of a module that is already in use, {name!r}; rename the file")
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = importlib.util.spec_from_file_location(name, file, loader=_SourceLoader(name, file))
     if spec is None or spec.loader is None:
         raise LoadError(f"{shown} is no Python file")
     module = importlib.util.module_from_spec(spec)

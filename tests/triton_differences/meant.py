@@ -396,6 +396,13 @@ UNSEEN: tuple[Meant, ...] = (
         "Half the text; clients that read it as FP32 have the same bits.",
         (),
     ),
+    Meant(
+        "`/v1/…`",
+        "unknown paths, 404; a front of its own for OpenAI's API is another program",
+        "OpenAI's API, with its form of errors",
+        "Clients of both ask one port.",
+        (),
+    ),
 )
 
 MEANT: tuple[Meant, ...] = (*HTTP, *INFERENCE, *EXTENSIONS, *UNSEEN, *MODEL_PY)
