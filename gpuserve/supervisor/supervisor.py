@@ -70,7 +70,7 @@ class _Parts:
         work = ConfigWork(models, attached, devices)
         self.config = ConfigReload(source, core.life, work, self._adjust, background.run)
         self.polling = FilePolling(source, core, background, self.config.touched)
-        self.loads = LoadRequests(core.life, models, attached, devices, self.config.loaded)
+        self.loads = LoadRequests(core.life, models, attached, devices, background.run, self.config.loaded)
         self.operator = OperatorVerbs(core, models, attached, self.loads, self.config)
         self.control = ControlSocket(core.reactor, self.operator.ask)
         self.ending = ServerEnding(core, models, attached, self.operator.quiescence)

@@ -166,7 +166,7 @@ def test_a_run_that_is_killed_keeps_what_it_had_and_leaves_nothing_behind(tmp_pa
     ]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.DEVNULL) as check:
-        wait_until(lambda: _under_way(tmp_path), "an answer in the report", 60)
+        wait_until(lambda: "context" in _under_way(tmp_path).get("answers", {}), "its answer is there", 60)
         started = descendants(check.pid)
         check.kill()
     assert wait_ended(started, 20) == []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from commands import ask
 from config_operator import fifo, operated
 from operated import InBackground
-from processes import wait_until
+from processes import children, command_line, wait_until
 from repositories import clients_are_closed, entry
 from tritonclient.utils import InferenceServerException
 
@@ -48,6 +50,37 @@ def test_a_load_that_hangs_is_taken_back_by_what_is_asked_for_after_it(tmp_path:
         with pytest.raises(InferenceServerException, match="no available versions"):
             client.infer("m")
         wait_until(lambda: not operator.server.workers, "nothing of it is left")
+
+
+def test_a_model_that_hangs_when_it_is_asked_holds_only_its_own_load_up(tmp_path: Path) -> None:
+    gate = fifo(tmp_path, "gate")
+    (tmp_path / "new.py").write_text(f"open({str(gate)!r}).read()\n")
+    with operated(tmp_path, entry("m", 1.0), model_control="explicit") as operator:
+        server, client = operator.server, operator.client()
+
+        def asked() -> list[int]:
+            return [one for one in children(server.pid) if "gpuserve.describe.child" in command_line(one)]
+
+        new = {"name": "new", "callable": "new.py:double"}
+        operator.write(entry("m", 1.0), new, model_control="explicit")
+        loading = InBackground(client.asked.load_model, "new")
+        wait_until(lambda: len(asked()) == 1, "it is asked")
+        (worker,) = server.workers
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: server.workers not in ([], [worker]), "another worker is started")
+        server.wait_model_ready("m")
+        client.asked.unload_model("new")
+        with pytest.raises(InferenceServerException, match="model 'new': the load was taken back"):
+            loading.result()
+        for one in asked():
+            os.kill(one, signal.SIGKILL)
+        (tmp_path / "new.py").write_text(
+            "from gpuserve.typed import Float32, batch\n\n@batch\ndef double(x: Float32) -> Float32:\n"
+            "    return 2 * x\n"
+        )
+        client.asked.load_model("new")
+        server.wait_model_ready("new")
+        assert server.end() == 0
 
 
 @pytest.mark.thorough

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.declare.spec_changes import changed
@@ -23,15 +25,33 @@ from gpuserve.supervisor.models.model_operations import (
     Failure,
     LoadOperation,
     UnloadOperation,
+    cannot_poll,
     refused_load,
 )
 from gpuserve.supervisor.models.repository import members
 from gpuserve.supervisor.models.served_models import ServedModels
 
+logger = logging.getLogger(__name__)
+
+#: What there is of models: their versions, or what is wrong with them.
+_Found: TypeAlias = dict[str, Sequence[ModelSpec] | GpuserveError]
+#: Why nothing can be loaded by a name; None: nothing of that name is declared.
+Unreadable: TypeAlias = Callable[[str, GpuserveError | None], RequestError]
+
+
+def cannot_be_read(model: str, error: GpuserveError | None) -> RequestError:
+    """Tell a client, which may not know what is in the files of a server, and the log."""
+    if isinstance(error, RequestError):
+        return error
+    if error is not None:
+        logger.error("model %s cannot be loaded: %s", model, error)
+    return cannot_poll(model)
+
 
 class LoadRequests:
-    """Loads and unloads by name; the models of attached programs are theirs alone. ``on_loaded`` is told each
-    model that was loaded, and how it was declared.
+    """Loads and unloads by name; the models of attached programs are theirs alone. Declarations are read by
+    ``run_beside``, which makes a call that may take its time and gives its result to another: models may be
+    asked what they are. ``on_loaded`` is told each model that was loaded, and how it was declared.
     """
 
     def __init__(
@@ -40,12 +60,14 @@ class LoadRequests:
         models: ServedModels,
         attached: AttachedModels,
         devices: ServerDevices,
+        run_beside: Callable[[Callable[[], _Found], Callable[[_Found], None]], None],
         on_loaded: Callable[[str, Sequence[ModelSpec]], None],
     ) -> None:
         self._life = life
         self._models = models
         self._attached = attached
         self._devices = devices
+        self._run_beside = run_beside
         self._on_loaded = on_loaded
 
     def load(
@@ -56,6 +78,7 @@ class LoadRequests:
         *,
         again: bool = True,
         failure: Failure = refused_load,
+        unreadable: Unreadable = cannot_be_read,
         is_last_word: bool = False,
     ) -> None:
         """Load every version of a model as it is declared now, with these changes. Of an ensemble, those
@@ -66,61 +89,62 @@ class LoadRequests:
         if refusal is not None:
             answer(refusal)
             return
-        tell = _to_client(answer)
-
-        def load(error: GpuserveError | None = None) -> None:
-            if error is None:
-                self._load(model, changes, tell, failure, again=again, is_last_word=is_last_word)
-            else:
-                tell(error)
-
-        missing = self._missing_members(model)
-        first = _AllLoaded(len(missing), load)
-        for one in missing:
-            self._load(one, {}, first.answered, failure)
-        if not missing:
-            load()
-
-    def _load(
-        self,
-        model: str,
-        changes: dict[str, Any],
-        tell: Answer,
-        failure: Failure,
-        *,
-        again: bool = True,
-        is_last_word: bool = False,
-    ) -> None:
         declared: list[ModelSpec] = []
 
-        def read() -> Sequence[ModelSpec]:
+        def prepare(then: Answer) -> None:
             if not again and self._models.table.is_served(model):
-                raise AlreadyExists(f"model '{model}' is loaded already")
-            declared[:] = self._models.table.repository.read(model)
+                then(AlreadyExists(f"model '{model}' is loaded already"))
+            else:
+                self._run_beside(partial(self._look, model), partial(prepared, then))
+
+        def prepared(then: Answer, found: _Found) -> None:
+            own = found[model]
+            if isinstance(own, GpuserveError) or not own:
+                then(unreadable(model, own if isinstance(own, GpuserveError) else None))
+                return
+            declared[:] = own
+            self._load_members([one for one in found if one != model], failure, then)
+
+        def read() -> Sequence[ModelSpec]:
             specs = changed(declared, changes)
             try:
                 return self._devices.place(specs, again=True)
             except DeviceError as error:
                 raise failure(specs[0], "", str(error)) from None
 
-        def answer(error: GpuserveError | None) -> None:
+        def answered(error: GpuserveError | None) -> None:
             if error is None:
                 self._on_loaded(model, declared)
-            tell(error)
+            _to_client(answer)(error)
 
-        load = LoadOperation(model, answer, read, failure, replaces=True, is_last_word=is_last_word)
-        self._models.begin(load)
+        self._models.begin(LoadOperation(model, answered, read, failure, True, is_last_word, prepare=prepare))
 
-    def _missing_members(self, model: str) -> list[str]:
-        table = self._models.table
+    def _look(self, model: str) -> _Found:
+        """What is declared of a model and of those of its steps, the model first. In any thread."""
+        found: _Found = {}
 
         def read(name: str) -> Sequence[ModelSpec]:
             try:
-                return table.repository.read(name)
-            except GpuserveError:  # said when it is loaded
+                found[name] = specs = self._models.table.repository.read(name)
+            except GpuserveError as error:
+                found[name] = error
                 return ()
+            return specs
 
-        return [one for one in members(model, read) if one != model and not table.is_served(one)]
+        members(model, read)
+        return found
+
+    def _load_members(self, members_of: Sequence[str], failure: Failure, then: Answer) -> None:
+        """Load those of an ensemble's models that are not."""
+        if (refusal := self._life.why_not_now()) is not None:  # the server has begun to end meanwhile
+            then(refusal)
+            return
+        missing = [one for one in members_of if not self._models.table.is_served(one)]
+        first = _AllLoaded(len(missing), then)
+        for one in missing:
+            self.load(one, {}, first.answered, failure=failure)
+        if not missing:
+            then(None)
 
     def unload(self, model: str, answer: ClientAnswer) -> None:
         """Unload every version of a model; one that is not loaded is no error."""

@@ -39,15 +39,17 @@ class ModelOperation:
 
 @dataclass(eq=False)
 class LoadOperation(ModelOperation):
-    """The load of versions of a model. ``read`` gives their declarations, when it is their turn. With
-    ``replaces`` they take the place of all versions that are served; otherwise they join them. An operator's
-    ``is_last_word`` overtakes others.
+    """The load of versions of a model. When it is its turn ``prepare`` is begun, where there is one, which
+    may take its time and says how it went; then ``read`` gives the declarations. With ``replaces`` they take
+    the place of all versions that are served; otherwise they join them. An operator's ``is_last_word``
+    overtakes others.
     """
 
     read: Callable[[], Sequence[ModelSpec]]
     failure: Failure
     replaces: bool
     is_last_word: bool = False
+    prepare: Callable[[Answer], None] | None = None
     generations: list[Generation] = field(default_factory=list)
 
     @property

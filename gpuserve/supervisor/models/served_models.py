@@ -51,7 +51,7 @@ class ServedModels:
         self._core = core
         self._operations = Operations()
         self._loads = _Loads(core, table, self)
-        self._resizes = ModelResizes(core, table, self._end)
+        self._resizes = ModelResizes(core, table, self.end)
 
     # ---- the start, and the front ---------------------------------------------------------
 
@@ -87,7 +87,7 @@ class ServedModels:
             logger.warning("model %s: its load is taken back", model)
             self.table.drop(running.generations)
             self.table.tell_states(model)
-            self._end(running, taken_back(model))
+            self.end(running, taken_back(model))
 
     def check_resize(self, model: str, count: int) -> None:
         """Raise ``InvalidArgument`` unless the model could have ``count`` instances on each device."""
@@ -125,7 +125,7 @@ class ServedModels:
             return
         load = self._operations.load_of(generation)
         if load is not None and self._loads.is_complete(load):
-            self._end(load, None)
+            self.end(load, None)
 
     def instance_lost(self, worker: WorkerKeeper, reason: str) -> StartupError | None:
         """Take a dead worker out of rotation; return the error of a model of the start that cannot start."""
@@ -147,7 +147,7 @@ class ServedModels:
         load, name = self._operations.load_of(generation), worker.instance.name
         if load is not None:
             self._loads.fail(load, generation.spec, reason)
-            self._end(load, load.failure(generation.spec, name, reason))
+            self.end(load, load.failure(generation.spec, name, reason))
             return None
         return failed_start(generation.spec, name, reason)
 
@@ -217,7 +217,11 @@ class ServedModels:
         self.serve(operation.model, self.table.served(operation.model))
         return None if self.table.is_going(operation.model) else OperationEnd(None)
 
-    def _end(self, operation: ModelOperation, error: GpuserveError | None) -> None:
+    def is_at_work(self, operation: ModelOperation) -> bool:
+        """Whether it is being done: it may have been taken back, or nobody does anything any more."""
+        return self._operations.running(operation.model) is operation
+
+    def end(self, operation: ModelOperation, error: GpuserveError | None) -> None:
         self._run(self._operations.finish(operation, error))
 
     def serve(self, model: str, old: Sequence[Generation]) -> None:
@@ -246,7 +250,7 @@ class ServedModels:
         self.table.tell_states(name)
         running = self._operations.running(name)
         if isinstance(running, UnloadOperation) and not self.table.is_going(name):
-            self._end(running, None)
+            self.end(running, None)
 
 
 class _Loads:
@@ -258,7 +262,21 @@ class _Loads:
         self._models = models
 
     def begin(self, load: LoadOperation) -> OperationEnd | None:
-        """Start the workers of a load; its end where not even that can be done."""
+        """Begin a load; its end where not even that can be done."""
+        if load.prepare is None:
+            return self._read(load)
+        load.prepare(partial(self._prepared, load))
+        return None
+
+    def _prepared(self, load: LoadOperation, error: GpuserveError | None) -> None:
+        if not self._models.is_at_work(load):
+            return
+        end = self._read(load) if error is None else OperationEnd(error)
+        if end is not None:
+            self._models.end(load, end.error)
+
+    def _read(self, load: LoadOperation) -> OperationEnd | None:
+        """Start the workers of a load; its end where that cannot be done."""
         try:
             specs = load.read()
         except RequestError as error:

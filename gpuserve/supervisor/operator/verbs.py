@@ -83,11 +83,11 @@ class OperatorVerbs:
 
     def _load(self, model: str, tell: Tell, answer: AnswerOutcome) -> None:
         self._check_own(model, "loads")
-        self._check_declared(model)
         if not self._models.table.is_served(model):
             tell(f"loading model {model}")
         told = functools.partial(_loaded, model, answer)
-        self._loads.load(model, {}, told, again=False, failure=functools.partial(_failure, "is not loaded"))
+        failure = functools.partial(_failure, "is not loaded")
+        self._loads.load(model, {}, told, again=False, failure=failure, unreadable=self._unreadable)
 
     def _unload(self, model: str, tell: Tell, answer: AnswerOutcome) -> None:
         self._check_own(model, "unloads")
@@ -101,11 +101,10 @@ class OperatorVerbs:
     def _reload(self, model: str, tell: Tell, answer: AnswerOutcome) -> None:
         self._check_own(model, "loads")
         self._check_loaded(model)
-        self._check_declared(model)
         tell(f"loading model {model} anew, beside the one that serves")
         told = functools.partial(_answered, f"model '{model}' is loaded anew", answer)
         failure = functools.partial(_failure, "stays as it was")
-        self._loads.load(model, {}, told, failure=failure, is_last_word=True)
+        self._loads.load(model, {}, told, failure=failure, unreadable=self._unreadable, is_last_word=True)
 
     def _scale(self, counts: dict[str, int], tell: Tell, answer: AnswerOutcome) -> None:
         for model, count in counts.items():
@@ -120,14 +119,11 @@ class OperatorVerbs:
         if (refusal := self._attached.why_not_ours(model, does)) is not None:
             raise refusal
 
-    def _check_declared(self, model: str) -> None:
-        """Refuse a model that is not declared in the file as it is now."""
-        try:
-            found = self._models.table.repository.read(model)
-        except GpuserveError as error:
-            raise InvalidArgument(str(error)) from None
-        if not found:
-            raise operator_arguments.unknown_model(model, self._models.table.names())
+    def _unreadable(self, model: str, error: GpuserveError | None) -> RequestError:
+        """Say what is wrong with the file as it is now, or that it has no such model."""
+        if error is not None:
+            return InvalidArgument(str(error))
+        return operator_arguments.unknown_model(model, self._models.table.names())
 
     def _check_loaded(self, model: str) -> None:
         """Refuse a model that is neither loaded nor being loaded."""
