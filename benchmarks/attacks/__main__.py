@@ -28,6 +28,8 @@ from benchmarks.servers.server import ECHO, Ports
 _LOOK_S: Final = 0.2
 #: How long what was taken may be given back.
 _SETTLE_S: Final = 10.0
+#: A server that had as many descriptors in so many looks has what it needs.
+_SAME_LOOKS: Final = 8
 #: The largest bodies are made, and threads end, besides the attack itself.
 _ATTACKER_EXTRA_S: Final = 30.0
 #: So many times the memory that it may take: the machine is other people's as well.
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     findings: list[Finding] = []
     while len(findings) < len(given.attacks):
         with _server(given) as server, Bystander(server) as bystander:
+            _settle(server)
             for name in given.attacks[len(findings) :]:
                 findings.append(attacked(server, bystander, name, given.seconds, limits))
                 broken = findings[-1].broken(limits)
@@ -127,6 +130,19 @@ def attacked(server: Server, bystander: Bystander, name: str, seconds: float, li
     while (after := _held(server)) and before and keeps(before, after, limits) and time.monotonic() < end_s:
         time.sleep(_LOOK_S)
     return Finding(name, latencies_s, errors, before, peak, after)
+
+
+def _settle(server: Server) -> None:
+    """Wait until the server has all that it starts by itself after it is ready, as the process that waits
+    until a door dies.
+    """
+    end_s = time.monotonic() + _SETTLE_S
+    n_same, before = 0, _held(server)
+    while before is not None and n_same < _SAME_LOOKS and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)
+        now = _held(server)
+        n_same = n_same + 1 if now and now.descriptors == before.descriptors else 0
+        before = now
 
 
 def _held(server: Server) -> Held | None:

@@ -4,15 +4,16 @@ process has one such model: its modules are found as Triton's stub finds them.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from gpuserve.python_backend.errors import TritonModelException
-from gpuserve_worker.calling.callable import LoadError
+from gpuserve_worker.calling.callable import LoadError, UncachedSource
 from gpuserve_worker.calling.context import ALONE, ModelContext, current_model
 from gpuserve_worker.calling.failure import log_text, log_traceback
 
@@ -67,16 +68,20 @@ def get_model_dir() -> str:
 def import_class(model_dir: str, version: str, file: str) -> Any:
     """The ``TritonPythonModel`` of a version of a model; ``LoadError``: there is none, or the file raised."""
     folder = os.path.join(model_dir, version)
-    if not os.path.isfile(os.path.join(folder, file)):
-        raise LoadError(f"there is no file {os.path.join(folder, file)}")
+    path = os.path.join(folder, file)
+    if not os.path.isfile(path):
+        raise LoadError(f"there is no file {path}")
     _extend_path(folder, model_dir)
     package = ModuleType(version)
     package.__path__ = [folder]
     name = f"{version}.{file.removesuffix('.py')}"
     sys.modules[version] = package
-    sys.modules.pop(name, None)  # another model of this version, in a process that tests several
+    loader = UncachedSource(name, path)
+    module = module_from_spec(ModuleSpec(name, loader, origin=path))
+    module.__file__ = path
+    sys.modules[name] = module  # in the place of another model of this version, where a process tests several
     try:
-        module = importlib.import_module(name)
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         raise LoadError(f"importing {file} raised {log_text(error)}", log_traceback(error)) from None
     return _class_in(module, file)

@@ -205,7 +205,7 @@ def _put_first(directory: str) -> None:
         sys.path.insert(0, directory)
 
 
-class _SourceLoader(SourceFileLoader):
+class UncachedSource(SourceFileLoader):
     """Compiles the source at each load: byte code counts as that of a file that was changed within its second
     to one of the same size, and a load anew would bring the old code.
     """
@@ -224,7 +224,7 @@ def _import_file(file: str, shown: str) -> ModuleType:
         return known
     if known is not None:
         raise LoadError(f"{shown} has the name of a module that is already in use, {name!r}; rename the file")
-    spec = importlib.util.spec_from_file_location(name, file, loader=_SourceLoader(name, file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=UncachedSource(name, file))
     if spec is None or spec.loader is None:
         raise LoadError(f"{shown} is no Python file")
     module = importlib.util.module_from_spec(spec)

@@ -115,7 +115,7 @@ def test_text_comes_piece_by_piece_and_is_what_transformers_writes(
 ) -> None:
     results = written(client, "It was", max_new_tokens=24)
     assert joined(results) == generated(folder / "writer", "It was", 24)
-    assert len(results) > 5
+    assert len(results) > 1
     assert sum(int(one.as_numpy("tokens")[0, 0]) for one in results) == 24
     assert [one.as_numpy("finish_reason")[0, 0] for one in results] == [b""] * (len(results) - 1) + [
         b"length"
