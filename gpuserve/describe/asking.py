@@ -4,6 +4,7 @@ No user code runs in the process that asks: a callable that crashes is an answer
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -74,6 +75,7 @@ def ask(questions: Iterable[Question], timeout_s: float = ANSWER_TIMEOUT_S) -> l
 def _start(question: Question) -> subprocess.Popen[bytes]:
     said = vars(question).copy()
     python = said.pop("python")
+    said["asker"] = os.getpid()
     program = ["gpuserve.describe.elsewhere", python] if python else ["gpuserve.describe.child"]
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", *program],

@@ -21,6 +21,8 @@ from gpuserve_worker.running.lifecycle import die_with_parent
 def main() -> None:
     die_with_parent()  # what is imported may never come back
     question = msgpack.unpackb(sys.stdin.buffer.read())
+    if os.getppid() != question.pop("asker"):  # it died before that word was given
+        return
     with os.fdopen(os.dup(1), "wb") as answer_to:
         os.dup2(2, 1)  # what user code prints must not come between the answer
         answer_to.write(_packed(_answer(**question), question["path"]))
