@@ -77,7 +77,7 @@ class Documents(ABC):
 
     @abstractmethod
     def part(self, index: int, delta: Delta) -> Node:
-        """A choice in a chunk."""
+        """What a chunk of a stream says of one of its choices."""
 
     @abstractmethod
     def choice(self, index: int, deltas: Sequence[Delta]) -> Node:

@@ -32,7 +32,7 @@ class MetricFamily:
 
 
 class Metric:
-    """One series of a family."""
+    """One series of a family of metrics, told from the others by its labels."""
 
     __slots__ = ("_series",)
 

@@ -120,7 +120,7 @@ class InferenceRequest:
         return as_json(self._parameters)
 
     def given_parameters(self) -> Mapping[str, Any]:
-        """Its parameters by name."""
+        """The parameters that a request was made with, by name."""
         return self._parameters
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:

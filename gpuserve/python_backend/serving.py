@@ -12,7 +12,7 @@ from gpuserve_worker.calling.questions import ModelCallError
 
 
 class Level(enum.Enum):
-    """How much a line matters."""
+    """How much a line that a model logs matters."""
 
     INFO = 0
     WARNING = 1

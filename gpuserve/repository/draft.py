@@ -31,7 +31,7 @@ class Draft:
 
     @property
     def message(self) -> Any:
-        """The ``ModelConfig``."""
+        """The ``ModelConfig`` that the file was read as."""
         return self.pbtxt.message
 
     def put(self, key: str, value: Any, *origin: str | int) -> None:

@@ -49,13 +49,13 @@ class OtherModels:
         """Nothing goes on after a question."""
 
     def give_back(self, lease: int) -> None:
-        """Nothing is lent."""
+        """Do nothing: answers of a test lie on its own heap, and no memory is lent."""
 
     def wait(self, ready: Callable[[], bool]) -> None:
         assert ready(), "every question was answered when it was asked"
 
     def look(self) -> None:
-        """Nobody sends anything."""
+        """Do nothing: an answer is there when it was asked for, and no link is read."""
 
     def wakes(self) -> bool:
         return True

@@ -56,7 +56,7 @@ class DeviceSession(DeviceRegionOpener, Protocol):
         """
 
     def wait_open(self, run: wire.Run) -> None:
-        """Wait until ``is_open``."""
+        """Wait until the memory that a batch names is open, or is known not to be there."""
 
     def stage(
         self, run: wire.Run, failures: dict[int, wire.WireFailure]

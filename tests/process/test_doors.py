@@ -141,7 +141,8 @@ def test_a_process_that_waits_takes_the_place_of_a_door_that_dies(tmp_path: Path
         (waiting,) = spares_of(server)
         victim = doors_of(server)[1]
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: waiting in doors_of(server), "it is the door")
+        took_s = wait_until(lambda: waiting in doors_of(server), "it is the door")
+        measured(f"the process that waited is the door after {took_s:.3f} s")
         assert victim not in doors_of(server)
         assert server.infer("m", 3.0).output("y") == [6.0]
         wait_until(lambda: spares_of(server), "the next one waits")

@@ -62,8 +62,6 @@ def serve(
 ) -> None:
     """Serve the models of a config file or of Triton model repositories, a model file or one callable.
 
-    Until SIGTERM or Ctrl-C.
-
     A flag takes precedence over its environment variable, that over the file, that over the default.
     Variables name models as well: GPUSERVE_MODELS__LINEAR__MAX_BATCH_SIZE=32.
 

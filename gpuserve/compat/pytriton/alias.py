@@ -32,7 +32,7 @@ class _SameModule(Loader):
         return importlib.import_module(self._real.name)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """What ``python -m`` runs."""
+        """The code of a module of ours, as ``python -m`` runs it under the other name."""
         loader = self._real.loader
         assert isinstance(loader, InspectLoader), "a module of ours is a file"
         return loader.get_code(self._real.name)

@@ -150,7 +150,7 @@ def merged(*configs: TritonConfig | None) -> TritonConfig:
 
 @functools.cache
 def _options() -> dict[str, Any]:
-    """The type of each option."""
+    """The type that each option is read as, by its name."""
     return {name: typing.get_args(hint)[0] for name, hint in typing.get_type_hints(TritonConfig).items()}
 
 

@@ -18,7 +18,7 @@ Read: TypeAlias = ServerDeclaration | GpuserveError
 
 
 class SourceReads:
-    """The reads of one config."""
+    """The reads of one config, of which there is one at a time."""
 
     def __init__(self, source: ConfigSource, run_beside: RunBeside) -> None:
         self.source = source

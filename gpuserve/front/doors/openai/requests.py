@@ -59,7 +59,7 @@ def for_openai(spec: ModelSpec) -> ModelSpec:
 
 
 def document_of(response: InferResponse) -> bytes:
-    """The JSON in a response."""
+    """The JSON document that a model has put into its response."""
     return bytes(response.outputs[0].data[_LENGTH_NBYTES:])
 
 
