@@ -97,6 +97,7 @@ def test_a_histogram_and_a_gauge(server: Addresses, client: tritonclient.grpc.In
     ask(client, "counting", 0.5)
     ask(client, "counting", 2, 2.5)
     wait_until(lambda: buckets() == [before[0] + 1, before[1] + 2, before[2] + 3], "its buckets")
+    ask(client, "counting", 2.5)  # all before is told: of two instances the last to tell has the word
     await_value(server, 2.5, "counting_last")
     assert "# TYPE counting_values histogram" in scrape(server)
     assert "# HELP counting_rows_total Rows \\\\ that\\ncame." in scrape(server)
