@@ -247,7 +247,7 @@ def test_a_name_that_somebody_else_has_ends_a_server_that_requires_it(tmp_path: 
         "programs": attach_name(os.geteuid(), port),
     }
     path = config(tmp_path, model("m", Orders(tmp_path / "orders")), host="127.0.0.1")
-    flags = ("--require-control", "true", "--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
+    flags = ("--require-control", "--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
         squatter.bind(names[kind])
         squatter.listen()

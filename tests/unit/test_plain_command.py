@@ -10,9 +10,13 @@ import typer
 from gpuserve.cli.app import build_app
 from gpuserve.cli.console.callable_target import CallableFlags
 from gpuserve.cli.console.plain_command import plain_command
-from gpuserve.cli.console.server_flags import flag_name, option_paths, overrides
+from gpuserve.cli.console.server_flags import flag_name, is_switch, option_paths, overrides
 
-EVERY_FLAG = [word for number, path in enumerate(option_paths()) for word in (flag_name(path), str(number))]
+EVERY_FLAG = [
+    word
+    for number, path in enumerate(option_paths())
+    for word in (flag_name(path), *([] if is_switch(path) else [str(number)]))
+]
 
 
 def by_typer(arguments: list[str]) -> tuple[Any, ...]:
@@ -35,6 +39,8 @@ def by_typer(arguments: list[str]) -> tuple[Any, ...]:
         ["m.py:f", "--input", "x:FP32:-1", "--input=y:FP32:", "--output", "z:bytes:1", "--name", "n"],
         ["pkg.mod:f", "--device", "cuda:0", "--device=cpu", "--instances", "2", "--max-batch-size=8"],
         ["c.yaml", *EVERY_FLAG],
+        ["--admin-api", "c.yaml", "--no-attachable"],
+        ["c.yaml", "--admin-api", "--no-admin-api", "--no-attachable", "--attachable"],
     ],
 )
 def test_plain_lines_are_read_as_typer_reads_them(arguments: list[str]) -> None:
@@ -53,6 +59,8 @@ def test_plain_lines_are_read_as_typer_reads_them(arguments: list[str]) -> None:
         ["a.yaml", "--drain-timeout-s", "-1"],
         ["a.yaml", "--", "b"],
         ["a.yaml", "-h"],
+        ["a.yaml", "--admin-api=true"],
+        ["a.yaml", "--no-http-port"],
         ["a.yaml", "--instances", "2"],
         ["m.py:f", "--instances", "two"],
         ["m.py:f", "--max-batch-size", "\u0662"],

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from gpuserve.cli.console.callable_target import CallableFlags, is_callable_path
-from gpuserve.cli.console.server_flags import flag_name, option_paths, overrides, parameter_name
+from gpuserve.cli.console.server_flags import (
+    flag_name,
+    is_switch,
+    negation,
+    option_paths,
+    overrides,
+    parameter_name,
+)
 from gpuserve.cli.console.serving import is_target
 from gpuserve.config.precedence import Override
 
@@ -39,19 +46,40 @@ def plain_command(arguments: Sequence[str]) -> PlainCommand | None:
     flags = _model_flags(given)
     if flags.given() and not is_callable_path(target):
         return None
-    named = {parameter_name(path): given.get(flag_name(path), [None])[-1] for path in option_paths()}
+    switches = _switches()
+    named: dict[str, str | bool | None] = {
+        parameter_name(path): given[flag_name(path)][-1]
+        for path in option_paths()
+        if flag_name(path) in given and not is_switch(path)
+    }
+    named |= {parameter_name(switches[flag][0]): switches[flag][1] for flag in given if flag in switches}
     return PlainCommand(target, flags, overrides(named))
+
+
+def _switches() -> dict[str, tuple[tuple[str, ...], bool]]:
+    """Each flag that takes no value, with its key and what it says of that."""
+    return {
+        flag: (path, flag == flag_name(path))
+        for path in option_paths()
+        if is_switch(path)
+        for flag in (flag_name(path), negation(path))
+    }
 
 
 def _taken_apart(arguments: Sequence[str]) -> tuple[str, dict[str, list[str]]] | None:
     """The target, and by flag the values that it is given."""
-    known = {"--name", *_LISTS, *_NUMBERS, *map(flag_name, option_paths())}
+    switches = _switches()
+    known = {"--name", *_LISTS, *_NUMBERS, *map(flag_name, option_paths())} - switches.keys()
     targets: list[str] = []
     given: dict[str, list[str]] = {}
     rest = iter(arguments)
     for argument in rest:
         if not argument.startswith("-"):
             targets.append(argument)
+            continue
+        if argument in switches:
+            given.pop(argument, None)  # the last of several counts
+            given[argument] = []
             continue
         flag, joined, value = argument.partition("=")
         value = value if joined else next(rest, "-")

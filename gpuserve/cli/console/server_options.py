@@ -1,5 +1,5 @@
 """One flag for each key of ``server``, made from the schema; shown by ``--help`` as blocks of lines, as a
-table leaves no width for text. Values stay text, read as environment variables are (``null`` included).
+table leaves no width for text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer.core import TyperCommand
 
 from gpuserve.cli.console.options import option, with_options
-from gpuserve.cli.console.server_flags import flag_name, option_paths, parameter_name
+from gpuserve.cli.console.server_flags import (
+    flag_name,
+    is_switch,
+    negation,
+    option_paths,
+    parameter_name,
+)
 from gpuserve.config.entries.kinds import Text
 from gpuserve.config.precedence import variable_name
 from gpuserve.config.schema import key_at, kind_at
@@ -60,27 +66,29 @@ def _blocks(options: Sequence[Any]) -> RenderableType:
 
     lines: list[RenderableType] = []
     for one in options:
-        flags = Text(", ".join(one.opts), style="bold cyan")
-        lines.append(flags.append(f" {one.metavar}", style="bold yellow"))
+        flags = Text(", ".join((*one.opts, *one.secondary_opts)), style="bold cyan")
+        lines.append(flags.append(f" {one.metavar}" if one.metavar else "", style="bold yellow"))
         lines.append(Padding(Text(one.help), (0, 0, 0, _INDENT)))
     return Group(*lines)
 
 
 def with_server_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb that ends in ``**flags: str | None`` an option for every key of ``server``."""
+    """Give a verb that ends in ``**flags: str | bool | None`` an option for every key of ``server``."""
     return with_options(verb, map(_parameter, option_paths()))
 
 
 def _parameter(path: tuple[str, ...]) -> inspect.Parameter:
-    metavar = _METAVARS.get(path[-1].rpartition("_")[2], "TEXT")
-    declared = option(
-        BlockCommand.BLOCKS, _help_text(path), flag_name(path), metavar=metavar, show_default=False
-    )
+    name = flag_name(path)
+    metavar: str | None = _METAVARS.get(path[-1].rpartition("_")[2], "TEXT")
+    if is_switch(path):
+        name, metavar = f"{name}/{negation(path)}", None
+    kind: Any = bool if metavar is None else str
+    declared = option(BlockCommand.BLOCKS, _help_text(path), name, metavar=metavar, show_default=False)
     return inspect.Parameter(
         parameter_name(path),
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[str | None, declared],
+        annotation=Annotated[kind | None, declared],
     )
 
 

@@ -58,7 +58,7 @@ def serve(
     max_batch_size: Annotated[int | None, option(_PANEL, "Largest batch. Default 0: no batching.")] = None,
     devices: _Devices = None,
     instances: Annotated[int | None, option(_PANEL, "Processes on each device. Default 1.")] = None,
-    **flags: str | None,
+    **flags: str | bool | None,
 ) -> None:
     """Serve the models of a config file or of Triton model repositories, a model file or one callable.
 
