@@ -88,7 +88,7 @@ def test_a_request_that_waited_too_long_is_rejected_and_never_runs(
     late = send(gate, 2)
     assert refusal(late) == (
         "UNAVAILABLE",
-        "Request timeout expired: model 'hasty' lets this request wait 0.2 s",
+        "Request timeout expired",
     )
     gate.let(1)
     running.result()
@@ -103,7 +103,7 @@ def test_a_client_may_shorten_its_time_where_the_policy_lets_it(gates: dict[str,
     late = send(gate, 2, timeout=100_000)
     assert refusal(late) == (
         "UNAVAILABLE",
-        "Request timeout expired: model 'shortened' lets this request wait 0.1 s",
+        "Request timeout expired",
     )
     gate.let(1)
     running.result()

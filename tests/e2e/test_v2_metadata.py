@@ -118,7 +118,7 @@ def test_the_repository_index(server: Addresses) -> None:
     for body in (b"", b'{"ready": true}'):
         index = get(server.http, "/v2/repository/index", body)
         assert [one["name"] for one in index] == names
-        assert {(one["version"], one["state"]) for one in index} == {("1", "READY")}
+        assert {(one["version"], one["state"], one["reason"]) for one in index} == {("1", "READY", "")}
     with grpc.insecure_channel(server.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         for ready in (False, True):

@@ -182,7 +182,7 @@ def test_a_queued_http_request_past_its_deadline_never_runs(single: Gated, pool:
         assert answer.status == 504
         text = json.loads(answer.read())["error"]
         assert text == (
-            "Request timeout expired: 0.3 s were given to model 'single', and the request was still queued"
+            "Deadline Exceeded: 0.3 s were given to model 'single', and the request was still queued"
         )
         single.wait_for(queued=0, running=1)
     assert late not in single.seen()

@@ -87,7 +87,7 @@ def test_cancelled_requests_do_not_pile_up_while_nothing_can_run() -> None:
 
 def test_a_request_whose_deadline_has_passed_is_refused() -> None:
     model = Model()
-    with pytest.raises(DeadlineExceeded, match=r"^Request timeout expired before the request was queued$"):
+    with pytest.raises(DeadlineExceeded, match=r"^Deadline Exceeded before the request was queued$"):
         model.submit(timeout_us=0)
     assert (model.count("rejected"), model.count("accepted")) == (1, 0)
 

@@ -342,7 +342,7 @@ def test_a_request_that_cannot_be_in_time_is_told_before_its_time_is_over() -> N
         await scene.settle()
         assert isinstance(answers[0], DeadlineExceeded)
         assert str(answers[0]) == (
-            "Request timeout cannot be met: 60 s were given to model 'm', and less is left than a batch takes"
+            "Deadline Exceeded: 60 s were given to model 'm', and less is left than a batch takes"
         )
         assert scene.metrics.statistics.failures[FailureReason.REJECTED] == 1
         scene.close()

@@ -137,6 +137,13 @@ def test_raw_and_typed_contents_together_are_refused() -> None:
     assert expected in refusal(request)
 
 
+def test_typed_contents_that_hold_nothing_are_none_beside_raw_ones() -> None:
+    """MLServer's client of gRPC sends them."""
+    one = tensor("a", shape=(2,), contents=typed())
+    request = parse(message(inputs=[one], raw_input_contents=[bytes(8)]))
+    assert [bytes(each.data) for each in request.inputs] == [bytes(8)]
+
+
 def test_an_input_without_data_is_refused() -> None:
     request = message(inputs=[tensor("a"), tensor("b")], raw_input_contents=[bytes(8)])
     assert refusal(request) == "unable to find data for input tensor 'b' for model 'm' in request."

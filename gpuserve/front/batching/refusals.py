@@ -29,16 +29,16 @@ def no_stream(model: str) -> RequestError:
 
 def too_late(model: str, timeout_s: float | None, *, was_queued: bool) -> RequestError:
     return DeadlineExceeded(
-        f"Request timeout expired: {timeout_s or 0:g} s were given to model {model!r}, and the request was "
-        f"still {'queued' if was_queued else 'running'}"
+        f"Deadline Exceeded: {timeout_s or 0:g} s were given to model {model!r}, and the request was still "
+        f"{'queued' if was_queued else 'running'}"
     )
 
 
 def hopeless(model: str, timeout_s: float | None) -> RequestError:
     """The error of a request that was not begun, because it would have ended too late."""
     return DeadlineExceeded(
-        f"Request timeout cannot be met: {timeout_s or 0:g} s were given to model {model!r}, and less is "
-        "left than a batch takes"
+        f"Deadline Exceeded: {timeout_s or 0:g} s were given to model {model!r}, and less is left than a "
+        "batch takes"
     )
 
 
@@ -51,8 +51,9 @@ def crowded_out(model: str) -> RequestError:
     return QueueFull(f"Exceeds maximum queue size of model {model!r}, of which this client had the most")
 
 
-def waited_too_long(model: str, limit_s: float) -> RequestError:
-    return Unavailable(f"Request timeout expired: model {model!r} lets this request wait {limit_s:g} s")
+def waited_too_long() -> RequestError:
+    """The error where a queue policy gives a request no more time; clients of Triton compare all of it."""
+    return Unavailable("Request timeout expired")
 
 
 def no_memory(model: str) -> RequestError:

@@ -190,8 +190,7 @@ class ModelAnswers:
         elif pending.removal_reason is RemovalReason.CROWDING:
             error = refusals.crowded_out(self._spec.name)
         else:
-            assert pending.timeout_at is not None
-            error = refusals.waited_too_long(self._spec.name, pending.timeout_at - pending.enqueued_at)
+            error = refusals.waited_too_long()
         self.finish(pending, error, reason)
 
     def _refuse_late(self, pending: QueuedRequest) -> None:

@@ -223,7 +223,7 @@ class WaitingRoom:
         of any size, or one larger than the limit could never run; IllegalTransition: it was queued before.
         """
         if request.deadline is not None and request.deadline <= now:
-            raise DeadlineExceeded("Request timeout expired before the request was queued")
+            raise DeadlineExceeded("Deadline Exceeded before the request was queued")
         if self.requests >= self._max_requests or self.nbytes + request.nbytes > self._max_nbytes:
             self.check_room(request, self.requests, self.nbytes)
         if request.state is not _NEW:

@@ -295,5 +295,5 @@ class StreamingInference:
 
 def _end_late(stream: InferStream, exchange: Exchange, timeout_s: float) -> None:
     """Tell a client that its time is over, also one that does not read: its status waits for nothing."""
-    stream.fail(DeadlineExceeded(f"the stream did not end within its {timeout_s:g} s"))
+    stream.fail(DeadlineExceeded(f"Deadline Exceeded: the stream did not end within its {timeout_s:g} s"))
     exchange.drop_unsent()

@@ -47,7 +47,9 @@ class CallHead(NamedTuple):
         if limit_s is not None and since is not None:
             limit_s -= time.monotonic() - since
             if limit_s <= 0:
-                raise DeadlineExceeded(f"the request did not come whole within its {self.timeout_s:g} s")
+                raise DeadlineExceeded(
+                    f"Deadline Exceeded: the request did not come whole within its {self.timeout_s:g} s"
+                )
         if limit_s is not None and (request.timeout_s is None or limit_s < request.timeout_s):
             request.timeout_s = limit_s
 

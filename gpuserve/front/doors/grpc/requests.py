@@ -90,7 +90,7 @@ def _inputs(inputs: Any, raws: Sequence[Data], model_name: str) -> tuple[list[In
         data: Data | None
         if tensor.parameters and (data := _region_data(tensor, model_name)) is not None:
             in_regions = True
-        elif tensor.HasField("contents"):
+        elif tensor.HasField("contents") and not (raws and _is_empty(tensor.contents)):
             data = _contents(tensor, bool(raws), model_name)
         elif (data := next(entries, None)) is None:
             raise InvalidArgument(
@@ -105,6 +105,11 @@ def _inputs(inputs: Any, raws: Sequence[Data], model_name: str) -> tuple[list[In
             f"expected one for each of its {expected} inputs outside of shared memory"
         )
     return tensors, in_regions
+
+
+def _is_empty(contents: Any) -> bool:
+    """Whether there is nothing in it, as in what MLServer's client sends beside raw contents."""
+    return not contents.ListFields()
 
 
 def _contents(tensor: Any, has_raws: bool, model_name: str) -> bytes:

@@ -19,6 +19,7 @@ from gpuserve.front.memory.regions import HANDLE_NBYTES, RegionKind
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2 import log_codec, trace_codec
 from gpuserve.front.v2.json_values import is_too_deep, loads, typed, unsigned
+from gpuserve.front.v2.types import IndexEntry
 
 #: The largest of these bodies is a config override, some kilobytes.
 _REPOSITORY_NBYTES: Final = 4 << 20
@@ -59,7 +60,7 @@ class ControlEndpoints:
 
     async def _index(self, route: Route, body: bytes) -> Any:
         entries = self._service.models.index(ready_only=asks_for_ready_only(body))
-        return [{key: value for key, value in one._asdict().items() if value} for one in entries]
+        return [_index_row(one) for one in entries]
 
     async def _load(self, route: Route, body: bytes) -> Any:
         await self._service.control.repository.load(route.model_name, load_parameters(body))
@@ -132,6 +133,14 @@ def _reading(max_nbytes: int, answer: Callable[[Route, bytes], Awaitable[Any]]) 
         return json_answer(await answer(route, await request.body(max_nbytes, InvalidArgument)))
 
     return read
+
+
+def _index_row(entry: IndexEntry) -> dict[str, str]:
+    """One version in the index, with a ``reason`` wherever there is a state: MLServer's client requires it,
+    though Triton leaves an empty one out.
+    """
+    said = {key: value for key, value in entry._asdict().items() if value}
+    return said | {"reason": entry.reason} if entry.state else said
 
 
 # ---- bodies -------------------------------------------------------------------------------
