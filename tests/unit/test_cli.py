@@ -13,10 +13,10 @@ import pytest
 
 from gpuserve import __version__
 from gpuserve.cli.app import run
-from gpuserve.cli.console.callable_target import CallableFlags, is_callable_path, load_callable
 from gpuserve.cli.console.exit_codes import MEANINGS, ExitCode
 from gpuserve.cli.console.failures import exit_code_of
 from gpuserve.cli.console.server_flags import option_paths
+from gpuserve.config.callable_target import CallableFlags, is_callable_path, load_callable
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.config.schema import key_at
 from gpuserve.errors import DeviceError, GpuserveError, StartupError

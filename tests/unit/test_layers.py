@@ -47,16 +47,16 @@ ALLOWED = {
     "gpuserve/cli":
         "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
-        "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/describe gpuserve/devices "
-        "gpuserve/errors gpuserve/placement gpuserve/repository gpuserve/runtimes gpuserve/settings "
-        "gpuserve/supervisor gpuserve/supervisor/core gpuserve/supervisor/models gpuserve_worker/protocol "
+        "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
+        "gpuserve/placement gpuserve/repository gpuserve/settings gpuserve/supervisor "
+        "gpuserve/supervisor/core gpuserve/supervisor/models gpuserve_worker/protocol "
         "gpuserve_worker/running",
     "gpuserve/cli/verbs":
         "gpuserve/bench gpuserve/bench/calls gpuserve/bench/plan gpuserve/bench/reports "
         "gpuserve/bench/server gpuserve/cli/console gpuserve/compat/pytriton gpuserve/compat/tritonserver "
         "gpuserve/config gpuserve/control gpuserve/declare gpuserve/errors gpuserve/export "
-        "gpuserve/export/sizing gpuserve/placement gpuserve/settings gpuserve/supervisor/core gpuserve/tune "
-        "gpuserve_worker/protocol",
+        "gpuserve/export/sizing gpuserve/placement gpuserve/repository gpuserve/settings "
+        "gpuserve/supervisor/core gpuserve/tune gpuserve_worker/protocol",
     "gpuserve/client": "gpuserve/declare gpuserve/errors gpuserve_worker/protocol",
     "gpuserve/compat/importable/pytriton": "gpuserve/compat/pytriton",
     "gpuserve/compat/pytriton":

@@ -8,9 +8,9 @@ import pytest
 import typer
 
 from gpuserve.cli.app import build_app
-from gpuserve.cli.console.callable_target import CallableFlags
 from gpuserve.cli.console.plain_command import plain_command
 from gpuserve.cli.console.server_flags import flag_name, is_switch, option_paths, overrides
+from gpuserve.config.callable_target import CallableFlags
 
 EVERY_FLAG = [
     word

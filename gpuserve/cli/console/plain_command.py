@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from gpuserve.cli.console.callable_target import CallableFlags, is_callable_path
 from gpuserve.cli.console.server_flags import (
     flag_name,
     is_switch,
@@ -18,6 +17,7 @@ from gpuserve.cli.console.server_flags import (
     parameter_name,
 )
 from gpuserve.cli.console.serving import is_target
+from gpuserve.config.callable_target import CallableFlags, is_callable_path
 from gpuserve.config.precedence import Override
 
 _LISTS: Final = ("--input", "--output", "--device")

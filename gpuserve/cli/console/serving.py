@@ -9,8 +9,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gpuserve.cli.console.callable_target import CallableFlags, is_callable_path, load_callable
 from gpuserve.cli.console.exit_codes import ExitCode
+from gpuserve.config.callable_target import CallableFlags, is_callable_path, load_callable
 from gpuserve.errors import GpuserveError
 
 if TYPE_CHECKING:
@@ -62,19 +62,6 @@ def serve_repositories(
     repository = TritonRepository(paths, os.environ, server)
     start = dataclasses.replace(repository.start, remarks=(*remarks, *repository.start.remarks))
     return serve_configuration(start, repository, early)
-
-
-def load_target(target: str) -> Configuration:
-    """What a target would serve, without flags. GpuserveError: the configuration is wrong."""
-    if is_callable_path(target):
-        return load_callable(target, CallableFlags(), (), os.environ)
-    if os.path.isdir(target):
-        from gpuserve.repository.load import load_repository
-
-        return load_repository([target], os.environ)
-    from gpuserve.config.load import load_file
-
-    return load_file(target, os.environ)
 
 
 def serve_configuration(

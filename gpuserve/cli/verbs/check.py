@@ -37,12 +37,12 @@ def check(
       gpuserve check models/
     """
     from gpuserve.cli.console.preflight import device_problems, import_problems, trace_problems
-    from gpuserve.cli.console.serving import load_target
     from gpuserve.config.messages import ConfigProblems
     from gpuserve.placement.server_devices import ServerDevices
+    from gpuserve.repository.target import load_target
 
     try:
-        configuration = load_target(config)
+        configuration = load_target(config, os.environ)
     except ConfigProblems as error:
         _report(as_json, config, error.problems, [])
         raise typer.Exit(ExitCode.BAD_CONFIG) from None

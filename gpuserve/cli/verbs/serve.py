@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from gpuserve.cli.console import server_options
-from gpuserve.cli.console.callable_target import CallableFlags, is_callable_path
 from gpuserve.cli.console.options import option
 from gpuserve.cli.console.server_flags import overrides
 from gpuserve.cli.console.serving import is_target, serve_repositories, serve_target
+from gpuserve.config.callable_target import CallableFlags, is_callable_path
 
 _PANEL = "Model, when the target is a callable"
 
