@@ -1,0 +1,145 @@
+"""Rates of models: differences between what their metrics had counted at two times. Quantiles of latencies
+come from the differences of the histogram's buckets, so they are of that very time. Pure: times come in, and
+nothing is counted here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from gpuserve.front.observe.metrics import DURATION_BUCKETS, ModelMetrics
+
+#: The name and the version of a model.
+Of: TypeAlias = tuple[str, str]
+
+
+class InstanceCounts(NamedTuple):
+    """What one instance has done: its batches, and the seconds in its callable."""
+
+    batches: int
+    busy_s: float
+
+
+class ModelCounts(NamedTuple):
+    """What a model has counted. ``latencies`` are the answered requests by bucket of their duration, ``rows``
+    those of all ``batches`` together.
+    """
+
+    latencies: Sequence[int]
+    failures: int
+    rejections: int
+    batches: int
+    rows: int
+    instances: Mapping[str, InstanceCounts]
+
+
+class InstanceRates(NamedTuple):
+    """``busy``: the part of the time in the callable; more than 1 where several batches run at once."""
+
+    batches_per_s: float
+    busy: float
+
+
+class ModelRates(NamedTuple):
+    """``requests_per_s`` are those that were answered well. What there is nothing to tell of is None."""
+
+    requests_per_s: float
+    failures_per_s: float
+    rejections_per_s: float
+    batch_size: float | None
+    p50_s: float | None
+    p99_s: float | None
+    instances: Mapping[str, InstanceRates]
+
+
+_NOTHING: Final = ModelCounts((0,) * (len(DURATION_BUCKETS) + 1), 0, 0, 0, 0, {})
+_IDLE: Final = InstanceCounts(0, 0.0)
+
+
+def counts_of(metrics: ModelMetrics) -> ModelCounts:
+    """What a model has counted up to now."""
+    batches = rows = 0
+    instances = {}
+    for name, by_size in metrics.statistics.instances.items():
+        ran = failed = 0
+        for size, cell in by_size.items():
+            ran += cell.count
+            failed += cell.failures
+            rows += size * cell.count
+        batches += ran
+        compute = metrics.instances.get(name)
+        instances[name] = InstanceCounts(ran + failed, compute.compute.total if compute else 0.0)
+    outcomes = metrics.outcomes
+    return ModelCounts(
+        tuple(metrics.request_duration.counts),
+        sum(outcomes.failures.values()),
+        sum(outcomes.rejections.values()),
+        batches,
+        rows,
+        instances,
+    )
+
+
+def rates_between(before: ModelCounts, now: ModelCounts, elapsed_s: float) -> ModelRates:
+    """The rates from one reading to another; what counts less than before was counted anew from nothing."""
+    if sum(now.latencies) < sum(before.latencies) or now.batches < before.batches:
+        before = _NOTHING
+    latencies = [new - old for old, new in zip(before.latencies, now.latencies, strict=True)]
+    batches = now.batches - before.batches
+    return ModelRates(
+        sum(latencies) / elapsed_s,
+        max(0, now.failures - before.failures) / elapsed_s,
+        max(0, now.rejections - before.rejections) / elapsed_s,
+        (now.rows - before.rows) / batches if batches else None,
+        quantile(latencies, 0.5),
+        quantile(latencies, 0.99),
+        {
+            name: _instance_rates(before.instances.get(name, _IDLE), one, elapsed_s)
+            for name, one in now.instances.items()
+        },
+    )
+
+
+def _instance_rates(before: InstanceCounts, now: InstanceCounts, elapsed_s: float) -> InstanceRates:
+    return InstanceRates(
+        max(0, now.batches - before.batches) / elapsed_s, max(0.0, now.busy_s - before.busy_s) / elapsed_s
+    )
+
+
+def quantile(counts: Sequence[int], part: float, bounds: Sequence[float] = DURATION_BUCKETS) -> float | None:
+    """The quantile of a histogram, where values are spread evenly over their bucket; None: it is empty. What
+    is over the last bound counts as that.
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    rank, below = part * total, 0
+    for number, count in enumerate(counts):
+        if count and below + count >= rank:
+            if number == len(bounds):
+                break
+            lowest = bounds[number - 1] if number else 0.0
+            return lowest + (bounds[number] - lowest) * (rank - below) / count
+        below += count
+    return float(bounds[-1])
+
+
+class RateMeter:
+    """The rates of models since each was read here the last time."""
+
+    def __init__(self) -> None:
+        self._read: dict[Of, tuple[float, ModelCounts]] = {}
+
+    def read(self, metrics: ModelMetrics, now: float) -> ModelRates:
+        """The rates of a model since its last reading; at the first one nothing has happened yet."""
+        counts, of = counts_of(metrics), (metrics.model, metrics.version)
+        read_at, before = self._read.get(of, (-math.inf, counts))
+        self._read[of] = now, counts
+        return rates_between(before, counts, now - read_at)
+
+    def keep(self, those: Iterable[Of]) -> None:
+        """Forget all models but these."""
+        kept = set(those)
+        self._read = {of: one for of, one in self._read.items() if of in kept}

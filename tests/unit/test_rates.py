@@ -1,0 +1,111 @@
+"""Rates of models are the differences of what is counted, and quantiles those of the time between."""
+
+from __future__ import annotations
+
+import statistics
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuserve.errors import Code, QueueFull, RequestError
+from gpuserve.front.observe.metrics import DURATION_BUCKETS, Histogram, ModelMetrics
+from gpuserve.front.observe.rates import RateMeter, counts_of, quantile
+from gpuserve.front.v2.statistics import FailureReason
+
+
+def account(name: str = "echo") -> ModelMetrics:
+    return ModelMetrics(name, "1", dict)
+
+
+def answer(metrics: ModelMetrics, n_requests: int, rows: int = 1, busy_s: float = 0.0) -> None:
+    """One batch of requests that were answered at once."""
+    requests = [SimpleNamespace(counted=False, rows=rows, enqueued_at=0.0) for _ in range(n_requests)]
+    phases = (0, round(busy_s * 1e9), 0)
+    metrics.executed("echo-0", n_requests * rows, 0.0, phases, requests, [None] * n_requests)
+
+
+def test_nothing_has_happened_at_the_first_reading() -> None:
+    metrics = account()
+    answer(metrics, 3)
+    rates = RateMeter().read(metrics, 5.0)
+    assert rates[:6] == (0.0, 0.0, 0.0, None, None, None)
+    assert rates.instances["echo-0"] == (0.0, 0.0)
+
+
+def test_what_happens_between_two_readings_is_told_by_the_second() -> None:
+    metrics, meter = account(), RateMeter()
+    answer(metrics, 7)
+    meter.read(metrics, 10.0)
+    answer(metrics, 4, rows=2, busy_s=0.5)
+    answer(metrics, 2, rows=1, busy_s=0.5)
+    metrics.failed("INTERNAL", FailureReason.BACKEND, 0.1)
+    metrics.refused(QueueFull("full"))
+    rates = meter.read(metrics, 12.0)
+    assert rates.requests_per_s == 3.0
+    assert rates.failures_per_s == rates.rejections_per_s == 0.5
+    assert rates.batch_size == 5.0
+    assert rates.instances["echo-0"] == (1.0, 0.5)
+    assert meter.read(metrics, 13.0)[:6] == (0.0, 0.0, 0.0, None, None, None)
+
+
+def test_an_account_that_begins_anew_has_no_negative_rate() -> None:
+    meter = RateMeter()
+    first, second = account(), account()
+    answer(first, 100)
+    first.refused(RequestError("no"))
+    meter.read(first, 1.0)
+    answer(second, 4)
+    rates = meter.read(second, 2.0)
+    assert (rates.requests_per_s, rates.rejections_per_s, rates.batch_size) == (4.0, 0.0, 4.0)
+
+
+def test_a_model_that_went_is_forgotten() -> None:
+    meter, metrics = RateMeter(), account()
+    meter.read(metrics, 1.0)
+    meter.keep([("other", "1")])
+    answer(metrics, 4)
+    assert meter.read(metrics, 2.0).requests_per_s == 0.0  # its first reading once more
+
+
+def test_what_is_cached_is_a_request_and_no_batch() -> None:
+    metrics, meter = account(), RateMeter()
+    meter.read(metrics, 1.0)
+    metrics.cache_hit(0.0001)
+    rates = meter.read(metrics, 2.0)
+    assert (rates.requests_per_s, rates.batch_size) == (1.0, None)
+    assert counts_of(metrics).batches == 0
+
+
+@given(st.lists(st.floats(0.00001, 59.0), min_size=1), st.sampled_from([0.5, 0.99]))
+def test_a_quantile_is_in_the_bucket_of_the_true_one(values: list[float], part: float) -> None:
+    histogram = Histogram(DURATION_BUCKETS)
+    for value in values:
+        histogram.observe(value)
+    found = quantile(histogram.counts, part)
+    true = sorted(values)[max(0, -int(-part * len(values) // 1) - 1)]
+    upper = next(bound for bound in DURATION_BUCKETS if true <= bound)
+    lower = max((bound for bound in DURATION_BUCKETS if bound < true), default=0.0)
+    assert found is not None
+    assert lower <= found <= upper * (1 + 1e-9)
+
+
+def test_a_quantile_of_what_is_over_the_last_bound_is_that_bound() -> None:
+    assert quantile([0] * len(DURATION_BUCKETS) + [3], 0.5) == 60.0
+
+
+@pytest.mark.parametrize("n", [1, 10, 1000])
+def test_quantiles_of_even_values_are_near(n: int) -> None:
+    histogram = Histogram([1.0, 2.0, 4.0])
+    values = [2.0 + 2.0 * one / n for one in range(1, n + 1)]
+    histogram.observe_all(values)
+    found = quantile(histogram.counts, 0.5, [1.0, 2.0, 4.0])
+    assert found == pytest.approx(statistics.median(values), rel=0.5 / n + 1e-9)
+
+
+def test_codes_of_failures_are_counted_together() -> None:
+    metrics = account()
+    metrics.failed(Code.INTERNAL.value, FailureReason.BACKEND, 0.0)
+    metrics.failed("NEW_CODE", FailureReason.OTHER, 0.0)
+    assert counts_of(metrics).failures == 2
