@@ -17,6 +17,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from gpuserve.options import durations
+
 _Value = TypeVar("_Value")
 _Table = TypeVar("_Table")
 _KEY: Final = "option"
@@ -32,7 +34,8 @@ class Option:
     ``nullable``: None, in a file null, stands for the default. ``read`` turns what is given into a text, or a
     word into its number, or raises ValueError. A ``secret`` is never printed. Who writes a file must say a
     ``needed`` one, even where the field has a default. ``live`` says what a new value is for, where it may
-    change while a server runs. ``examples`` are for editors.
+    change while a server runs. ``examples`` are for editors. ``unit`` comes of the name, where the option is
+    a length of time.
     """
 
     description: str
@@ -47,6 +50,7 @@ class Option:
     needed: bool = False
     live: str = ""
     examples: tuple[Any, ...] = ()
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +96,15 @@ def _rows(table: Hashable) -> dict[str, Row]:
     assert isinstance(table, type)
     assert dataclasses.is_dataclass(table)
     hints = typing.get_type_hints(table)
-    return {
-        one.name: Row(one.name, *without_none(hints[one.name]), _default(one), one.metadata[_KEY])
-        for one in dataclasses.fields(table)
-        if _KEY in one.metadata
-    }
+    return {one.name: _row(one, hints[one.name]) for one in dataclasses.fields(table) if _KEY in one.metadata}
+
+
+def _row(one: dataclasses.Field[Any], hint: Any) -> Row:
+    bare, has_none = without_none(hint)
+    said: Option = one.metadata[_KEY]
+    if unit := durations.unit_of(one.name, bare):
+        said = dataclasses.replace(said, unit=unit)
+    return Row(one.name, bare, has_none, _default(one), said)
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:
@@ -237,6 +245,8 @@ def _checked(hint: Any, said: Option, value: Any, name: str, written: Mapping[ty
     if (kind := element(hint)) is not None:
         return _elements(kind, said, value, name, written)
     if hint in _SCALARS:
+        if said.unit and isinstance(value, str):
+            value = _duration(said.unit, name, value)
         return _SCALARS[hint](said, name, value)
     return _text(said, name, value) if said.read is not None else value
 
@@ -286,6 +296,13 @@ def _key(kind: Any, key: Any, name: str, by_program: bool) -> Any:
         wanted = "integers of at least 1" if kind is int else "non-empty strings"
         raise ValueError(f"the keys of {name} must be {wanted}, got {key!r}")
     return key
+
+
+def _duration(unit: str, name: str, text: str) -> float:
+    try:
+        return durations.whole(durations.duration(text, unit), unit)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _listed(kind: Any, said: Option, written: Mapping[type, type]) -> str:

@@ -7,7 +7,6 @@ on an axis, so that few trials are wasted far from the top. The same scores lead
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -15,6 +14,7 @@ from typing import Final, TypeAlias
 from gpuserve.bench.plan.errors import BenchOptionError
 from gpuserve.bench.reports.latencies import LatencySummary
 from gpuserve.bench.reports.results import LevelResult
+from gpuserve.options import durations
 from gpuserve.tune.axes import Settings
 
 _FIELDS: Final = {
@@ -26,10 +26,6 @@ _FIELDS: Final = {
     "p99.9": "p999_ms",
     "max": "max_ms",
 }
-_MS: Final = {"us": 0.001, "ms": 1.0, "s": 1000.0}
-_SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_LIMIT = re.compile(r"([\w.]+)=(\d+(?:\.\d+)?)(us|ms|s)")
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +45,16 @@ class LatencyLimit:
 
 def parse_limit(text: str) -> LatencyLimit:
     """The limit that a text such as ``p99=50ms`` stands for; BenchOptionError: it has another form."""
-    found = _LIMIT.fullmatch(text)
-    if found is None or found[1] not in _FIELDS:
-        raise BenchOptionError(
-            "--latency-limit",
-            f"expected one of {', '.join(_FIELDS)} with a time, such as p99=50ms, given {text!r}",
-        )
-    return LatencyLimit(found[1], float(found[2]) * _MS[found[3]])
-
-
-def parse_seconds(option: str, text: str) -> float:
-    """The seconds of ``90``, ``90s``, ``10m`` or ``1h``; BenchOptionError: it has another form."""
-    found = _TIME.fullmatch(text)
-    if found is None:
-        raise BenchOptionError(option, f"expected a time such as 90s or 10m, given {text!r}")
-    return float(found[1]) * _SECONDS[found[2]]
+    figure, _, time = text.partition("=")
+    try:
+        if figure in _FIELDS and time[-1:].isalpha():  # which unit a bare number is in, nobody can know
+            return LatencyLimit(figure, durations.duration(time) * 1e3)
+    except ValueError:
+        pass
+    raise BenchOptionError(
+        "--latency-limit",
+        f"expected one of {', '.join(_FIELDS)} with a time, such as p99=50ms, given {text!r}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ ALLOWED = {
         "gpuserve/cli/console gpuserve/cli/verbs gpuserve/errors gpuserve/settings gpuserve/supervisor/core",
     "gpuserve/cli/console":
         "gpuserve/config gpuserve/config/entries gpuserve/declare gpuserve/devices gpuserve/errors "
-        "gpuserve/placement gpuserve/repository gpuserve/settings gpuserve/supervisor "
+        "gpuserve/options gpuserve/placement gpuserve/repository gpuserve/settings gpuserve/supervisor "
         "gpuserve/supervisor/core gpuserve/supervisor/models gpuserve_worker/protocol "
         "gpuserve_worker/running",
     "gpuserve/cli/verbs":
@@ -221,7 +221,7 @@ ALLOWED = {
         "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/tune":
         "gpuserve/bench gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server gpuserve/client "
-        "gpuserve/config gpuserve/declare",
+        "gpuserve/config gpuserve/declare gpuserve/options",
     "gpuserve/typed": "gpuserve/declare gpuserve/decorators gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve_worker":
         "gpuserve_worker/calling gpuserve_worker/cuda gpuserve_worker/protocol gpuserve_worker/running",

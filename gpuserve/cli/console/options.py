@@ -1,4 +1,4 @@
-"""How the verbs declare options: one of a panel of ``--help``, and many that are computed."""
+"""How the verbs declare options: one of a panel of ``--help``, times, and many that are computed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,25 @@ from typing import Any
 
 import typer
 
+from gpuserve.options import durations
+
 
 def option(panel: str | None, text: str | None, *names: str, **more: Any) -> Any:
     """Declare an option of a panel (None: the usual one) with its help text, names and arguments of typer."""
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+def duration(panel: str | None, text: str, name: str) -> Any:
+    """Declare an option of a panel that is a length of time."""
+    return option(panel, text, name, metavar="TIME", parser=_seconds)
+
+
+def _seconds(value: str | float) -> float:
+    """Read what is given for a length of time, or its default."""
+    try:
+        return durations.duration(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def with_options(verb: Callable[..., None], options: Iterable[inspect.Parameter]) -> Callable[..., None]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _INDENT = 4
 #: The last word of a key says what its value is.
-_METAVARS = {"port": "PORT", "s": "SECONDS", "nbytes": "BYTES"}
+_METAVARS = {"port": "PORT", "s": "TIME", "nbytes": "BYTES"}
 
 
 class BlockCommand(TyperCommand):

@@ -11,7 +11,7 @@ import typer
 
 from gpuserve.bench.plan.errors import BenchOptionError
 from gpuserve.cli.console.exit_codes import ExitCode
-from gpuserve.cli.console.options import option
+from gpuserve.cli.console.options import duration, option
 
 if TYPE_CHECKING:
     import enum
@@ -48,7 +48,7 @@ _TlsCa = Annotated[
 _TlsCert = Annotated[str, option(_SERVER, "PEM file of the client's certificate.", metavar="FILE")]
 _TlsKey = Annotated[str, option(_SERVER, "PEM file of the key of --tls-cert.", metavar="FILE")]
 _TlsNoVerify = Annotated[bool, option(_SERVER, "Accept any certificate (HTTP only).", "--tls-no-verify")]
-_TimeoutS = Annotated[float, option(_SERVER, "Time limit of each request.", "--timeout", metavar="SECONDS")]
+_TimeoutS = Annotated[float, duration(_SERVER, "Time limit of each request: 30s, 500ms.", "--timeout")]
 _Concurrency = Annotated[
     str | None,
     option(
@@ -68,10 +68,8 @@ _Rate = Annotated[
 _Arrivals = Annotated[
     str, option(_LOAD, "How the requests of a rate are spaced.", metavar="poisson|constant")
 ]
-_DurationS = Annotated[float, option(_LOAD, "Length of each level.", "--duration", metavar="SECONDS")]
-_WarmupS = Annotated[
-    float, option(_LOAD, "Load before each level that is not measured.", "--warmup", metavar="SECONDS")
-]
+_DurationS = Annotated[float, duration(_LOAD, "Length of each level: 10s, 2m.", "--duration")]
+_WarmupS = Annotated[float, duration(_LOAD, "Load before each level that is not measured.", "--warmup")]
 _Stable = Annotated[
     bool, option(_LOAD, "End a level early, once three seconds in a row agree to 10 %.", "--stable")
 ]

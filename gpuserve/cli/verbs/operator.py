@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias
 import typer
 
 from gpuserve.cli.console.exit_codes import INTERRUPTED, ExitCode, help_text
+from gpuserve.cli.console.options import duration
 from gpuserve.errors import ControlError, GpuserveError
 
 if TYPE_CHECKING:
@@ -70,11 +71,10 @@ def status(server: Server = None, as_json: AsJson = False) -> None:
 def drain(
     timeout_s: Annotated[
         float | None,
-        typer.Option(
+        duration(
+            None,
+            "How long to wait, after the lame duck, until nothing runs: 60s, 5m. Default drain_timeout_s.",
             "--timeout",
-            metavar="SECONDS",
-            min=0.0,
-            help="How long to wait, after the lame duck, until nothing runs. Default drain_timeout_s.",
         ),
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Put the server back into service.")] = False,

@@ -11,7 +11,7 @@ import typer
 
 from gpuserve.bench.plan.errors import BenchOptionError, reason
 from gpuserve.cli.console.exit_codes import ExitCode
-from gpuserve.cli.console.options import option
+from gpuserve.cli.console.options import duration, option
 from gpuserve.cli.verbs.bench import exit_with
 
 if TYPE_CHECKING:
@@ -31,17 +31,17 @@ _LatencyLimit = Annotated[
     option(_SEARCH, "Limit of the latency: mean, p50, p90, p95, p99, p99.9 or max.", metavar="p99=50ms"),
 ]
 _Trials = Annotated[int, option(_SEARCH, "Number of settings to try for each model, at most.", min=1)]
-_TimeBudget = Annotated[str, option(_SEARCH, "Time for all models together: 90s, 10m, 1h.", metavar="TIME")]
+_TimeBudgetS = Annotated[
+    float, duration(_SEARCH, "Time for all models together: 90s, 10m, 1h. Default 10m.", "--time-budget")
+]
 _Output = Annotated[str | None, option(_SEARCH, "Write the config with the best settings.", metavar="FILE")]
 _MaxBatchSizes = Annotated[str | None, option(_VALUES, None, metavar="LIST")]
 _DelaysUs = Annotated[str | None, option(_VALUES, "Values of max_queue_delay_us.", metavar="LIST")]
 _Instances = Annotated[str | None, option(_VALUES, "Numbers of instances.", metavar="LIST")]
 _Prefetch = Annotated[str | None, option(_VALUES, None, metavar="LIST")]
 _Concurrency = Annotated[str, option(_LOAD, "Requests in flight, ascending.", metavar="LEVELS")]
-_DurationS = Annotated[float, option(_LOAD, "Length of each level.", "--duration", metavar="SECONDS")]
-_WarmupS = Annotated[
-    float, option(_LOAD, "Load before each level that is not measured.", "--warmup", metavar="SECONDS")
-]
+_DurationS = Annotated[float, duration(_LOAD, "Length of each level: 3s, 1m.", "--duration")]
+_WarmupS = Annotated[float, duration(_LOAD, "Load before each level that is not measured.", "--warmup")]
 _Protocol = Annotated[str, option(_LOAD, None, metavar="grpc|http")]
 _Shapes = Annotated[
     list[str] | None,
@@ -62,7 +62,7 @@ def tune(
     models: _Models = None,
     latency_limit: _LatencyLimit = None,
     trials: _Trials = 30,
-    time_budget: _TimeBudget = "10m",
+    time_budget_s: _TimeBudgetS = 600.0,
     output: _Output = None,
     max_batch_sizes: _MaxBatchSizes = None,
     delays_us: _DelaysUs = None,
@@ -126,12 +126,12 @@ def _tune(given: dict[str, Any]) -> int:
 
 
 def _goal(given: dict[str, Any]) -> Goal:
-    from gpuserve.tune.search import LatencyLimit, parse_limit, parse_seconds
+    from gpuserve.tune.search import LatencyLimit, parse_limit
     from gpuserve.tune.tuning import Goal
 
     text = given["latency_limit"]
     limit = LatencyLimit() if text is None else parse_limit(text)
-    return Goal(limit, given["trials"], parse_seconds("--time-budget", given["time_budget"]))
+    return Goal(limit, given["trials"], given["time_budget_s"])
 
 
 def _names(given: dict[str, Any], configuration: Configuration) -> list[str]:

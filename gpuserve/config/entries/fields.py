@@ -17,6 +17,7 @@ from gpuserve.config.entries.kinds import (
     MISSING,
     UNEXPECTED,
     UNKNOWN,
+    Duration,
     Flag,
     FlagOrNumber,
     Kind,
@@ -272,6 +273,8 @@ def _kind(hint: Any, said: Option) -> Kind:
 def _scalar(hint: Any, said: Option) -> Kind:
     if hint is int and said.words and said.read is not None:
         return NumberOrWord(said.words, said.read, said.least, said.most)
+    if said.unit:
+        return Duration(said.unit, said.least, said.most)
     if hint in {int, float}:
         return Number(hint is float, said.least, said.most)
     if hint is bool:

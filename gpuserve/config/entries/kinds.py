@@ -1,6 +1,6 @@
 """What a value of a config file must be by itself: one class a kind. A kind reads a value, notes what is
 wrong with it, and says the same as JSON Schema. No type is turned into another, but integers into floats
-where those are wanted. No file, no environment.
+where those are wanted, and texts such as 10s into lengths of time. No file, no environment.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
+
+from gpuserve.options import durations
 
 #: Keys and list positions from the root to a value.
 Place: TypeAlias = tuple[str | int, ...]
@@ -117,6 +119,30 @@ class Number(Kind):
         bounds = {"minimum": self._least, "maximum": self._most}
         kind = "number" if self._real else "integer"
         return {"type": kind, **{key: one for key, one in bounds.items() if one is not None}}
+
+
+class Duration(Number):
+    """A length of time: a number in its unit, or a text such as ``10s``."""
+
+    def __init__(self, unit: str, least: float | None = None, most: float | None = None) -> None:
+        super().__init__(unit == durations.SECONDS, least, most)
+        self._unit = unit
+
+    def read(self, value: Any, path: Place, found: list[Mistake]) -> Any:
+        if not isinstance(value, str):
+            return super().read(value, path, found)
+        try:
+            read = durations.whole(durations.duration(value, self._unit), self._unit)
+        except ValueError:
+            found.append(Mistake(path, UNEXPECTED, durations.expected(self._unit), value))
+            return value
+        wrong: list[Mistake] = []
+        made = super().read(read, path, wrong)
+        found += [one._replace(given=value) for one in wrong]
+        return made
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [super().schema(), {"type": "string", "pattern": durations.PATTERN}]}
 
 
 class NumberOrWord(Number):
