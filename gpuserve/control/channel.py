@@ -42,6 +42,15 @@ class Channel:
         except ConnectionError:
             pass
 
+    def offer(self, message: Any) -> bool:
+        """Send a message if there is room for it at this moment, and say whether there was."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT)
+        if not poll.poll(0):
+            return False
+        self.send(message)
+        return True
+
     def pending(self) -> bool:
         poll = select.poll()  # select() stops at descriptor 1023
         poll.register(self._sock, select.POLLIN)

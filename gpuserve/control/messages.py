@@ -4,9 +4,9 @@
 
     supervisor -> front   Setup, AddModel, RemoveModel, ServeModel, ModelStates, Outcome, InstanceUp,
                           InstanceDown, Resize, RetireInstance, Serving, Drain, Quit, CudaState, Adjust,
-                          Quiesce, Resume, TakeCensus
+                          Quiesce, Resume, TakeCensus, Happened
     front -> supervisor   FrontReady, Retired, InstanceRetired, LoadModel, UnloadModel, Operate, Drained,
-                          Quiesced, Census
+                          Quiesced, Census, Noticed
     either way            Changed, LostGpus
 
 A *generation* is one load of one version of a model. Its number is never used again by the same server, so
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from gpuserve.events.event import EventWire
 from gpuserve_worker.protocol.wire import Vocabulary
 
 
@@ -248,6 +249,22 @@ class Census(NamedTuple):
     doors: tuple[tuple[int, int | None, str, int, int, float, int], ...] = ()
 
 
+class Happened(NamedTuple):
+    """What has happened in the server, in its order, to be shown; ``Event.to_wire`` of each."""
+
+    events: tuple[EventWire, ...]
+
+
+class Noticed(NamedTuple):
+    """What only the front sees has happened: an event of a kind of ``SEEN_BY_FRONT``, not numbered yet."""
+
+    kind: str
+    model: str
+    version: int
+    instance: str
+    facts: dict[str, Any]
+
+
 class Changed(NamedTuple):
     """Settings that clients have changed while the server runs; ``kind`` is "log" or "trace". From a front:
     all of that kind, to be remembered. To a front: what its predecessor said last.
@@ -283,5 +300,6 @@ CONTROL: Final = Vocabulary(dict(enumerate((
     Setup, AddModel, RemoveModel, ServeModel, Resize, RetireInstance, ModelStates, Outcome, InstanceUp,
     InstanceDown, Serving, Drain, Quiesce, Resume, TakeCensus, Quit, FrontReady, Retired, InstanceRetired,
     LoadModel, UnloadModel, Operate, Drained, Quiesced, Census, Changed, Adjust, LostGpus, CudaState,
+    Happened, Noticed,
 ), start=1)))
 # fmt: on

@@ -8,11 +8,12 @@ from typing import Final
 
 from gpuserve.control import messages
 from gpuserve.errors import StartupError
+from gpuserve.events.kinds import EventKind
 from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.core.server_life import ServerState
 from gpuserve.supervisor.models.served_models import ServedModels
-from gpuserve.supervisor.operator.quiescence import Quiescence
+from gpuserve.supervisor.operator.quiescence import Quiescence, QuiescenceState
 from gpuserve.supervisor.workers.worker_group import stop_timeout_s
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class ServerEnding:
     def front_drained(self, unfinished: int) -> None:
         """Go on with the end, because nothing is in flight any more."""
         self._unfinished = unfinished
+        out = QuiescenceState.OUT_OF_SERVICE.value
+        self._core.events.tell(EventKind.DRAINED, service=out, unfinished=unfinished)
         if unfinished:
             logger.warning("%d requests were not finished within the drain time", unfinished)
         self.begin_stop()

@@ -15,9 +15,12 @@ from gpuserve.control import messages
 from gpuserve.control.reactor import Reactor
 from gpuserve.declare.spec import RESTART_WORKER, ModelSpec
 from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
+from gpuserve.events.journal import EventJournal
+from gpuserve.events.kinds import SEEN_BY_FRONT, EventKind
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.attach.attached_models import AttachedModels
+from gpuserve.supervisor.core.front_events import FrontEvents
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.listeners import Listeners
 from gpuserve.supervisor.core.processes import Child, front_process
@@ -42,6 +45,7 @@ from gpuserve.supervisor.reload.config_reload import ConfigReload
 from gpuserve.supervisor.reload.polling import FilePolling
 from gpuserve.supervisor.reload.run import ConfigWork
 from gpuserve.supervisor.workers.gpu_fences import GpuFences
+from gpuserve.supervisor.workers.worker_events import tell_changed, tell_lost
 from gpuserve.supervisor.workers.worker_keeper import WorkerCare, WorkerKeeper
 from gpuserve_worker.protocol.wire import WireError
 
@@ -63,12 +67,13 @@ class _Parts:
         table = GenerationTable(repository, care, core.front, numbers)
         self._core = core
         self.front = core.front
+        self.events = FrontEvents(core.events.recent, core.front, core.reactor)
         self.gpus = GpuFences(core, care.lost_gpus, table.workers)
         self.models = models = ServedModels(core, table)
         self.attached = attached = AttachedModels(core, table.names, numbers)
         background = Background(core)
         work = ConfigWork(models, attached, devices)
-        self.config = ConfigReload(source, core.life, work, self._adjust, background.run)
+        self.config = ConfigReload(source, core.life, core.events, work, self._adjust, background.run)
         self.polling = FilePolling(source, core, background, self.config.touched)
         self.loads = LoadRequests(core.life, models, attached, devices, background.run, self.config.loaded)
         self.operator = OperatorVerbs(core, models, attached, self.loads, self.config)
@@ -100,8 +105,17 @@ class _Parts:
                 self.operator.census.answer(ticket, message)
             case messages.LostGpus(tuple(gpus)):
                 self.gpus.gpus_lost(gpus)
+            case messages.Noticed(str(), str(), int(), str(), dict()):
+                self._noticed(message)
             case other:
                 raise WireError(f"the front said {type(other).__name__}")
+
+    def _noticed(self, message: messages.Noticed) -> None:
+        kind, model, version, instance, facts = message
+        if kind not in {one.value for one in SEEN_BY_FRONT}:
+            raise WireError(f"the front has noticed {kind!r}")
+        tell = self._core.events.tell
+        tell(EventKind(kind), model=model, version=version, instance=instance, **facts)
 
 
 class Supervisor:
@@ -127,8 +141,9 @@ class Supervisor:
         self._observer = observer
         self._failure: GpuserveError | None = None
         reactor, listeners, in_force = Reactor(), Listeners(), SettingsInForce(settings)
-        front = FrontKeeper(reactor, listeners, in_force, partial(start_front, relay_output))
-        self._core = ServerCore(ServerLife(), in_force, reactor, listeners, front)
+        events = EventJournal()
+        front = FrontKeeper(reactor, listeners, in_force, events, partial(start_front, relay_output))
+        self._core = ServerCore(ServerLife(events), in_force, reactor, listeners, front, events)
         self._declared = DeclaredModels(models)
         care = WorkerCare(reactor, self, in_force, relay_output, {})
         self._parts = _Parts(
@@ -199,6 +214,7 @@ class Supervisor:
 
     def _serve(self) -> None:
         core, parts = self._core, self._parts
+        parts.events.open()
         core.life.move(ServerState.STARTING)
         try:
             core.listeners.open(core.settings.now)
@@ -230,6 +246,7 @@ class Supervisor:
     # ---- what the workers tell ------------------------------------------------------------
 
     def instance_changed(self, worker: WorkerKeeper, phase: str) -> None:
+        tell_changed(self._core.events, worker, phase)
         instance, state = worker.instance, worker.life.state
         self._observer.instance_changed(worker.spec.name, instance.name, instance.device, state.value, phase)
 
@@ -241,6 +258,7 @@ class Supervisor:
 
     def instance_lost(self, worker: WorkerKeeper, reason: str) -> None:
         """Take a dead worker out of rotation; at the first start its death is a failure."""
+        tell_lost(self._core.events, worker, reason)
         if self.state is ServerState.STOPPING:
             self._parts.ending.check_workers_stopped()
             return
@@ -272,6 +290,7 @@ class Supervisor:
             self._core.front.send(messages.Serving(tuple(parts.models.missing)))
 
     def front_ready(self) -> None:
+        self._parts.events.front_ready()
         self._check_started()
 
     def front_lost(self, reason: str, hopeless: bool) -> None:

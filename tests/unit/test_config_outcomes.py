@@ -12,6 +12,7 @@ from reloading import Work, model
 from gpuserve.control.operator import VerbOutcome
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import ConfigError, GpuserveError
+from gpuserve.events.journal import EventJournal
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.server_life import ServerLife, ServerState
 from gpuserve.supervisor.reload.config_reload import ConfigReload
@@ -44,12 +45,13 @@ class Asked:
 
     def __init__(self, file: File | None, *served: str) -> None:
         self.work = Work(*served)
-        self.life = ServerLife()
+        self.events = EventJournal()
+        self.life = ServerLife(self.events)
         self.life.move(ServerState.STARTING)
         self.adjusted: list[dict[str, Any]] = []
         self.outcomes: list[VerbOutcome] = []
         self.lines: list[str] = []
-        self.config = ConfigReload(file, self.life, self.work, self.adjusted.append, self.run)  # type: ignore[arg-type]
+        self.config = ConfigReload(file, self.life, self.events, self.work, self.adjusted.append, self.run)  # type: ignore[arg-type]
 
     def run(self, call: Callable[[], Any], then: Callable[[Any], None]) -> None:
         then(call())
@@ -163,7 +165,7 @@ def test_the_server_may_end_while_the_config_is_read() -> None:
     asked = Asked(file, "a").serve()
     reads: list[Callable[[], None]] = []
     asked.run = lambda call, then: reads.append(lambda: then(call()))  # type: ignore[method-assign]
-    asked.config = ConfigReload(file, asked.life, asked.work, asked.adjusted.append, asked.run)  # type: ignore[arg-type]
+    asked.config = ConfigReload(file, asked.life, asked.events, asked.work, asked.adjusted.append, asked.run)  # type: ignore[arg-type]
     file.says = Said(ServerSettings(load_timeout_s=5.0), (model("a", size=8),))
     asked.ask()
     asked.ask()

@@ -52,7 +52,9 @@ def accept(exchange: Exchange) -> Sink:
 async def opened(listener: socket.socket, admission: Admission, n: int = 2) -> AsyncIterator[Doors]:
     setup = DoorSetup(ServerSettings(doors=n).to_wire(), 0, ())
     serve = partial(ServedDoor, inference_service(ServerSettings()), accept)
-    doors = Doors({os.dup(listener.fileno()): False}, serve, AwaitedRequests(), admission, setup, None)
+    speak_tls = {os.dup(listener.fileno()): False}
+    events = inference_service(ServerSettings()).events
+    doors = Doors(speak_tls, serve, AwaitedRequests(), admission, setup, None, events.tell)
     await doors.start()
     try:
         yield doors

@@ -17,7 +17,7 @@ from gpuserve.front.exchange.awaited import AwaitedRequests
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.exchange.transport import DoorRow, Transport
 from gpuserve.front.keeper.choice import LOOK_S, next_door
-from gpuserve.front.keeper.kept_door import DoorState, KeptDoor, Newcomer
+from gpuserve.front.keeper.kept_door import DoorState, KeptDoor, Newcomer, TellEvent
 from gpuserve.front.keeper.spare import SpareDoor
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
@@ -49,6 +49,7 @@ class Doors(Transport):
         admission: Admission,
         setup: messages.DoorSetup,
         tls: TlsFiles | None,
+        tell_event: TellEvent,
     ) -> None:
         self._listeners = listeners
         self._requests = requests
@@ -60,7 +61,9 @@ class Doors(Transport):
         self._spare = SpareDoor()
         take = self._spare.take
         self._doors = [
-            KeptDoor(number, self._greeting, serve, admission, take, self._on_change, self._have_back)
+            KeptDoor(
+                number, self._greeting, serve, admission, take, self._on_change, self._have_back, tell_event
+            )
             for number in range(setup.settings["doors"])
         ]
         self._acceptors: list[Acceptor] = []

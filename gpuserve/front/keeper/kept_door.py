@@ -16,8 +16,9 @@ import logging
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
+from gpuserve.events.kinds import EventKind
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.keeper.choice import HUNG_S, RestartPatience, Silence
 from gpuserve.front.keeper.door_process import DoorProcess
@@ -83,11 +84,18 @@ class Running:
             self.on_their_way.popleft().accepted.close()
 
 
+class TellEvent(Protocol):
+    """Takes what happens to doors, for who watches the server."""
+
+    def __call__(self, kind: EventKind, **facts: Any) -> None: ...
+
+
 class KeptDoor:
     """The door of this number, kept up from ``start`` to ``stop``. ``greeting`` is what it is told first,
     ``serve`` makes what answers it, and its connections have places of ``admission``. ``start_process`` gives
     a process that waits for that, and our end of its passage. ``on_change`` is called when its state is
-    another; ``give_back`` gets connections that a dead one had not taken.
+    another; ``give_back`` gets connections that a dead one had not taken, and
+    ``tell_event`` hears of deaths.
     """
 
     def __init__(
@@ -99,6 +107,7 @@ class KeptDoor:
         start_process: Callable[[], tuple[DoorProcess, socket.socket]],
         on_change: Callable[[], None],
         give_back: Callable[[Iterable[Newcomer]], None],
+        tell_event: TellEvent,
     ) -> None:
         self.number = number
         self.state = DoorState.DOWN
@@ -111,6 +120,7 @@ class KeptDoor:
         self._start_process = start_process
         self._on_change = on_change
         self._give_back = give_back
+        self._tell_event = tell_event
         self._running: Running | None = None
         self._patience = RestartPatience()
         self._loop = asyncio.get_running_loop()
@@ -179,6 +189,7 @@ class KeptDoor:
         """Kill it if it hangs: called so often as ``choice.LOOK_S`` says."""
         if self._running is not None and self._running.silence.is_too_long(self.heard_at):
             logger.error("door %d has said nothing for %g s, and is killed", self.number, HUNG_S)
+            self._tell_event(EventKind.DOOR_HUNG, door=self.number, pid=self.pid, silent_s=HUNG_S)
             self.kill()
 
     # ---- what is heard ------------------------------------------------------------------------
@@ -234,6 +245,7 @@ class KeptDoor:
         pause_s = self._patience.pause_s(lived_s, came_up=self.state is DoorState.UP)
         when = f"in {pause_s:g} s" if pause_s else "at once"
         logger.error("door %d ended (%s); it is started again %s", self.number, reason, when)
+        self._tell_event(EventKind.DOOR_DIED, door=self.number, reason=reason, restart_in_s=pause_s)
         self.tally.restarted()
         self._become(DoorState.DOWN)
         self._loop.call_later(pause_s, self.start)

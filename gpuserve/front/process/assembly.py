@@ -67,7 +67,7 @@ def _doors(
     speak_tls = {fd: tls is not None and role in settings.tls_ports for role, fd in fds.items()}
     setup = DoorSetup(settings.to_wire(), 0, _NO_WORK)
     serve = partial(ServedDoor, service, FrontDoor(grpc, http).accept)
-    doors = Doors(speak_tls, serve, requests, admission, setup, tls)
+    doors = Doors(speak_tls, serve, requests, admission, setup, tls, service.events.tell)
     service.control.log.follow(doors.log_as)
     return doors
 

@@ -147,6 +147,7 @@ class Front:
                     doors=tuple(one[:4] + one.counts[:3] for one in parts.ports.doors())
                 )
             ),
+            messages.Happened: parts.service.events.happened,
             messages.Serving: lambda message: health.serving(message.missing),
             messages.Drain: parts.draining.drain,
             messages.Quit: lambda _: self._quit.set(),

@@ -16,6 +16,7 @@ from gpuserve.front.observe.gpu_health.watch import GpuWatch
 from gpuserve.front.observe.metrics_page import MetricsPage
 from gpuserve.front.observe.sliced_page import SlicedPage
 from gpuserve.front.service.control import AdminControl, LogControl, Questions, RepositoryControl, Say
+from gpuserve.front.service.events import FrontEvents
 from gpuserve.front.service.health import ServerHealth
 from gpuserve.front.service.inference import Inference, Pins
 from gpuserve.front.service.model_table import ModelTable
@@ -71,6 +72,7 @@ class InferenceService:
     inflation: InflationLimits
     #: The statistics of all models, by JSON and as a message.
     statistics: tuple[SlicedPage, SlicedPage]
+    events: FrontEvents
     version: str = VERSION
     extensions: tuple[str, ...] = EXTENSIONS
 
@@ -121,5 +123,14 @@ def inference_service(
     )
     inference = Inference(models, pins or regions)
     return InferenceService(
-        settings.name, inference, models, health, control, page, intake, inflation, statistics
+        settings.name,
+        inference,
+        models,
+        health,
+        control,
+        page,
+        intake,
+        inflation,
+        statistics,
+        FrontEvents(say),
     )

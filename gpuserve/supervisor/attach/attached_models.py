@@ -9,10 +9,12 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from gpuserve.control import messages
 from gpuserve.control.attach import BindRefused, Bound, Replaced, Welcome, WorkerDown, attach_name
 from gpuserve.errors import InvalidArgument
+from gpuserve.events.kinds import EventKind
 from gpuserve.supervisor.attach.attached_program import AttachedModel, AttachedProgram
 from gpuserve.supervisor.core.life import LiveInstance
 from gpuserve.supervisor.core.local_listener import LocalListener
@@ -107,6 +109,14 @@ class AttachedModels:
     def instance_went_down(self, model: AttachedModel, down: WorkerDown) -> None:
         if model.is_served:
             self._core.front.send(messages.InstanceDown(model.generation, *down[1:]))
+            self._core.events.tell(
+                EventKind.INSTANCE_DIED,
+                model=model.spec.name,
+                version=model.spec.version,
+                instance=down.instance,
+                reason=down.reason,
+                restart_in_s=round(down.restart_in_s, 3),
+            )
 
     def program_lost(self, program: AttachedProgram, reason: str) -> None:
         level = logging.WARNING if program.models else logging.INFO
@@ -145,6 +155,7 @@ class AttachedModels:
         model.generation = next(self._generations)
         model.announce(self._core.front)
         logger.info("process %d serves model %s", program.pid, name)
+        self._tell(EventKind.MODEL_LOADED, program, model, instances=len(model.spec.instances))
         program.tell(Bound(name))
 
     def take_away(self, program: AttachedProgram, name: str) -> None:
@@ -153,4 +164,9 @@ class AttachedModels:
         if self._served_by.get(name) is program and model.is_served:
             del self._served_by[name]
             self._core.front.send(messages.RemoveModel(model.generation))
+            self._tell(EventKind.MODEL_UNLOADED, program, model)
         program.forget(name)
+
+    def _tell(self, kind: EventKind, program: AttachedProgram, model: AttachedModel, **facts: Any) -> None:
+        spec, source = model.spec, f"program {program.pid}"
+        self._core.events.tell(kind, model=spec.name, version=spec.version, source=source, **facts)

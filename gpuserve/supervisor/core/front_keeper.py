@@ -13,6 +13,8 @@ from gpuserve.control.channel import Channel
 from gpuserve.control.operator import AnswerOutcome, VerbOutcome
 from gpuserve.control.reactor import Reactor
 from gpuserve.errors import RequestError, StartupError
+from gpuserve.events.journal import EventJournal
+from gpuserve.events.kinds import EventKind
 from gpuserve.settings import logs
 from gpuserve.settings.log import DEFAULT, LOG, LogSettings
 from gpuserve.supervisor.core.kept_child import KeptChild
@@ -54,9 +56,15 @@ class FrontKeeper:
     """The front and its successors, from ``start()`` to ``close()``."""
 
     def __init__(
-        self, reactor: Reactor, listeners: Listeners, settings: SettingsInForce, start_front: StartFront
+        self,
+        reactor: Reactor,
+        listeners: Listeners,
+        settings: SettingsInForce,
+        journal: EventJournal,
+        start_front: StartFront,
     ) -> None:
         self.ready = False
+        self._journal = journal
         self._reactor = reactor
         self._listeners = listeners
         self._settings = settings
@@ -88,6 +96,10 @@ class FrontKeeper:
         if self._child is not None and not self._child.send(message, fds):
             logger.error("the front does not read what it is told, and is ended")
             self._child.process.kill()
+
+    def offer(self, message: Any) -> bool:
+        """Send what can wait, if there is a front that has room for it now, and say whether it was sent."""
+        return self._child is not None and self._child.channel.offer(message)
 
     def instance_up(self, generation: int, instance: LiveInstance) -> None:
         message = messages.InstanceUp(generation, *instance[:4])
@@ -187,10 +199,12 @@ class FrontKeeper:
         reason = self._child.exit_reason()
         was_ready, young = self.ready, time.monotonic() - self._started_at < STEADY_S
         hopeless = not was_ready and not self._may_try_again(self._child.process)
+        pid = self._child.process.pid
         self.close()
         if not self._ending:
             delay_s = RESTART_DELAY_S if young and not was_ready else 0.0
             logger.warning("the front died (%s); next start in %.1f s", reason, delay_s)
+            self._journal.tell(EventKind.FRONT_DIED, reason=reason, pid=pid, restart_in_s=delay_s)
             self._reactor.call_later(delay_s, self._restart)
         self._events.front_lost(reason, hopeless)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuserve.control.reactor import Reactor
+from gpuserve.events.journal import EventJournal
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.listeners import Listeners
 from gpuserve.supervisor.core.server_life import ServerLife, SettingsInForce
@@ -12,10 +13,11 @@ from gpuserve.supervisor.core.server_life import ServerLife, SettingsInForce
 
 @dataclass(frozen=True)
 class ServerCore:
-    """The life of one server, its settings, its reactor, its ports and its front."""
+    """The life of one server, its settings, its reactor, its ports, its front, and what happens in it."""
 
     life: ServerLife
     settings: SettingsInForce
     reactor: Reactor
     listeners: Listeners
     front: FrontKeeper
+    events: EventJournal

@@ -7,6 +7,8 @@ import enum
 from typing import Any, Final
 
 from gpuserve.errors import Unavailable
+from gpuserve.events.journal import EventJournal
+from gpuserve.events.kinds import EventKind
 from gpuserve.settings.server import ServerSettings
 from gpuserve.states import StepTable
 
@@ -36,11 +38,13 @@ STEPS: Final = StepTable(
 class ServerLife:
     """Where a server stands; ``end()`` ends each run."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: EventJournal) -> None:
         self.state = ServerState.STOPPED
+        self._events = events
 
     def move(self, state: ServerState) -> None:
         self.state = STEPS.step(self.state, state)
+        self._events.tell(EventKind.SERVER_STATE, state=state.value)
 
     def end(self) -> None:
         """Enter STOPPED from any state, because nothing of the server is left."""

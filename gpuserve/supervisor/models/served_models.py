@@ -12,7 +12,8 @@ from functools import partial
 from gpuserve.control import messages
 from gpuserve.declare.rates import check_rates
 from gpuserve.declare.spec import ModelSpec
-from gpuserve.errors import GpuserveError, InvalidArgument, RequestError, StartupError
+from gpuserve.errors import AlreadyExists, GpuserveError, InvalidArgument, RequestError, StartupError
+from gpuserve.events.kinds import EventKind
 from gpuserve.placement.instance_counts import with_count
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.server_core import ServerCore
@@ -149,7 +150,9 @@ class ServedModels:
             self._loads.fail(load, generation.spec, reason)
             self.end(load, load.failure(generation.spec, name, reason))
             return None
-        return failed_start(generation.spec, name, reason)
+        failure = failed_start(generation.spec, name, reason)
+        self._tell_failed(generation.spec.name, str(failure), generation.spec.version)
+        return failure
 
     def retired(self, number: int, *, hurried: bool = True) -> None:
         """Stop the workers of a generation that has nothing in flight, or gave it up (``hurried``)."""
@@ -184,6 +187,7 @@ class ServedModels:
             if other in self.table and any(step.model == spec.name for step in other.spec.steps):
                 needed = f"model '{spec.name}', which it needs, could not be loaded"
                 logger.error("model %s is not served: %s", other.spec.name, needed)
+                self._tell_failed(other.spec.name, needed, other.spec.version)
                 self._leave_out(other, needed)
 
     # ---- ending ---------------------------------------------------------------------------
@@ -205,7 +209,7 @@ class ServedModels:
             end = self._do(operation)
             if end is None:
                 return
-            operation = self._operations.finish(operation, end.error)
+            operation = self._finish(operation, end.error)
 
     def _do(self, operation: ModelOperation) -> OperationEnd | None:
         if self._operations.is_overtaken(operation):
@@ -222,7 +226,23 @@ class ServedModels:
         return self._operations.running(operation.model) is operation
 
     def end(self, operation: ModelOperation, error: GpuserveError | None) -> None:
-        self._run(self._operations.finish(operation, error))
+        self._run(self._finish(operation, error))
+
+    def _finish(self, operation: ModelOperation, error: GpuserveError | None) -> ModelOperation | None:
+        if isinstance(operation, LoadOperation) and not isinstance(error, AlreadyExists | None):
+            self._tell_failed(operation.model, str(error).strip())
+        if isinstance(operation, ResizeOperation) and error is None:
+            for one in self.table.served(operation.model):
+                self._core.events.tell(
+                    EventKind.SCALED,
+                    model=operation.model,
+                    version=one.spec.version,
+                    instances=len(one.spec.instances),
+                )
+        return self._operations.finish(operation, error)
+
+    def _tell_failed(self, model: str, reason: str, version: int = 0) -> None:
+        self._core.events.tell(EventKind.MODEL_LOAD_FAILED, model=model, version=version, reason=reason)
 
     def serve(self, model: str, old: Sequence[Generation]) -> None:
         """Tell the front which generations serve a model now, and let ``old`` retire, which did."""
@@ -247,6 +267,7 @@ class ServedModels:
         if all(one.spec.version != version for one in self.table.of(name)):
             self.table.index.unavailable(name, version, messages.UNLOADED)
             logger.info("version %d of model %s is unloaded", version, name)
+            self._core.events.tell(EventKind.MODEL_UNLOADED, model=name, version=version)
         self.table.tell_states(name)
         running = self._operations.running(name)
         if isinstance(running, UnloadOperation) and not self.table.is_going(name):
@@ -314,6 +335,8 @@ class _Loads:
         generation.move(GenerationState.READY)
         self._table.index.forget(generation.spec.name, generation.spec.version)
         self._table.tell_states(generation.spec.name)
+        if generation.served:  # from the start
+            self._tell_loaded(generation)
         return True
 
     def is_complete(self, load: LoadOperation) -> bool:
@@ -327,7 +350,19 @@ class _Loads:
             generation.served = True
         self._models.serve(load.model, old)
         logger.info("model %s is loaded", load.model)
+        for generation in load.generations:
+            self._tell_loaded(generation)
         return True
+
+    def _tell_loaded(self, generation: Generation) -> None:
+        spec, lives = generation.spec, [one.live() for one in generation.group.workers]
+        self._core.events.tell(
+            EventKind.MODEL_LOADED,
+            model=spec.name,
+            version=spec.version,
+            instances=len(spec.instances),
+            load_s=round(max((one.load_s for one in lives if one is not None), default=0.0), 3),
+        )
 
     def fail(self, load: LoadOperation, spec: ModelSpec, reason: str) -> None:
         """Drop all of a load, because an instance of that declaration could not be started."""

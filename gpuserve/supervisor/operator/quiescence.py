@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from gpuserve.control.messages import Quiesce, Quiesced, Resume
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome
 from gpuserve.errors import Code
+from gpuserve.events.kinds import EventKind
 from gpuserve.settings.server import TERMINATED_LAME_DUCK_S
 from gpuserve.states import StepTable
 from gpuserve.supervisor.core.front_keeper import ANSWER_TIMEOUT_S
@@ -128,10 +129,11 @@ class Quiescence:
         if drain is not None:
             drain.answer(outcome)
             if not self._drains:
-                self._move(QuiescenceState.OUT_OF_SERVICE)
+                self._move(QuiescenceState.OUT_OF_SERVICE, outcome.result.get("unfinished"))
 
-    def _move(self, state: QuiescenceState) -> None:
+    def _move(self, state: QuiescenceState, unfinished: int | None = None) -> None:
         self.state = STEPS.step(self.state, state)
+        self._core.events.tell(EventKind.DRAINED, service=state.value, unfinished=unfinished)
 
 
 def _has_terminal() -> bool:

@@ -13,6 +13,8 @@ from typing import Any, Final, TypeAlias
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import Code, GpuserveError, InvalidArgument
+from gpuserve.events.journal import EventJournal
+from gpuserve.events.kinds import EventKind
 from gpuserve.settings import live
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.server_life import ServerLife, ServerState
@@ -40,12 +42,14 @@ class ConfigReload:
         self,
         source: ConfigSource | None,
         life: ServerLife,
+        events: EventJournal,
         work: ConfigWork,
         adjust: Callable[[dict[str, Any]], None],
         run_beside: RunBeside,
     ) -> None:
         self._reads = None if source is None else SourceReads(source, run_beside)
         self._life = life
+        self._events = events
         self._work = work
         self._adjust = adjust
         self._settings = ServerSettings() if source is None else source.start.settings
@@ -173,6 +177,9 @@ class ConfigReload:
 
     def _end(self, asked: Sequence[_Asked], outcome: VerbOutcome) -> None:
         self._run, self._is_busy = None, False
+        changes = {name: what for name, what in outcome.result.items() if what}
+        reason = outcome.text if outcome.code else ""
+        self._events.tell(EventKind.CONFIG_RELOADED, ok=not reason, reason=reason, changes=changes)
         for answer, _ in asked:
             answer(outcome)
         if self._asked and not self._is_busy:

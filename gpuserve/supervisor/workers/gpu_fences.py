@@ -13,6 +13,7 @@ from typing import Final
 from gpuserve.control import messages
 from gpuserve.control.reactor import Reactor
 from gpuserve.errors import StartupError
+from gpuserve.events.kinds import EventKind
 from gpuserve.states import EventTable
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.processes import ChildProcess, spawn
@@ -76,6 +77,7 @@ class GpuFences:
     ) -> None:
         self._reactor = core.reactor
         self._front = core.front
+        self._events = core.events
         self._lost = lost
         self._workers = workers
         self._gpus: tuple[tuple[str, str, str], ...] = ()
@@ -97,6 +99,7 @@ class GpuFences:
     def gpus_lost(self, gpus: Sequence[tuple[str, str, str]]) -> None:
         """Fence the workers on these GPUs, (UUID, device, reason), and release those on all others."""
         before = set(self._lost)
+        self._tell(self._gpus, gpus)
         self._gpus = tuple(gpus)
         self._lost.clear()
         for uuid, device, reason in gpus:
@@ -108,6 +111,15 @@ class GpuFences:
             elif uuid not in before:
                 worker.fence()
         self.look()
+
+    def _tell(self, before: Sequence[tuple[str, str, str]], now: Sequence[tuple[str, str, str]]) -> None:
+        were, are = {one[0] for one in before}, {one[0] for one in now}
+        for uuid, device, reason in now:
+            if uuid not in were:
+                self._events.tell(EventKind.GPU_FENCED, uuid=uuid, device=device, reason=reason)
+        for uuid, device, _ in before:
+            if uuid not in are:
+                self._events.tell(EventKind.GPU_RELEASED, uuid=uuid, device=device)
 
     # ---- CUDA as a whole ------------------------------------------------------------------
 

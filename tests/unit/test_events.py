@@ -1,0 +1,182 @@
+"""Events: telling them, keeping the last ones, and passing them on to a front that may be slow."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpuserve.control.channel import Channel, channel_pair
+from gpuserve.control.messages import CONTROL, Happened, Noticed
+from gpuserve.control.reactor import Reactor
+from gpuserve.events.event import MAX_TEXT_CHARACTERS, Event
+from gpuserve.events.journal import EventJournal
+from gpuserve.events.kinds import FACTS, SEEN_BY_FRONT, EventKind
+from gpuserve.events.recent import KEPT, KEPT_BY_FRONT
+from gpuserve.front.service.events import FrontEvents as SeenByFront
+from gpuserve.supervisor.core.front_events import FrontEvents
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def journal() -> EventJournal:
+    return EventJournal(Clock())
+
+
+def test_an_event_as_a_document_leaves_out_what_it_is_not_about(journal: EventJournal) -> None:
+    journal.tell(EventKind.SERVER_STATE, state="SERVING")
+    journal.tell(EventKind.INSTANCE_DIED, model="m", version=2, instance="cpu#0", reason="signal SIGKILL")
+    first, second = (one.document() for one in journal.recent)
+    assert first == {"time": 1001.0, "number": 1, "kind": "server_state", "state": "SERVING"}
+    assert second == {
+        "time": 1002.0, "number": 2, "kind": "instance_died", "model": "m", "version": 2,
+        "instance": "cpu#0", "reason": "signal SIGKILL",
+    }  # fmt: skip
+
+
+def test_an_event_is_the_same_after_the_wire(journal: EventJournal) -> None:
+    journal.tell(EventKind.CONFIG_RELOADED, ok=False, changes={"failed": [{"model": "m"}]})
+    (event,) = journal.recent
+    (wire,) = CONTROL.decode(CONTROL.encode(Happened((event.to_wire(),)))).events
+    assert json.dumps(Event.from_wire(wire).document()) == json.dumps(event.document())
+
+
+def test_facts_can_be_said_in_json_and_have_a_bound(journal: EventJournal) -> None:
+    journal.tell(EventKind.INSTANCE_DIED, model="m", reason="x" * 1_000_000, restart_in_s=math.inf)
+    (event,) = journal.recent
+    document = event.document()
+    assert len(document["reason"]) < MAX_TEXT_CHARACTERS + 10
+    assert document["restart_in_s"] is None
+    json.dumps(document, allow_nan=False)
+
+
+def test_only_the_last_events_are_kept(journal: EventJournal) -> None:
+    for _ in range(KEPT + 10):
+        journal.tell(EventKind.SCALED, model="m")
+    numbers = [one.number for one in journal.recent]
+    assert numbers == list(range(11, KEPT + 11))
+    assert [one.number for one in journal.recent.after(KEPT + 8)] == [KEPT + 9, KEPT + 10]
+
+
+def test_a_follower_hears_each_event_until_it_leaves(journal: EventJournal) -> None:
+    heard: list[Event] = []
+    leave = journal.recent.follow(heard.append)
+    journal.tell(EventKind.SCALED, model="a")
+    journal.recent.add(heard[0])  # known already
+    leave()
+    journal.tell(EventKind.SCALED, model="b")
+    assert [one.model for one in heard] == ["a"]
+
+
+def test_each_kind_has_its_facts() -> None:
+    assert FACTS.keys() == set(EventKind)
+
+
+class Front:
+    """The supervisor's end of a front that reads when it is told to."""
+
+    def __init__(self) -> None:
+        self.ready = True
+        ours, theirs = channel_pair()
+        self._channel, self.front = Channel(ours, CONTROL), Channel(theirs, CONTROL)
+
+    def offer(self, message: Any) -> bool:
+        return self._channel.offer(message)
+
+    def read(self) -> list[int]:
+        found = []
+        while self.front.pending():
+            found += [Event.from_wire(one).number for one in self.front.receive().events]  # type: ignore[union-attr]
+        return found
+
+    def close(self) -> None:
+        self._channel.close()
+        self.front.close()
+
+
+class Later(Reactor):
+    """A reactor whose timers a test fires."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.due: list[Any] = []
+
+    def call_later(self, delay_s: float, callback: Any) -> None:
+        self.due.append(callback)
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    one = Front()
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def reactor() -> Iterator[Later]:
+    one = Later()
+    yield one
+    one.close()
+
+
+def test_a_front_hears_in_time_and_in_order(journal: EventJournal, front: Front, reactor: Later) -> None:
+    passed = FrontEvents(journal.recent, front, reactor)  # type: ignore[arg-type]
+    passed.open()
+    for _ in range(3):
+        journal.tell(EventKind.SCALED, model="m")
+    assert front.read() == [1, 2, 3]
+
+
+def test_a_front_that_is_not_ready_is_told_when_it_is(
+    journal: EventJournal, front: Front, reactor: Later
+) -> None:
+    front.ready = False
+    passed = FrontEvents(journal.recent, front, reactor)  # type: ignore[arg-type]
+    passed.open()
+    for _ in range(KEPT):
+        journal.tell(EventKind.SCALED, model="m")
+    assert front.read() == []
+    front.ready = True
+    passed.front_ready()
+    assert front.read() == list(range(KEPT - KEPT_BY_FRONT + 1, KEPT + 1))
+    passed.front_ready()  # its successor
+    assert front.read() == list(range(KEPT - KEPT_BY_FRONT + 1, KEPT + 1))
+
+
+def test_a_front_that_does_not_read_holds_nobody_up(
+    journal: EventJournal, front: Front, reactor: Later
+) -> None:
+    passed = FrontEvents(journal.recent, front, reactor)  # type: ignore[arg-type]
+    passed.open()
+    while not reactor.due:
+        journal.tell(EventKind.INSTANCE_DIED, model="m", reason="x" * 1000)
+    before = front.read()
+    journal.tell(EventKind.SCALED, model="m")
+    assert front.read() == []  # until it is due
+    reactor.due.pop()()
+    assert before + front.read() == [one.number for one in journal.recent]
+
+
+def test_what_the_front_has_seen_is_one_message() -> None:
+    said: list[Any] = []
+    SeenByFront(said.append).tell(EventKind.DOOR_DIED, door=1, reason="signal SIGKILL")
+    assert said == [Noticed("door_died", "", 0, "", {"door": 1, "reason": "signal SIGKILL"})]
+    assert EventKind.DOOR_DIED in SEEN_BY_FRONT
+
+
+def test_a_supervisor_without_time_holds_no_front_up() -> None:
+    def full(_: Any) -> None:
+        raise BlockingIOError
+
+    SeenByFront(full).tell(EventKind.DOOR_DIED, door=1)
