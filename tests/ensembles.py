@@ -49,6 +49,12 @@ def members(fifo: str = "") -> list[dict[str, Any]]:
         member("streamed", decoupled=True),
         member("who", outputs=[tensor("y"), tensor("pid", "int64", 1)]),
         member("asks_chain"),
+        member(
+            "passed_on",
+            inputs=[tensor("a", optional=True), tensor("b", optional=True)],
+            outputs=[tensor("a_out"), tensor("b_out")],
+            strict=False,
+        ),
         member("Counted", sequence_batching={"controls": controls, "max_sequence_idle_us": 60_000_000}),
         *([member("Gate", kwargs={"fifo": fifo})] if fifo else []),
     ]
@@ -98,6 +104,19 @@ def ensembles() -> list[dict[str, Any]]:
             step("told", {"seen": "first", "y": "a"}, x="x"),
             step("told", {"seen": "second"}, x="a"),
             outputs=seen,
+        ),
+        ensemble(
+            "partial",
+            step("passed_on", {"a_out": "a_between", "b_out": "b_between"}, a="a", b="b"),
+            step("passed_on", {"a_out": "a_out", "b_out": "b_out"}, a="a_between", b="b_between"),
+            inputs=[tensor("a", optional=True), tensor("b", optional=True)],
+            outputs=[tensor("a_out"), tensor("b_out")],
+        ),
+        ensemble(
+            "demanding",
+            step("passed_on", {"a_out": "a_between", "b_out": "b_between"}, a="a", b="b"),
+            step("added", "y", a="a_between", b="b_between"),
+            inputs=[tensor("a", optional=True), tensor("b", optional=True)],
         ),
         ensemble("sequences", step("doubled", "a", x="x"), step("Counted", "y", x="a")),
     ]

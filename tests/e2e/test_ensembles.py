@@ -268,6 +268,23 @@ def test_an_ensemble_streams_its_one_response(server: Addresses) -> None:
     assert heard == [2 * number + 1 for number in range(10)]
 
 
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+def test_what_a_step_leaves_out_is_missed_by_who_needs_it(client: Any, width: int) -> None:
+    """As in Triton: optional inputs between steps stay optional (L0_optional_input)."""
+    asked = library(client).InferRequestedOutput
+    only_a = [given(client, "a", rows(width, 3))]
+    answer = client.infer("partial", only_a)
+    assert (answer.as_numpy("a_out").flat[0], answer.as_numpy("b_out")) == (3, None)
+    named = client.infer("partial", only_a, outputs=[asked("a_out")])
+    assert (named.as_numpy("a_out").flat[0], named.as_numpy("b_out")) == (3, None)
+    both = [*only_a, given(client, "b", rows(width, 4))]
+    assert client.infer("partial", both, outputs=[asked("b_out")]).as_numpy("b_out").flat[0] == 4
+    with pytest.raises(InferenceServerException, match="model 'passed_on' gave no output 'b_out', which is"):
+        client.infer("partial", only_a, outputs=[asked("b_out")])
+    with pytest.raises(InferenceServerException, match=r"in ensemble 'demanding', .*'b'"):
+        client.infer("demanding", only_a)
+
+
 def test_it_is_described_as_an_ensemble(client: Any) -> None:
     as_json = {} if library(client) is tritonclient.http else {"as_json": True}
     metadata = client.get_model_metadata("chain", **as_json)

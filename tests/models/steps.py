@@ -120,3 +120,8 @@ def asks_chain(requests: Any) -> Any:
     """What the ensemble ``diamond`` says, all of it together."""
     answers = [current_model().infer("diamond", {"x": one["x"]}) for one in requests]
     return [{"y": one["y"] + one["d"] + one["f"]} for one in answers]
+
+
+def passed_on(requests: Any) -> Any:
+    """Of each input that is there an output, and no other."""
+    return [{f"{name}_out": array for name, array in one.items()} for one in requests]

@@ -69,6 +69,15 @@ class Members:
         check_readable(driver, request)
         return driver
 
+    def asked(self, step: PlannedStep) -> tuple[str, ...]:
+        """The outputs that a step is asked for by name: none where its model may leave some of them out, for
+        who names an output wants it.
+        """
+        driver = self._driver(step)
+        if driver is not None and not driver.spec.strict:
+            return ()
+        return tuple([theirs for theirs, _ in step.writes])
+
     # ---- on devices -----------------------------------------------------------------------
 
     def kept(self, step: PlannedStep, plan: EnsemblePlan) -> tuple[str, ...]:

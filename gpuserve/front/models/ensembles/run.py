@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-from gpuserve.errors import RequestError, request_error
+from gpuserve.errors import Internal, RequestError, request_error
 from gpuserve.front.batching import refusals
 from gpuserve.front.links.export_memory import KeptTensor
 from gpuserve.front.links.output_memory import Memories, OutputMemory
@@ -105,7 +105,7 @@ class EnsembleRun:
             whole.id,
             whole.parameters,
             inputs,
-            tuple([theirs for theirs, _ in step.writes]),
+            self._members.asked(step),
             timeout_s,
             whole.priority,
             placements=placements,
@@ -138,15 +138,31 @@ class EnsembleRun:
             self._fail(error)
         elif error is not None:
             raise error
+        elif (absent := self._absent(step, answer.result())) is not None:
+            answer.result().close()
+            self._fail(absent)
         else:
             self._take(step, answer.result())
+
+    def _absent(self, step: PlannedStep, response: InferResponse) -> RequestError | None:
+        """Say that a step left an output out that the client asked for by name. Nobody misses any other but
+        the steps that read it, and those may do without.
+        """
+        there = {one.name for one in response.outputs}
+        asked = self._pending.request.outputs
+        for theirs, ours in step.writes:
+            if theirs not in there and ours in asked:
+                return Internal(f"model {step.model!r} gave no output {theirs!r}, which is {ours!r} here")
+        return None
 
     def _take(self, step: PlannedStep, response: InferResponse) -> None:
         holders = Holders(response.close)
         outputs = {one.name: one for one in response.outputs}
         is_kept = False
         for theirs, ours in step.writes:
-            output = outputs[theirs]
+            output = outputs.get(theirs)
+            if output is None:
+                continue
             if isinstance(output, KeptTensor):
                 self.device_nbytes += output.nbytes
             data = of_response(
@@ -196,7 +212,7 @@ class EnsembleRun:
             str(spec.version),
             self._pending.request.id,
             parameters,
-            [self._outputs[name] for name in self._plan.outputs],
+            [self._outputs[name] for name in self._plan.outputs if name in self._outputs],
             close,
             Memories(memories),
         )
