@@ -21,8 +21,8 @@ class FuturesModelClient(AnyClient):
     """A client of one model for any number of threads, whose calls return ``concurrent.futures.Future``.
 
     Args:
-        url, model_name, model_version, init_timeout_s, inference_timeout_s, model_config,
-            ensure_model_is_ready, access_token: see ``ModelClientBase``.
+        url, model_name, model_version, model_config, access_token: see ``ModelClientBase``.
+        init_timeout_s, inference_timeout_s, ensure_model_is_ready: see there too.
         max_workers: how many inferences run at once, each over a connection of its own; None is no limit.
         max_queue_size: how many calls wait besides; None is no limit.
         non_blocking: whether a call that finds the queue full is refused at once, instead of after
