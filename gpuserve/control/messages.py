@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from gpuserve.events.event import EventWire
+from gpuserve.journal.event import EventWire
 from gpuserve_worker.protocol.wire import Vocabulary
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpuserve.control import messages
 from gpuserve.errors import StartupError
-from gpuserve.events.kinds import EventKind
+from gpuserve.journal.kinds import EventKind
 from gpuserve.supervisor.attach.attached_models import AttachedModels
 from gpuserve.supervisor.core.server_core import ServerCore
 from gpuserve.supervisor.core.server_life import ServerState

@@ -15,8 +15,8 @@ from gpuserve.control import messages
 from gpuserve.control.reactor import Reactor
 from gpuserve.declare.spec import RESTART_WORKER, ModelSpec
 from gpuserve.errors import BindError, GpuserveError, ModelUnrecoverable, StartupError
-from gpuserve.events.journal import EventJournal
-from gpuserve.events.kinds import SEEN_BY_FRONT, EventKind
+from gpuserve.journal.event_journal import EventJournal
+from gpuserve.journal.kinds import SEEN_BY_FRONT, EventKind
 from gpuserve.placement.server_devices import ServerDevices
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.attach.attached_models import AttachedModels

@@ -12,7 +12,7 @@ from reloading import Work, model
 from gpuserve.control.operator import VerbOutcome
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import ConfigError, GpuserveError
-from gpuserve.events.journal import EventJournal
+from gpuserve.journal.event_journal import EventJournal
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.server_life import ServerLife, ServerState
 from gpuserve.supervisor.reload.config_reload import ConfigReload

@@ -12,11 +12,11 @@ import pytest
 from gpuserve.control.channel import Channel, channel_pair
 from gpuserve.control.messages import CONTROL, Happened, Noticed
 from gpuserve.control.reactor import Reactor
-from gpuserve.events.event import MAX_TEXT_CHARACTERS, Event
-from gpuserve.events.journal import EventJournal
-from gpuserve.events.kinds import FACTS, SEEN_BY_FRONT, EventKind
-from gpuserve.events.recent import KEPT, KEPT_BY_FRONT
 from gpuserve.front.service.events import FrontEvents as SeenByFront
+from gpuserve.journal.event import MAX_TEXT_CHARACTERS, Event
+from gpuserve.journal.event_journal import EventJournal
+from gpuserve.journal.kinds import FACTS, SEEN_BY_FRONT, EventKind
+from gpuserve.journal.recent import KEPT, KEPT_BY_FRONT
 from gpuserve.supervisor.core.front_events import FrontEvents
 
 

@@ -75,7 +75,7 @@ ALLOWED = {
     "gpuserve/config/entries":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/runtimes "
         "gpuserve_worker/protocol",
-    "gpuserve/control": "gpuserve/errors gpuserve/events gpuserve_worker/protocol",
+    "gpuserve/control": "gpuserve/errors gpuserve/journal gpuserve_worker/protocol",
     "gpuserve/declare":
         "gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings gpuserve_worker/protocol",
     "gpuserve/decorators": "gpuserve_worker/calling gpuserve_worker/protocol",
@@ -132,8 +132,8 @@ ALLOWED = {
         "gpuserve/declare gpuserve/front/observe gpuserve/front/v2 gpuserve_worker/protocol",
     "gpuserve/front/exchange": "gpuserve/errors gpuserve/front/memory",
     "gpuserve/front/keeper":
-        "gpuserve/control gpuserve/events gpuserve/front/exchange gpuserve/front/passage "
-        "gpuserve/front/remote gpuserve/front/server gpuserve/settings gpuserve/states",
+        "gpuserve/control gpuserve/front/exchange gpuserve/front/passage gpuserve/front/remote "
+        "gpuserve/front/server gpuserve/journal gpuserve/settings gpuserve/states",
     "gpuserve/front/links": "gpuserve/front/v2 gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/memory":
         "gpuserve/declare gpuserve/errors gpuserve/front/batching gpuserve/front/links gpuserve/front/v2 "
@@ -172,10 +172,10 @@ ALLOWED = {
     "gpuserve/front/server/http1": "gpuserve/front/exchange gpuserve/states",
     "gpuserve/front/server/http2": "gpuserve/front/exchange gpuserve/states",
     "gpuserve/front/service":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/events gpuserve/front/links "
-        "gpuserve/front/memory gpuserve/front/models gpuserve/front/observe "
-        "gpuserve/front/observe/gpu_health gpuserve/front/observe/tracing gpuserve/front/v2 "
-        "gpuserve/settings gpuserve_worker/memory gpuserve_worker/protocol",
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/front/links gpuserve/front/memory "
+        "gpuserve/front/models gpuserve/front/observe gpuserve/front/observe/gpu_health "
+        "gpuserve/front/observe/tracing gpuserve/front/v2 gpuserve/journal gpuserve/settings "
+        "gpuserve_worker/memory gpuserve_worker/protocol",
     "gpuserve/front/v2":
         "gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/options gpuserve/settings "
         "gpuserve_worker/memory gpuserve_worker/protocol",
@@ -193,30 +193,30 @@ ALLOWED = {
     "gpuserve/runtimes/huggingface": "gpuserve/errors gpuserve/openai gpuserve/runtimes",
     "gpuserve/settings": "gpuserve/errors gpuserve/options",
     "gpuserve/supervisor":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/events gpuserve/placement "
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
         "gpuserve/settings gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models "
         "gpuserve/supervisor/operator gpuserve/supervisor/reload gpuserve/supervisor/workers "
         "gpuserve_worker/protocol",
     "gpuserve/supervisor/attach":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/events gpuserve/settings gpuserve/states "
-        "gpuserve/supervisor/core gpuserve/supervisor/workers gpuserve_worker/protocol",
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/settings "
+        "gpuserve/states gpuserve/supervisor/core gpuserve/supervisor/workers gpuserve_worker/protocol",
     "gpuserve/supervisor/core":
-        "gpuserve/control gpuserve/errors gpuserve/events gpuserve/settings gpuserve/states gpuserve_worker "
+        "gpuserve/control gpuserve/errors gpuserve/journal gpuserve/settings gpuserve/states gpuserve_worker "
         "gpuserve_worker/calling gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/supervisor/models":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/events gpuserve/placement "
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
         "gpuserve/settings gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core "
         "gpuserve/supervisor/workers",
     "gpuserve/supervisor/operator":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/events gpuserve/placement "
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
         "gpuserve/settings gpuserve/states gpuserve/supervisor/attach gpuserve/supervisor/core "
         "gpuserve/supervisor/models gpuserve/supervisor/reload gpuserve/supervisor/workers "
         "gpuserve_worker/protocol",
     "gpuserve/supervisor/reload":
-        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/events gpuserve/placement "
+        "gpuserve/control gpuserve/declare gpuserve/errors gpuserve/journal gpuserve/placement "
         "gpuserve/settings gpuserve/supervisor/attach gpuserve/supervisor/core gpuserve/supervisor/models",
     "gpuserve/supervisor/workers":
-        "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/events gpuserve/states "
+        "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/journal gpuserve/states "
         "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/testing":
         "gpuserve/config gpuserve/declare gpuserve/describe gpuserve/placement gpuserve/repository "

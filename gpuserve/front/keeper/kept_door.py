@@ -18,7 +18,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from gpuserve.events.kinds import EventKind
 from gpuserve.front.exchange.limits import Admission
 from gpuserve.front.keeper.choice import HUNG_S, RestartPatience, Silence
 from gpuserve.front.keeper.door_process import DoorProcess
@@ -26,6 +25,7 @@ from gpuserve.front.keeper.tally import DoorTally
 from gpuserve.front.passage import messages
 from gpuserve.front.passage.passage import Passage
 from gpuserve.front.remote.served_door import ServedDoor
+from gpuserve.journal.kinds import EventKind
 from gpuserve.states import StepTable
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ import contextlib
 from typing import Any
 
 from gpuserve.control.messages import Happened, Noticed
-from gpuserve.events.event import Event, told
-from gpuserve.events.kinds import EventKind
-from gpuserve.events.recent import KEPT_BY_FRONT, RecentEvents
 from gpuserve.front.service.control import Say
+from gpuserve.journal.event import Event, told
+from gpuserve.journal.kinds import EventKind
+from gpuserve.journal.recent import KEPT_BY_FRONT, RecentEvents
 
 
 class FrontEvents:

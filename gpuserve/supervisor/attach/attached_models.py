@@ -14,7 +14,7 @@ from typing import Any
 from gpuserve.control import messages
 from gpuserve.control.attach import BindRefused, Bound, Replaced, Welcome, WorkerDown, attach_name
 from gpuserve.errors import InvalidArgument
-from gpuserve.events.kinds import EventKind
+from gpuserve.journal.kinds import EventKind
 from gpuserve.supervisor.attach.attached_program import AttachedModel, AttachedProgram
 from gpuserve.supervisor.core.life import LiveInstance
 from gpuserve.supervisor.core.local_listener import LocalListener

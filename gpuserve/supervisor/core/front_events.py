@@ -8,7 +8,7 @@ from typing import Final
 
 from gpuserve.control.messages import Happened
 from gpuserve.control.reactor import Reactor
-from gpuserve.events.recent import KEPT_BY_FRONT, RecentEvents
+from gpuserve.journal.recent import KEPT_BY_FRONT, RecentEvents
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 
 #: So many events go in one message, and so long later it is tried again where the front has no room for it.

@@ -13,8 +13,8 @@ from gpuserve.control.channel import Channel
 from gpuserve.control.operator import AnswerOutcome, VerbOutcome
 from gpuserve.control.reactor import Reactor
 from gpuserve.errors import RequestError, StartupError
-from gpuserve.events.journal import EventJournal
-from gpuserve.events.kinds import EventKind
+from gpuserve.journal.event_journal import EventJournal
+from gpuserve.journal.kinds import EventKind
 from gpuserve.settings import logs
 from gpuserve.settings.log import DEFAULT, LOG, LogSettings
 from gpuserve.supervisor.core.kept_child import KeptChild

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuserve.control.reactor import Reactor
-from gpuserve.events.journal import EventJournal
+from gpuserve.journal.event_journal import EventJournal
 from gpuserve.supervisor.core.front_keeper import FrontKeeper
 from gpuserve.supervisor.core.listeners import Listeners
 from gpuserve.supervisor.core.server_life import ServerLife, SettingsInForce

@@ -7,8 +7,8 @@ import enum
 from typing import Any, Final
 
 from gpuserve.errors import Unavailable
-from gpuserve.events.journal import EventJournal
-from gpuserve.events.kinds import EventKind
+from gpuserve.journal.event_journal import EventJournal
+from gpuserve.journal.kinds import EventKind
 from gpuserve.settings.server import ServerSettings
 from gpuserve.states import StepTable
 

@@ -13,7 +13,7 @@ from gpuserve.control import messages
 from gpuserve.declare.rates import check_rates
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import AlreadyExists, GpuserveError, InvalidArgument, RequestError, StartupError
-from gpuserve.events.kinds import EventKind
+from gpuserve.journal.kinds import EventKind
 from gpuserve.placement.instance_counts import with_count
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.server_core import ServerCore

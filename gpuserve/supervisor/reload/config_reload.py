@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 from gpuserve.control.operator import AnswerOutcome, Tell, VerbOutcome, failed
 from gpuserve.declare.spec import ModelSpec
 from gpuserve.errors import Code, GpuserveError, InvalidArgument
-from gpuserve.events.journal import EventJournal
-from gpuserve.events.kinds import EventKind
+from gpuserve.journal.event_journal import EventJournal
+from gpuserve.journal.kinds import EventKind
 from gpuserve.settings import live
 from gpuserve.settings.server import ServerSettings
 from gpuserve.supervisor.core.server_life import ServerLife, ServerState

@@ -13,7 +13,7 @@ from typing import Final
 from gpuserve.control import messages
 from gpuserve.control.reactor import Reactor
 from gpuserve.errors import StartupError
-from gpuserve.events.kinds import EventKind
+from gpuserve.journal.kinds import EventKind
 from gpuserve.states import EventTable
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.core.processes import ChildProcess, spawn

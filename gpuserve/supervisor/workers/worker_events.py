@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from gpuserve.events.journal import EventJournal
-from gpuserve.events.kinds import EventKind
+from gpuserve.journal.event_journal import EventJournal
+from gpuserve.journal.kinds import EventKind
 from gpuserve.supervisor.core.life import InstanceState
 from gpuserve.supervisor.workers.worker_keeper import WorkerKeeper
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpuserve.events.event import Event, told
-from gpuserve.events.kinds import EventKind
-from gpuserve.events.recent import KEPT, RecentEvents
+from gpuserve.journal.event import Event, told
+from gpuserve.journal.kinds import EventKind
+from gpuserve.journal.recent import KEPT, RecentEvents
 
 
 class EventJournal:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve.events.kinds import EventKind
+from gpuserve.journal.kinds import EventKind
 
 #: A text of an event is no longer; what is left of a longer one says so.
 MAX_TEXT_CHARACTERS: Final = 2000

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
-from gpuserve.events.event import Event
+from gpuserve.journal.event import Event
 
 #: How many a server keeps, and how many of them its front does.
 KEPT: Final = 500
