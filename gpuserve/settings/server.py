@@ -169,8 +169,14 @@ class ServerSettings:
         words=(AUTO,),
         read=read_doors,
     )
-    # tritonclient's own examples insist on this name.
-    name: str = option("triton", "What the server's metadata gives as its name.", some=True)
+    name: str = option("gpuserve", "What the server calls itself.", some=True)
+    # Triton's own examples and programs made of them end where metadata has another name than its.
+    compat_name: str | None = option(
+        None,
+        "What the v2 metadata alone gives as the server's name, for clients that insist on Triton's; null: "
+        "that of name.",
+        words=(TRITON,),
+    )
     drain_timeout_s: float = option(
         30.0,
         "Seconds that queued requests have after SIGTERM, or after the lame duck.",

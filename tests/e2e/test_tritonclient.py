@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
         tmp_path_factory.mktemp("server"),
         made,
         host="127.0.0.1",
-        name="triton",
+        compat_name="triton",
         model_control="explicit",
         load_at_start=[one["name"] for one in made if one is not spare],
     )

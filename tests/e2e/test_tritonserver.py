@@ -167,6 +167,7 @@ def test_models_are_loaded_by_name_and_by_clients(repository: Path, tmp_path: Pa
         address = log.read_text().partition("gRPC ")[2].partition(",")[0]
         client = Client("grpc", address)
         assert client.infer("m").tag == 1.0
+        assert client.asked.get_server_metadata().name == "triton"
         assert client.states("later") == {"": ""}
         client.asked.load_model("later")
         assert client.infer("later").tag == 2.0

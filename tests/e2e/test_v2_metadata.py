@@ -48,7 +48,7 @@ def test_health_and_metadata(server: Addresses, protocol: str) -> None:
         assert asked.is_model_ready("echo_FP32", "1")
         assert not asked.is_model_ready("nope")
         found = asked.get_server_metadata() if protocol == "http" else asked.get_server_metadata(as_json=True)
-        assert (found["name"], bool(found["version"])) == ("triton", True)
+        assert (found["name"], bool(found["version"])) == ("gpuserve", True)
 
 
 @pytest.mark.parametrize(

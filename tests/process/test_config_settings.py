@@ -24,7 +24,7 @@ def test_what_cannot_change_is_named_and_the_rest_is_applied(tmp_path: Path) -> 
     with operated(tmp_path, entry("m"), log_level="info") as operator:
         settings = {"grpc_response_compression": "high", "name": "other", "access_token": "s3cret"}
         operator.reload(entry("m", 2.0), log_level="warning", **settings)
-        operator.wait_said('server.name: cannot change while the server runs: "triton" stays')
+        operator.wait_said('server.name: cannot change while the server runs: "gpuserve" stays')
         wait_until(lambda: operator.client().infer("m").tag == 2.0, "the model is loaded anew")
         told = "\n".join(one["msg"] for one in operator.server.messages())
         assert "server.access_token: cannot change while the server runs\n" in told + "\n"

@@ -49,7 +49,7 @@ def double(requests: Any) -> Any:
 def test_a_server_that_serves(shared: OperatedServer) -> None:
     found = status(shared.addresses["HTTP"])
     server = found["server"]
-    assert (server["name"], server["version"], server["pid"]) == ("triton", __version__, shared.pid)
+    assert (server["name"], server["version"], server["pid"]) == ("gpuserve", __version__, shared.pid)
     assert (server["state"], server["service"], server["ready"]) == ("SERVING", "IN_SERVICE", True)
     assert server["front"] == {"pid": shared.front, "restarts": 0, "answers": True}
     assert server["addresses"]["http"] == f"http://{shared.addresses['HTTP']}"
@@ -78,7 +78,7 @@ def test_it_is_shown_to_people(shared: OperatedServer) -> None:
     found = gpuserve("status", server=shared)
     assert found.status == 0
     lines = found.stdout.splitlines()
-    assert lines[0].startswith("triton: SERVING, ready, up ")
+    assert lines[0].startswith("gpuserve: SERVING, ready, up ")
     assert any(line.split()[:3] == ["m", "1", "READY"] for line in lines)
     assert any(line.startswith("n ") and "UNAVAILABLE (not loaded)" in line for line in lines)
     assert sum(line.startswith("m ") and " cpu " in line for line in lines) == 2

@@ -178,7 +178,7 @@ def write_gpuserve_config(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     server = {
         "host": "127.0.0.1",
-        "name": "triton",
+        "compat_name": "triton",
         "model_control": "explicit",
         "load_at_start": list(loaded_names()),
     }

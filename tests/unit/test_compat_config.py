@@ -28,7 +28,12 @@ def settings(**options: Any) -> ServerSettings:
 
 def test_the_defaults_are_the_same() -> None:
     assert settings() == ServerSettings(
-        host="0.0.0.0", http_port=8000, grpc_port=8001, metrics_port=8002, name="triton", drain_timeout_s=30.0
+        host="0.0.0.0",
+        http_port=8000,
+        grpc_port=8001,
+        metrics_port=8002,
+        compat_name="triton",
+        drain_timeout_s=30.0,
     )
 
 
@@ -89,7 +94,8 @@ def test_the_defaults_are_the_same() -> None:
     ],
 )
 def test_what_options_mean(options: dict[str, Any], meant: dict[str, Any]) -> None:
-    assert settings(**options) == dataclasses.replace(ServerSettings(), **meant)
+    named = {} if "id" in options else {"compat_name": "triton"}
+    assert settings(**options) == dataclasses.replace(ServerSettings(), **named, **meant)
 
 
 REFUSED = {

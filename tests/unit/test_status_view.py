@@ -9,7 +9,7 @@ import pytest
 from gpuserve.cli.console.status_view import status_text
 
 SERVER: dict[str, Any] = {
-    "name": "triton",
+    "name": "gpuserve",
     "version": "1.2",
     "pid": 10,
     "state": "SERVING",
@@ -39,7 +39,7 @@ MODEL: dict[str, Any] = {
 def test_all_of_it() -> None:
     text = status_text({"server": SERVER, "models": [MODEL]})
     assert text == (
-        "triton: SERVING, ready, up 3 h 12 min\n"
+        "gpuserve: SERVING, ready, up 3 h 12 min\n"
         "  version  1.2\n"
         "  pid      10\n"
         "  front    pid 11, 0 restarts\n"
@@ -72,7 +72,7 @@ def test_doors_are_shown_where_they_are_processes() -> None:
 )
 def test_how_long_it_runs(uptime_s: float, shown: str) -> None:
     text = status_text({"server": {**SERVER, "uptime_s": uptime_s}, "models": []})
-    assert text.splitlines()[0] == f"triton: SERVING, ready, up {shown}"
+    assert text.splitlines()[0] == f"gpuserve: SERVING, ready, up {shown}"
 
 
 def test_what_is_not_known_is_a_dash() -> None:
@@ -82,7 +82,7 @@ def test_what_is_not_known_is_a_dash() -> None:
     unknown = dict.fromkeys(("queued", "in_flight", "slots", "saturation"))
     model = {**MODEL, "state": "UNAVAILABLE", "reason": "no live instance", **unknown}
     lines = status_text({"server": server, "models": [{**model, "instances": [instance]}]}).splitlines()
-    assert lines[0] == "triton: SERVING, drained, not ready, up 3 h 12 min"
+    assert lines[0] == "gpuserve: SERVING, drained, not ready, up 3 h 12 min"
     assert "  front    pid -, 2 restarts, does not answer" in lines
     assert "  config   -" in lines
     (row,) = [line for line in lines if "UNAVAILABLE (no live instance)" in line]

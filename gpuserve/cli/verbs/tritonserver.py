@@ -102,15 +102,18 @@ def _problem(label: str, text: str) -> Problem:
 
 
 def _overrides(meaning: Meaning) -> list[Override]:
-    """The settings as flags of ours that were given; a server of Triton's ends where a model cannot be loaded
-    unless it is told otherwise.
+    """The settings as flags of ours that were given; a server of Triton's has that name, and ends where a
+    model cannot be loaded, unless it is told otherwise.
     """
     from gpuserve.compat.tritonserver.command_line import spelled
     from gpuserve.compat.tritonserver.words import Setting
     from gpuserve.config.messages import Origin
     from gpuserve.config.precedence import Override
+    from gpuserve.settings.server import TRITON
 
     settings = [Setting(("exit_on_error",), True, "exit-on-error"), *meaning.settings]
+    if all(path != ("name",) for path, _, _ in meaning.settings):
+        settings.append(Setting(("compat_name",), TRITON, "id"))
     return [
         Override(
             ("server", *path),

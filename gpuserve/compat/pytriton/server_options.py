@@ -12,14 +12,14 @@ from gpuserve.compat.tritonserver.meaning import Meaning, Options, meaning_of
 from gpuserve.compat.tritonserver.words import OptionProblem
 from gpuserve.errors import ConfigError
 from gpuserve.settings.checks import check_trace
-from gpuserve.settings.server import ServerSettings, TraceSettings
+from gpuserve.settings.server import TRITON, ServerSettings, TraceSettings
 
 
 def server_settings(config: TritonConfig, security: TritonSecurityConfig) -> ServerSettings:
     """The settings that the options mean. Raises PyTritonValidationError: an option is refused; the text says
     what to use instead.
     """
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {} if config.id is not None else {"compat_name": TRITON}
     trace: dict[str, Any] = {}
     for (key, *inner), value, _ in _meaning(config).settings:
         if inner:

@@ -60,9 +60,10 @@ class ServiceControl:
 
 @dataclass(frozen=True, slots=True)
 class InferenceService:
-    """The parts of the service; ``name`` is what the server calls itself."""
+    """The parts of the service. ``name`` is what the server calls itself, ``compat_name`` in metadata."""
 
     name: str
+    compat_name: str
     inference: Inference
     models: ModelTable
     health: ServerHealth
@@ -77,7 +78,7 @@ class InferenceService:
     extensions: tuple[str, ...] = EXTENSIONS
 
     def metadata(self) -> dict[str, Any]:
-        return {"name": self.name, "version": self.version, "extensions": self.extensions}
+        return {"name": self.compat_name, "version": self.version, "extensions": self.extensions}
 
 
 def inference_service(
@@ -122,8 +123,10 @@ def inference_service(
         SlicedPage(lambda: statistics_codec.message_in_steps(models.statistics())),
     )
     inference = Inference(models, pins or regions)
+    name = settings.name
     return InferenceService(
-        settings.name,
+        name,
+        settings.compat_name or name,
         inference,
         models,
         health,
