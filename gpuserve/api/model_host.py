@@ -101,6 +101,12 @@ class ModelHost(abc.ABC):
             return tuple(self._specs)
 
     @property
+    def declared(self) -> tuple[ModelSpec, ...]:
+        """What is known of the models that are bound."""
+        with self._lock:
+            return tuple(self._specs.values())
+
+    @property
     def addresses(self) -> dict[str, str]:
         """Where the running server is reached, by "http", "grpc", "metrics" and "health"."""
         return dict(self._addresses)

@@ -56,6 +56,11 @@ class Server(ModelHost):
         self._settings = checked_settings(dataclasses.replace(settings or ServerSettings(), **overrides))
         self._devices = ServerDevices(numa_affinity=self._settings.numa_affinity)
 
+    @property
+    def settings(self) -> ServerSettings:
+        """What it was told besides its models."""
+        return self._settings
+
     @classmethod
     def attach(cls, url: str, *, timeout_s: float = ATTACH_TIMEOUT_S) -> AttachedServer:
         """Attach to a server that another program of this user runs on this machine; see ``AttachedServer``.

@@ -72,10 +72,11 @@ def _declared(target: Any, name: str, kwargs: Mapping[str, Any]) -> dict[str, An
             f"it returned {type(said).__name__}"
         )
     plain = {key: one for key, one in said.items() if one is not None}
-    return plain | {key: _plain_tensors(plain[key], key, name) for key in _TENSORS if key in plain}
+    return plain | {key: plain_tensors(plain[key], key, name) for key in _TENSORS if key in plain}
 
 
-def _plain_tensors(said: Any, key: str, name: str) -> list[dict[str, Any]]:
+def plain_tensors(said: Any, key: str, name: str) -> list[dict[str, Any]]:
+    """The ``inputs`` or ``outputs`` that were said of ``name`` as a file has them; raises LoadError."""
     if isinstance(said, Sequence) and all(isinstance(one, Mapping) for one in said):
         return [_plain_tensor(one) for one in said]
     try:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Final, TypeVar, Unpack
 
 import numpy as np
 
 from gpuserve.declare.spec import ModelSpec
+from gpuserve.front.batching.refusals import no_stream
+from gpuserve.front.v2.validation import check_of
 from gpuserve.testing.answers import Outputs, answers_of
 from gpuserve.testing.others import OtherModels
-from gpuserve.testing.requests import LocalRequest, batch_of
+from gpuserve.testing.requests import LocalRequest, batch_of, local_request
 from gpuserve_worker.calling.callable import InferenceCallable, build, locate
 from gpuserve_worker.calling.calls import CallReply
 from gpuserve_worker.calling.context import ModelContext, enter_model
@@ -24,11 +27,15 @@ from gpuserve_worker.calling.request import accepts_batch
 from gpuserve_worker.calling.results import await_only_result, is_deferred
 from gpuserve_worker.protocol.wire import WireRequest
 
+Found = TypeVar("Found")
+
+_END: Final = object()
+
 
 class LocalModel:
-    """A model that is asked as its worker would, in the calling thread. ``log`` has the lines that it
-    logged, each with a level of ``logging``. Errors of ``execute``, or of the callable, are raised as they
-    are.
+    """A model that is asked as its worker would, in the calling thread; where that runs an event loop, in
+    another one. ``log`` has the lines that it logged, each with a level of ``logging``. Errors of
+    ``execute``, or of the callable, are raised as they are.
     """
 
     def __init__(self, spec: ModelSpec, source: Mapping[str, Any], others: OtherModels) -> None:
@@ -36,6 +43,7 @@ class LocalModel:
         self.others = others
         self.log: list[tuple[int, str]] = []
         self._source = dict(source)
+        self._check = check_of(spec)
         self._context = contextvars.copy_context()
         self._loop = asyncio.Runner()
         self._call: InferenceCallable | None = None
@@ -64,7 +72,7 @@ class LocalModel:
             enter_model(self._model_context())
             return build(locate(self._source), self._source, "cpu", decoupled=self.spec.decoupled)
 
-        self._call = self._context.run(make)
+        self._call = _beside_a_loop(lambda: self._context.run(make))
         self.others.calls.open(self.others)
 
     def close(self) -> None:
@@ -72,16 +80,15 @@ class LocalModel:
         self.others.calls.close("the model under test has ended")
         close = getattr(self._call, "close", None)
         if close is not None:
-            self._context.run(close)
+            _beside_a_loop(lambda: self._context.run(close))
         self._call = None
-        self._loop.close()
+        _beside_a_loop(self._loop.close)
 
     def infer(self, inputs: Mapping[str, Any], **options: Unpack[CallOptions]) -> Outputs:
         """The outputs for one request; ``options`` are those of ``ModelContext.infer``.
 
         Raises:
-            ValueError: a server would refuse the request.
-            ModelCallError: the model refused it, or its answer cannot be sent.
+            ModelCallError: a server would refuse the request, the model did, or its answer cannot be sent.
         """
         return self.infer_batch([inputs], **options)[0]
 
@@ -89,60 +96,47 @@ class LocalModel:
         self, inputs: Sequence[Mapping[str, Any]], **options: Unpack[CallOptions]
     ) -> list[Outputs]:
         """The outputs for several requests that are answered in one call; raises as ``infer``, for the
-        first.
+        first, and WrongCall where a server would not put them into one batch.
         """
-        answers = self.answers([_request(one, **options) for one in inputs])
-        for one in answers:
-            if isinstance(one, ModelCallError):
-                raise one
-        return [one for one in answers if isinstance(one, Outputs)]
+        return outputs_of(self.answers([local_request(one, **options) for one in inputs]))
 
     def stream(self, inputs: Mapping[str, Any], **options: Unpack[CallOptions]) -> list[Outputs]:
         """All responses of a decoupled model to one request; raises as ``infer``."""
-        found = []
-        for step in self.steps([_request(inputs, **options)]):
-            for one in step:
-                if isinstance(one, ModelCallError):
-                    raise one
-                if one is not None:
-                    found.append(one)
-        return found
+        return list(self.responses(local_request(inputs, **options)))
+
+    def responses(self, request: LocalRequest) -> Iterator[Outputs]:
+        """The responses to one request, each when it is asked for; raises as ``infer``."""
+        if not self.spec.decoupled:
+            yield from outputs_of(self.answers([request]))
+            return
+        for (one,) in self.steps([request]):
+            yield from outputs_of([one])
 
     def answers(self, requests: Sequence[LocalRequest]) -> list[Outputs | ModelCallError | None]:
         """The answer to each request of a batch, or what it failed with."""
-        batch, told = batch_of(self.spec, requests)
+        batch, told = batch_of(self.spec, self._check, requests)
+        if self.spec.decoupled:
+            refused = no_stream(self.spec.name)
+            raise ModelCallError(refused.code.value, str(refused))
         result = self._called(batch)
         if is_deferred(result):
-            result = self._loop.run(await_only_result(result), context=self._context)
+            result = self._awaited(lambda: await_only_result(result))
         return self._checked(result, told)
 
-    def steps(self, requests: Sequence[LocalRequest]) -> list[list[Outputs | ModelCallError | None]]:
+    def steps(self, requests: Sequence[LocalRequest]) -> Iterator[list[Outputs | ModelCallError | None]]:
         """What a decoupled model yields, step by step: the response to each request, None for none."""
-        batch, told = batch_of(self.spec, requests)
-        results = self._loop.run(_all(self._called(batch)), context=self._context)
-        return [self._checked(one, told) for one in results]
+        batch, told = batch_of(self.spec, self._check, requests)
+        for one in self._results(self._called(batch)):
+            yield self._checked(one, told)
 
     def answer_call(self, request: CallRequest) -> list[CallReply]:
         """Answer another local model that asks this one."""
-        asked = LocalRequest(
-            {name: np.asarray(value) for name, value in request.inputs.items()},
-            request.parameters,
-            request.requested_outputs,
-            request.request_id,
-            request.timeout_s,
-            request.sequence,
-        )
-        try:
-            if not self.spec.decoupled:
-                found = self.answers([asked])
-            elif request.stream:
-                found = [one for (one,) in self.steps([asked]) if one is not None]
-            else:
-                raise ModelCallError("UNIMPLEMENTED", f"model {self.spec.name!r} is decoupled")
-        except ValueError as error:
-            raise ModelCallError("INVALID_ARGUMENT", str(error)) from None
-        replies = [_reply(one, final=not request.stream) for one in found]
-        return [*replies, CallReply(None, {}, None, True)] if request.stream else replies
+        asked = asked_of(request)
+        if not self.spec.decoupled:
+            return replies_of(self.answers([asked]), request)
+        if not request.stream:
+            raise ModelCallError("UNIMPLEMENTED", f"model {self.spec.name!r} is decoupled")
+        return replies_of([one for (one,) in self.steps([asked]) if one is not None], request)
 
     def _checked(self, result: Any, requests: Sequence[WireRequest]) -> list[Outputs | ModelCallError | None]:
         try:
@@ -151,12 +145,47 @@ class LocalModel:
             raise ModelCallError("INTERNAL", str(error)) from None
 
     def _called(self, batch: Any) -> Any:
-        if self._call is None:
+        call = self._call
+        if call is None:
             raise RuntimeError(
                 f"model {self.spec.name!r} is not loaded: use it in a with block, or load() it"
             )
-        given = batch if accepts_batch(self._call) else batch.as_list()
-        return self._context.run(self._call, given)
+        given = batch if accepts_batch(call) else batch.as_list()
+        return _beside_a_loop(lambda: self._context.run(call, given))
+
+    def _results(self, result: Any) -> Iterator[Any]:
+        """All that a call gives, whichever kind of callable it is, each when it is asked for."""
+        if isinstance(result, AsyncIterator):
+            yield from self._awaited_each(result)
+        elif isinstance(result, Iterator):
+            try:
+                while (one := self._next(result)) is not _END:
+                    yield one
+            finally:
+                _beside_a_loop(lambda: self._context.run(getattr(result, "close", bool)))
+        else:
+            yield self._awaited(lambda: result) if asyncio.iscoroutine(result) else result
+
+    def _next(self, iterator: Iterator[Any]) -> Any:
+        return _beside_a_loop(lambda: self._context.run(next, iterator, _END))
+
+    def _awaited_each(self, iterator: AsyncIterator[Any]) -> Iterator[Any]:
+        async def following() -> Any:
+            return await anext(iterator, _END)
+
+        try:
+            while (one := self._awaited(following)) is not _END:
+                yield one
+        finally:
+            close = getattr(iterator, "aclose", None)
+            if close is not None:
+                self._awaited(close)
+
+    def _awaited(self, begin: Callable[[], Any]) -> Any:
+        async def awaiting() -> Any:
+            return await begin()
+
+        return _beside_a_loop(lambda: self._loop.run(awaiting(), context=self._context))
 
     def _model_context(self) -> ModelContext:
         spec = self.spec
@@ -177,21 +206,26 @@ class LocalModel:
         )
 
 
-def _request(
-    inputs: Mapping[str, Any],
-    *,
-    version: str | int = "",
-    requested_outputs: Sequence[str] = (),
-    parameters: Mapping[str, Any] | None = None,
-    timeout_s: float | None = None,
-    request_id: str = "",
-    sequence_id: int | str = 0,
-    sequence_start: bool = False,
-    sequence_end: bool = False,
-) -> LocalRequest:
-    del version  # there is one
-    sequence = (sequence_id, sequence_start, sequence_end) if sequence_id else None
-    return LocalRequest(inputs, parameters or {}, requested_outputs, request_id, timeout_s or 0.0, sequence)
+def outputs_of(answers: Sequence[Outputs | ModelCallError | None]) -> list[Outputs]:
+    """The answers that are none but outputs; raises the first error among them."""
+    for one in answers:
+        if isinstance(one, ModelCallError):
+            raise one
+    return [one for one in answers if isinstance(one, Outputs)]
+
+
+def asked_of(call: CallRequest) -> LocalRequest:
+    """The request that a call of another model is."""
+    arrays = {name: np.asarray(value) for name, value in call.inputs.items()}
+    return LocalRequest(
+        arrays, call.parameters, call.requested_outputs, call.request_id, call.timeout_s, call.sequence
+    )
+
+
+def replies_of(answers: Sequence[Outputs | ModelCallError | None], call: CallRequest) -> list[CallReply]:
+    """The answers to a call as its replies, the last of which is final."""
+    replies = [_reply(one, final=not call.stream) for one in answers]
+    return [*replies, CallReply(None, {}, None, True)] if call.stream else replies
 
 
 def _reply(answer: Outputs | ModelCallError | None, *, final: bool) -> CallReply:
@@ -200,10 +234,13 @@ def _reply(answer: Outputs | ModelCallError | None, *, final: bool) -> CallReply
     return CallReply(dict(answer or {}), {} if answer is None else answer.parameters, None, final)
 
 
-async def _all(result: Any) -> list[Any]:
-    """All that a call gives, whichever kind of callable it is."""
-    if isinstance(result, AsyncIterator):
-        return [one async for one in result]
-    if isinstance(result, Iterator):
-        return list(result)
-    return [await result if asyncio.iscoroutine(result) else result]
+def _beside_a_loop(call: Callable[[], Found]) -> Found:
+    """What a call gives: here, or in a thread of its own where this one runs an event loop, as that of a
+    notebook does. No worker has one where it calls what does not await.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()

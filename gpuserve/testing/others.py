@@ -34,6 +34,11 @@ class OtherModels:
         #: Every question that was asked.
         self.asked: list[Question] = []
 
+    def add(self, others: Mapping[str, Other]) -> None:
+        """Let these answer too, in the place of those that there are of the same names."""
+        self._others |= others
+        self.loaded |= others.keys()
+
     def ask(self, call_id: int, question: Question) -> None:
         self.asked.append(question)
         if isinstance(question, ModelCommand):

@@ -219,7 +219,9 @@ ALLOWED = {
         "gpuserve/control gpuserve/declare gpuserve/devices gpuserve/errors gpuserve/journal gpuserve/states "
         "gpuserve/supervisor/core gpuserve_worker/protocol gpuserve_worker/running",
     "gpuserve/testing":
-        "gpuserve/config gpuserve/declare gpuserve/describe gpuserve/placement gpuserve/repository "
+        "gpuserve/api gpuserve/config gpuserve/declare gpuserve/describe gpuserve/errors "
+        "gpuserve/front/batching gpuserve/front/models/ensembles gpuserve/front/v2 gpuserve/placement "
+        "gpuserve/repository gpuserve/settings gpuserve/supervisor gpuserve/supervisor/core "
         "gpuserve_worker/calling gpuserve_worker/protocol",
     "gpuserve/tune":
         "gpuserve/bench gpuserve/bench/plan gpuserve/bench/reports gpuserve/bench/server gpuserve/client "

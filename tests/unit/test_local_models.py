@@ -12,7 +12,14 @@ import pytest
 from gpuserve import Response, Tensor, current_model
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.decorators import batch
-from gpuserve.testing import ModelCallError, open_callable, open_triton_model, run_callable, run_triton_model
+from gpuserve.testing import (
+    ModelCallError,
+    WrongCall,
+    open_callable,
+    open_triton_model,
+    run_callable,
+    run_triton_model,
+)
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
@@ -182,16 +189,26 @@ def test_a_callable_asks_others_and_loads_them() -> None:
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ({"z": [1.0]}, "has no input 'z'; its inputs are x"),
-        ({}, "needs input 'x'"),
-        ({"x": np.ones(2)}, r"is FP32 \(float32\), given float64"),
-        ({"x": [[1.0]]}, r"has shape \[1, 1\]: expected \[-1\]"),
-        ([{"x": [1.0]}, {"x": [1.0]}], "does not batch"),
+        ({"z": [1.0]}, "unexpected inference input 'z' for model 'model'"),
+        ({}, "expected 1 inputs but got 0 inputs for model 'model'"),
+        ({"x": np.ones(2)}, "inference input 'x' data-type is 'FP64', but model 'model' expects 'FP32'"),
+        ({"x": [[1.0]]}, r"unexpected shape for input 'x' for model 'model'. Expected \[-1\], got \[1,1\]"),
     ],
 )
 def test_a_request_that_a_server_would_refuse_is_refused(inputs: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ModelCallError, match=said) as raised:
         run_callable(lambda requests: [{"y": one["x"]} for one in requests], inputs, **PLAIN)
+    assert raised.value.code.value == "INVALID_ARGUMENT"
+
+
+def test_what_no_client_could_ask_is_told_as_a_mistake_of_the_test() -> None:
+    for inputs, said in (
+        ([{"x": [1.0]}, {"x": [1.0]}], "does not batch"),
+        ({"x": ["one"]}, "input 'x': could not convert"),
+        ({"x": np.ones(1, complex)}, "input 'x': complex128 has no v2 datatype"),
+    ):
+        with pytest.raises(WrongCall, match=said):
+            run_callable(lambda requests: [{"y": one["x"]} for one in requests], inputs, **PLAIN)
 
 
 def test_an_answer_that_cannot_be_sent_is_told() -> None:

@@ -1,0 +1,168 @@
+"""``ServedModels``: the models of a configuration behind a server of their own, with a front and workers as
+in production, on free ports of this machine alone; asked over gRPC.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from gpuserve.api.model_host import ModelHost, Runner
+from gpuserve.declare.ensembles import by_name
+from gpuserve.declare.spec import ModelSpec
+from gpuserve.settings.server import ServerSettings
+from gpuserve.supervisor.core.server_life import ServerObserver
+from gpuserve.supervisor.supervisor import Supervisor
+from gpuserve.testing.answers import Outputs
+from gpuserve.testing.requests import LocalRequest, arrays_of
+from gpuserve_worker.calling.questions import ModelCallError
+from gpuserve_worker.protocol.tensor import BF16, datatype_of
+
+_FINAL: Final = "triton_final_response"
+#: No port of a test is for other machines, or one that is taken; no certificate and no token is at hand.
+_HERE: Final[dict[str, Any]] = {
+    "host": "127.0.0.1",
+    "grpc_host": None,
+    "metrics_host": None,
+    "http_port": 0,
+    "grpc_port": 0,
+    "metrics_port": 0,
+    "health_port": None,
+    "tls_certfile": None,
+    "tls_keyfile": None,
+    "tls_client_ca": None,
+    "restricted_endpoints": (),
+    "access_token": None,
+    "access_rules": (),
+}
+
+
+class TestServer(ModelHost):
+    """A server in this program whose models were declared elsewhere."""
+
+    __test__ = False  # for pytest, which collects what is called Test…
+
+    def __init__(self, settings: ServerSettings, specs: Sequence[ModelSpec]) -> None:
+        super().__init__()
+        self._settings = dataclasses.replace(settings, **_HERE)
+        self._specs = {(one.name, one.version): one for one in specs}
+
+    def _new_runner(self, models: Sequence[ModelSpec]) -> Runner:
+        return Supervisor(self._settings, models, ServerObserver(), relay_output=False, devices=self._devices)
+
+
+class ServedModels:
+    """Models in worker processes; ``addresses`` say where any client finds them."""
+
+    def __init__(self, settings: ServerSettings, specs: Sequence[ModelSpec]) -> None:
+        self._server = TestServer(settings, specs)
+        self._specs = by_name(specs)
+        self._client: Any = None
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where the server is reached, by "http", "grpc" and "metrics"."""
+        return self._server.addresses
+
+    def open(self) -> None:
+        """Start the server. Raises StartupError: a model cannot be loaded; nothing is left running then."""
+        self._server.run()
+        self._client = self._connected()
+
+    def close(self) -> None:
+        """End the server, and all of its processes."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._server.stop()
+
+    def infer(self, model: str, version: str, requests: Sequence[LocalRequest]) -> list[Outputs]:
+        """The outputs for requests that are sent at once; raises ModelCallError for the first that fails."""
+        answers = [queue.SimpleQueue[tuple[Any, Any]]() for _ in requests]
+        for request, answer in zip(requests, answers, strict=True):
+            self._client.async_infer(
+                callback=lambda result, error, to=answer: to.put((result, error)),
+                **self._arguments(model, version, request),
+            )
+        return [_outputs(*one.get()) for one in answers]
+
+    def stream(self, model: str, version: str, request: LocalRequest) -> Iterator[Outputs]:
+        """The responses to a request as they come; raises ModelCallError."""
+        answers = queue.SimpleQueue[tuple[Any, Any]]()
+        client = self._connected()
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        stream = client._stream
+        try:
+            arguments = self._arguments(model, version, request)
+            client.async_stream_infer(enable_empty_final_response=True, **arguments)
+            final = False
+            while not final:
+                result, error = answers.get()
+                final = error is None and _is_final(result)
+                if not (final and not result.get_response().outputs):
+                    yield _outputs(result, error)
+        finally:
+            client.stop_stream(cancel_requests=True)
+            # grpc's thread that takes the requests waits in this queue, and tritonclient leaves it there.
+            stream._request_queue.put(None)
+            client.close()
+
+    def _connected(self) -> Any:
+        from tritonclient.grpc import InferenceServerClient  # brings grpc, which a local model does without
+
+        return InferenceServerClient(self.addresses["grpc"])
+
+    def _arguments(self, model: str, version: str, request: LocalRequest) -> dict[str, Any]:
+        """The arguments of tritonclient's calls."""
+        from tritonclient.grpc import InferRequestedOutput
+
+        arguments: dict[str, Any] = {
+            "model_name": model,
+            "model_version": version,
+            "inputs": [_input(name, one) for name, one in self._arrays(model, request.inputs).items()],
+            "outputs": [InferRequestedOutput(name) for name in request.requested_outputs] or None,
+            "request_id": request.request_id,
+            "parameters": dict(request.parameters) or None,
+        }
+        if request.sequence is not None:
+            keys = ("sequence_id", "sequence_start", "sequence_end")
+            arguments |= zip(keys, request.sequence, strict=True)
+        if request.timeout_s:
+            arguments["timeout"] = int(request.timeout_s * 1e6)
+        return arguments
+
+    def _arrays(self, model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        known = self._specs.get(model)
+        if known is None:  # the server says so
+            return {name: np.asarray(value) for name, value in inputs.items()}
+        return arrays_of(known[-1], inputs)
+
+
+def _input(name: str, array: Any) -> Any:
+    from tritonclient.grpc import InferInput
+
+    datatype = datatype_of(array.dtype)
+    tensor = InferInput(name, list(array.shape), datatype)
+    return tensor.set_data_from_numpy(array.astype(np.float32) if datatype == BF16 else array)
+
+
+def _outputs(result: Any, error: Any) -> Outputs:
+    if error is not None:
+        code = str(error.status() or "INTERNAL").removeprefix("StatusCode.")
+        raise ModelCallError(code, error.message())
+    response = result.get_response()
+    parameters = {
+        key: getattr(one, one.WhichOneof("parameter_choice"))
+        for key, one in response.parameters.items()
+        if key != _FINAL
+    }
+    return Outputs({one.name: result.as_numpy(one.name) for one in response.outputs}, parameters)
+
+
+def _is_final(result: Any) -> bool:
+    parameters = result.get_response().parameters
+    return _FINAL in parameters and bool(parameters[_FINAL].bool_param)
