@@ -140,7 +140,7 @@ def test_a_model_is_loaded_changed_and_unloaded(client: Client) -> None:
     code, text = refusal(
         asked.load_model, "simple", config='"parameters": {"config": {{"max_batch_size": "16"}}}'
     )
-    assert code == either(client, "INTERNAL", 500)
+    assert code == either(client, "INVALID_ARGUMENT", 400)
     assert text.startswith(f"{NOT_POLLED.format('simple')}: Invalid config override: ")
     asked.load_model("simple", config='{"max_batch_size":"16"}')
     assert asked.is_model_ready("simple")
@@ -149,7 +149,7 @@ def test_a_model_is_loaded_changed_and_unloaded(client: Client) -> None:
     assert not asked.is_model_ready("simple")
     assert ("simple", "1", "UNAVAILABLE", "unloaded") in client.index()
     assert refusal(asked.load_model, "wrong_model_name") == (
-        either(client, "INTERNAL", 500),
+        either(client, "NOT_FOUND", 404),
         NOT_POLLED.format("wrong_model_name"),
     )
     asked.load_model("simple")  # as the file has it
@@ -252,7 +252,7 @@ def test_overrides_that_cannot_be(client: Client, config: dict[str, Any], text: 
 @pytest.mark.parametrize("config", ["", "[]", "1", '{"max_batch_size":"x"}', '{"no_such": 1}', "[" * 5000])
 def test_overrides_that_are_no_config(client: Client, config: str) -> None:
     status, told = refusal(client.asked.load_model, "simple", config=config)
-    assert status == either(client, "INTERNAL", 500)
+    assert status == either(client, "INVALID_ARGUMENT", 400)
     assert told.startswith(NOT_POLLED.format("simple"))
     assert client.asked.is_server_live()
 
@@ -273,11 +273,11 @@ def test_files_are_not_taken(repository: tuple[Path, Addresses]) -> None:
     asked = Client("grpc", repository[1].grpc).asked
     for path in ("file:" + "A" * 256, "file:1/../../x", "file:/etc/x"):
         told = refusal(asked.load_model, "simple", config="{}", files={path: b"x"})
-        assert told == ("INTERNAL", NOT_POLLED.format("simple"))
+        assert told == ("INVALID_ARGUMENT", NOT_POLLED.format("simple"))
     assert asked.is_server_live()
     body = {"parameters": {"config": "{}", "file:1/model.py": "eA=="}}
     assert post(repository[1], "/v2/repository/models/simple/load", body) == (
-        500,
+        400,
         {"error": NOT_POLLED.format("simple")},
     )
 
@@ -297,8 +297,8 @@ def post(addresses: Addresses, path: str, body: Any) -> tuple[int, Any]:
         (
             "models/simple/load",
             {"parameters": {"x": 1}},
-            500,
-            "unexpected error on creating Triton parameter",
+            400,
+            "unknown load parameter 'x', expected 'config'",
         ),
         (
             "models/simple/load",

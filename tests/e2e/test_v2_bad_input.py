@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from config_file import model, tensor, write_config
 from exploring import examples
+from fuzzing import json_requests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import wait_until
@@ -194,7 +195,9 @@ def test_json_that_contradicts_the_protocol_or_the_model(
 
 
 def test_a_negative_dimension_in_json(server: Addresses) -> None:
-    assert infer_json(server, body(shape=[1, -4]))[0] == 500  # pinned by the clients of Triton
+    status, text = infer_json(server, body(shape=[1, -4]))
+    assert status == 400
+    assert "got -4 for input 'x'" in text
 
 
 def test_truncated_byte_strings(server: Addresses) -> None:
@@ -320,7 +323,34 @@ def test_a_client_that_leaves_in_the_middle_of_a_body_leaves_nothing(server: Add
 )
 def test_random_bytes(server: Addresses, raw: bytes) -> None:
     assert over_grpc(server, raw)[0] in {"INVALID_ARGUMENT", "NOT_FOUND"}
-    assert infer_json(server, raw)[0] in {400, 404, 500}
+    assert infer_json(server, raw)[0] == 400
+
+
+#: Every endpoint of HTTP that reads a body.
+READERS = (
+    *(f"/v2/models/{name}/{verb}" for name in SERVED for verb in ("infer", "generate", "generate_stream")),
+    *("/v2/repository/index", "/v2/repository/models/echo_FP32/load", "/v2/repository/models/x/unload"),
+    *("/v2/trace/setting", "/v2/models/echo_FP32/trace/setting", "/v2/logging"),
+    *("/v2/systemsharedmemory/region/a/register", "/v2/cudasharedmemory/region/a/register"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings"),
+)
+
+
+@given(path=st.sampled_from(READERS), raw=json_requests.INPUTS, length=st.none() | st.integers(-1, 100))
+@settings(
+    max_examples=examples(900), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_body_is_the_servers_fault(server: Addresses, path: str, raw: bytes, length: int | None) -> None:
+    named = {} if length is None else {"Inference_Header_Content_Length": str(length)}
+    status, text = over_http(server, path, raw, **named)
+    assert status != 500, text
+
+
+@pytest.mark.parametrize("headers", [{}, {"Transfer_Encoding": "chunked"}])
+def test_an_empty_body_is_no_tensor(server: Addresses, headers: dict[str, str]) -> None:
+    sent = b"0\r\n\r\n" if headers else b""
+    status, text = over_http(server, "/v2/models/echo_FP32/infer", sent, **headers)
+    assert (status, "is empty, expected a JSON object such as" in text) == (400, True)
 
 
 @given(where=st.integers(0, 60), byte=st.integers(0, 255))

@@ -16,6 +16,7 @@ from gpuserve.front.doors.http.header import NO_ARRAYS, read_header
 from gpuserve.front.doors.http.ingest import BodyHead, HttpBodyScanner
 from gpuserve.front.memory.intake import Intake, Share
 from gpuserve.front.v2.json_values import TOO_FEW, TOO_MANY
+from gpuserve.front.v2.status import STATUS
 from gpuserve.front.v2.types import InputTensor
 
 _DTYPES = {
@@ -79,13 +80,16 @@ INPUTS = st.one_of(_spoilt(), _TREES.map(lambda one: json.dumps(one).encode()), 
 
 
 def _told(read: Any) -> Any:
-    """Everything of a request, or the error."""
+    """Everything of a request, or the status of the error and its words."""
     try:
         request, form = read()
     except RequestError as error:
-        return type(error), str(error)
-    inputs = [(one.name, one.datatype, one.shape, bytes(one.data)) for one in request.inputs]
-    return request.id, request.outputs, request.parameters, inputs, form
+        status, told = STATUS[error.code][0], str(error)
+    else:
+        inputs = [(one.name, one.datatype, one.shape, bytes(one.data)) for one in request.inputs]
+        return request.id, request.outputs, request.parameters, inputs, form
+    assert status < 500, f"whatever a client sends is the client's mistake: {told}"
+    return status, told
 
 
 def _read_whole(body: bytes) -> Any:
@@ -116,7 +120,7 @@ def check(body: bytes) -> None:
 
     assert _told(in_pieces) == told
     assert not body or _told(lambda: _read_whole(body)) == told
-    if isinstance(told[0], type):
+    if isinstance(told[0], int):
         return
     entries = json.loads(body)["inputs"]
     for entry, (_, datatype, shape, data) in zip(entries, told[3], strict=True):

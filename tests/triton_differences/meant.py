@@ -21,7 +21,8 @@ HTTP: tuple[Meant, ...] = (
         "JSON that is malformed or has a value of the wrong type",
         "500",
         "400",
-        "The request is wrong, not the server. A negative shape stays 500, as clients expect.",
+        "The request is wrong, not the server. (One test of Triton's own insists on 500 for a negative "
+        "dimension.)",
         (
             Rule(
                 ("http json: *", "http inputs: *", "http request: *", "http body: *"),
@@ -316,13 +317,15 @@ EXTENSIONS: tuple[Meant, ...] = (
         (Rule(("http index of a repository",)),),
     ),
     Meant(
-        "Load and unload with a body that is not JSON, an unknown parameter, no name, or a path for a name",
+        "Load and unload with a body that is not JSON, an unknown parameter, no name, a path for a name, a "
+        "config that is none, or files",
         "the body of an unload is not read; INTERNAL or OK",
-        "INVALID_ARGUMENT / 400",
+        "INVALID_ARGUMENT / 400; of a model that there is not NOT_FOUND / 404",
         "A mistake is told rather than passed over.",
         (
             Rule(("http unload not JSON", "http unload of a path", "http unload with an unknown parameter")),
             Rule(("grpc load without a name", "grpc unload without a name", "grpc load of a path")),
+            Rule(("* load unknown", "grpc load with config {", "grpc load with a file and no config")),
         ),
     ),
 )

@@ -244,7 +244,7 @@ class TestRawBinaryRequests:
     def test_bytes_get_their_length(self) -> None:
         spec = self.spec(TensorSpec("x", "BYTES", (1,)))
         assert self.parse(b"hello", spec).inputs[0].data == encode_bytes([b"hello"])
-        assert parse_infer_request("m", "", b"", None, spec)[0].inputs[0].data == encode_bytes([b""])
+        assert parse_infer_request("m", "", b"", "0", spec)[0].inputs[0].data == encode_bytes([b""])
 
     @pytest.mark.parametrize(
         ("inputs", "text"),

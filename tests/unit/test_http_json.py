@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserve.errors import Internal, InvalidArgument, RequestError, ResourceExhausted
+from gpuserve.errors import InvalidArgument, RequestError, ResourceExhausted
 from gpuserve.front.doors.http.codec import parse_infer_request
 from gpuserve.front.doors.http.header import OutputForm
 from gpuserve.front.v2.json_values import MAX_JSON_NBYTES
@@ -164,7 +164,7 @@ class TestJsonData:
 class TestInputs:
     @pytest.mark.parametrize("shape", [[2, -5], [-1]])
     def test_negative_dimension(self, shape: list[int]) -> None:
-        assert error_of_input(Internal, shape=shape) == (
+        assert error_of_input(InvalidArgument, shape=shape) == (
             "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer, "
             f"got {shape[-1]} for input 'x'"
         )

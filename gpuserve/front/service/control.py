@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from gpuserve.control import messages
 from gpuserve.control.operator import VerbOutcome
-from gpuserve.errors import Internal, InvalidArgument, Unavailable, Unimplemented, request_error
+from gpuserve.errors import InvalidArgument, Unavailable, Unimplemented, request_error
 from gpuserve.front.service.model_table import ModelTable
 from gpuserve.front.v2.limits import shown
 from gpuserve.settings import logs
@@ -159,7 +159,7 @@ class RepositoryControl:
             logger.warning(
                 "model %s: a load request brought files, which are not taken from clients", shown(model)
             )
-            raise Internal(_cannot_poll(model))
+            raise InvalidArgument(_cannot_poll(model))
         text = parameters.get("config")
         if text is None:
             return {}
@@ -170,7 +170,7 @@ class RepositoryControl:
             return read_override(model, text, self._models.specs(model))
         except BadOverride as error:
             logger.error("Invalid config override: %s", error)
-            raise Internal(f"{_cannot_poll(model)}: Invalid config override: {error}") from None
+            raise InvalidArgument(f"{_cannot_poll(model)}: Invalid config override: {error}") from None
 
 
 def _check_parameter(key: str, value: Any) -> None:

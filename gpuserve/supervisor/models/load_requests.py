@@ -13,6 +13,7 @@ from gpuserve.errors import (
     AlreadyExists,
     DeviceError,
     GpuserveError,
+    NotFound,
     RequestError,
     Unavailable,
 )
@@ -43,8 +44,9 @@ def cannot_be_read(model: str, error: GpuserveError | None) -> RequestError:
     """Tell a client, which may not know what is in the files of a server, and the log."""
     if isinstance(error, RequestError):
         return error
-    if error is not None:
-        logger.error("model %s cannot be loaded: %s", model, error)
+    if error is None:
+        return NotFound(str(cannot_poll(model)))
+    logger.error("model %s cannot be loaded: %s", model, error)
     return cannot_poll(model)
 
 

@@ -72,13 +72,15 @@ def parse_infer_request(
                 found = _by_template(template, model_name, model_version, body, json_nbytes)
                 if found is not None:
                     return found, template.form
-    if header_length is None and len(body) > 0:
+    if header_length is None:
+        if not body:
+            raise empty_body(model_name)
         text = bytes(body) if isinstance(body, memoryview) else body
         header, arrays = header_for(model_name, text, binary=False)
         refuse_binary(header)
         json_nbytes = len(body)
     else:
-        json_nbytes = parse_header_length("0" if header_length is None else header_length, len(body))
+        json_nbytes = parse_header_length(header_length, len(body))
         if json_nbytes == 0:
             return _parse_raw_request(model_name, model_version, body, spec)
         header, arrays = header_for(model_name, bytes(body[:json_nbytes]), binary=True)
@@ -118,6 +120,14 @@ def missing_data(name: str, nbytes: int, model_name: str) -> InvalidArgument:
     return InvalidArgument(
         f"unexpected size for input '{shown(name)}', expecting {nbytes} additional bytes "
         f"for model '{shown(model_name)}'"
+    )
+
+
+def empty_body(model_name: str) -> InvalidArgument:
+    """The error for a request without a body that does not say, by a length of 0, that it is a tensor."""
+    return InvalidArgument(
+        f"the body of the request for model '{shown(model_name)}' is empty, expected a JSON object such as "
+        '{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
     )
 
 

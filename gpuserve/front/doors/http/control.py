@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from gpuserve.errors import Internal, InvalidArgument, Unimplemented
+from gpuserve.errors import InvalidArgument, Unimplemented
 from gpuserve.front.doors.access.endpoints import Endpoint
 from gpuserve.front.doors.access.routes import Route
 from gpuserve.front.doors.access.users import user_of
@@ -19,6 +19,7 @@ from gpuserve.front.memory.regions import HANDLE_NBYTES, RegionKind
 from gpuserve.front.service.service import InferenceService
 from gpuserve.front.v2 import log_codec, trace_codec
 from gpuserve.front.v2.json_values import is_too_deep, loads, typed, unsigned
+from gpuserve.front.v2.limits import shown
 from gpuserve.front.v2.types import IndexEntry
 
 #: The largest of these bodies is a config override, some kilobytes.
@@ -163,7 +164,7 @@ def asks_for_ready_only(body: bytes) -> bool:
 
 def load_parameters(body: bytes) -> dict[str, Any]:
     """The parameters of a load request: "config" is text, "file:…" bytes sent in base64; InvalidArgument:
-    malformed; Internal: there is no such parameter.
+    malformed, or there is no such parameter.
     """
     return {key: _load_parameter(key, value) for key, value in _parameters(body).items()}
 
@@ -171,7 +172,7 @@ def load_parameters(body: bytes) -> dict[str, Any]:
 def _load_parameter(key: str, value: Any) -> str | bytes:
     is_file = key.startswith("file:")
     if key != "config" and not is_file:
-        raise Internal("unexpected error on creating Triton parameter")
+        raise InvalidArgument(f"unknown load parameter '{shown(key)}', expected 'config'")
     if not isinstance(value, str):
         raise InvalidArgument("attempt to access JSON non-string as string")
     if not is_file:

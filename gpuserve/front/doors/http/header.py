@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from gpuserve.errors import Internal, InvalidArgument, RequestError
+from gpuserve.errors import InvalidArgument, RequestError
 from gpuserve.front.v2.json_numbers import DATA_KEY, SHORT_NBYTES, LiftedText, lift
 from gpuserve.front.v2.json_values import (
     MAX_INT64,
@@ -122,9 +122,7 @@ class InferHeader(NamedTuple):
 
 
 def read_header(text: bytes | bytearray) -> InferHeader:
-    """What the JSON of an inference request says; InvalidArgument: it breaks the protocol; Internal: a
-    negative dimension (the protocol's reference answers so).
-    """
+    """What the JSON of an inference request says; InvalidArgument: it breaks the protocol."""
     return _header(loads(text))
 
 
@@ -274,7 +272,7 @@ def _read_shape(entry: dict[str, Any], name: str) -> tuple[int, ...]:
     wrong = [dim for dim in shape if type(dim) is not int or not 0 <= dim <= MAX_INT64]
     if wrong:
         negative = [dim for dim in wrong if type(dim) is int and dim < 0]
-        raise (Internal if negative else InvalidArgument)(
+        raise InvalidArgument(
             "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer, "
             f"got {described((negative or wrong)[0])} for input '{name}'"
         )
