@@ -6,7 +6,7 @@ What the states are stands beside whoever lives them; nothing here knows a model
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 State = TypeVar("State", bound=enum.Enum)
@@ -34,6 +34,11 @@ class StepTable(Generic[State]):
             )
         return after
 
+    def arrows(self) -> Iterator[tuple[State, State, str]]:
+        """Yield every step: the state before, the one after, and no word."""
+        for before, following in self._following.items():
+            yield from ((before, after, "") for after in following)
+
 
 class EventTable(Generic[State, Event]):
     """A table from a state and what happens in it to the next state. ``what`` names whose states they are."""
@@ -51,6 +56,11 @@ class EventTable(Generic[State, Event]):
         except KeyError:
             text = f"{_who(self._what, name)} is {before.name}, where {event.name} cannot happen"
             raise IllegalTransition(text) from None
+
+    def arrows(self) -> Iterator[tuple[State, State, str]]:
+        """Yield every step: the state before, the one after, and the name of the event between them."""
+        for (before, event), after in self._table.items():
+            yield before, after, event.name
 
 
 def _who(what: str, name: object) -> str:

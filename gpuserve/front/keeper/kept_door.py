@@ -41,7 +41,7 @@ class DoorState(enum.Enum):
     ENDED = "ENDED"
 
 
-_STATES: Final = StepTable(
+STEPS: Final = StepTable(
     "door",
     {
         DoorState.DOWN: {DoorState.STARTING, DoorState.ENDED},
@@ -251,5 +251,5 @@ class KeptDoor:
         self._loop.call_later(pause_s, self.start)
 
     def _become(self, state: DoorState) -> None:
-        self.state = _STATES.step(self.state, state, self.number)
+        self.state = STEPS.step(self.state, state, self.number)
         self._on_change()

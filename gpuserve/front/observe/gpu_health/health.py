@@ -63,7 +63,7 @@ TRANSITIONS: Final[dict[tuple[GpuState, GpuEvent], GpuState]] = {
 }
 
 
-_LIVES: Final = EventTable("GPU", TRANSITIONS)
+LIVES: Final = EventTable("GPU", TRANSITIONS)
 
 
 class GpuLife:
@@ -123,4 +123,4 @@ class GpuLife:
         return f"its memory had {count - before} uncorrectable error{'s' * (count - before > 1)}"
 
     def _apply(self, event: GpuEvent) -> None:
-        self.state = _LIVES.after(self.state, event, self.uuid)
+        self.state = LIVES.after(self.state, event, self.uuid)

@@ -1,0 +1,123 @@
+"""Tables of states as pictures. Where a state stands is said here; the states and the arrows are those of the
+code, and a state without a place, or a place without a state, is an error.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from drawing.svg import Box, Point, arrow, labelled, picture
+from gpuserve.front.keeper.kept_door import STEPS as DOOR
+from gpuserve.front.observe.gpu_health.health import LIVES as GPU
+from gpuserve.front.queueing.queue import TRANSITIONS as REQUEST
+from gpuserve.supervisor.core.life import STEPS as INSTANCE
+from gpuserve.supervisor.core.server_life import STEPS as SERVER
+
+_HEIGHT: Final = 34
+
+Arrow = tuple[enum.Enum, enum.Enum, str]
+
+
+class Drawn(NamedTuple):
+    """How a table is drawn: where each state stands, and the bend of a line, with the place of its word."""
+
+    title: str
+    arrows: Iterable[Arrow]
+    size: tuple[int, int]
+    places: Mapping[str, tuple[int, int]]
+    bends: Mapping[tuple[str, str], tuple[float, float]] = {}
+
+
+def drawn_states(drawn: Drawn) -> str:
+    """Give the picture of one table. What leads from a state to itself is not drawn."""
+    between: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for before, after, event in drawn.arrows:
+        if before is not after:
+            between[before.name, after.name].append(event.lower())
+    _check(drawn, {name for pair in between for name in pair})
+    boxes = {name: _box(name, at) for name, at in drawn.places.items()}
+    lines = (
+        part
+        for (before, after), events in sorted(between.items())
+        for part in _line(boxes[before], boxes[after], events, drawn.bends.get((before, after)))
+    )
+    states = (part for name, box in boxes.items() for part in labelled(box, [(name, "title")], "strong"))
+    return picture(*drawn.size, drawn.title, (*lines, *states))
+
+
+def _line(start: Box, end: Box, events: Iterable[str], bent: tuple[float, float] | None) -> Iterator[str]:
+    bend, along = bent or (0.0, 0.5)
+    yield from arrow(start, end, " or ".join(sorted(filter(None, events))), bend, along)
+
+
+def _check(drawn: Drawn, names: set[str]) -> None:
+    if odd := names ^ set(drawn.places):
+        raise ValueError(f"{drawn.title}: states without a place, or places without a state: {sorted(odd)}")
+    known = {(before.name, after.name) for before, after, _ in drawn.arrows}
+    if odd_lines := set(drawn.bends) - known:
+        raise ValueError(f"{drawn.title}: bends of lines that are not there: {sorted(odd_lines)}")
+
+
+def _box(name: str, at: tuple[int, int]) -> Box:
+    return Box(Point(*at), 22 + 8.6 * len(name), _HEIGHT)
+
+
+def _of_request() -> Iterator[Arrow]:
+    for event, (before, after) in REQUEST.items():
+        yield before, after, event
+
+
+TABLES: Final[dict[str, Any]] = {
+    "states-of-a-request": Drawn(
+        "The states of a request",
+        tuple(_of_request()),
+        (560, 190),
+        {"NEW": (60, 60), "QUEUED": (230, 60), "RUNNING": (460, 60), "FINISHED": (345, 150)},
+        {("QUEUED", "RUNNING"): (-13, 0.5), ("RUNNING", "QUEUED"): (-13, 0.5)},
+    ),
+    "states-of-an-instance": Drawn(
+        "The states of an instance, that is of a worker process and those that come in its place",
+        tuple(INSTANCE.arrows()),
+        (560, 400),
+        {
+            "DOWN": (115, 50), "LOADING": (290, 50), "READY": (480, 50),
+            "FENCED": (115, 210), "WAITING": (290, 210), "STOPPING": (480, 210), "STOPPED": (290, 350),
+        },
+        {
+            ("DOWN", "WAITING"): (-14, 0.55), ("WAITING", "DOWN"): (-14, 0.45),
+            ("DOWN", "FENCED"): (-13, 0.6), ("FENCED", "DOWN"): (-13, 0.6),
+            ("DOWN", "STOPPED"): (-150, 0.7), ("LOADING", "STOPPING"): (0, 0.72),
+            ("READY", "WAITING"): (0, 0.72),
+        },
+    ),
+    "states-of-the-server": Drawn(
+        "The states of the server",
+        tuple(SERVER.arrows()),
+        (560, 190),
+        {
+            "STOPPED": (75, 140), "STARTING": (75, 50), "SERVING": (260, 50), "DRAINING": (450, 50),
+            "STOPPING": (350, 140),
+        },
+        {("STARTING", "STOPPED"): (-14, 0.5), ("STOPPED", "STARTING"): (-14, 0.5)},
+    ),
+    "states-of-a-door": Drawn(
+        "The states of a door",
+        tuple(DOOR.arrows()),
+        (560, 190),
+        {"DOWN": (60, 50), "STARTING": (220, 50), "UP": (390, 50), "ENDING": (390, 140), "ENDED": (130, 140)},
+        {("DOWN", "STARTING"): (0, 0.5), ("STARTING", "DOWN"): (-16, 0.5), ("UP", "DOWN"): (34, 0.5)},
+    ),
+    "states-of-a-gpu": Drawn(
+        "The states of a GPU, as far as is known",
+        tuple(GPU.arrows()),
+        (560, 190),
+        {"HEALTHY": (90, 50), "SUSPECT": (440, 50), "LOST": (265, 145)},
+        {
+            ("HEALTHY", "SUSPECT"): (-13, 0.5), ("SUSPECT", "HEALTHY"): (-13, 0.5),
+            ("HEALTHY", "LOST"): (-14, 0.5), ("LOST", "HEALTHY"): (-14, 0.5),
+        },
+    ),
+}  # fmt: skip
