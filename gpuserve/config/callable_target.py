@@ -71,8 +71,15 @@ def load_callable(
     """
     base_dir = os.getcwd()
     overrides = _overrides(flags)
-    model = _of_python_file(target, base_dir) if is_python_file(target) else _named(target)
+    model = entry_of(target, base_dir)
     return load_data({"models": [model]}, target, base_dir, environ, [*overrides, *server])
+
+
+def entry_of(target: str, base_dir: str) -> dict[str, Any]:
+    """The entry of a config file that a callable's path means, with what it says of itself where it had to be
+    asked. ConfigProblems: the file does not say which callable is meant.
+    """
+    return _of_python_file(target, base_dir) if is_python_file(target) else _named(target)
 
 
 def _named(target: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, Unpack
 
 from gpuserve.api.pickling import described, pickled_source
 from gpuserve.api.server import Server
-from gpuserve.config.callable_target import is_model_file
+from gpuserve.config.callable_target import entry_of, is_callable_path
 from gpuserve.config.load import Configuration, load_data
 from gpuserve.config.messages import ConfigProblems
 from gpuserve.declare.spec import ModelSpec, check_model_name
@@ -47,10 +47,13 @@ def models_of(
         named: Mapping[str, Any] = target
     elif callable(target):
         named = {name_of(target): target}
+    elif not isinstance(target, Server) and is_callable_path(os.fspath(target)):
+        configuration = _at_path(os.fspath(target), kwargs, declared)
+        return configuration.settings, configuration.models
+    elif kwargs or declared:
+        given = ", ".join([*(["kwargs"] if kwargs else []), *declared])
+        raise WrongCall(f"{given}: expected with a callable alone, given with {target}")
     else:
-        if kwargs or declared:
-            given = ", ".join([*(["kwargs"] if kwargs else []), *declared])
-            raise WrongCall(f"{given}: expected with a callable alone, given with {target}")
         return _whole(target)
     specs = [callable_spec(one, name, kwargs, declared, pickled=pickled) for name, one in named.items()]
     return ServerSettings(), tuple(specs)
@@ -76,8 +79,7 @@ def callable_spec(
 ) -> ModelSpec:
     """The model of an inference callable; raises as ``open_callable``."""
     said = declaration(target, name, kwargs)
-    given = {key: plain_tensors(one, key, name) if key in _TENSORS else one for key, one in declared.items()}
-    entry = {"name": name, "callable": "the.test:callable", **said, **given}
+    entry = {"name": name, "callable": "the.test:callable", **said, **_plain(declared, name)}
     missing = [key for key in _TENSORS if key not in entry and not entry.get("openai")]
     if missing:
         raise BindError(
@@ -180,6 +182,19 @@ def _run(
 # ---- paths and servers --------------------------------------------------------------------------
 
 
+def _plain(declared: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What was declared in a test, as a file has it."""
+    return {key: plain_tensors(one, key, name) if key in _TENSORS else one for key, one in declared.items()}
+
+
+def _at_path(target: str, kwargs: Mapping[str, Any], declared: Mapping[str, Any]) -> Configuration:
+    """The configuration of a callable or a model file that is named by its path. Raises ConfigProblems."""
+    given = {"kwargs": dict(kwargs)} if kwargs else {}
+    entry = entry_of(target, os.getcwd())
+    model = {**entry, **given, **_plain(declared, entry["name"])}
+    return load_data({"models": [model]}, target, os.getcwd(), os.environ)
+
+
 def _whole(target: Server | str | PathLike[str]) -> tuple[ServerSettings, tuple[ModelSpec, ...]]:
     if isinstance(target, Server):
         return target.settings, target.declared
@@ -190,7 +205,7 @@ def _whole(target: Server | str | PathLike[str]) -> tuple[ServerSettings, tuple[
 
 
 def _configuration(path: str) -> Configuration:
-    is_one_model = os.path.isdir(path) and not is_model_file(path) and _is_model_folder(path)
+    is_one_model = os.path.isdir(path) and _is_model_folder(path)
     return _model_folder(os.path.abspath(path)) if is_one_model else load_target(path, os.environ)
 
 
