@@ -25,8 +25,8 @@ MODEL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 MAX_CONCURRENCY: Final = 4096
 #: Instances of one model that may be declared at once.
 MAX_INSTANCES: Final = 256
-#: Triton's own level is 32 bits wide.
-MAX_PRIORITY_LEVELS: Final = (1 << 32) - 1
+#: Triton's own level is 64 bits wide.
+MAX_PRIORITY_LEVELS: Final = (1 << 64) - 1
 #: What ``on_unrecoverable`` may say.
 SHUTDOWN: Final = "shutdown"
 RESTART_WORKER: Final = "restart_worker"

@@ -138,7 +138,10 @@ def test_a_model_without_a_batcher_has_no_priorities() -> None:
         ),
         ({"default_priority_level": 1}, "Provide the `priority_levels` for a `default_priority_level`"),
         ({"priority_levels": -1}, "priority_levels must be an integer of at least 0, got -1"),
-        ({"priority_levels": 1 << 32}, "priority_levels must be at most 4294967295, got 4294967296"),
+        (
+            {"priority_levels": 1 << 64},
+            "priority_levels must be at most 18446744073709551615, got 18446744073709551616",
+        ),
         ({"priority_levels": "2"}, "priority_levels must be an integer of at least 0, got '2'"),
         (
             {"priority_queue_policy": {1: QueuePolicy()}},

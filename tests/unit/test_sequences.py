@@ -276,20 +276,25 @@ def test_time_in_the_backlog_is_over_for_the_whole_sequence() -> None:
     assert model.next() is None
     assert model.expired() == late
     reasons = [one.removal_reason for one in late]
-    assert reasons == [RemovalReason.LATE, RemovalReason.LATE_IN_BACKLOG]
+    assert reasons == [RemovalReason.LATE_IN_BACKLOG, RemovalReason.LATE_IN_BACKLOG]
     assert (model.count("expired"), model.count("cancelled")) == (1, 1)
 
 
-def test_time_in_the_queue_is_over() -> None:
+def test_a_sequence_with_a_seat_takes_the_time_that_it_needs() -> None:
+    """As in Triton: a part left out would change what comes after it."""
     model = Sequenced()
-    model.submit("a", "s")
+    model.submit("a", "s", timeout_us=50)
     batch = model.must_next()
-    late, rest = model.submit("a", timeout_us=50), model.submit("a")
-    model.at_us = 50
-    assert model.expired() == [late, rest]
-    assert (late.removal_reason, rest.removal_reason) == (RemovalReason.LATE, RemovalReason.CANCELLED)
+    model.submit("a", timeout_us=50)
+    model.submit("a", timeout_us=70)
+    model.at_us = 60
+    assert model.expired() == []
+    for _ in range(2):
+        model.scheduler.complete(batch.batch_id)
+        batch = model.must_next()
+        assert batch.requests[0].deadline is None
     model.scheduler.complete(batch.batch_id)
-    assert model.count("finished") == 1
+    assert (model.count("finished"), model.count("expired")) == (3, 0)
 
 
 def test_what_had_begun_is_lost_with_its_instance() -> None:

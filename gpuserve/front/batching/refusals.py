@@ -84,7 +84,7 @@ def taken_out(model: str, sequence: int | str, reason: RemovalReason) -> Request
         return Unavailable(
             f"timeout of the corresponding sequence has been expired: {of} was still waiting for a slot"
         )
-    return Cancelled(f"{of} has ended, because another request of it was cancelled or ran out of time")
+    return Cancelled(f"{of} has ended, because another request of it was cancelled")
 
 
 def sequence_lost(model: str, sequence: int | str) -> RequestError:

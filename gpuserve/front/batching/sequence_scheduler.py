@@ -118,7 +118,8 @@ class SequenceScheduler(Scheduler):
     # ---- requests -------------------------------------------------------------------------
 
     def submit(self, request: QueuedRequest, now: float) -> None:
-        """Queue a new request of a sequence. Its ``timeout_s`` becomes the time that it may wait. Raises
+        """Queue a new request of a sequence. Its ``timeout_s`` becomes how long its sequence may wait for a
+        seat, as in Triton: a part that was left out later on would change what comes after it. Raises
         InvalidArgument: it is no start, and its sequence is not there or has been given its end; Unavailable:
         it is no start, and its sequence was lost with its instance or its front; Unavailable, QueueFull,
         DeadlineExceeded, IllegalTransition: as ``ModelScheduler.submit``.
@@ -204,13 +205,13 @@ class SequenceScheduler(Scheduler):
         """The requests that were taken out, or are late, each with its ``removal_reason``."""
         self._drop_idle(now)
         while (request := self._queue.first_due(now)) is not None:
-            others = RemovalReason.CANCELLED
-            if self._sequence_of(request).state is SequenceState.BACKLOG:
-                others = RemovalReason.LATE_IN_BACKLOG
-            request.removal_reason = RemovalReason.LATE
+            if self._sequence_of(request).state is not SequenceState.BACKLOG:
+                self._queue.lift_deadline(request)
+                continue
+            request.removal_reason = RemovalReason.LATE_IN_BACKLOG
             self._removed.append(request)
             self._counts.expired += 1
-            self._take_out(request, "expire", others)
+            self._take_out(request, "expire", RemovalReason.LATE_IN_BACKLOG)
         removed, self._removed = self._removed, []
         return removed
 
@@ -251,6 +252,8 @@ class SequenceScheduler(Scheduler):
     def _dispatch(self, place: SequenceInstance, requests: list[QueuedRequest]) -> Batch:
         seats = []
         for request in requests:
+            if request.deadline is not None:
+                self._queue.lift_deadline(request)
             sequence = self._sequence_of(request)
             sequence.dispatch()
             del place.ready[sequence]

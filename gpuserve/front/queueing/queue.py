@@ -253,6 +253,11 @@ class WaitingRoom:
         advance((request,), event)
         self._uncount((request,))
 
+    def lift_deadline(self, request: QueuedRequest) -> None:
+        """Let a queued request that has a deadline wait, and run, for as long as it takes."""
+        self._deadlines.discard(request)
+        request.deadline = None
+
     def first_due(self, now: float) -> QueuedRequest | None:
         """A request whose time is over at ``now``; nothing may run before it was taken out."""
         return self._deadlines.first_due(now) if self.next_due() <= now else None

@@ -206,14 +206,14 @@ class SequenceCheck(ModelCheck):
         """As ``ModelCheck.check``; besides, the request must name its sequence and have one row."""
         if request.sequence is None:
             raise InvalidArgument(
-                f"{_prefix(request)}inference request to model '{self._name}' must specify a non-zero or "
+                f"inference request to model '{self._name}' must specify a non-zero or "
                 "non-empty correlation ID"
             )
         checked = super().check(request)
         if checked.rows != 1:
             raise InvalidArgument(
-                f"{_prefix(request)}inference request to model '{self._name}' must specify batch-size 1 due "
-                f"to requirements of sequence batcher, got {checked.rows}"
+                f"inference request to model '{self._name}' must specify batch-size 1 due to requirements of "
+                f"sequence batcher, got {checked.rows}"
             )
         if self._control is not None:
             self._check_id(self._control, request.sequence)
